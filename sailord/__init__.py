@@ -1,0 +1,1 @@
+"""The controller: it decides what the cluster should do next and offers the command line."""
