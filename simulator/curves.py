@@ -1,0 +1,113 @@
+"""How long messages take on a link: curves of time over message size, measured or computed."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_LATENCY_S = 20e-6
+"""Least time of a message that is smaller than any measured one (a kernel launch and a hop)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds that ``flows`` equal transfers take together, by the size of one of them.
+
+    Between the measured sizes the time is interpolated linearly, as start-up plus transfer:
+    bandwidth interpolated instead would make some larger messages faster than smaller ones.
+    """
+
+    flows: int
+    sizes_bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    polynomial: tuple[float, float, float] | None = None
+    """GB/s as a quadratic of log2(MB), unclamped; only the ``paper`` estimator reads it."""
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, bytes_each: float) -> float:
+        """Seconds until all the flows have carried ``bytes_each``."""
+        sizes, seconds = self.sizes_bytes, self.seconds
+        if bytes_each <= 0:
+            return 0.0
+        if bytes_each <= sizes[0]:
+            return max(min(_LATENCY_S, seconds[0]), seconds[0] * bytes_each / sizes[0])
+        if bytes_each >= sizes[-1]:
+            return seconds[-1] * bytes_each / sizes[-1]
+        right = bisect.bisect_left(sizes, bytes_each)
+        share = (bytes_each - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
+
+    def polynomial_bytes_per_s(self, bytes_each: float) -> float:
+        """Bandwidth by the raw polynomial, which may be zero or negative."""
+        assert self.polynomial is not None
+        x = math.log2(bytes_each / 1e6)
+        square, linear, constant = self.polynomial
+        return (square * x * x + linear * x + constant) * 1e9
+
+
+def curve_from_bandwidths(
+    flows: int,
+    *,
+    sizes_bytes: tuple[float, ...],
+    bytes_per_s: tuple[float, ...],
+    polynomial: tuple[float, float, float] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Curve:
+    """Turn aggregate bandwidths at growing sizes into a curve whose time never falls."""
+    seconds: list[float] = []
+    for size, bandwidth in zip(sizes_bytes, bytes_per_s, strict=True):
+        seconds.append(max([flows * size / bandwidth, *seconds[-1:]]))
+    return Curve(flows, sizes_bytes, tuple(seconds), polynomial, notes)
+
+
+def repaired(curves: Mapping[int, Curve]) -> dict[int, Curve]:
+    """Make the curves of one link consistent over the number of concurrent flows.
+
+    Two facts hold on any link: more flows carry no less in sum than fewer do, and a flow that
+    has the link to itself is no slower than one that shares it. A measurement that breaks one
+    of them (a copied value, a misconfigured run) is replaced by the bound, with a note.
+    """
+    counts = sorted(curves)
+    fixed = dict(curves)
+    for fewer, more in zip(counts, counts[1:], strict=False):
+        # In sum no less: seconds(more) <= seconds(fewer) * more / fewer.
+        fixed[more] = _capped(
+            fixed[more], fixed[fewer], more / fewer, f"{more} flows carried less than {fewer}"
+        )
+    for fewer, more in zip(reversed(counts[:-1]), reversed(counts[1:]), strict=True):
+        fixed[fewer] = _capped(
+            fixed[fewer], fixed[more], 1.0, f"{fewer} flows were slower than {more}"
+        )
+    return fixed
+
+
+def _capped(curve: Curve, bound: Curve, factor: float, note: str) -> Curve:
+    limits = [bound(size) * factor for size in curve.sizes_bytes]
+    if all(own <= limit for own, limit in zip(curve.seconds, limits, strict=True)):
+        return curve
+    gross = any(own > 1.5 * limit for own, limit in zip(curve.seconds, limits, strict=True))
+    return Curve(
+        curve.flows,
+        curve.sizes_bytes,
+        tuple(min(pair) for pair in zip(curve.seconds, limits, strict=True)),
+        curve.polynomial,
+        (*curve.notes, note) if gross else curve.notes,
+    )
+
+
+def at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: float) -> float:
+    """Seconds for any number of concurrent flows, from the counts that were measured.
+
+    Between and beyond the measured counts the link carries in sum what the next smaller
+    measured count carries: a statement that is never too optimistic.
+    """
+    if flows in curves:
+        return curves[flows](bytes_each)
+    below = [count for count in curves if count < flows]
+    if below:
+        count = max(below)
+        return curves[count](bytes_each) * flows / count
+    # Fewer flows than were ever measured: each is at least as fast as when sharing.
+    return curves[min(curves)](bytes_each)

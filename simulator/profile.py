@@ -1,0 +1,204 @@
+"""A profile: what was measured of a model's layers on real GPUs, and how it is read from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import Problems
+
+Row = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one micro batch per layer, on ``tp`` GPUs of one kind in one machine."""
+
+    forward_s: Row
+    backward_s: Row
+    optimizer_s: float
+    """The optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Counts per layer and TP rank, for one sequence."""
+
+    parameters: tuple[int, ...]
+    output_elements: tuple[int, ...]
+    kept_elements: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """Measured times and sizes of one model; its layers are embedding, blocks, head."""
+
+    name: str
+    sequence: int
+    precision: str
+    layer_names: tuple[str, ...]
+    timings: Mapping[tuple[str, int, int], Timing]
+    """By (GPU kind, TP degree, micro batch)."""
+    sizes: Mapping[int, LayerSizes]
+    """By TP degree."""
+    optimizer_parameters: Mapping[int, int]
+    """Parameters per TP rank of the model whose optimizer step was timed, by TP degree."""
+    config: Mapping[str, Any]
+
+    def micro_batches(self, gpu: str, tp: int) -> list[int]:
+        """Micro batches that were measured on this GPU kind at this TP degree."""
+        return sorted(b for kind, degree, b in self.timings if (kind, degree) == (gpu, tp))
+
+    def degrees(self, gpu: str) -> list[int]:
+        """TP degrees that were measured on this GPU kind."""
+        return sorted({degree for kind, degree, _ in self.timings if kind == gpu})
+
+    def gpus(self) -> list[str]:
+        return sorted({kind for kind, _, _ in self.timings})
+
+
+def profile_from_json(raw: Mapping[str, Any], *, place: str) -> Profile:
+    """Read a profile, with every mistake in it reported at once."""
+    problems = Problems()
+    reader = _Reader(raw, place, problems)
+    profile = reader.profile()
+    problems.raise_if_any()
+    assert profile is not None
+    return profile
+
+
+class _Reader:
+    """Walks one profile document and collects what is wrong with it."""
+
+    def __init__(self, raw: Mapping[str, Any], place: str, problems: Problems) -> None:
+        self.raw, self.place, self.problems = raw, place, problems
+        self.merge_tail = False
+
+    def profile(self) -> Profile | None:
+        raw = self.raw
+        for key in ("model", "config", "layers", "timing", "memory_per_layer"):
+            if key not in raw:
+                self.problems.add(
+                    self.place, f'the key "{key}" is missing', "see docs/formats.md, profiles"
+                )
+        if self.problems.found:
+            return None
+        names = raw["layers"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self.problems.add(f"{self.place}: layers", "must be a list of names")
+            return None
+        config = raw["config"]
+        # Some profiles time the final norm apart from the head; for us it belongs to the head.
+        self.merge_tail = len(names) == int(config.get("transformer_layers", 0)) + 3
+        sizes = self._sizes(len(names))
+        timings = self._timings(len(names))
+        if not timings and not self.problems.found:
+            self.problems.add(f"{self.place}: timing", "holds no measurement")
+        if self.problems.found:
+            return None
+        return Profile(
+            name=str(raw["model"]),
+            sequence=int(config["seq_len"]),
+            precision=str(raw.get("precision", "fp32")),
+            layer_names=(*names[:-2], names[-1]) if self.merge_tail else tuple(names),
+            timings=timings,
+            sizes=sizes,
+            optimizer_parameters={
+                _degree(key): int(value)
+                for key, value in raw.get("optimizer_profile_model_params", {}).items()
+            },
+            config=config,
+        )
+
+    def _numbers(self, where: str, value: Any, count: int) -> list[float] | None:
+        if not isinstance(value, list) or len(value) != count:
+            self.problems.add(where, f"must be a list of {count} numbers, one per layer")
+            return None
+        bad = [
+            index
+            for index, item in enumerate(value)
+            if isinstance(item, bool)
+            or not isinstance(item, int | float)
+            or not np.isfinite(item)
+            or item < 0
+        ]
+        if bad:
+            self.problems.add(
+                f"{where}[{bad[0]}]",
+                f"must be a number that is zero or more, not {value[bad[0]]!r}",
+                "measure it again; a missing number is never counted as 0",
+            )
+            return None
+        return [float(item) for item in value]
+
+    def _sizes(self, count: int) -> dict[int, LayerSizes]:
+        sizes = {}
+        for key, table in self.raw["memory_per_layer"].items():
+            where = f"{self.place}: memory_per_layer.{key}"
+            rows = [
+                self._numbers(f"{where}.{name}", table.get(name), count)
+                for name in ("params_floats", "act_output_floats", "act_mem_floats")
+            ]
+            parameters, outputs, kept = rows
+            if parameters is None or outputs is None or kept is None:
+                continue
+            if self.merge_tail:
+                parameters = [*parameters[:-2], parameters[-2] + parameters[-1]]
+                kept = [*kept[:-2], kept[-2] + kept[-1]]
+                outputs = [*outputs[:-2], outputs[-1]]
+            sizes[_degree(key)] = LayerSizes(_integers(parameters), _integers(outputs), _integers(kept))
+        return sizes
+
+    def _timings(self, count: int) -> dict[tuple[str, int, int], Timing]:
+        timings = {}
+        flagged = self._flags()
+        for gpu, by_degree in self.raw["timing"].items():
+            for degree, by_batch in by_degree.items():
+                for batch, entry in by_batch.items():
+                    if entry.get("fwd_s") is None:
+                        continue  # Tried and ran out of memory: no measurement.
+                    where = f"{self.place}: timing.{gpu}.{degree}.{batch}"
+                    forward = self._numbers(f"{where}.fwd_s", entry["fwd_s"], count)
+                    backward = self._numbers(f"{where}.bwd_s", entry.get("bwd_s"), count)
+                    step = self._numbers(
+                        f"{where}.optimizer_step_s", [entry.get("optimizer_step_s")], 1
+                    )
+                    if forward is None or backward is None or step is None:
+                        continue
+                    if self.merge_tail:
+                        forward = [*forward[:-2], forward[-2] + forward[-1]]
+                        backward = [*backward[:-2], backward[-2] + backward[-1]]
+                    notes = tuple(
+                        f"{gpu} {degree} {batch}: {note}"
+                        for kind, words, note in flagged
+                        if kind == gpu and degree in words and batch in words
+                    )
+                    timings[gpu, _degree(degree), _degree(batch)] = Timing(
+                        np.array(forward), np.array(backward), step[0], notes
+                    )
+        return timings
+
+    def _flags(self) -> list[tuple[str, set[str], str]]:
+        """Doubts that the file itself states: (GPU kind, the words of where, the doubt)."""
+        return [
+            (
+                str(flag.get("gpu", "")),
+                set(str(flag.get("where", "")).replace(",", " ").replace("/", " ").split()),
+                str(flag.get("flag", "doubtful")).replace("_", " "),
+            )
+            for flag in self.raw.get("flags", [])
+        ]
+
+
+def _degree(key: str) -> int:
+    """The number in a key such as ``tp4`` or ``mbs8``."""
+    return int("".join(character for character in key if character.isdigit()))
+
+
+def _integers(values: list[float]) -> tuple[int, ...]:
+    return tuple(round(value) for value in values)
