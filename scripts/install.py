@@ -42,7 +42,8 @@ def main(stamp: Path) -> None:
 
 
 def _create() -> None:
-    if (VENV / "bin" / "python").exists():
+    # pip is the last thing that an environment gets, so without it one is half made.
+    if (VENV / "bin" / "python").exists() and (VENV / "bin" / "pip").exists():
         return
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=False)
     if made.returncode != 0:
