@@ -1,0 +1,229 @@
+"""When a pipeline's devices work and wait: 1F1B for many pipelines at once, as vectors.
+
+A schedule with fixed durations is a max-plus system: every start is the largest of a few earlier
+ends. 1F1B is solved here in slots. In slot ``t`` stage ``s`` runs forward ``(t - s) / 2`` if that
+is a whole number, else backward ``(t + s + 1) / 2 - S``; whatever a pass needs was made one slot
+before, so one slot of all stages of all pipelines is a handful of vector operations. Once the
+pattern repeats (two states that differ by one constant), the rounds left are skipped: a max-plus
+system that has shifted by a constant goes on doing so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.platform import Messaging
+
+Grid = NDArray[np.float64]
+"""Seconds by [stage, pipeline]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Durations:
+    """What each pass and message takes; every array is [stage, pipeline].
+
+    ``activation`` is the transfer from a stage to the next (the last row is not used),
+    ``gradient`` the one to the stage before (the first row is not used). The other four are
+    times during which a device is held up by taking in or handing out a message.
+    """
+
+    forward: Grid
+    backward: Grid
+    activation: Grid
+    gradient: Grid
+    receive_activation: Grid
+    receive_gradient: Grid
+    send_activation: Grid
+    send_gradient: Grid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """When each device ends its passes; every array is [stage, pipeline]."""
+
+    last_backward_end: Grid
+    free: Grid
+    """When the device has nothing left to do for the pipeline, sends included."""
+
+
+_REPEATS = 1e-12
+"""Relative difference below which two shifts of the schedule count as the same."""
+
+
+def run_1f1b(durations: Durations, *, micro_batches: int, messaging: Messaging) -> Finish:
+    """Finish times of pipelines that have the same number of stages and of micro batches."""
+    if messaging == "lockstep":
+        return _Lockstep(durations, micro_batches).run()
+    return _Eager(_folded(durations, messaging), micro_batches).run(
+        tail=durations.send_gradient
+        + (durations.gradient if messaging == "blocking" else 0.0)
+    )
+
+
+def _folded(durations: Durations, messaging: Messaging) -> Durations:
+    """Count what holds up a device as part of its passes; blocking transfers hold it up too."""
+    blocking = messaging == "blocking"
+    zero = np.zeros_like(durations.forward)
+    forward = durations.receive_activation + durations.forward + durations.send_activation
+    backward = durations.receive_gradient + durations.backward + durations.send_gradient
+    return Durations(
+        forward=forward + durations.activation if blocking else forward,
+        backward=backward + durations.gradient if blocking else backward,
+        activation=zero if blocking else durations.activation,
+        gradient=zero if blocking else durations.gradient,
+        receive_activation=zero,
+        receive_gradient=zero,
+        send_activation=zero,
+        send_gradient=zero,
+    )
+
+
+class _Slots:
+    """The state of a 1F1B schedule, moved on slot by slot."""
+
+    def __init__(self, durations: Durations, micro_batches: int) -> None:
+        self.times = durations
+        self.micro_batches = micro_batches
+        self.stages, pipelines = durations.forward.shape
+        self.free = np.zeros((self.stages, pipelines))
+        # Row s: when the newest activation for stage s is there, and its channel free again.
+        self.activation_at = np.zeros((self.stages + 1, pipelines))
+        # Row s + 1: when the newest gradient for stage s is there; stage s fills row s.
+        self.gradient_at = np.zeros((self.stages + 1, pipelines))
+
+    def forwards(self, slot: int) -> slice | None:
+        """The stages that run a forward in this slot."""
+        return self._stages(max(0, slot - 2 * (self.micro_batches - 1)), slot, slot)
+
+    def backwards(self, slot: int) -> slice | None:
+        """The stages that run a backward in this slot."""
+        first = 2 * self.stages - 1 - slot
+        return self._stages(max(0, first), first + 2 * (self.micro_batches - 1), slot + 1)
+
+    def _stages(self, low: int, high: int, parity: int) -> slice | None:
+        low += (low - parity) % 2
+        high = min(high, self.stages - 1)
+        return slice(low, high + 1, 2) if low <= high else None
+
+    def run_slots(self, last_slot: int) -> None:
+        """Run all the slots, jumping over the rounds that only repeat."""
+        steady_from, steady_to = 2 * self.stages, 2 * (self.micro_batches - 1)
+        mark_slot, next_mark = -1, 0
+        mark = self.free
+        slot = 0
+        while slot <= last_slot:
+            self.step(slot)
+            slot += 1
+            if slot % 2 or not steady_from <= slot <= steady_to:
+                continue
+            # Brent's way to find a cycle: compare with a mark that moves ever more rarely.
+            if mark_slot >= 0:
+                shift = self.free - mark
+                if self._is_uniform(shift) and self._state_shifted(mark_state, shift[0]):
+                    period = slot - mark_slot
+                    times = (steady_to - slot) // period
+                    jump = shift[0] * times
+                    self.free += jump
+                    self.activation_at[1:] += jump
+                    self.gradient_at[:-1] += jump
+                    slot += period * times
+                    steady_to = -1
+                    continue
+            if slot >= next_mark:
+                mark_slot, next_mark = slot, slot + max(2, slot - steady_from)
+                mark = self.free.copy()
+                mark_state = (self.activation_at.copy(), self.gradient_at.copy())
+
+    def _is_uniform(self, shift: Grid) -> bool:
+        spread = shift.max(axis=0) - shift.min(axis=0)
+        return bool((spread <= _REPEATS * self.free[0]).all())
+
+    def _state_shifted(self, mark: tuple[Grid, Grid], shift: NDArray[np.float64]) -> bool:
+        allowed = _REPEATS * self.free[0]
+        return bool(
+            (np.abs(self.activation_at[1:-1] - mark[0][1:-1] - shift) <= allowed).all()
+            and (np.abs(self.gradient_at[1:-1] - mark[1][1:-1] - shift) <= allowed).all()
+        )
+
+    def step(self, slot: int) -> None:
+        raise NotImplementedError
+
+
+class _Eager(_Slots):
+    """Messages leave at the end of the pass that made them."""
+
+    def step(self, slot: int) -> None:
+        times, free = self.times, self.free
+        forwards, backwards = self.forwards(slot), self.backwards(slot)
+        if forwards is not None:
+            # Both reads come before any write of this slot, so their order is free.
+            end = np.maximum(free[forwards], self.activation_at[forwards])
+            end += times.forward[forwards]
+            free[forwards] = end
+            following = slice(forwards.start + 1, forwards.stop + 1, 2)
+            arrival = np.maximum(end, self.activation_at[following])
+            arrival += times.activation[forwards]
+            self.activation_at[following] = arrival
+        if backwards is not None:
+            following = slice(backwards.start + 1, backwards.stop + 1, 2)
+            end = np.maximum(free[backwards], self.gradient_at[following])
+            end += times.backward[backwards]
+            free[backwards] = end
+            arrival = np.maximum(end, self.gradient_at[backwards])
+            arrival += times.gradient[backwards]
+            self.gradient_at[backwards] = arrival
+
+    def run(self, *, tail: Grid) -> Finish:
+        self.run_slots(2 * (self.micro_batches + self.stages - 1) - 1)
+        return Finish(self.free - tail, self.free)
+
+
+class _Lockstep(_Slots):
+    """DeepSpeed's order: in a slot, gradients go back first, then activations forward."""
+
+    def __init__(self, durations: Durations, micro_batches: int) -> None:
+        super().__init__(durations, micro_batches)
+        self.last_backward_end = np.zeros_like(self.free)
+
+    def step(self, slot: int) -> None:
+        times, free = self.times, self.free
+        backwards = self.backwards(slot)
+        self._send_gradients(self.backwards(slot - 1))
+        if backwards is not None:
+            following = slice(backwards.start + 1, backwards.stop + 1, 2)
+            np.maximum(free[backwards], self.gradient_at[following], out=free[backwards])
+            free[backwards] += times.receive_gradient[backwards]
+        self._send_activations(self.forwards(slot - 1) if slot else None)
+        if backwards is not None:
+            free[backwards] += times.backward[backwards]
+            last = 2 * (self.micro_batches + self.stages - 1) - 1 - slot
+            if 0 <= last < self.stages:
+                self.last_backward_end[last] = free[last]
+        forwards = self.forwards(slot)
+        if forwards is not None:
+            np.maximum(free[forwards], self.activation_at[forwards], out=free[forwards])
+            free[forwards] += times.receive_activation[forwards] + times.forward[forwards]
+
+    def _send_gradients(self, stages: slice | None) -> None:
+        if stages is None:
+            return
+        times, free = self.times, self.free
+        free[stages] += times.send_gradient[stages]
+        arrival = np.maximum(free[stages], self.gradient_at[stages])
+        self.gradient_at[stages] = arrival + times.gradient[stages]
+
+    def _send_activations(self, stages: slice | None) -> None:
+        if stages is None:
+            return
+        times, free = self.times, self.free
+        following = slice(stages.start + 1, stages.stop + 1, 2)
+        free[stages] += times.send_activation[stages]
+        arrival = np.maximum(free[stages], self.activation_at[following])
+        self.activation_at[following] = arrival + times.activation[stages]
+
+    def run(self) -> Finish:
+        self.run_slots(2 * (self.micro_batches + self.stages - 1))
+        return Finish(self.last_backward_end, self.free)

@@ -1,0 +1,86 @@
+"""In which order each device of a pipeline works: 1F1B, GPipe and interleaved 1F1B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.plan import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One forward or backward of one micro batch through one stage."""
+
+    kind: str
+    """``"F"`` or ``"B"``."""
+    stage: int
+    micro_batch: int
+
+
+def device_orders(
+    schedule: Schedule, *, stages: int, micro_batches: int, virtual_stages: int = 1
+) -> list[list[Op]]:
+    """Per device group, the forwards and backwards in the order in which it runs them."""
+    if schedule == "interleaved":
+        devices = stages // virtual_stages
+        return [
+            _interleaved(device, devices, virtual_stages, micro_batches)
+            for device in range(devices)
+        ]
+    warm_up = {
+        "1f1b": lambda stage: min(stages - 1 - stage, micro_batches),
+        "gpipe": lambda _stage: micro_batches,
+    }[schedule]
+    return [
+        _alternating(
+            [Op("F", stage, m) for m in range(micro_batches)],
+            [Op("B", stage, m) for m in range(micro_batches)],
+            warm_up(stage),
+        )
+        for stage in range(stages)
+    ]
+
+
+def _alternating(forwards: list[Op], backwards: list[Op], warm_up: int) -> list[Op]:
+    """Some forwards first, then one forward and one backward in turn, then the backwards left."""
+    order = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        order += [forward, backward]
+    return order + backwards[len(forwards) - warm_up :]
+
+
+def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> list[Op]:
+    """Megatron's order: rounds of ``devices`` micro batches, chunk after chunk."""
+    total = micro_batches * chunks
+
+    def unit(index: int, *, backward: bool) -> Op:
+        chunk = (index % (devices * chunks)) // devices
+        if backward:
+            chunk = chunks - 1 - chunk
+        micro_batch = (index // (devices * chunks)) * devices + index % devices
+        return Op("B" if backward else "F", chunk * devices + device, micro_batch)
+
+    forwards = [unit(index, backward=False) for index in range(total)]
+    backwards = [unit(index, backward=True) for index in range(total)]
+    if micro_batches == devices:
+        warm_up = total
+    else:
+        warm_up = min((devices - device - 1) * 2 + (chunks - 1) * devices, total)
+    return _alternating(forwards, backwards, warm_up)
+
+
+def in_flight(
+    schedule: Schedule, *, stage: int, stages: int, micro_batches: int, virtual_stages: int = 1
+) -> int:
+    """Most micro batches whose activations one stage holds at once."""
+    if schedule == "gpipe":
+        return micro_batches
+    if schedule == "1f1b":
+        return min(micro_batches, stages - stage)
+    devices = stages // virtual_stages
+    held = most = 0
+    for op in _interleaved(stage % devices, devices, virtual_stages, micro_batches):
+        if op.stage == stage:
+            held += 1 if op.kind == "F" else -1
+            most = max(most, held)
+    return most
