@@ -66,9 +66,7 @@ def _pip(*arguments: str) -> None:
     environment = {**os.environ, "PIP_CONSTRAINT": CONSTRAINTS.name, "PIP_NO_INPUT": "1"}
     command = [str(VENV / "bin" / "python"), "-m", "pip", *arguments]
     if arguments[0] == "install":
-        command.append(
-            "-qq"
-        )  # Errors only: a warning about the machine's pip settings helps nobody here.
+        command.append("-qq")  # Errors only: warnings are about the machine's pip settings.
     print("+ pip", *arguments, flush=True)
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if done.returncode != 0:
