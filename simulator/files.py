@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,8 @@ class Document:
     syntax: Literal["toml", "json"] = "json"
     folder: Path = Path()
     """Paths inside the file are relative to this."""
+    flaws: tuple[Problem, ...] = ()
+    """What the syntax allows and no file of ours may hold: NaN, keys that stand twice."""
 
     def place(self, path: Where = (), *, is_table: bool = False) -> str:
         """Say where a value stands, in the words of the file's own syntax."""
@@ -71,11 +73,18 @@ def toml_place(path: Where, is_table: bool) -> str:
     return f"{toml_place(table, True)}{separator}{leaf}"
 
 
-def load_document(path: Path | str, *, name: str | None = None) -> Document:
-    """Read a file of TOML or JSON, or say everything that is wrong with it as a file."""
+def load_document(
+    path: Path | str, *, name: str | None = None, flaws_raise: bool = True
+) -> Document:
+    """Read a file of TOML or JSON, or say everything that is wrong with it as a file.
+
+    Who goes on to read the values with a ``Table`` keeps the flaws for later
+    (``flaws_raise=False``), so that all mistakes of a file are told together.
+    """
     path = Path(path)
     shown = name if name is not None else path.name or str(path)
-    return parse_document(read_bytes(path, name=shown), name=shown, folder=path.parent)
+    raw = read_bytes(path, name=shown)
+    return parse_document(raw, name=shown, folder=path.parent, flaws_raise=flaws_raise)
 
 
 def read_bytes(path: Path, *, name: str) -> bytes:
@@ -106,7 +115,9 @@ def read_bytes(path: Path, *, name: str) -> bytes:
     return raw
 
 
-def parse_document(raw: bytes, *, name: str, folder: Path = Path()) -> Document:
+def parse_document(
+    raw: bytes, *, name: str, folder: Path = Path(), flaws_raise: bool = True
+) -> Document:
     """Turn the bytes of a file into plain values."""
     text = _decode(raw, name=name)
     if not text.strip():
@@ -122,8 +133,9 @@ def parse_document(raw: bytes, *, name: str, folder: Path = Path()) -> Document:
         if len(problems.found) >= _MISTAKES_SHOWN_MAX:
             problems.add(name, "there are more mistakes of this kind")
             break
-    problems.raise_if_any()
-    return document
+    if flaws_raise:
+        problems.raise_if_any()
+    return replace(document, flaws=tuple(problems.found))
 
 
 def _decode(raw: bytes, *, name: str) -> str:

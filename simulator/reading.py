@@ -118,8 +118,10 @@ class Table:
         return key in self.values
 
     def say(self, key: str, what: str, cure: str = "") -> None:
-        """Report a mistake in the value of a key."""
-        self.problems.add(self.place_of(key), what, cure)
+        """Report a mistake in the value of a key, unless its file's reader did already."""
+        place = self.place_of(key)
+        if all(flaw.place != place for flaw in self.document.flaws):
+            self.problems.add(place, what, cure)
 
     def finish(self) -> None:
         """Report every key that no question was about."""
@@ -146,14 +148,13 @@ class Table:
         required: bool = False,
     ) -> T | None:
         """Read one value; where it is absent or wrong, give the default so that reading goes on."""
-        if key not in self:
-            if required:
-                self.say(key, "is missing")
+        if key not in self and not required:
             return default
         try:
-            return accept(self.values[key])
+            # Nothing accepts None, so that a missing key is answered with the cure of a wrong one.
+            return accept(self.values.get(key))
         except Fault as fault:
-            self.say(key, fault.what, fault.cure)
+            self.say(key, fault.what if key in self else "is missing", fault.cure)
             return default
 
     @overload
@@ -312,14 +313,15 @@ class Table:
     def _list(self, key: str, *, required: bool, what: str = "values") -> list[Any] | None:
         if key not in self:
             if required:
-                self.say(key, "is missing")
+                self.say(key, "is missing", f"give a list of {what}")
             return None
         value = self.values[key]
         if not isinstance(value, list):
-            self.say(key, f"is {shown(value)}", f"a list of {what} is expected here")
+            self.say(key, f"is {shown(value)}", f"give a list of {what}")
             return None
         if not value:
-            self.say(key, "is an empty list", "give at least one entry, or leave the key out")
+            cure = "" if required else ", or leave the key out"
+            self.say(key, "is an empty list", f"give at least one entry{cure}")
             return None
         return value
 
@@ -345,5 +347,6 @@ def moment(value: object) -> str:
 
 
 def open_table(document: Document, problems: Problems) -> Table:
-    """Start reading a file at its top."""
+    """Start reading a file at its top; what is wrong with it as a file is reported first."""
+    problems.found.extend(document.flaws)
     return Table(document.data, document, problems)

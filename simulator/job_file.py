@@ -1,0 +1,182 @@
+"""Job files: what a person wrote about a training job becomes a job, or a list of its mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from simulator.errors import Problems
+from simulator.files import Document, load_document
+from simulator.job import Checkpoint, Data, Goal, Job, Objective, Optimizer, RecomputePolicy
+from simulator.job_model import Training, read_model
+from simulator.model import PRECISIONS, Model
+from simulator.reading import Fault, Table, moment, open_table, shown, whole_number
+
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
+GOALS: tuple[Goal, ...] = get_args(Goal)
+GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
+SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
+SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
+RUNTIMES = ("sailor", "megatron-deepspeed")
+
+
+def load_job(path: Path | str) -> Job:
+    """Read a job file, and the model's file where it names one."""
+    return job_from_document(load_document(path, flaws_raise=False))
+
+
+def job_from_document(document: Document) -> Job:
+    """Read a job; a Hugging Face config or a description that it names is looked up beside it."""
+    problems = Problems()
+    top = open_table(document, problems)
+    name = _name(top.section("job"), document)
+    training = top.section("training")
+    read = _training(training)
+    model, profile = _model(top, read)
+    if model is not None:
+        _check_fit(training, model, read)
+    training.finish()
+    objective = _objective(top.section("objective"))
+    data = _data(top.section("data"))
+    checkpoint = _checkpoint(top.section("checkpoint"))
+    top.finish()
+    problems.raise_if_any()
+    assert model is not None, "a model that cannot be built has a problem"
+    return Job(
+        name=name,
+        model=model,
+        profile=profile,
+        objective=objective,
+        data=data,
+        checkpoint=checkpoint,
+        **read,
+    )
+
+
+def _name(table: Table, document: Document) -> str:
+    name = table.text("name", default=Path(document.name).stem or "job")
+    table.finish()
+    return name
+
+
+def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, str | None]:
+    table = top.table("model", required=True)
+    if table is None:
+        return None, None
+    profile = table.text("profile")
+    shaping = Training(
+        sequence=training["sequence"],
+        dropout=training["dropout"] > 0,
+        runtime=training["runtime"],
+    )
+    model = read_model(table, shaping)
+    table.finish()
+    return model, profile
+
+
+def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
+    """The model can be cut into that many pieces, and takes samples of that length."""
+    found = model.problems_with_tp(training["max_tp"], place=table.place_of("max_tp"))
+    if training["sequence"] is not None:
+        place = table.place_of("sequence")
+        found += model.problems_with_sequence(training["sequence"], place=place)
+    table.problems.found.extend(found)
+
+
+def _training(table: Table) -> dict[str, Any]:
+    """Read [training]; what comes back fits the fields of a job by name."""
+    global_batch = table.integer("global_batch", required=True)
+    micro_batches = table.integers("micro_batches")
+    _check_micro_batches(table, micro_batches, global_batch)
+    return {
+        "global_batch": global_batch,
+        "sequence": table.integer("sequence", required=True),
+        "precision": table.choice("precision", PRECISIONS, default="bf16"),
+        "optimizer": table.choice("optimizer", OPTIMIZERS, default="adamw"),
+        "recompute": table.choice("recompute", POLICIES, default="none"),
+        "max_tp": table.integer("max_tp", default=1),
+        "micro_batches": micro_batches,
+        "flash_attention": table.flag("flash_attention", default=True),
+        "zero": table.value("zero", _zero_stage, default=0),
+        "gradient_sync": table.choice("gradient_sync", GRADIENT_SYNCS, default="overlap"),
+        "steps": table.integer("steps"),
+        "learning_rate": table.number("learning_rate", default=3e-4, above=0),
+        "schedule": table.choice("schedule", SCHEDULES, default="constant"),
+        "warmup_steps": table.integer("warmup_steps", default=0, least=0),
+        "clip_norm": table.number("clip_norm", above=0),
+        "dropout": table.number("dropout", default=0.0, least=0, below=1),
+        "runtime": table.choice("runtime", RUNTIMES, default="sailor"),
+    }
+
+
+def _check_micro_batches(
+    table: Table, sizes: tuple[int, ...] | None, global_batch: int | None
+) -> None:
+    if sizes is None:
+        return
+    if len(set(sizes)) != len(sizes):
+        table.say("micro_batches", f"is {shown(list(sizes))}", "name each size once")
+    if global_batch is not None and all(global_batch % size for size in sizes):
+        table.say(
+            "micro_batches",
+            f"holds no size that divides the global batch of {global_batch}",
+            "add one that does, such as 1",
+        )
+
+
+def _zero_stage(value: Any) -> Literal[0, 1]:
+    stage = whole_number(value, 0, 3)
+    if stage > 1:
+        raise Fault(f"is {stage}", "give 0 or 1: parameters and gradients are not sharded here")
+    return 1 if stage else 0
+
+
+def _objective(table: Table) -> Objective:
+    objective = Objective(
+        goal=table.choice("goal", GOALS, default="throughput"),
+        max_usd_per_iteration=table.number("max_usd_per_iteration", above=0),
+        max_usd_per_hour=table.number("max_usd_per_hour", above=0),
+        max_usd_total=table.number("max_usd_total", above=0),
+        min_iterations_per_s=table.number("min_iterations_per_s", above=0),
+        deadline=table.value("deadline", moment),
+        max_spot_share=table.number("max_spot_share", least=0, most=1),
+    )
+    table.finish()
+    return objective
+
+
+def _data(table: Table) -> Data:
+    tokens = table.text("tokens")
+    kind = table.text("kind", default="synthetic" if tokens is None else "tokens")
+    if kind not in {"synthetic", "tokens"}:
+        table.say("kind", f"is {shown(kind)}", 'give "synthetic" or "tokens"')
+    elif kind == "tokens" and tokens is None and "tokens" not in table:
+        table.say("tokens", 'is missing, and kind is "tokens"', "name the file of tokens")
+    elif kind == "synthetic" and tokens is not None:
+        table.say("kind", 'is "synthetic" beside a file of tokens', "keep one of the two")
+    data = Data(kind=kind, seed=table.integer("seed", default=0, least=0), tokens=tokens)
+    table.finish()
+    return data
+
+
+def _checkpoint(table: Table) -> Checkpoint:
+    checkpoint = Checkpoint(
+        uri=table.text("uri"),
+        memory_every=table.value("memory_every", _interval, default="auto"),
+        persist_every=table.value("persist_every", _interval, default="auto"),
+        keep=table.integer("keep", default=3),
+        survive=table.choice("survive", SURVIVES, default="node"),
+    )
+    table.finish()
+    return checkpoint
+
+
+def _interval(value: Any) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    try:
+        return whole_number(value, 1, None)
+    except Fault:
+        raise Fault(f"is {shown(value)}", 'give a number of steps or "auto"') from None
