@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from simulator.errors import Problems
 from simulator.files import Document, load_document
 from simulator.job import Checkpoint, Data, Goal, Job, Objective, Optimizer, RecomputePolicy
-from simulator.job_model import Training, read_model
+from simulator.job_model import Training, read_model, unfit_tp
 from simulator.model import PRECISIONS, Model
 from simulator.reading import Fault, Table, moment, open_table, shown, whole_number
 
@@ -78,11 +78,13 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, str |
 
 def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
     """The model can be cut into that many pieces, and takes samples of that length."""
-    found = model.problems_with_tp(training["max_tp"], place=table.place_of("max_tp"))
+    unfit = unfit_tp(model, training["max_tp"])
+    if unfit is not None:
+        table.say("max_tp", unfit.what, unfit.cure)
     if training["sequence"] is not None:
         place = table.place_of("sequence")
-        found += model.problems_with_sequence(training["sequence"], place=place)
-    table.problems.found.extend(found)
+        found = model.problems_with_sequence(training["sequence"], place=place)
+        table.problems.found.extend(found)
 
 
 def _training(table: Table) -> dict[str, Any]:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.blocks import MEGATRON, TORCH, Kernels
-from simulator.errors import InputError
+from simulator.errors import InputError, Problem
 from simulator.families import FAMILIES, build_model, family_named
 from simulator.files import load_document
+from simulator.huggingface import model_from_config
 from simulator.model import Model
+from simulator.model_description import model_from_description
 from simulator.presets import preset
-from simulator.reading import Table
+from simulator.reading import Table, shown
 
 SOURCES = ("preset", "family", "hf_config", "description")
 NUMBERS = (
@@ -19,6 +21,7 @@ NUMBERS = (
     *("embedding_width", "activation", "tied", "bias", "qkv_bias", "norm_first"),
     *("image", "patch", "channels", "classes"),
 )
+LAYERS_MAX = 10_000
 MEGATRON_VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the TP degree."""
 
@@ -70,6 +73,8 @@ def read_model(table: Table, training: Training) -> Model | None:
     if source == "preset":
         return _attempt(table, lambda: _preset(name, training))
     if source == "family":
+        if not _layers_are_sane(table):
+            return None
         return _attempt(table, lambda: _family(name, numbers, training))
     return _from_file(table, source, name, training)
 
@@ -93,6 +98,15 @@ def _preset(name: str, training: Training) -> Model:
         pad_vocab_to=training.pad_vocab_to,
         dropout=training.dropout,
     )
+
+
+def _layers_are_sane(table: Table) -> bool:
+    """A slip of the keyboard must not cost minutes and gigabytes before it is told."""
+    layers = table.values.get("layers")
+    if isinstance(layers, int) and layers > LAYERS_MAX:
+        table.say("layers", f"is {shown(layers)}", f"give at most {LAYERS_MAX}")
+        return False
+    return True
 
 
 def _family(name: str, numbers: dict[str, object], training: Training) -> Model:
@@ -120,17 +134,17 @@ def _family(name: str, numbers: dict[str, object], training: Training) -> Model:
 
 
 def _from_file(table: Table, source: str, name: str, training: Training) -> Model | None:
-    from simulator.huggingface import (  # noqa: PLC0415
-        model_from_config,
-        model_from_description,
-    )
-
     place = table.place_of(source)
     try:
         document = load_document(table.document.folder / name, name=name)
         if source == "description":
             return model_from_description(document.data)
-        return model_from_config(document.data)
+        return model_from_config(
+            document.data,
+            kernels=training.kernels,
+            pad_vocab_to=training.pad_vocab_to,
+            dropout=training.dropout,
+        )
     except InputError as error:
         table.problems.take(error, place=f"{place}:")
         return None
@@ -144,3 +158,13 @@ def _attempt(table: Table, build: Callable[[], Model]) -> Model | None:
         for problem in error.problems:
             table.say(problem.place.removeprefix("model."), problem.what, problem.cure)
         return None
+
+
+def unfit_tp(model: Model, tp: int, *, place: str = "tp") -> Problem | None:
+    """Say in one sentence why a model cannot be cut into ``tp`` pieces, and what would do."""
+    found = model.problems_with_tp(tp)
+    if not found:
+        return None
+    fits = [str(n) for n in range(1, min(model.heads, 1024) + 1) if not model.problems_with_tp(n)]
+    cure = f"TP degrees that do are {', '.join(fits)}"
+    return Problem(place, found[0].what, cure)

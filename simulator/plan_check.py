@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 from simulator.cluster import Cluster, Pool
 from simulator.errors import InputError, Problem, Problems, nearest
 from simulator.job import Job
+from simulator.job_model import unfit_tp
 from simulator.plan import Pipeline, Place, Plan, Stage
 from simulator.plan_file import complete_plan
 
@@ -27,28 +30,21 @@ def check_plan(
     plan = complete_plan(plan, cluster)
     _check_batch(plan, job, place, problems)
     offers = _offers(cluster)
-    # Equal stages occur by the thousand in large plans; each is judged once.
-    tp_faults: dict[int, tuple[Problem, ...]] = {}
-    place_faults: dict[tuple[Place, int], Problem | None] = {}
+    unfit = _Repeated()
     for number, pipeline in enumerate(plan.pipelines):
         where = f"{place}: pipelines[{number}]"
         _check_layers(pipeline, job, where, problems)
         _check_interleaving(plan, pipeline, where, problems)
         for index, stage in enumerate(pipeline.stages):
             at = f"{where}.stages[{index}]"
-            if stage.tp not in tp_faults:
-                tp_faults[stage.tp] = _tp_faults(stage.tp, job)
-            for fault in tp_faults[stage.tp]:
-                problems.add(f"{at}.tp", fault.what, fault.cure)
             _check_recompute(stage, job, at, problems)
             _check_split(stage, plan.micro_batch_size, at, problems)
+            tp = stage.tp
+            unfit.judge(("tp", tp), at, partial(tp_problem, tp, job))
             for there, taken in _named_places(stage, at):
-                asked = (taken, stage.tp)
-                if asked not in place_faults:
-                    place_faults[asked] = _place_fault(taken, stage.tp, cluster, offers)
-                found = place_faults[asked]
-                if found is not None:
-                    problems.add(f"{there}.{found.place}", found.what, found.cure)
+                question = partial(_place_fault, taken, tp, cluster, offers)
+                unfit.judge((taken, tp), there, question)
+    unfit.report(problems)
     _check_supply(plan, cluster, offers, place, problems)
     _check_devices(plan, place, problems)
     return tuple(problems.found)
@@ -141,12 +137,40 @@ def _layer_words(first: int, end: int) -> str:
     return f"layer {first}" if end - first == 1 else f"layers {first} to {end - 1}"
 
 
-def _tp_faults(tp: int, job: Job) -> tuple[Problem, ...]:
-    faults = list(job.model.problems_with_tp(tp))
+@dataclass(slots=True)
+class _Repeated:
+    """Faults that equal stages share: judged once, and told once with the number of repeats.
+
+    A large plan has thousands of stages and a handful of kinds of them.
+    """
+
+    faults: dict[Hashable, Problem | None] = field(default_factory=dict)
+    places: dict[Hashable, list[str]] = field(default_factory=dict)
+
+    def judge(self, kind: Hashable, at: str, question: Callable[[], Problem | None]) -> None:
+        if kind not in self.faults:
+            self.faults[kind] = question()
+        if self.faults[kind] is not None:
+            self.places.setdefault(kind, []).append(at)
+
+    def report(self, problems: Problems) -> None:
+        for kind, places in self.places.items():
+            fault = self.faults[kind]
+            assert fault is not None, "only faults have places"
+            more = len(places) - 1
+            also = f" (and so in {more} more stage{'s' if more > 1 else ''})" if more else ""
+            problems.add(f"{places[0]}.{fault.place}", fault.what + also, fault.cure)
+
+
+def tp_problem(tp: int, job: Job) -> Problem | None:
+    """Say why the job's model may not be cut into ``tp`` pieces."""
+    fault = unfit_tp(job.model, tp)
+    if fault is not None:
+        return fault
     if tp > job.max_tp:
         what = f"{tp} is more than the job's largest TP degree of {job.max_tp}"
-        faults.append(Problem("", what, f"set training.max_tp = {tp} in the job, or lower tp"))
-    return tuple(faults)
+        return Problem("tp", what, f"set training.max_tp = {tp} in the job, or lower tp")
+    return None
 
 
 def _check_recompute(stage: Stage, job: Job, at: str, problems: Problems) -> None:
