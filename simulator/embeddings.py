@@ -26,10 +26,14 @@ def token_embedding(n: Numbers) -> Layer:
         flops.append(Term("projection", per_token=2 * width * h))
     if n.position_rows:
         tensors.append(TensorSpec("position.weight", (n.position_rows, h)))
-    gradients = (
+    # The gradient of a table is dense: PyTorch makes all its rows, used or not.
+    lookup = (
         Term("gradient of the output", per_token=width),
-        # The gradient of the table is dense: PyTorch makes all its rows, used or not.
         Term("gradient of the table", fixed=n.vocab * width, ways=n.vocab),
+    )
+    positions = (
+        Term("gradient of the output", per_token=h),
+        Term("gradient of the table", fixed=n.position_rows * h),
     )
     return Layer(
         name=EMBEDDING,
@@ -38,7 +42,7 @@ def token_embedding(n: Numbers) -> Layer:
         flops=tuple(flops),
         kept=(*kept, *_dropout_mask(n)),
         checkpoint=(),
-        moments=(Moment("lookup", gradients),),
+        moments=(Moment("lookup", lookup), Moment("positions", positions)),
         # Row read, row written; positions read, sum read and written.
         traffic=(Term("rows", per_token=2 * width + 3 * h),),
         output_per_token=h,
@@ -171,7 +175,10 @@ def class_head(n: Numbers) -> Layer:
             Moment(
                 "norm",
                 (
-                    Term("gradients", per_token=2 * h),
+                    # Of the norm's output, zero but for the first token, and of its input.
+                    Term("gradients", per_sample=h, per_token=2 * h),
+                    Term("gradients of the norm", fixed=2 * h),
+                    Term("freed: norm output", per_token=-h),
                     Term("freed: log-probabilities", per_sample=-classes, item="fp32"),
                 ),
             ),

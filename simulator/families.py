@@ -58,7 +58,8 @@ FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
 _TEXT_SIZES = ("vocab", "sequence", "embedding_width")
 _IMAGE_SIZES = ("image", "patch", "channels", "classes")
-_SWITCHES = ("dropout", "attention_dropout", "norm_first", "tied", "bias", "qkv_bias")
+_BIASES = ("qkv_bias", "output_bias", "mlp_bias")
+_SWITCHES = ("dropout", "attention_dropout", "norm_first", "tied", "bias", *_BIASES)
 
 
 def family_named(name: str, *, place: str = "family") -> str:
@@ -83,8 +84,9 @@ def build_model(
 
     ``layers``, ``hidden`` and ``heads`` are required. ``kv_heads``, ``head_dim``, ``ffn``,
     ``vocab``, ``sequence``, ``activation``, ``tied``, ``dropout``, ``attention_dropout``,
-    ``norm_first``, ``embedding_width`` and ``qkv_bias`` follow the family; a ViT has ``image``,
-    ``patch``, ``channels`` and ``classes`` in place of ``vocab`` and ``sequence``.
+    ``norm_first``, ``embedding_width`` and ``bias`` (``qkv_bias``, ``output_bias``, ``mlp_bias``)
+    follow the family; a ViT has ``image``, ``patch``, ``channels`` and ``classes`` in place of
+    ``vocab`` and ``sequence``.
     """
     family = family_named(family, place=f"{place}.family")
     facts = _FAMILIES[family]
@@ -168,7 +170,7 @@ def _complete(
         image_values, patch_values = channels * image**2, channels * patch**2
         vocab = sizes.get("classes", facts.vocab)
     dropout = bool(sizes.get("dropout", False))
-    bias = sizes.get("bias")
+    bias = {key: bool(sizes.get(key, sizes.get("bias", getattr(facts, key)))) for key in _BIASES}
     return Numbers(
         layers=sizes["layers"],
         hidden=hidden,
@@ -181,9 +183,9 @@ def _complete(
         activation=activation,
         rms_norm=facts.rms_norm,
         norm_first=bool(sizes.get("norm_first", True)),
-        qkv_bias=bool(sizes.get("qkv_bias", facts.qkv_bias if bias is None else bias)),
-        output_bias=facts.output_bias if bias is None else bool(bias),
-        mlp_bias=facts.mlp_bias if bias is None else bool(bias),
+        qkv_bias=bias["qkv_bias"],
+        output_bias=bias["output_bias"],
+        mlp_bias=bias["mlp_bias"],
         position_rows=positions,
         embedding_width=sizes.get("embedding_width", hidden),
         tied=bool(sizes.get("tied", facts.tied)),

@@ -311,7 +311,8 @@ class Model:
             )
             if count % tp
         ]
-        if self.kv_heads % tp and tp % self.kv_heads:
+        grouped = self.kv_heads != self.heads
+        if grouped and self.kv_heads % tp and tp % self.kv_heads:
             cure = _divisors(self.heads, lambda n: self.kv_heads % n == 0 or n % self.kv_heads == 0)
             what = f"TP {tp} neither divides the {self.kv_heads} key/value heads of {self.name}"
             found.append(Problem(place, f"{what} nor is a multiple of them", cure))
