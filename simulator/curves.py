@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 _LATENCY_S = 20e-6
 """Least time of a message that is smaller than any measured one (a kernel launch and a hop)."""
@@ -71,7 +72,7 @@ def repaired(curves: Mapping[int, Curve]) -> dict[int, Curve]:
     """
     counts = sorted(curves)
     fixed = dict(curves)
-    for fewer, more in zip(counts, counts[1:], strict=False):
+    for fewer, more in pairwise(counts):
         # In sum no less: seconds(more) <= seconds(fewer) * more / fewer.
         fixed[more] = _capped(
             fixed[more], fixed[fewer], more / fewer, f"{more} flows carried less than {fewer}"

@@ -1,4 +1,4 @@
-"""An estimate: what a plan would take in time, memory and money, and where each number comes from."""
+"""An estimate: what a plan takes in time, memory and money, and where each number comes from."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ class DeviceMemory:
 
     @property
     def total(self) -> float:
-        return sum(
-            getattr(self, item.name) for item in fields(self) if item.name != "capacity"
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.workspace
+            + self.communication
+            + self.context
+            + self.fragmentation
         )
 
     @property
@@ -108,10 +115,7 @@ class Estimate:
             "peak_memory_bytes": [[round(d.total) for d in p] for p in self.memory],
             "capacity_bytes": [[round(d.capacity) for d in p] for p in self.memory],
             "memory": [
-                [
-                    {item.name: round(getattr(d, item.name)) for item in fields(d)}
-                    for d in pipeline
-                ]
+                [{item.name: round(getattr(d, item.name)) for item in fields(d)} for d in pipeline]
                 for pipeline in self.memory
             ],
             "fits": self.fits,

@@ -9,6 +9,7 @@ import tomllib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +86,12 @@ def load_document(
     shown = name if name is not None else path.name or str(path)
     raw = read_bytes(path, name=shown)
     return parse_document(raw, name=shown, folder=path.parent, flaws_raise=flaws_raise)
+
+
+def built_in_table(name: str) -> dict[str, Any]:
+    """Read one of the TOML files that ship with the simulator."""
+    text = resources.files("simulator.data").joinpath(name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def read_bytes(path: Path, *, name: str) -> bytes:
@@ -257,3 +264,13 @@ def _siblings(path: Path) -> str:
         return f"there is no directory {path.parent} either"
     close = nearest(path.name, names)
     return close if close.startswith("did you mean") else "check the path"
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """The files of a folder in the order of their names."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise InputError(
+            Problem(str(folder), f"cannot be listed: {error.strerror or error}", "name a folder")
+        ) from None

@@ -1,15 +1,17 @@
-"""The network of a cluster: measured curves where there are any, the catalogue's links elsewhere."""
+"""The network of a cluster: measured curves where there are any, else the catalogue's links."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from simulator.catalogue import Catalogue
 from simulator.curves import Curve, at_flows, curve_from_bandwidths, repaired
 from simulator.errors import Problems
+from simulator.hardware import MachineType
 from simulator.plan import Place
 from simulator.provenance import MEASURED, Provenance
 
@@ -46,11 +48,17 @@ class Network:
     """Most bytes per second that all flows from one zone to another carry together."""
 
     def between_nodes(
-        self, sender: Place, receiver: Place, *, flows: int, bytes_each: float, zone_share: int = 1
+        self,
+        sender: Place,
+        receiver: Place,
+        *,
+        flows: int,
+        bytes_each: float,
+        zone_bytes: float = 0.0,
     ) -> float:
         """Seconds that ``flows`` equal transfers take from one machine to another.
 
-        ``zone_share`` is how many such transfers of the plan share the link of the two zones.
+        ``zone_bytes`` is what the plan sends from zone to zone at the same time, this included.
         """
         if bytes_each <= 0:
             return 0.0
@@ -58,14 +66,14 @@ class Network:
         if curves is not None:
             seconds = at_flows(curves, flows=flows, bytes_each=bytes_each)
         else:
-            link = self.catalogue.link_between(
-                sender.machine, sender.gpu, sender.zone, receiver.machine, receiver.gpu,
-                receiver.zone, self.zone_regions,
-            )  # fmt: skip
+            distance = self.catalogue.distance(sender.zone, receiver.zone, self.zone_regions)
+            link = self.catalogue.link(
+                distance, self.machine_type(sender), self.machine_type(receiver)
+            )
             seconds = link.seconds(bytes_each, flows)
         cap = self.zone_caps.get((sender.zone, receiver.zone))
         if cap is not None:
-            seconds = max(seconds, flows * bytes_each * zone_share / cap)
+            seconds = max(seconds, max(zone_bytes, flows * bytes_each) / cap)
         return seconds
 
     def between_nodes_source(self, sender: Place, receiver: Place) -> Provenance:
@@ -84,7 +92,7 @@ class Network:
         """
         if bytes_each <= 0 or gpus < 2:
             return 0.0
-        link = self.catalogue.link_within(place.machine, place.gpu)
+        link = self.machine_type(place).intra_link
         curves = self.measured.within.get(place.gpu)
         if curves is None:
             return link.seconds(bytes_each, gpus)
@@ -114,10 +122,14 @@ class Network:
             return price
         return self.catalogue.egress_usd_per_byte(from_zone, to_zone, self.zone_regions)
 
+    def machine_type(self, place: Place) -> MachineType:
+        """The machine type of a place; one that is named by GPU kind and count is made up."""
+        if place.machine:
+            return self.catalogue.machine(place.machine)
+        return self.catalogue.machine_for(place.gpu, 1)
+
     def _curves_between(self, sender: Place, receiver: Place) -> Mapping[int, Curve] | None:
-        return self.measured.between.get(
-            ((sender.zone, sender.gpu), (receiver.zone, receiver.gpu))
-        )
+        return self.measured.between.get(((sender.zone, sender.gpu), (receiver.zone, receiver.gpu)))
 
 
 def measured_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogue) -> Measured:
@@ -134,17 +146,20 @@ def measured_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalog
     def curve(identifier: int, flows: int, where: str) -> Curve | None:
         entry = curves.get(identifier)
         if entry is None or len(entry["bandwidth_GBps"]) != len(sizes_bytes):
-            problems.add(where, f"names curve {identifier!r}, which is missing or of a wrong length")
+            problems.add(
+                where, f"names curve {identifier!r}, which is missing or of a wrong length"
+            )
             return None
         coefficients = entry.get("coeffs")
         return curve_from_bandwidths(
             flows,
             sizes_bytes=sizes_bytes,
             bytes_per_s=tuple(value * 1e9 for value in entry["bandwidth_GBps"]),
-            polynomial=tuple(coefficients) if coefficients else None,  # type: ignore[arg-type]  # three by the check of the file
+            polynomial=tuple(coefficients) if coefficients else None,
         )
 
     raw_between: dict[tuple[End, End], dict[tuple[int, int], Curve]] = {}
+    trusted: dict[tuple[End, End], dict[int, Curve]] = {}
     for index, entry in enumerate(raw.get("inter_node", [])):
         where = f"{place}: inter_node[{index}]"
         sides = [entry[side] for side in ("from", "to")]
@@ -153,6 +168,10 @@ def measured_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalog
         found = curve(entry["curve"], min(counts), where)
         if found is not None:
             raw_between.setdefault((ends[0], ends[1]), {})[counts] = found
+        # A file may doubt one of its own entries and name a curve that fits better.
+        better = curve(entry.get("suggested_curve", entry["curve"]), min(counts), where)
+        if better is not None and counts[0] == counts[1]:
+            trusted.setdefault((ends[0], ends[1]), {})[counts[0]] = better
     within: dict[str, dict[int, Curve]] = {}
     for index, entry in enumerate(raw.get("intra_node", [])):
         gpus = int(entry["gpus"])
@@ -160,14 +179,10 @@ def measured_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalog
         if found is not None:
             within.setdefault(catalogue.gpu_name(entry["gpu_type"]), {})[gpus] = found
     problems.raise_if_any()
-    between = {
-        ends: repaired({a: found for (a, b), found in table.items() if a == b})
-        for ends, table in raw_between.items()
-    }
     egress = raw.get("egress_usd_per_GB", {}).get("zone_to_zone", {})
     prices = raw.get("gpu_price_usd_per_hour", {}).get("simulations_constants_GPU_PRICES", {})
     return Measured(
-        between={ends: table for ends, table in between.items() if table},
+        between={ends: repaired(table) for ends, table in trusted.items()},
         raw_between=raw_between,
         within=within,
         egress_usd_per_byte={
@@ -212,5 +227,5 @@ def _is_growing(sizes: object) -> bool:
         isinstance(sizes, list)
         and len(sizes) > 1
         and all(isinstance(size, int | float) and size > 0 for size in sizes)
-        and all(a < b for a, b in zip(sizes, sizes[1:], strict=False))
+        and all(a < b for a, b in pairwise(sizes))
     )

@@ -58,8 +58,7 @@ def run_1f1b(durations: Durations, *, micro_batches: int, messaging: Messaging) 
     if messaging == "lockstep":
         return _Lockstep(durations, micro_batches).run()
     return _Eager(_folded(durations, messaging), micro_batches).run(
-        tail=durations.send_gradient
-        + (durations.gradient if messaging == "blocking" else 0.0)
+        tail=durations.send_gradient + (durations.gradient if messaging == "blocking" else 0.0)
     )
 
 
@@ -79,6 +78,16 @@ def _folded(durations: Durations, messaging: Messaging) -> Durations:
         send_activation=zero,
         send_gradient=zero,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mark:
+    """A state of the schedule to compare later ones with."""
+
+    slot: int
+    free: Grid
+    activation_at: Grid
+    gradient_at: Grid
 
 
 class _Slots:
@@ -111,8 +120,8 @@ class _Slots:
     def run_slots(self, last_slot: int) -> None:
         """Run all the slots, jumping over the rounds that only repeat."""
         steady_from, steady_to = 2 * self.stages, 2 * (self.micro_batches - 1)
-        mark_slot, next_mark = -1, 0
-        mark = self.free
+        mark: _Mark | None = None
+        next_mark = 0
         slot = 0
         while slot <= last_slot:
             self.step(slot)
@@ -120,33 +129,35 @@ class _Slots:
             if slot % 2 or not steady_from <= slot <= steady_to:
                 continue
             # Brent's way to find a cycle: compare with a mark that moves ever more rarely.
-            if mark_slot >= 0:
-                shift = self.free - mark
-                if self._is_uniform(shift) and self._state_shifted(mark_state, shift[0]):
-                    period = slot - mark_slot
-                    times = (steady_to - slot) // period
-                    jump = shift[0] * times
-                    self.free += jump
-                    self.activation_at[1:] += jump
-                    self.gradient_at[:-1] += jump
-                    slot += period * times
-                    steady_to = -1
-                    continue
-            if slot >= next_mark:
-                mark_slot, next_mark = slot, slot + max(2, slot - steady_from)
-                mark = self.free.copy()
-                mark_state = (self.activation_at.copy(), self.gradient_at.copy())
+            shift = self._shift_since(mark)
+            if mark is not None and shift is not None:
+                rounds = (steady_to - slot) // (slot - mark.slot)
+                self.free += shift * rounds
+                self.activation_at[1:] += shift * rounds
+                self.gradient_at[:-1] += shift * rounds
+                slot += rounds * (slot - mark.slot)
+                steady_to = -1  # One jump is all there is to gain.
+            elif slot >= next_mark:
+                next_mark = slot + max(2, slot - steady_from)
+                mark = _Mark(
+                    slot, self.free.copy(), self.activation_at.copy(), self.gradient_at.copy()
+                )
 
-    def _is_uniform(self, shift: Grid) -> bool:
-        spread = shift.max(axis=0) - shift.min(axis=0)
-        return bool((spread <= _REPEATS * self.free[0]).all())
-
-    def _state_shifted(self, mark: tuple[Grid, Grid], shift: NDArray[np.float64]) -> bool:
+    def _shift_since(self, mark: _Mark | None) -> NDArray[np.float64] | None:
+        """By how much each pipeline has moved on, if all of its state moved by the same."""
+        if mark is None:
+            return None
         allowed = _REPEATS * self.free[0]
-        return bool(
-            (np.abs(self.activation_at[1:-1] - mark[0][1:-1] - shift) <= allowed).all()
-            and (np.abs(self.gradient_at[1:-1] - mark[1][1:-1] - shift) <= allowed).all()
+        shift = self.free - mark.free
+        if (shift.max(axis=0) - shift.min(axis=0) > allowed).any():
+            return None
+        one: NDArray[np.float64] = shift[0]
+        # The outermost rows belong to no channel.
+        messages = (
+            (self.activation_at - mark.activation_at)[1:-1] - one,
+            (self.gradient_at - mark.gradient_at)[1:-1] - one,
         )
+        return one if all((np.abs(rest) <= allowed).all() for rest in messages) else None
 
     def step(self, slot: int) -> None:
         raise NotImplementedError

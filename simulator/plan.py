@@ -1,4 +1,4 @@
-"""A plan says which layers run where, how they are cut, and how many micro batches each pipeline takes."""
+"""A plan: which layers run where, how they are cut, how many micro batches a pipeline takes."""
 
 from __future__ import annotations
 

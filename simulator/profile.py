@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import Problems
+from simulator.catalogue import Catalogue
+from simulator.errors import InputError, Problem, Problems
+from simulator.model import PRECISIONS, Precision
 
 Row = NDArray[np.float64]
 
@@ -40,7 +42,7 @@ class Profile:
 
     name: str
     sequence: int
-    precision: str
+    precision: Precision
     layer_names: tuple[str, ...]
     timings: Mapping[tuple[str, int, int], Timing]
     """By (GPU kind, TP degree, micro batch)."""
@@ -62,10 +64,10 @@ class Profile:
         return sorted({kind for kind, _, _ in self.timings})
 
 
-def profile_from_json(raw: Mapping[str, Any], *, place: str) -> Profile:
+def profile_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogue) -> Profile:
     """Read a profile, with every mistake in it reported at once."""
     problems = Problems()
-    reader = _Reader(raw, place, problems)
+    reader = _Reader(raw, place, problems, catalogue)
     profile = reader.profile()
     problems.raise_if_any()
     assert profile is not None
@@ -75,8 +77,11 @@ def profile_from_json(raw: Mapping[str, Any], *, place: str) -> Profile:
 class _Reader:
     """Walks one profile document and collects what is wrong with it."""
 
-    def __init__(self, raw: Mapping[str, Any], place: str, problems: Problems) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], place: str, problems: Problems, catalogue: Catalogue
+    ) -> None:
         self.raw, self.place, self.problems = raw, place, problems
+        self.catalogue = catalogue
         self.merge_tail = False
 
     def profile(self) -> Profile | None:
@@ -104,7 +109,7 @@ class _Reader:
         return Profile(
             name=str(raw["model"]),
             sequence=int(config["seq_len"]),
-            precision=str(raw.get("precision", "fp32")),
+            precision=self._precision(),
             layer_names=(*names[:-2], names[-1]) if self.merge_tail else tuple(names),
             timings=timings,
             sizes=sizes,
@@ -114,6 +119,18 @@ class _Reader:
             },
             config=config,
         )
+
+    def _precision(self) -> Precision:
+        given = self.raw.get("precision", "fp32")
+        for known in PRECISIONS:
+            if given == known:
+                return known
+        self.problems.add(
+            f"{self.place}: precision",
+            f"is {given!r}",
+            f"give one of {', '.join(PRECISIONS)}",
+        )
+        return "fp32"
 
     def _numbers(self, where: str, value: Any, count: int) -> list[float] | None:
         if not isinstance(value, list) or len(value) != count:
@@ -151,7 +168,9 @@ class _Reader:
                 parameters = [*parameters[:-2], parameters[-2] + parameters[-1]]
                 kept = [*kept[:-2], kept[-2] + kept[-1]]
                 outputs = [*outputs[:-2], outputs[-1]]
-            sizes[_degree(key)] = LayerSizes(_integers(parameters), _integers(outputs), _integers(kept))
+            sizes[_degree(key)] = LayerSizes(
+                _integers(parameters), _integers(outputs), _integers(kept)
+            )
         return sizes
 
     def _timings(self, count: int) -> dict[tuple[str, int, int], Timing]:
@@ -197,7 +216,12 @@ class _Reader:
 
 def _degree(key: str) -> int:
     """The number in a key such as ``tp4`` or ``mbs8``."""
-    return int("".join(character for character in key if character.isdigit()))
+    digits = "".join(character for character in key if character.isdigit())
+    if not digits or int(digits) == 0:
+        raise InputError(
+            Problem(key, "holds no positive number", 'write "tp4" or "mbs8", with yours')
+        )
+    return int(digits)
 
 
 def _integers(values: list[float]) -> tuple[int, ...]:

@@ -27,15 +27,11 @@ def device_orders(
             _interleaved(device, devices, virtual_stages, micro_batches)
             for device in range(devices)
         ]
-    warm_up = {
-        "1f1b": lambda stage: min(stages - 1 - stage, micro_batches),
-        "gpipe": lambda _stage: micro_batches,
-    }[schedule]
     return [
         _alternating(
             [Op("F", stage, m) for m in range(micro_batches)],
             [Op("B", stage, m) for m in range(micro_batches)],
-            warm_up(stage),
+            micro_batches if schedule == "gpipe" else min(stages - 1 - stage, micro_batches),
         )
         for stage in range(stages)
     ]

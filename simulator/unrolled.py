@@ -159,9 +159,10 @@ def _execute(
                     targets = after[index] if forward else before[index]
                     if targets:
                         now += group.send_activation if forward else group.send_gradient
-                    for edge in targets:
-                        took = edges[edge].activation if forward else edges[edge].gradient
-                        key = (what, edge)
+                    for channel in targets:
+                        edge = edges[channel]
+                        took = edge.activation if forward else edge.gradient
+                        key = (what, channel)
                         arrival = max(now, channels.get(key, 0.0)) + took
                         channels[key] = arrivals[(*key, m)] = arrival
                         if blocking:
@@ -169,7 +170,7 @@ def _execute(
                 else:
                     forward = what == "RA"
                     sources = before[index] if forward else after[index]
-                    sent = [("SA" if forward else "SG", edge, m) for edge in sources]
+                    sent = [("SA" if forward else "SG", channel, m) for channel in sources]
                     if any(key not in arrivals for key in sent):
                         break
                     if sent:
@@ -178,7 +179,7 @@ def _execute(
                 position[device] += 1
                 moved = True
             clock[device] = now
-    assert all(
-        done == len(program) for done, program in zip(position, programs, strict=True)
-    ), "the schedule is stuck"
+    assert all(done == len(program) for done, program in zip(position, programs, strict=True)), (
+        "the schedule is stuck"
+    )
     return Unrolled(tuple(spans), tuple(last_backward), tuple(clock), device_of)

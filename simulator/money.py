@@ -1,0 +1,57 @@
+"""Dollars: what the devices cost while an iteration lasts, and what leaves a zone in it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+
+from simulator.estimate import Money
+from simulator.plan import Place, Plan
+
+PricePerGpuHour = Callable[[Place], float | None]
+
+
+def usd_per_hour_by_pool(
+    plan: Plan, price: PricePerGpuHour
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Dollars per hour of the devices that a plan uses, and the pools without a known price."""
+    devices: Counter[Place] = Counter()
+    for pipeline in plan.pipelines:
+        for stage in plan.owning_stages(pipeline):
+            for place in stage.places:
+                devices[place] += stage.tp
+    by_pool: defaultdict[str, float] = defaultdict(float)
+    unpriced: set[str] = set()
+    for place, count in devices.items():
+        name = f"{place.gpu}@{place.zone}"
+        usd = price(place)
+        if usd is None:
+            unpriced.add(name)
+        else:
+            by_pool[name] += usd * count
+    return dict(sorted(by_pool.items())), tuple(sorted(unpriced))
+
+
+def money_of(
+    plan: Plan,
+    *,
+    iteration_s: float,
+    price: PricePerGpuHour,
+    egress_bytes: Mapping[tuple[str, str], float],
+    egress_usd_per_byte: Callable[[str, str], float],
+) -> Money:
+    """Dollars of one iteration: devices by the hour, bytes by where they go."""
+    by_pool, unpriced = usd_per_hour_by_pool(plan, price)
+    compute = {name: usd * iteration_s / 3600 for name, usd in by_pool.items()}
+    egress = {
+        f"{source} -> {target}": size * egress_usd_per_byte(source, target)
+        for (source, target), size in sorted(egress_bytes.items())
+        if source != target
+    }
+    return Money(
+        compute_usd=None if unpriced else sum(compute.values()),
+        egress_usd=sum(egress.values()),
+        by_pool_usd=tuple(compute.items()),
+        by_egress_usd=tuple(egress.items()),
+        unpriced=unpriced,
+    )

@@ -1,0 +1,160 @@
+"""The simulator's front door: a plan, a job, a cluster and measurements in, an estimate out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from simulator.catalogue import Catalogue
+from simulator.cluster import Cluster
+from simulator.costs import LayerCosts
+from simulator.errors import InputError, Problem, Problems, nearest
+from simulator.estimate import Estimate
+from simulator.event import EventEstimator
+from simulator.files import list_folder, load_document
+from simulator.job import Job
+from simulator.network import Measured, Network, measured_from_json
+from simulator.paper import paper_estimate
+from simulator.plan import Plan
+from simulator.plan_check import check_plan
+from simulator.plan_file import complete_plan
+from simulator.profile import Profile, profile_from_json
+from simulator.sites import Sites
+
+ESTIMATORS = ("event", "paper")
+
+
+class Estimator(Protocol):
+    """Judges plans of one job on one cluster."""
+
+    @property
+    def name(self) -> str: ...
+
+    def estimate(self, plan: Plan) -> Estimate: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PaperEstimator:
+    """The closed formula behind the interface that all estimators share."""
+
+    job: Job
+    profile: Profile
+    network: Network
+    sites: Sites
+    name: str = "paper"
+
+    def estimate(self, plan: Plan) -> Estimate:
+        catalogue = self.sites.cluster.catalogue
+        return paper_estimate(
+            plan,
+            job=self.job,
+            profile=self.profile,
+            network=self.network,
+            price_usd_per_gpu_hour=self.sites.price_usd_per_gpu_hour,
+            capacity_bytes=lambda place: float(catalogue.gpu(place.gpu).memory_bytes),
+            gpus_per_node=self.sites.gpus_per_machine,
+        ).estimate(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """A folder of profiles, ``profiles_<name>.json``, with ``network.json`` where there is one."""
+
+    folder: str = ""
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    network: Measured = field(default_factory=Measured)
+
+    def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
+        """The profile of that name, read anew."""
+        path = self.paths.get(name)
+        if path is None:
+            cure = (
+                nearest(name, self.paths)
+                if self.folder
+                else "name the folder that holds it with --profiles"
+            )
+            raise InputError(Problem(f"profile {name}", f"there is no profiles_{name}.json", cure))
+        document = load_document(path)
+        return profile_from_json(document.data, place=document.name, catalogue=catalogue)
+
+
+def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measurements:
+    """Find the profiles of a folder and read its network."""
+    if folder is None:
+        return Measurements()
+    paths = {
+        path.stem.removeprefix("profiles_"): path
+        for path in list_folder(folder)
+        if path.name.startswith("profiles_") and path.suffix == ".json"
+    }
+    network = Measured()
+    file = next((path for path in list_folder(folder) if path.name == "network.json"), None)
+    if file is not None:
+        document = load_document(file)
+        network = measured_from_json(document.data, place=document.name, catalogue=catalogue)
+    if not paths and file is None:
+        raise InputError(
+            Problem(
+                str(folder),
+                "holds neither profiles_<name>.json nor network.json",
+                "name a folder that does, or leave --profiles out",
+            )
+        )
+    return Measurements(str(folder), paths, network)
+
+
+def network_of(cluster: Cluster, measured: Measured) -> Network:
+    """The network that a cluster and measurements describe together."""
+    return Network(
+        catalogue=cluster.catalogue,
+        measured=measured,
+        zone_regions=dict(cluster.zone_regions),
+        zone_caps={(link.from_zone, link.to_zone): link.bytes_per_s for link in cluster.zone_links},
+    )
+
+
+def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measurements) -> Estimator:
+    """An estimator by name, with all its tables ready to judge many plans."""
+    network = network_of(cluster, measurements.network)
+    sites = Sites(cluster, measurements.network)
+    profile = None
+    if job.profile is not None:
+        profile = measurements.profile(job.profile, catalogue=cluster.catalogue)
+    if name == "event":
+        costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
+        return EventEstimator(costs, network, sites)
+    if name == "paper":
+        if profile is None:
+            raise InputError(
+                Problem(
+                    "estimator paper",
+                    "knows measured layers only, and the job names no profile",
+                    "set [model] profile, and give its folder with --profiles",
+                )
+            )
+        return _PaperEstimator(job, profile, network, sites)
+    raise InputError(Problem("estimator", f'"{name}" is not known', nearest(name, ESTIMATORS)))
+
+
+def simulate(
+    plan: Plan,
+    job: Job,
+    cluster: Cluster,
+    *,
+    measurements: Measurements | None = None,
+    estimator_name: str = "event",
+    place: str = "plan",
+) -> Estimate:
+    """Check a plan against its job and cluster, then estimate it."""
+    ready = complete_plan(plan, cluster)
+    problems = Problems(list(check_plan(ready, job, cluster, place=place)))
+    problems.raise_if_any()
+    judge = estimator(
+        estimator_name,
+        job=job,
+        cluster=cluster,
+        measurements=measurements or Measurements(),
+    )
+    return judge.estimate(ready)
