@@ -83,11 +83,17 @@ def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
 def share_out(total: int, weights: list[int]) -> list[int]:
     """Divide a total in the proportion of the weights, at least one each, ties to the first."""
     assert total >= len(weights), (total, weights)
-    spare, weight = total - len(weights), sum(weights)
-    shares = [1 + spare * part // weight for part in weights]
-    rests = sorted(range(len(weights)), key=lambda i: (-(spare * weights[i] % weight), i))
+    weight = sum(weights)
+    shares = [total * part // weight for part in weights]
+    rests = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % weight), i))
     for index in rests[: total - sum(shares)]:
         shares[index] += 1
+    owed = shares.count(0)
+    shares = [max(share, 1) for share in shares]
+    for index in sorted(range(len(shares)), key=lambda i: (-shares[i], i)):
+        given = min(owed, shares[index] - 1)
+        shares[index] -= given
+        owed -= given
     return shares
 
 
@@ -310,6 +316,9 @@ def _check_machines(
 ) -> None:
     """Groups stay within machines, so that the rests of machines may be of no use to them."""
     machines = [size for pool in pools for size in _machine_sizes(pool)]
+    # Groups larger than any machine were told already, at their stages.
+    largest = max(pool.gpus_per_machine for pool in pools)
+    sizes = {tp: count for tp, count in sizes.items() if tp <= largest}
     for tp in sorted(sizes, reverse=True):
         # No machine holds more groups of at least this size than of exactly this size.
         wanted = sum(count for size, count in sizes.items() if size >= tp)
