@@ -17,6 +17,7 @@ import numpy as np
 
 from simulator.costs import LayerCosts
 from simulator.estimate import Estimate, StageTime
+from simulator.fitting import Misfit, misfits
 from simulator.gradients import GradientSync, SyncJob
 from simulator.memory import MemoryModel
 from simulator.messages import Contention, Messages, hops_of
@@ -116,6 +117,20 @@ class EventEstimator:
             bottleneck=_bottleneck(plan, stages, iteration_s),
             provenance=provenance,
             notes=self.costs.notes,
+        )
+
+    def misfits(self, plan: Plan) -> tuple[Misfit, ...]:
+        """The device groups that are too full, with what would make each fit."""
+        job = self.costs.job
+
+        def tp_max(stage: Stage) -> int:
+            machines = (self.sites.gpus_per_machine(place) for place in stage.places)
+            return min(job.max_tp, *machines)
+
+        return misfits(
+            plan,
+            lambda changed: MemoryModel(changed, self.costs, self.sites.capacity_bytes).pipelines(),
+            tp_max=tp_max,
         )
 
     def unrolled(self, plan: Plan) -> list[tuple[PipelineWork, Unrolled]]:

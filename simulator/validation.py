@@ -15,11 +15,12 @@ from simulator.estimate import Estimate
 from simulator.families import build_model
 from simulator.job import Job
 from simulator.plan import Pipeline, Place, Plan, Stage
+from simulator.platform import RUNTIMES
 from simulator.profile import Profile
 from simulator.request import Measurements, estimator
 
-_RUNTIMES = {"Megatron-DeepSpeed": "megatron-deepspeed", "megatron-deepspeed": "megatron-deepspeed",
-             "sailor": "sailor"}  # fmt: skip
+UNKNOWN_RUNTIME = "megatron-deepspeed"
+"""What a runtime that is not modelled is taken for; the estimate's notes say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Comparison:
     memory_measured_bytes: float | None
     memory_predicted_bytes: float
     provenance: str
+    notes: tuple[str, ...]
 
     @property
     def time_error_pct(self) -> float | None:
@@ -153,6 +155,7 @@ def _compare(
         memory_measured_bytes=case.memory_bytes,
         memory_predicted_bytes=_fullest(estimate),
         provenance=estimate.provenance.source,
+        notes=(*case.notes, *estimate.notes, *estimate.provenance.notes),
     )
 
 
@@ -180,6 +183,7 @@ class _Case:
     """Per stage: its layers, and (GPU kind, TP, zone) of each replica."""
     time_s: float | None
     memory_bytes: float | None
+    notes: tuple[str, ...]
 
     @classmethod
     def read(cls, raw: object, where: str) -> _Case:
@@ -203,15 +207,10 @@ class _Case:
             stages.append(((layers[0], layers[-1] + 1), replicas))
         if len({len(replicas) for _, replicas in stages}) != 1:
             problems.add(f"{where}.plan.stages", "must all have the same number of replicas")
-        runtime = _RUNTIMES.get(raw.get("runtime", "sailor"))
-        if runtime is None:
-            problems.add(
-                f"{where}.runtime",
-                f'"{raw["runtime"]}" is not modelled',
-                "known are " + ", ".join(sorted(_RUNTIMES)),
-            )
         problems.raise_if_any()
-        assert runtime is not None
+        named = str(raw.get("runtime", "sailor")).lower()
+        runtime = named if named in RUNTIMES else UNKNOWN_RUNTIME
+        notes = () if named in RUNTIMES else (f"runtime {named}: estimated as {UNKNOWN_RUNTIME}",)
         memory = raw.get("measured_peak_memory_bytes") or {}
         return cls(
             identifier=str(raw["id"]),
@@ -228,6 +227,7 @@ class _Case:
             global_batch=int(plan["global_batch_size"]),
             stages=tuple(stages),
             time_s=_measured(raw.get("measured_iter_time_s"), flags.get("time_valid", True)),
+            notes=notes,
             memory_bytes=_measured(memory.get("max_over_gpus"), flags.get("memory_valid", True)),
         )
 

@@ -1,0 +1,114 @@
+"""A plan that does not fit: which devices are too full, by how much, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from simulator.estimate import DeviceMemory
+from simulator.plan import Pipeline, Plan, Stage
+
+GIB = 2**30
+
+MemoryOf = Callable[[Plan], tuple[tuple[DeviceMemory, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A device group that needs more memory than its devices have."""
+
+    pipelines: tuple[int, ...]
+    """All the pipelines in which this very stage is too full."""
+    stage: int
+    gpu: str
+    zone: str
+    needed_bytes: float
+    capacity_bytes: float
+    cures: tuple[str, ...]
+
+    def __str__(self) -> str:
+        which = (
+            f"pipeline {self.pipelines[0]}"
+            if len(self.pipelines) == 1
+            else f"pipelines {', '.join(map(str, self.pipelines[:8]))}"
+            + (f" and {len(self.pipelines) - 8} more" if len(self.pipelines) > 8 else "")
+        )
+        over = (self.needed_bytes - self.capacity_bytes) / GIB
+        cure = "; ".join(self.cures) if self.cures else "it needs other devices or more of them"
+        return (
+            f"{which} stage {self.stage} ({self.gpu} in {self.zone}) needs "
+            f"{self.needed_bytes / GIB:.1f} GiB per device, {over:.1f} GiB more than the "
+            f"{self.capacity_bytes / GIB:.1f} GiB there are; {cure}"
+        )
+
+
+def misfits(
+    plan: Plan, memory_of: MemoryOf, *, tp_max: Callable[[Stage], int]
+) -> tuple[Misfit, ...]:
+    """All device groups that are too full, equal ones told once, each with cures that were tried."""
+    rows = memory_of(plan)
+    groups: dict[tuple[int, Stage, DeviceMemory], list[int]] = {}
+    for p, row in enumerate(rows):
+        for s, device in enumerate(row):
+            if not device.fits:
+                groups.setdefault((s, plan.pipelines[p].stages[s], device), []).append(p)
+    return tuple(
+        Misfit(
+            tuple(pipelines),
+            s,
+            stage.places[0].gpu,
+            stage.places[0].zone,
+            device.total,
+            device.capacity,
+            tuple(_cures(plan, pipelines[0], s, memory_of, tp_max(stage))),
+        )
+        for (s, stage, device), pipelines in groups.items()
+    )
+
+
+def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> Iterator[str]:
+    """Changes of this one stage, or of the micro batch, after which it does fit."""
+
+    def fits(changed: Plan) -> bool:
+        return memory_of(changed)[0][s].fits
+
+    alone = replace(plan, pipelines=(plan.pipelines[p],))
+    stage = plan.pipelines[p].stages[s]
+    if stage.recompute == "none" and fits(_with(alone, s, replace(stage, recompute="full"))):
+        yield 'it would fit with "recompute": "full"'
+    size = plan.micro_batch_size
+    while len(stage.places) == 1 and size % 2 == 0:
+        size //= 2
+        pipeline = plan.pipelines[p]
+        counts = pipeline.micro_batches * (plan.micro_batch_size // size)
+        if fits(replace(alone, micro_batch_size=size,
+                        pipelines=(replace(pipeline, micro_batches=counts),))):  # fmt: skip
+            yield f"with micro batches of {size} (and {counts} of them in this pipeline)"
+            break
+    tp = stage.tp
+    while 2 * tp <= tp_max:
+        tp *= 2
+        if fits(_with(alone, s, replace(stage, tp=tp))):
+            yield f"with TP {tp}"
+            break
+    yield from _fewer_layers(alone, s, stage, fits)
+
+
+def _fewer_layers(alone: Plan, s: int, stage: Stage, fits: Callable[[Plan], bool]) -> Iterator[str]:
+    first, end = stage.layers
+    for count in range(end - first - 1, 0, -1):
+        # Layers leave at the end that another stage can take them from.
+        shorter = (first, first + count) if s < _last(alone) else (end - count, end)
+        if fits(_with(alone, s, replace(stage, layers=shorter))):
+            yield f"with {count} layers instead of {end - first}"
+            return
+
+
+def _last(plan: Plan) -> int:
+    return len(plan.pipelines[0].stages) - 1
+
+
+def _with(plan: Plan, s: int, stage: Stage) -> Plan:
+    pipeline: Pipeline = plan.pipelines[0]
+    stages = (*pipeline.stages[:s], stage, *pipeline.stages[s + 1 :])
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
