@@ -471,11 +471,10 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
             if draw(st.booleans()):
                 del inner[key]
             else:
-                inner[key] = draw(VALUES)
+                inner[key] = copy.deepcopy(draw(VALUES))
             if isinstance(inner, dict) and draw(st.integers(0, 4)) == 0:
-                inner[draw(st.sampled_from(["split", "places", "plan", "node", "x"]))] = draw(
-                    VALUES
-                )
+                extra = draw(st.sampled_from(["split", "places", "plan", "node", "x"]))
+                inner[extra] = copy.deepcopy(draw(VALUES))
             break
     return raw
 
