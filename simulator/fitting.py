@@ -45,7 +45,7 @@ class Misfit:
 def misfits(
     plan: Plan, memory_of: MemoryOf, *, tp_max: Callable[[Stage], int]
 ) -> tuple[Misfit, ...]:
-    """All device groups that are too full, equal ones told once, each with cures that were tried."""
+    """All device groups that are too full, equal ones told once, with cures that were tried."""
     rows = memory_of(plan)
     groups: dict[tuple[int, Stage, DeviceMemory], list[int]] = {}
     for p, row in enumerate(rows):

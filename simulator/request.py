@@ -20,7 +20,8 @@ from simulator.paper import paper_estimate
 from simulator.plan import Plan
 from simulator.plan_check import check_plan
 from simulator.plan_file import complete_plan
-from simulator.profile import Profile, profile_from_json
+from simulator.profile import Profile
+from simulator.profile_file import read_profile
 from simulator.sites import Sites
 
 ESTIMATORS = ("event", "paper")
@@ -77,7 +78,7 @@ class Measurements:
             )
             raise InputError(Problem(f"profile {name}", f"there is no profiles_{name}.json", cure))
         document = load_document(path)
-        return profile_from_json(document.data, place=document.name, catalogue=catalogue)
+        return read_profile(document, catalogue=catalogue)
 
 
 def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measurements:
