@@ -16,7 +16,9 @@ from typing import Any, Literal
 from simulator.errors import InputError, Problem, Problems, nearest
 
 FILE_BYTES_MAX = 32 * 2**20
-"""No job, plan, catalogue or profile comes near this; a file beyond it was named by mistake."""
+"""No plan, profile or network comes near this; a file beyond it was named by mistake."""
+TOML_BYTES_MAX = 2 * 2**20
+"""People write TOML by hand, and its reader is slow enough that more would seem to hang."""
 
 _LINE_AND_COLUMN = re.compile(r"^(?P<what>.*) \(at line (?P<line>\d+), column (?P<column>\d+)\)$")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}\Z")
@@ -132,6 +134,9 @@ def parse_document(
     # No TOML document begins with a brace and no JSON object with anything else.
     if text.lstrip().startswith("{"):
         document = Document(name, _parse_json(text, name=name), "json", folder)
+    elif len(raw) > TOML_BYTES_MAX:
+        what = f"is no JSON object, and TOML beyond {TOML_BYTES_MAX // 2**20} MiB is not read"
+        raise InputError(Problem(name, what, "check that this is the file you meant"))
     else:
         document = Document(name, _parse_toml(text, name=name), "toml", folder)
     problems = Problems()

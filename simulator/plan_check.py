@@ -29,17 +29,19 @@ def check_plan(
     problems = Problems()
     plan = complete_plan(plan, cluster)
     _check_batch(plan, job, place, problems)
+    _check_layers(plan, job, place, problems)
     offers = _offers(cluster)
     unfit = _Repeated()
     for number, pipeline in enumerate(plan.pipelines):
         where = f"{place}: pipelines[{number}]"
-        _check_layers(pipeline, job, where, problems)
         _check_interleaving(plan, pipeline, where, problems)
         for index, stage in enumerate(pipeline.stages):
             at = f"{where}.stages[{index}]"
-            _check_recompute(stage, job, at, problems)
-            _check_split(stage, plan.micro_batch_size, at, problems)
             tp = stage.tp
+            question = partial(_recompute_problem, stage, job)
+            unfit.judge(("recompute", stage.recompute), at, question)
+            question = partial(_split_problem, stage.split, plan.micro_batch_size)
+            unfit.judge(("split", stage.split), at, question)
             unfit.judge(("tp", tp), at, partial(tp_problem, tp, job))
             for there, taken in _named_places(stage, at):
                 question = partial(_place_fault, taken, tp, cluster, offers)
@@ -112,31 +114,53 @@ def _written_list(counts: list[int]) -> str:
     return ", ".join(f"{count} in {times} pipelines" for count, times in sorted(runs.items()))
 
 
-def _check_layers(pipeline: Pipeline, job: Job, where: str, problems: Problems) -> None:
-    """The stages of a pipeline hold every layer once, in order."""
+def _check_layers(plan: Plan, job: Job, place: str, problems: Problems) -> None:
+    """The stages of every pipeline hold each layer once, in order; equal ones are told once."""
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for number, pipeline in enumerate(plan.pipelines):
+        alike.setdefault(tuple(stage.layers for stage in pipeline.stages), []).append(number)
     count = len(job.model.layers)
-    cure = f"the layers of a pipeline must cover [0, {count}) without gap or overlap"
+    for ranges, numbers in alike.items():
+        also = _also(len(numbers) - 1, "pipeline")
+        for index, what, cure in _layer_faults(ranges, count, job.model.name):
+            at = f"{place}: pipelines[{numbers[0]}].stages[{index}].layers"
+            cover = f"the layers of a pipeline must cover [0, {count}) without gap or overlap"
+            problems.add(at, what + also, f"{cure}; {cover}")
+
+
+def _layer_faults(
+    ranges: tuple[tuple[int, int], ...], count: int, model: str
+) -> Iterator[tuple[int, str, str]]:
+    """Find the stages whose range is wrong: the index, what is wrong, and the cure."""
     expected = 0
-    for index, stage in enumerate(pipeline.stages):
-        first, end = stage.layers
-        at = f"{where}.stages[{index}].layers"
+    for index, (first, end) in enumerate(ranges):
+        shown = f"[{first}, {end})"
+        if first >= count:
+            yield index, f"{shown} lies behind the last layer of {model}", "leave the stage out"
+            continue
         if first > expected:
-            missing = _layer_words(expected, first)
             before = "before the first stage" if index == 0 else "between this stage and the last"
-            what = f"[{first}, {end}) leaves out {missing} {before}"
-            problems.add(at, what, f"start at {expected}; {cure}")
+            missing = _layer_words(expected, first)
+            yield index, f"{shown} leaves out {missing} {before}", f"start at {expected}"
         elif first < expected:
             twice = _layer_words(first, min(end, expected))
-            problems.add(at, f"[{first}, {end}) repeats {twice}", f"start at {expected}; {cure}")
+            cure = f"start at {expected}" if expected < end else "leave the stage out"
+            yield index, f"{shown} repeats {twice}", cure
         if end > count:
-            what = f"[{first}, {end}) ends behind the last layer of {job.model.name}"
-            problems.add(at, what, f"end at {count}; {cure}")
+            yield index, f"{shown} ends behind the last layer of {model}", f"end at {count}"
         expected = max(expected, min(end, count))
     if expected < count:
-        at = f"{where}.stages[{len(pipeline.stages) - 1}].layers"
-        first, end = pipeline.stages[-1].layers
-        what = f"[{first}, {end}) leaves out {_layer_words(expected, count)} at the end"
-        problems.add(at, what, f"end at {count}; {cure}")
+        first, end = ranges[-1]
+        missing = _layer_words(expected, count)
+        yield (
+            len(ranges) - 1,
+            f"[{first}, {end}) leaves out {missing} at the end",
+            f"end at {count}",
+        )
+
+
+def _also(more: int, what: str) -> str:
+    return f" (and so in {more} more {what}{'s' if more > 1 else ''})" if more else ""
 
 
 def _layer_words(first: int, end: int) -> str:
@@ -164,7 +188,7 @@ class _Repeated:
             fault = self.faults[kind]
             assert fault is not None, "only faults have places"
             more = len(places) - 1
-            also = f" (and so in {more} more stage{'s' if more > 1 else ''})" if more else ""
+            also = _also(more, "stage")
             problems.add(f"{places[0]}.{fault.place}", fault.what + also, fault.cure)
 
 
@@ -179,20 +203,21 @@ def tp_problem(tp: int, job: Job) -> Problem | None:
     return None
 
 
-def _check_recompute(stage: Stage, job: Job, at: str, problems: Problems) -> None:
+def _recompute_problem(stage: Stage, job: Job) -> Problem | None:
     # Recomputing more than the job asks for is slower but right, so only the opposite is told.
-    if job.recompute == "full" and stage.recompute == "none":
-        cure = 'set "recompute": "full", or training.recompute = "auto" in the job'
-        problems.add(f"{at}.recompute", 'is "none" where the job wants "full"', cure)
+    if job.recompute != "full" or stage.recompute == "full":
+        return None
+    cure = 'set "recompute": "full", or training.recompute = "auto" in the job'
+    return Problem("recompute", 'is "none" where the job wants "full"', cure)
 
 
-def _check_split(stage: Stage, micro_batch_size: int, at: str, problems: Problems) -> None:
-    total = sum(stage.split)
-    if any(micro_batch_size * share % total for share in stage.split):
-        shares = ", ".join(map(str, stage.split))
-        what = f"[{shares}] does not divide micro batches of {micro_batch_size} into whole samples"
-        cure = "the shares' sum must divide the micro batch times each share"
-        problems.add(f"{at}.split", what, cure)
+def _split_problem(split: tuple[int, ...], micro_batch_size: int) -> Problem | None:
+    total = sum(split)
+    if all(micro_batch_size * share % total == 0 for share in split):
+        return None
+    shares = ", ".join(map(str, split))
+    what = f"[{shares}] does not divide micro batches of {micro_batch_size} into whole samples"
+    return Problem("split", what, "the shares' sum must divide the micro batch times each share")
 
 
 def _check_interleaving(plan: Plan, pipeline: Pipeline, where: str, problems: Problems) -> None:

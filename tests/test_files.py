@@ -96,6 +96,14 @@ def test_a_file_at_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_document(tmp_path / "f")
 
 
+def test_only_programs_write_large_files() -> None:
+    large = b"#" * (2 * 2**20)
+    with pytest.raises(InputError, match="TOML beyond 2 MiB is not read"):
+        parse_document(large + b"\na = 1", name="f")
+    assert parse_document(large[:-10] + b"\na = 1", name="f").data == {"a": 1}
+    assert parse_document(b'{"a": 1' + b" " * len(large) + b"}", name="f").data == {"a": 1}
+
+
 @pytest.mark.parametrize(
     ("raw", "place", "what"),
     [

@@ -201,6 +201,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     [
         ([1, 26], "stages[0].layers: [1, 26) leaves out layer 0 before the first stage"),
         ([0, 25], "stages[0].layers: [0, 25) leaves out layer 25 at the end; end at 26"),
+        ([0, 26, 27], "stages[1].layers: [26, 27) lies behind the last layer of opt-350m; leave"),
         ([0, 13, 28], "stages[1].layers: [13, 28) ends behind the last layer of opt-350m"),
     ],
 )
@@ -375,9 +376,10 @@ def test_no_device_serves_two_groups() -> None:
 
 
 def test_a_fault_of_many_stages_is_told_once() -> None:
-    many = plan_of(*[stages(replace(A, zone="nowhere"), list(range(27)), tp=1)] * 40)
-    (fault,) = faults(many)
-    assert "(and so in 1039 more stages)" in fault
+    many = plan_of(*[stages(replace(A, zone="nowhere"), list(range(26)), tp=1)] * 40)
+    last, lost = faults(many)
+    assert "stages[24].layers: [24, 25) leaves out layer 25 at the end (and so in 39 more" in last
+    assert "(and so in 999 more stages)" in lost
 
 
 # Properties
