@@ -219,7 +219,7 @@ def _rows(plan: Plan, profile: Profile, gpus_per_node: Callable[[Place], int]) -
                     for timing in timings
                 ),
                 # As it was timed, on a small model: the formula does not scale it.
-                update_s=max(timing.optimizer_s for timing in timings),
+                update_s=max(timing.optimizer_s or 0.0 for timing in timings),
                 output_bytes=FLOAT_BYTES * whole.output_elements[end - 1] * plan.micro_batch_size,
                 gradient_bytes=FLOAT_BYTES * sum(whole.parameters[first:end]),
                 smallest_tp=min(stage.tp for stage in column),

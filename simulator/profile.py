@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ class Timing:
 
     forward_s: Row
     backward_s: Row
-    optimizer_s: float
-    """The optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters."""
+    optimizer_s: float | None
+    """``None`` where it was not measured; else the optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters."""
     notes: tuple[str, ...] = ()
 
 
@@ -155,7 +155,7 @@ class _Reader:
 
     def _sizes(self, count: int) -> dict[int, LayerSizes]:
         sizes = {}
-        for key, table in self.raw["memory_per_layer"].items():
+        for key, table in self._tables(self.raw["memory_per_layer"], "memory_per_layer"):
             where = f"{self.place}: memory_per_layer.{key}"
             rows = [
                 self._numbers(f"{where}.{name}", table.get(name), count)
@@ -175,43 +175,63 @@ class _Reader:
 
     def _timings(self, count: int) -> dict[tuple[str, int, int], Timing]:
         timings = {}
-        flagged = self._flags()
-        for gpu, by_degree in self.raw["timing"].items():
-            for degree, by_batch in by_degree.items():
-                for batch, entry in by_batch.items():
-                    if entry.get("fwd_s") is None:
-                        continue  # Tried and ran out of memory: no measurement.
-                    where = f"{self.place}: timing.{gpu}.{degree}.{batch}"
-                    forward = self._numbers(f"{where}.fwd_s", entry["fwd_s"], count)
-                    backward = self._numbers(f"{where}.bwd_s", entry.get("bwd_s"), count)
-                    step = self._numbers(
-                        f"{where}.optimizer_step_s", [entry.get("optimizer_step_s")], 1
-                    )
-                    if forward is None or backward is None or step is None:
-                        continue
-                    if self.merge_tail:
-                        forward = [*forward[:-2], forward[-2] + forward[-1]]
-                        backward = [*backward[:-2], backward[-2] + backward[-1]]
-                    notes = tuple(
-                        f"{gpu} {degree} {batch}: {note}"
-                        for kind, words, note in flagged
-                        if kind == gpu and degree in words and batch in words
-                    )
-                    timings[gpu, _degree(degree), _degree(batch)] = Timing(
-                        np.array(forward), np.array(backward), step[0], notes
-                    )
+        for kind, degree, batch, entry in self._entries():
+            where = f"{self.place}: timing.{kind}.{degree}.{batch}"
+            timing = self._timing(where, entry, count, f"{kind} {degree} {batch}")
+            if timing is None:
+                continue
+            try:
+                key = (self.catalogue.gpu_name(kind), _degree(degree), _degree(batch))
+            except InputError as error:
+                self.problems.take(error, place=f"{where}:")
+                continue
+            timings[key] = timing
         return timings
 
-    def _flags(self) -> list[tuple[str, set[str], str]]:
-        """Doubts that the file itself states: (GPU kind, the words of where, the doubt)."""
-        return [
-            (
-                str(flag.get("gpu", "")),
-                set(str(flag.get("where", "")).replace(",", " ").replace("/", " ").split()),
-                str(flag.get("flag", "doubtful")).replace("_", " "),
-            )
-            for flag in self.raw.get("flags", [])
-        ]
+    def _entries(self) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+        """(GPU kind, TP, micro batch, entry), but for those that ran out of memory."""
+        for kind, by_degree in self._tables(self.raw["timing"], "timing"):
+            for degree, by_batch in self._tables(by_degree, f"timing.{kind}"):
+                for batch, entry in self._tables(by_batch, f"timing.{kind}.{degree}"):
+                    if entry.get("fwd_s") is not None:
+                        yield kind, degree, batch, entry
+
+    def _tables(self, value: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The tables inside a table; anything else is a problem."""
+        if not isinstance(value, Mapping):
+            self.problems.add(f"{self.place}: {where}", "must be a table")
+            return
+        for key, inner in value.items():
+            if isinstance(inner, Mapping):
+                yield key, inner
+            else:
+                self.problems.add(f"{self.place}: {where}.{key}", "must be a table")
+
+    def _timing(self, where: str, entry: Mapping[str, Any], count: int, name: str) -> Timing | None:
+        forward = self._numbers(f"{where}.fwd_s", entry["fwd_s"], count)
+        backward = self._numbers(f"{where}.bwd_s", entry.get("bwd_s"), count)
+        step = self._numbers(f"{where}.optimizer_step_s", [entry.get("optimizer_step_s")], 1)
+        if forward is None or backward is None or step is None:
+            return None
+        if not all(seconds > 0 for seconds in forward):
+            self.problems.add(f"{where}.fwd_s", "holds a zero, which is no measurement")
+            return None
+        if self.merge_tail:
+            forward = [*forward[:-2], forward[-2] + forward[-1]]
+            backward = [*backward[:-2], backward[-2] + backward[-1]]
+        words = set(name.split())
+        notes = tuple(f"{name}: {doubt}" for doubted, doubt in self._doubts() if doubted <= words)
+        # The published files write 0 where no optimizer step was timed.
+        return Timing(np.array(forward), np.array(backward), step[0] or None, notes)
+
+    def _doubts(self) -> Iterator[tuple[set[str], str]]:
+        """Doubts that the file states itself: words that an entry's name must have, the doubt."""
+        for flag in self.raw.get("flags", []):
+            where = str(flag.get("where", "")).replace(",", " ").replace("/", " ").split()
+            degrees = [word for word in where if word.startswith("tp")]
+            doubt = str(flag.get("flag", "doubtful")).replace("_", " ")
+            for batch in (word for word in where if word.startswith("mbs")):
+                yield {str(flag.get("gpu", "")), *degrees, batch}, doubt
 
 
 def _degree(key: str) -> int:

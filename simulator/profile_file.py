@@ -99,10 +99,10 @@ def _timings(
         micro_batch = table.integer("micro_batch", least=1, required=True)
         forward = _row(table, "forward_s", count, above=0.0)
         backward = _row(table, "backward_s", count, least=0.0)
-        step = table.number("optimizer_s", above=0, required=True)
+        step = table.number("optimizer_s", above=0)
         note = table.text("note", default="")
         table.finish()
-        if gpu is None or tp is None or micro_batch is None or step is None:
+        if gpu is None or tp is None or micro_batch is None:
             continue
         if forward is None or backward is None:
             continue
@@ -160,8 +160,8 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
                 "micro_batch": micro_batch,
                 "forward_s": numbers(timing.forward_s),
                 "backward_s": numbers(timing.backward_s),
-                "optimizer_s": timing.optimizer_s,
             }
+            | ({} if timing.optimizer_s is None else {"optimizer_s": timing.optimizer_s})
             | ({"note": "; ".join(timing.notes)} if timing.notes else {})
             for (gpu, tp, micro_batch), timing in sorted(profile.timings.items())
         ],

@@ -75,11 +75,15 @@ class TimeTable:
         hook = self.hook_s(gpu)
         forward = _without_hooks(sizes, np.stack([e.forward_s for e in entries]), hook)
         backward = _without_hooks(sizes, np.stack([e.backward_s for e in entries]), hook)
-        step = self._optimizer(profile, gpu, tp, entries, micro_batch, sizes)
+        nearby = min(range(len(sizes)), key=lambda i: (abs(sizes[i] - micro_batch), i))
+        step, unmeasured = self._optimizer(profile, gpu, tp, entries[nearby])
         notes = tuple(dict.fromkeys(note for entry in entries for note in entry.notes))
+        notes = (*notes, *unmeasured)
         if micro_batch in sizes:
             index = sizes.index(micro_batch)
-            provenance = Provenance("measured", MEASURED.relative_error, entries[index].notes)
+            provenance = Provenance(
+                "measured", MEASURED.relative_error, (*entries[index].notes, *unmeasured)
+            )
             return LayerTimes(forward[index], backward[index], step, provenance)
         what = f"{gpu} TP {tp} micro batch {micro_batch}"
         error = 0.05 if sizes[0] < micro_batch < sizes[-1] else 0.12
@@ -118,21 +122,14 @@ class TimeTable:
         )
 
     def _optimizer(
-        self,
-        profile: Profile,
-        gpu: str,
-        tp: int,
-        entries: list[Timing],
-        micro_batch: int,
-        sizes: list[int],
-    ) -> float:
-        """The step does not depend on the micro batch; take the nearest measurement."""
+        self, profile: Profile, gpu: str, tp: int, timing: Timing
+    ) -> tuple[float, tuple[str, ...]]:
+        """Seconds per parameter; the step does not depend on the micro batch."""
         parameters = profile.optimizer_parameters.get(tp)
-        nearby = min(range(len(sizes)), key=lambda i: (abs(sizes[i] - micro_batch), i))
-        seconds = entries[nearby].optimizer_s
-        if parameters is None or seconds <= 0.0:
-            return self.roofline.optimizer_s_per_parameter(gpu)
-        return seconds / parameters
+        if parameters is None or timing.optimizer_s is None:
+            note = f"{gpu} TP {tp}: optimizer step computed, not measured"
+            return self.roofline.optimizer_s_per_parameter(gpu), (note,)
+        return timing.optimizer_s / parameters, ()
 
     # -- other sequence or precision than the profile's -----------------------------------------
 
