@@ -23,7 +23,7 @@ class Timing:
     forward_s: Row
     backward_s: Row
     optimizer_s: float | None
-    """``None`` where it was not measured; else the optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters."""
+    """The optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters, if measured."""
     notes: tuple[str, ...] = ()
 
 
