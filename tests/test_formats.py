@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from simulator.cluster_file import cluster_from_document
@@ -20,6 +21,8 @@ from simulator.model_description import describe
 from simulator.plan_check import check_plan
 from simulator.plan_file import plan_from_document
 from simulator.presets import preset
+from simulator.profile import LayerSizes, Profile, Timing
+from simulator.profile_file import profile_to_json
 from simulator.provenance import MEASURED
 
 DOCUMENT = (Path(__file__).resolve().parent.parent / "docs" / "formats.md").read_text("utf-8")
@@ -121,6 +124,23 @@ def test_an_estimate_fits_its_schema() -> None:
 def test_a_model_description_fits_its_schema(name: str) -> None:
     written = json.loads(json.dumps(describe(preset(name))))
     jsonschema.validate(written, SCHEMAS["model"])
+
+
+def test_a_profile_that_we_write_fits_its_schema() -> None:
+    profile = Profile(
+        name="toy",
+        sequence=128,
+        precision="bf16",
+        layer_names=("embedding", "block", "head"),
+        timings={("T4", 1, 2): Timing(np.ones(3), np.ones(3), 0.5, ("doubtful",))},
+        sizes={1: LayerSizes((3, 4, 5), (1, 1, 1), (2, 2, 2))},
+        optimizer_parameters={1: 12},
+        config={},
+    )
+    written = json.loads(json.dumps(profile_to_json(profile)))
+    jsonschema.validate(written, SCHEMAS["profile"])
+    del written["sizes"]
+    assert not jsonschema.Draft202012Validator(SCHEMAS["profile"]).is_valid(written)
 
 
 def test_measurements_of_others_fit_the_schemas(reference: Path) -> None:
