@@ -1,13 +1,49 @@
-"""The command line ``sailorctl``."""
+"""The command line ``sailorctl``: what a person types, and how mistakes are answered.
+
+Exit codes: 0 done; 1 it was tried and something in it failed; 2 the input cannot be used;
+3 the plan was estimated but does not fit its devices.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.metadata import version
 
 import click
 
+from sailord import offline
+from simulator.errors import InputError
 
-@click.group()
+UNUSABLE_INPUT = 2
+
+
+class _Group(click.Group):
+    """Answers a user's mistake with sentences, never with a stack trace."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            for problem in error.problems:
+                click.echo(f"error: {problem}", err=True)
+            ctx.exit(UNUSABLE_INPUT)
+        except BrokenPipeError:
+            # The reader of our output has gone (as `| head` does); nothing is left to say.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("sailor"), prog_name="sailorctl")
 def main() -> None:
-    """Plan, simulate and run a training job on whatever GPUs can be had."""
+    """Plan, simulate and run a training job on whatever GPUs can be had.
+
+    JOB and CLUSTER are TOML files, PLAN is JSON (docs/formats.md). Every command takes --json.
+
+    Shell completion: eval "$(_SAILORCTL_COMPLETE=bash_source sailorctl)"; zsh and fish likewise.
+    """
+
+
+main.add_command(offline.simulate)
+main.add_command(offline.validate)

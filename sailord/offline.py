@@ -1,0 +1,172 @@
+"""Commands that need no daemon: a plan's estimate, and the simulator's accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from sailord import report
+from sailord.plot import write_plot
+from sailord.timeline import write_timeline
+from simulator.catalogue import load_catalogue
+from simulator.cluster import Cluster
+from simulator.cluster_file import load_cluster
+from simulator.errors import InputError, Problem, Problems
+from simulator.estimate import Estimate
+from simulator.event import EventEstimator
+from simulator.files import load_document
+from simulator.job import Job
+from simulator.job_file import load_job
+from simulator.plan import Plan
+from simulator.plan_check import check_plan
+from simulator.plan_file import complete_plan, load_plan
+from simulator.request import ESTIMATORS, Estimator, estimator, load_measurements
+from simulator.validation import validate as validate_cases
+
+DOES_NOT_FIT = 3
+SOME_FAILED = 1
+
+_FILE = click.Path(path_type=Path)
+_PROFILES = click.option(
+    "--profiles",
+    type=_FILE,
+    metavar="DIR",
+    help="Folder with profiles_<name>.json and, if measured, network.json.",
+)
+_ESTIMATOR = click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"One of {', '.join(ESTIMATORS)}.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@click.command()
+@click.argument("plan", type=_FILE)
+@click.argument("job", type=_FILE)
+@click.argument("cluster", type=_FILE)
+@_PROFILES
+@_ESTIMATOR
+@click.option("--timeline", type=_FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@click.option("--plot", type=_FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
+@_JSON
+def simulate(
+    plan: Path,
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    estimator_name: str,
+    timeline: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Estimate the time, memory and money of PLAN for JOB on CLUSTER.
+
+    Exits with 3 if the plan does not fit the memory of its devices.
+    """
+    the_job, the_cluster, the_plan = _load(job, cluster, plan)
+    the_plan = complete_plan(the_plan, the_cluster)
+    Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    judge = estimator(
+        estimator_name, job=the_job, cluster=the_cluster, measurements=measurements
+    )
+    estimate = judge.estimate(the_plan)
+    too_full = ()
+    if not estimate.fits and isinstance(judge, EventEstimator):
+        too_full = judge.misfits(the_plan)
+    if timeline is not None or plot is not None:
+        _draw(the_plan, judge, estimate, timeline=timeline, picture=plot)
+    if as_json:
+        document = estimate.to_json() | {
+            "gpus_used": the_plan.gpus_used(),
+            "misfits": [str(misfit) for misfit in too_full],
+        }
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        click.echo(report.estimate_text(the_plan, the_job, estimate))
+    for misfit in too_full:
+        click.echo(f"does not fit: {misfit}", err=True)
+    if not estimate.fits:
+        raise SystemExit(DOES_NOT_FIT)
+
+
+def _load(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
+    """Read the three files, and tell the mistakes of all of them together."""
+    problems = Problems()
+    loaded: list[object] = []
+    for load, path in ((load_job, job), (load_cluster, cluster), (load_plan, plan)):
+        try:
+            loaded.append(load(path))
+        except InputError as error:
+            problems.take(error)
+    problems.raise_if_any()
+    the_job, the_cluster, the_plan = loaded
+    assert isinstance(the_job, Job)
+    assert isinstance(the_cluster, Cluster)
+    assert isinstance(the_plan, Plan)
+    return the_job, the_cluster, the_plan
+
+
+def _draw(
+    plan: Plan,
+    judge: Estimator,
+    estimate: Estimate,
+    *,
+    timeline: Path | None,
+    picture: Path | None,
+) -> None:
+    """Write the pictures that were asked for."""
+    if timeline is not None:
+        if not isinstance(judge, EventEstimator):
+            raise InputError(
+                Problem("--timeline", f"the estimator {judge.name} knows no schedule",
+                        "use --estimator event")
+            )  # fmt: skip
+        write_timeline(plan, judge, timeline)
+    if picture is not None:
+        write_plot(plan, estimate, judge, picture)
+
+
+@click.command()
+@click.argument("cases", type=_FILE)
+@_PROFILES
+@_ESTIMATOR
+@click.option("--catalogue", type=_FILE, metavar="FILE", help="Your own facts, laid over ours.")
+@_JSON
+def validate(
+    cases: Path,
+    profiles: Path | None,
+    estimator_name: str,
+    catalogue: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare predictions with measured runs: per case, per campaign and in sum.
+
+    Exits with 0 when every case with a valid measurement was estimated, whatever the error.
+    """
+    if estimator_name not in ESTIMATORS:
+        known = ", ".join(ESTIMATORS)
+        raise InputError(Problem("--estimator", f'"{estimator_name}" is not known', f"try {known}"))
+    facts = load_catalogue(catalogue)
+    document = load_document(cases)
+    result = validate_cases(
+        document.data,
+        place=document.name,
+        measurements=load_measurements(profiles, catalogue=facts),
+        catalogue=facts,
+        estimator_name=estimator_name,
+    )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    else:
+        click.echo(report.validation_text(result, estimator_name))
+    for case, reason in result.failures:
+        click.echo(f"error: {case}: {reason}", err=True)
+    if result.failures:
+        raise SystemExit(SOME_FAILED)
