@@ -17,6 +17,7 @@ from simulator.errors import InputError, Problem, Problems
 from simulator.estimate import Estimate
 from simulator.event import EventEstimator
 from simulator.files import load_document
+from simulator.fitting import Misfit
 from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Plan
@@ -73,11 +74,9 @@ def simulate(
     the_plan = complete_plan(the_plan, the_cluster)
     Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
-    judge = estimator(
-        estimator_name, job=the_job, cluster=the_cluster, measurements=measurements
-    )
+    judge = estimator(estimator_name, job=the_job, cluster=the_cluster, measurements=measurements)
     estimate = judge.estimate(the_plan)
-    too_full = ()
+    too_full: tuple[Misfit, ...] = ()
     if not estimate.fits and isinstance(judge, EventEstimator):
         too_full = judge.misfits(the_plan)
     if timeline is not None or plot is not None:

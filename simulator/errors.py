@@ -49,6 +49,15 @@ class Problems:
             raise InputError(self.found)
 
 
+def malformed(place: str, error: Exception, chapter: str) -> Problem:
+    """What to say of a program's file in which something is missing or of a wrong kind."""
+    if isinstance(error, KeyError):
+        what = f"a key {error} is missing"
+    else:
+        what = f"something in it is of a wrong kind ({error})"
+    return Problem(place, what, f"see docs/formats.md, {chapter}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which of the known names may have been meant."""
     names = sorted(set(known))

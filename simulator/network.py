@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.catalogue import Catalogue
 from simulator.curves import Curve, at_flows, curve_from_bandwidths, repaired
-from simulator.errors import Problems
+from simulator.errors import InputError, Problems, malformed
 from simulator.hardware import MachineType
 from simulator.plan import Place
 from simulator.provenance import MEASURED, Provenance
@@ -133,7 +133,16 @@ class Network:
 
 
 def measured_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogue) -> Measured:
-    """Read a network file, with every mistake in it reported at once."""
+    """Read a network file, or say what is wrong with it."""
+    try:
+        return _measured(raw, place, catalogue)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(malformed(place, error, "network")) from None
+
+
+def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measured:
     problems = Problems()
     curves = _read_curves(raw, place, problems)
     sizes = raw.get("sizes_bytes")

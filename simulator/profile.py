@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.catalogue import Catalogue
-from simulator.errors import InputError, Problem, Problems
+from simulator.errors import InputError, Problem, Problems, malformed
 from simulator.model import PRECISIONS, Precision
 
 Row = NDArray[np.float64]
@@ -65,10 +65,15 @@ class Profile:
 
 
 def profile_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogue) -> Profile:
-    """Read a profile, with every mistake in it reported at once."""
+    """Read a profile of the published form, with every mistake in it reported at once."""
     problems = Problems()
     reader = _Reader(raw, place, problems, catalogue)
-    profile = reader.profile()
+    try:
+        profile = reader.profile()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(malformed(place, error, "profile")) from None
     problems.raise_if_any()
     assert profile is not None
     return profile

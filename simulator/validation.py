@@ -10,11 +10,13 @@ from typing import Any
 from simulator.blocks import MEGATRON
 from simulator.catalogue import Catalogue
 from simulator.cluster import Cluster, Pool
-from simulator.errors import InputError, Problem, Problems
+from simulator.errors import InputError, Problem, Problems, malformed
 from simulator.estimate import Estimate
 from simulator.families import build_model
-from simulator.job import Job
+from simulator.job import OPTIMIZER_MOMENTS, Job
+from simulator.model import PRECISIONS
 from simulator.plan import Pipeline, Place, Plan, Stage
+from simulator.plan_check import check_plan
 from simulator.platform import RUNTIMES
 from simulator.profile import Profile
 from simulator.request import Measurements, estimator
@@ -145,6 +147,7 @@ def _compare(
         profiles[case.model] = measurements.profile(case.model, catalogue=catalogue)
     job = case.job(profiles[case.model])
     plan, cluster = case.plan(catalogue), case.cluster(catalogue)
+    Problems(list(check_plan(plan, job, cluster, place="plan"))).raise_if_any()
     judge = estimator(estimator_name, job=job, cluster=cluster, measurements=measurements)
     estimate = judge.estimate(plan)
     return Comparison(
@@ -191,9 +194,9 @@ class _Case:
         try:
             return cls._read(raw, where, problems)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            problems.add(where, f"is not a measured run ({error!r})", "see docs/formats.md")
-            problems.raise_if_any()
-            raise AssertionError from error
+            if isinstance(error, InputError):
+                raise
+            raise InputError(malformed(where, error, "validation cases")) from None
 
     @classmethod
     def _read(cls, raw: Any, where: str, problems: Problems) -> _Case:
@@ -203,7 +206,11 @@ class _Case:
             layers = list(stage["layers"])
             if layers != list(range(layers[0], layers[-1] + 1)):
                 problems.add(f"{where}.plan.stages[{index}].layers", "must be consecutive")
-            replicas = tuple((r["gpu_type"], int(r["tp"]), r["zone"]) for r in stage["replicas"])
+            replicas = tuple(
+                (_text(r["gpu_type"]), _count(r["tp"]), _text(r["zone"])) for r in stage["replicas"]
+            )
+            if not replicas:
+                problems.add(f"{where}.plan.stages[{index}].replicas", "is empty")
             stages.append(((layers[0], layers[-1] + 1), replicas))
         if len({len(replicas) for _, replicas in stages}) != 1:
             problems.add(f"{where}.plan.stages", "must all have the same number of replicas")
@@ -215,16 +222,16 @@ class _Case:
         return cls(
             identifier=str(raw["id"]),
             source=str(raw.get("source", "")),
-            model=raw["model"],
+            model=_text(raw["model"]),
             runtime=runtime,
-            sequence=int(raw["seq_len"]),
-            precision=raw.get("precision", "fp32"),
-            recompute=raw.get("recompute", "none"),
-            optimizer=str(raw.get("optimizer", "Adam")).lower(),
+            sequence=_count(raw["seq_len"]),
+            precision=_one_of(raw, "precision", PRECISIONS),
+            recompute=_one_of(raw, "recompute", ("none", "full")),
+            optimizer=_one_of(raw, "optimizer", tuple(OPTIMIZER_MOMENTS)),
             zero=int(raw.get("zero_stage", 0)),
-            gpus_per_node=int(raw["gpus_per_node"]),
-            micro_batch_size=int(plan["micro_batch_size"]),
-            global_batch=int(plan["global_batch_size"]),
+            gpus_per_node=_count(raw["gpus_per_node"]),
+            micro_batch_size=_count(plan["micro_batch_size"]),
+            global_batch=_count(plan["global_batch_size"]),
             stages=tuple(stages),
             time_s=_measured(raw.get("measured_iter_time_s"), flags.get("time_valid", True)),
             notes=notes,
@@ -251,8 +258,8 @@ class _Case:
             global_batch=self.global_batch,
             sequence=self.sequence,
             profile=self.model,
-            precision=self.precision,  # type: ignore[arg-type]  # checked when layers are timed
-            optimizer=self.optimizer,  # type: ignore[arg-type]  # checked when memory is counted
+            precision=self.precision,  # type: ignore[arg-type]  # one of the known words, as read
+            optimizer=self.optimizer,  # type: ignore[arg-type]  # one of the known words, as read
             max_tp=max(tp for _, replicas in self.stages for _, tp, _ in replicas),
             flash_attention=False,
             zero=1 if self.zero else 0,
@@ -312,6 +319,26 @@ class _Case:
             for (gpu, zone), count in kinds.items()
         )
         return Cluster(pools, catalogue)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{value!r} is not a name")
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TypeError(f"{value!r} is not a positive whole number")
+    return value
+
+
+def _one_of(raw: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    """A word of a run, in any case; absent, the first of those known."""
+    given = str(raw.get(key, known[0])).lower()
+    if given not in known:
+        raise ValueError(f"{key} is {given}, not one of {', '.join(known)}")
+    return given
 
 
 def _measured(value: object, valid: bool) -> float | None:
