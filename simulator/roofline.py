@@ -1,9 +1,10 @@
 """Layer times computed from work, traffic and launches, where nothing was measured.
 
-A layer's forward is its matrix products at a share of the GPU's peak, plus its other memory
-traffic at a share of the memory's bandwidth, plus its tensor-parallel all-reduces, and never
-less than the time to launch its kernels. The two shares were fitted per GPU kind on measured
-profiles (``simulator/data/calibration.toml`` says on which, and how far off they are).
+Forward and backward together are the layer's matrix products at a share of the GPU's peak, plus
+its other memory traffic at a share of the memory's bandwidth, both three times what forward does
+alone; to each direction come its tensor-parallel all-reduces, and it takes no less than the time
+to launch its kernels. The shares were fitted per GPU kind on measured profiles
+(``simulator/data/calibration.toml`` says on which, and how far off they are).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from simulator.catalogue import Catalogue
 from simulator.files import built_in_table
 from simulator.hardware import Gpu
-from simulator.model import Model, Precision
+from simulator.model import FLOAT_BYTES, Layer, Model, Precision
 from simulator.network import Network
 from simulator.plan import Place
 from simulator.profile import Row
@@ -37,15 +38,48 @@ class LayerTimes:
     provenance: Provenance
 
 
+OTHER_PRECISION_ERROR = 0.4
+"""Error bar where the shares, all fitted on fp32 runs, are applied to another precision."""
+
+
+SIXTEEN_BIT_SHARE_MAX = 0.7
+"""No more of the peak than this in bf16 and fp16, an assumption: the peak is twice or more that
+of fp32, and what feeds it no faster."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """What layers ask of a GPU, in seconds at its peaks; one entry per layer."""
+
+    compute_s: Row
+    """Matrix products of one forward pass at the peak rate."""
+    traffic_s: Row
+    """Other memory traffic of one forward pass at the peak bandwidth."""
+    collectives_forward_s: Row
+    collectives_backward_s: Row
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """How much of its peaks a GPU kind reaches, and how far off that is."""
 
     compute_share: float
     traffic_share: float
+    collective_factor: float
+    """All-reduces inside a machine take this times what the links between its GPUs say."""
+    backward_ratio: float
+    """Backward over forward, collectives apart; their sum is three forward passes."""
     launch_s: float
     relative_error: float
     fitted_on: str
+
+    def seconds(self, demand: Demand) -> tuple[Row, Row]:
+        """Forward and backward of each layer."""
+        both = 3 * (demand.compute_s / self.compute_share + demand.traffic_s / self.traffic_share)
+        ahead = both / (1 + self.backward_ratio)
+        forward = ahead + self.collective_factor * demand.collectives_forward_s
+        backward = both - ahead + self.collective_factor * demand.collectives_backward_s
+        return np.maximum(forward, self.launch_s), np.maximum(backward, self.launch_s)
 
 
 @cache
@@ -55,6 +89,8 @@ def calibrations() -> Mapping[str, Calibration]:
         name: Calibration(
             compute_share=entry["compute_share"],
             traffic_share=entry["traffic_share"],
+            collective_factor=entry["collective_factor"],
+            backward_ratio=entry["backward_ratio"],
             launch_s=entry["launch_s"],
             relative_error=entry["relative_error"],
             fitted_on=entry["fitted_on"],
@@ -81,23 +117,46 @@ class Roofline:
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
         """Times on ``tp`` GPUs of a kind in one machine, for one micro batch."""
         calibration = calibrations().get(gpu, calibrations()["default"])
-        gpu_facts = self.catalogue.gpu(gpu)
-        forward = np.array(
-            [
-                self._forward(index, gpu_facts, calibration, tp, micro_batch)
-                for index in range(len(self.model.layers))
-            ]
-        )
-        collectives = np.array(
-            [self._collectives(index, gpu, tp, micro_batch) for index in range(len(forward))]
-        )
-        floor = calibration.launch_s
+        error = calibration.relative_error
         note = f"{gpu}: computed, not measured (calibrated on {calibration.fitted_on})"
+        if self.precision != "fp32":
+            share = min(calibration.compute_share, SIXTEEN_BIT_SHARE_MAX)
+            calibration = replace(calibration, compute_share=share)
+            error = max(error, OTHER_PRECISION_ERROR)
+            note += f"; the shares are those of fp32, the job is {self.precision}"
+        demand = self.demand(gpu, tp=tp, micro_batch=micro_batch)
+        forward, backward = calibration.seconds(demand)
         return LayerTimes(
-            np.maximum(forward + collectives[:, 0], floor),
-            np.maximum(2 * forward + collectives[:, 1], floor),
+            forward,
+            backward,
             self.optimizer_s_per_parameter(gpu),
-            Provenance("analytic", calibration.relative_error, (note,)),
+            Provenance("analytic", error, (note,)),
+        )
+
+    def demand(self, gpu: str, *, tp: int, micro_batch: int) -> Demand:
+        """What every layer asks of one of ``tp`` GPUs of a kind."""
+        facts = self.catalogue.gpu(gpu)
+        layers = self.model.layers
+        flops = [
+            layer.forward_flops(micro_batch=micro_batch, sequence=self.sequence, tp=tp)
+            for layer in layers
+        ]
+        traffic = [
+            layer.memory_traffic_bytes(
+                micro_batch=micro_batch,
+                sequence=self.sequence,
+                tp=tp,
+                precision=self.precision,
+                flash=self.flash,
+            )
+            for layer in layers
+        ]
+        collectives = [self._collectives(layer, gpu, tp, micro_batch) for layer in layers]
+        return Demand(
+            np.array(flops) / peak_flops(facts, self.precision),
+            np.array(traffic) / facts.memory_bandwidth_bytes_per_s,
+            np.array([forward for forward, _ in collectives]),
+            np.array([backward for _, backward in collectives]),
         )
 
     def optimizer_s_per_parameter(self, gpu: str) -> float:
@@ -106,33 +165,24 @@ class Roofline:
         bandwidth = self.catalogue.gpu(gpu).memory_bandwidth_bytes_per_s
         return OPTIMIZER_BYTES[self.precision] / (bandwidth * calibration.traffic_share)
 
-    def _forward(
-        self, index: int, gpu: Gpu, calibration: Calibration, tp: int, micro_batch: int
-    ) -> float:
-        layer = self.model.layers[index]
-        flops = layer.forward_flops(micro_batch=micro_batch, sequence=self.sequence, tp=tp)
-        traffic = layer.memory_traffic_bytes(
-            micro_batch=micro_batch,
-            sequence=self.sequence,
-            tp=tp,
-            precision=self.precision,
-            flash=self.flash,
-        )
-        return flops / (peak_flops(gpu, self.precision) * calibration.compute_share) + traffic / (
-            gpu.memory_bandwidth_bytes_per_s * calibration.traffic_share
-        )
-
-    def _collectives(self, index: int, gpu: str, tp: int, micro_batch: int) -> tuple[float, float]:
+    def _collectives(
+        self, layer: Layer, gpu: str, tp: int, micro_batch: int
+    ) -> tuple[float, float]:
         if tp == 1:
             return 0.0, 0.0
-        layer = self.model.layers[index]
-        width = 4 if self.precision == "fp32" else 2
+        place = Place(gpu, "", "")
         seconds = self.network.all_reduce_within(
-            Place(gpu, "", ""),
+            place,
             gpus=tp,
-            total_bytes=width
+            total_bytes=FLOAT_BYTES[self.precision]
             * layer.allreduce_elements(micro_batch=micro_batch, sequence=self.sequence),
         )
+        shares_a_bus = not self.network.machine_type(place).intra_link.full_duplex
+        if shares_a_bus or gpu in self.network.measured.within:
+            # Measured were tp / 2 pairs, all across the middle of the machine at once, and so
+            # is what a bus carries in sum. A ring crosses the middle once each way, however
+            # many GPUs it has.
+            seconds *= 2 / tp
         return layer.allreduces_forward * seconds, layer.allreduces_backward * seconds
 
 
