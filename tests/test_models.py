@@ -124,6 +124,18 @@ def test_more_work_is_never_cheaper_and_recomputation_only_moves_memory(
         assert layer.memory_traffic_bytes(micro_batch=micro_batch, **use) > 0
 
 
+def test_tensor_parallel_ranks_meet_twice_in_a_block_and_once_at_either_end() -> None:
+    for name, width in (("gpt2", 768), ("opt-350m", 512)):
+        model = preset(name)
+        first, block, last = model.layers[0], model.layers[1], model.layers[-1]
+        meetings = [(x.allreduces_forward, x.allreduces_backward) for x in (first, block, last)]
+        assert meetings == [(1, 0), (2, 2), (0, 1)]
+        assert block.allreduce_elements(micro_batch=2, sequence=10) == 20 * model.hidden
+        assert first.allreduce_elements(micro_batch=2, sequence=10) == 20 * width
+    ends = (preset("vit-b").layers[0], preset("vit-b").layers[-1])
+    assert all(x.allreduces_forward == x.allreduces_backward == 0 for x in ends)
+
+
 def test_flash_attention_keeps_and_moves_no_score_matrix() -> None:
     block = preset("gpt2").layers[1]
     use: dict[str, Any] = {"micro_batch": 1, "sequence": 1024, "precision": "bf16"}
@@ -262,6 +274,24 @@ def test_a_description_out_of_order_or_with_loose_ties_is_told() -> None:
     found = problems_of(lambda: model_from_description(data))
     assert [problem.split(":")[0] for problem in found] == [
         *("layers", "layers", "layers[2].tensors[2].tied_to"),
+    ]
+
+
+def test_a_description_that_is_well_formed_but_means_nothing_is_told() -> None:
+    data = described()
+    data["heads"] = True
+    data["ffn"] = 32.0
+    found = problems_of(lambda: model_from_description(data))
+    assert [problem.split(":")[0] for problem in found] == ["heads", "ffn"]
+    data = described()
+    data["layers"][1]["kept"] = []
+    data["layers"][2]["moments"] = []
+    data["layers"][1]["tensors"][0]["split_dim"] = 1
+    data["layers"][-1]["tensors"][-1]["shape"] = [11, 8]
+    found = problems_of(lambda: model_from_description(data))
+    assert [problem.split(":")[0] for problem in found] == [
+        *("layers[1].kept", "layers[2].moments", "layers[1].tensors[0].split_dim"),
+        "layers[3].tensors[2].tied_to",
     ]
 
 
