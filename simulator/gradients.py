@@ -8,10 +8,11 @@ and a group works on one at a time; the same order in the runtime keeps it free 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, permutations
 
 from simulator.costs import LayerCosts
 from simulator.network import Network
@@ -50,6 +51,9 @@ class _Hop:
     receiver: Place
     flows: int
     rings: int
+    """Rings that pass through the busier of the two machines."""
+    zone_rings: int
+    """Rings that pass between the two zones."""
     same_node: bool
 
 
@@ -60,7 +64,7 @@ class GradientSync:
         self.plan, self.layout, self.costs, self.network = plan, layout, costs, network
         fp32 = costs.job.precision == "fp32"
         self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
-        self.rings_on = self._rings_on()
+        self.crowds = _Crowds.of(layout)
         self._seconds: dict[object, float] = {}
 
     def jobs(self, *, per_layer: bool) -> list[SyncJob]:
@@ -75,51 +79,44 @@ class GradientSync:
                 if per_layer
                 else [(first, end)]
             )
-            rings = _Rings.of(holders, self.rings_on)
-            ids = tuple(holder.group for holder in holders)
-            jobs += [self._job(piece, ids, rings) for piece in pieces]
+            rings = _Rings.of(holders, self.crowds)
+            jobs += [self._job(piece, rings, partial(self._parameters, piece)) for piece in pieces]
         tied = self._tied_job()
         return [*jobs, tied] if tied is not None else jobs
 
-    def _job(self, layers: tuple[int, int], ids: tuple[GroupId, ...], rings: _Rings) -> SyncJob:
-        parameters = {flows: self._parameters(layers, flows) for flows in {1, *rings.flow_counts()}}
-        ring_s = self._ring_seconds(rings.ring, len(ids), parameters)
+    def _job(
+        self, layers: tuple[int, int], rings: _Rings, carried: Callable[[int], float]
+    ) -> SyncJob:
+        """The faster way to sum what ``carried`` says that each of so many rings carries."""
+        parameters = {flows: carried(flows) for flows in {1, *rings.flow_counts()}}
+        ring_s = self._ring_seconds(rings.ring, rings.members, parameters)
         way, seconds = "ring", ring_s
         if len(rings.zones) > 1:
             staged_s = self._staged_seconds(rings, parameters)
             if staged_s < ring_s:
                 way, seconds = "hierarchical", staged_s
         whole = parameters[1] * self.gradient_bytes
-        return SyncJob(layers, ids, seconds, rings.egress(whole, staged=way != "ring"), way)
+        egress = rings.egress(whole, staged=way != "ring")
+        return SyncJob(layers, rings.groups, seconds, egress, way)
 
     def _parameters(self, layers: tuple[int, int], ways: int) -> float:
-        """Parameters of the layers that one of ``ways`` parallel rings carries."""
+        """Parameters of the layers that one of ``ways`` parallel rings carries.
+
+        A tensor that embedding and head share is neither's: it has a job of its own.
+        """
         row = self.costs.parameters(ways)
-        total = float(row[layers[0] : layers[1]].sum())
-        if layers[1] == self.costs.layer_count:
-            total -= self.costs.tied_parameters(ways)
-        return total
+        ends = (layers[0] == 0) + (layers[1] == self.costs.layer_count)
+        return float(row[layers[0] : layers[1]].sum()) - ends * self.costs.tied_parameters(ways)
 
     def _tied_job(self) -> SyncJob | None:
         """A tensor that embedding and head share: summed over the holders of both."""
         if self.costs.tied_parameters(1) == 0:
             return None
         union = {h.group: h for h in self._holders(0) + self._holders(self.costs.layer_count - 1)}
-        holders = sorted(union.values(), key=_ring_order)
-        if len(holders) < 2:
+        if len(union) < 2:
             return None
-        rings = _Rings.of(holders, self.rings_on)
-        parameters = {
-            flows: self.costs.tied_parameters(flows) for flows in {1, *rings.flow_counts()}
-        }
-        whole = parameters[1] * self.gradient_bytes
-        return SyncJob(
-            (0, 1),
-            tuple(holder.group for holder in holders),
-            self._ring_seconds(rings.ring, len(holders), parameters),
-            rings.egress(whole, staged=False),
-            "tied",
-        )
+        rings = _Rings.of(list(union.values()), self.crowds)
+        return replace(self._job((0, 1), rings, self.costs.tied_parameters), way="tied")
 
     # -- durations ------------------------------------------------------------------------------
 
@@ -136,11 +133,16 @@ class GradientSync:
             self._steps_seconds(rings.inside[zone], len(members), parameters, shards=len(members))
             for zone, members in rings.zones.items()
         )
-        # All members of a zone send their shard at once and share the way between the zones.
+        # All members of a zone send their shard at once: those of one machine share its way out,
+        # and all of them share the way between the zones.
         across = 2 * self._steps_seconds(
-            rings.across, len(rings.zones), parameters, shards=len(rings.zones) * smallest,
+            rings.across,
+            len(rings.zones),
+            parameters,
+            shards=len(rings.zones) * smallest,
+            abreast=min(rings.members_on_a_machine, smallest),
             rivals=smallest,
-        )  # fmt: skip
+        )
         return 2 * inside + across
 
     def _steps_seconds(
@@ -150,29 +152,34 @@ class GradientSync:
         parameters: Mapping[int, float],
         *,
         shards: int,
+        abreast: int = 1,
         rivals: int = 1,
     ) -> float:
         if members < 2:
             return 0.0
         slowest = max(
-            self._hop_seconds(hop, parameters[hop.flows] * self.gradient_bytes, shards, rivals)
+            self._hop_seconds(
+                hop, parameters[hop.flows] * self.gradient_bytes, shards, abreast, rivals
+            )
             for hop in hops
         )
         return (members - 1) * slowest
 
-    def _hop_seconds(self, hop: _Hop, rank_bytes: float, shards: int, rivals: int) -> float:
+    def _hop_seconds(
+        self, hop: _Hop, rank_bytes: float, shards: int, abreast: int, rivals: int
+    ) -> float:
         """One step of a ring over one hop, bucket after bucket."""
-        key = (hop, rank_bytes, shards, rivals)
+        key = (hop, rank_bytes, shards, abreast, rivals)
         found = self._seconds.get(key)
         if found is None:
             bucket = self.costs.runtime.sync_bucket_bytes
             full, rest = divmod(rank_bytes, bucket)
-            found = full * self._message_seconds(hop, bucket / shards, rivals)
-            found += self._message_seconds(hop, rest / shards, rivals)
+            found = full * self._message_seconds(hop, bucket / shards, abreast, rivals)
+            found += self._message_seconds(hop, rest / shards, abreast, rivals)
             self._seconds[key] = found
         return found
 
-    def _message_seconds(self, hop: _Hop, bytes_each: float, rivals: int) -> float:
+    def _message_seconds(self, hop: _Hop, bytes_each: float, abreast: int, rivals: int) -> float:
         if bytes_each <= 0:
             return 0.0
         if hop.same_node:
@@ -184,13 +191,12 @@ class GradientSync:
             platform_of(hop.sender.gpu).ring_efficiency,
             platform_of(hop.receiver.gpu).ring_efficiency,
         )
-        flows = hop.flows * hop.rings
         seconds = self.network.between_nodes(
             hop.sender,
             hop.receiver,
-            flows=flows,
+            flows=hop.flows * hop.rings * abreast,
             bytes_each=bytes_each,
-            zone_bytes=flows * rivals * bytes_each,
+            zone_bytes=hop.flows * hop.zone_rings * rivals * bytes_each,
         )
         return seconds / efficiency
 
@@ -213,20 +219,43 @@ class GradientSync:
                         group = (p, s, i)
                         node = self.layout.node_of[group]
                         found.append(Holder(group, place, stage.tp, node))
-        return sorted(found, key=_ring_order)
-
-    def _rings_on(self) -> Mapping[Node, int]:
-        """How many different rings pass through each machine: one per stage that stands there."""
-        stages: defaultdict[Node, set[int]] = defaultdict(set)
-        for (_, s, _), node in self.layout.node_of.items():
-            stages[node].add(s)
-        return {node: len(found) for node, found in stages.items()}
+        return found
 
 
-def _ring_order(holder: Holder) -> tuple[object, ...]:
-    """Neighbours in the ring stand close: same zone, then same machine."""
-    zone, machine, gpu, number = holder.node
-    return (zone, machine, gpu, str(number), holder.group)
+@dataclass(frozen=True, slots=True)
+class _Crowds:
+    """How many different rings share a way, one per stage: shares that depend on the plan alone."""
+
+    on: Mapping[Node, int]
+    """Rings through each machine."""
+    between: Mapping[Zones, int]
+    """Rings that have members in both of two zones."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> _Crowds:
+        stages_on: defaultdict[Node, set[int]] = defaultdict(set)
+        zones_of: defaultdict[int, set[str]] = defaultdict(set)
+        for (_, s, _), node in layout.node_of.items():
+            stages_on[node].add(s)
+            zones_of[s].add(node[0])
+        between = Counter(pair for zones in zones_of.values() for pair in permutations(zones, 2))
+        return cls({node: len(found) for node, found in stages_on.items()}, between)
+
+
+def _in_ring_order(holders: Sequence[Holder], crowds: _Crowds) -> list[Holder]:
+    """Neighbours in the ring stand close: same zone, then same machine.
+
+    Machines are ordered by what they carry before their names, so that names never matter.
+    """
+    degrees: defaultdict[Node, list[int]] = defaultdict(list)
+    for holder in holders:
+        degrees[holder.node].append(holder.tp)
+
+    rank = {
+        node: (*node[:3], crowds.on[node], sorted(held), str(node[3]))
+        for node, held in degrees.items()
+    }
+    return sorted(holders, key=lambda holder: (rank[holder.node], holder.tp, holder.group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,25 +268,32 @@ class _Rings:
     across: tuple[_Hop, ...]
     crossings: tuple[Zones, ...]
     """Zone changes of the whole ring, one per hop that crosses."""
-    members: int
+    groups: tuple[GroupId, ...]
+    members_on_a_machine: int
 
     @classmethod
-    def of(cls, holders: Sequence[Holder], rings_on: Mapping[Node, int]) -> _Rings:
+    def of(cls, members: Sequence[Holder], crowds: _Crowds) -> _Rings:
+        holders = _in_ring_order(members, crowds)
         zones: defaultdict[str, list[Holder]] = defaultdict(list)
         for holder in holders:
             zones[holder.place.zone].append(holder)
-        heads = [members[0] for _, members in sorted(zones.items())]
+        heads = [near[0] for _, near in sorted(zones.items())]
         pairs = _pairs(holders)
         return cls(
-            ring=_hops(pairs, rings_on),
-            zones={zone: tuple(members) for zone, members in sorted(zones.items())},
-            inside={z: _hops(_pairs(members), rings_on) for z, members in sorted(zones.items())},
-            across=_hops(_pairs(heads), rings_on),
+            ring=_hops(pairs, crowds),
+            zones={zone: tuple(near) for zone, near in sorted(zones.items())},
+            inside={zone: _hops(_pairs(near), crowds) for zone, near in sorted(zones.items())},
+            across=_hops(_pairs(heads), crowds),
             crossings=tuple(
                 (a.place.zone, b.place.zone) for a, b in pairs if a.place.zone != b.place.zone
             ),
-            members=len(holders),
+            groups=tuple(holder.group for holder in holders),
+            members_on_a_machine=max(Counter(holder.node for holder in holders).values()),
         )
+
+    @property
+    def members(self) -> int:
+        return len(self.groups)
 
     def flow_counts(self) -> set[int]:
         every = [*self.ring, *self.across]
@@ -285,7 +321,7 @@ def _pairs(holders: Sequence[Holder]) -> list[tuple[Holder, Holder]]:
     return list(zip(holders, [*holders[1:], holders[0]], strict=True))
 
 
-def _hops(pairs: Sequence[tuple[Holder, Holder]], rings_on: Mapping[Node, int]) -> tuple[_Hop, ...]:
+def _hops(pairs: Sequence[tuple[Holder, Holder]], crowds: _Crowds) -> tuple[_Hop, ...]:
     """The different kinds of hops of a ring."""
     if len(pairs) < 2:
         return ()
@@ -294,7 +330,8 @@ def _hops(pairs: Sequence[tuple[Holder, Holder]], rings_on: Mapping[Node, int]) 
             a.place,
             b.place,
             min(a.tp, b.tp),
-            max(rings_on[a.node], rings_on[b.node]),
+            max(crowds.on[a.node], crowds.on[b.node]),
+            crowds.between.get((a.node[0], b.node[0]), 1),
             a.node == b.node,
         )
         for a, b in pairs

@@ -8,7 +8,6 @@ shares that depend on the plan alone, never on the moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simulator.network import Network
@@ -130,18 +129,3 @@ class Messages:
             gather = self.network.all_gather(receiver, gpus=receivers, total_bytes=size)
             found = self._cache[key] = Channel(transfer, gather)
         return found
-
-
-def egress_bytes(plan: Plan, bytes_per_sample: Mapping[int, float]) -> Counter[tuple[str, str]]:
-    """Bytes of activations and gradients that leave each zone for another in one iteration."""
-    totals: Counter[tuple[str, str]] = Counter()
-    for p, pipeline in enumerate(plan.pipelines):
-        for s in range(len(pipeline.stages) - 1):
-            here, there = pipeline.stages[s], pipeline.stages[s + 1]
-            for hop in hops_of(plan, p, s):
-                zones = (here.places[hop.source[2]].zone, there.places[hop.target[2]].zone)
-                if zones[0] != zones[1]:
-                    size = hop.samples * bytes_per_sample[here.layers[1] - 1]
-                    totals[zones] += size * pipeline.micro_batches  # type: ignore[assignment]  # bytes may be fractions
-                    totals[zones[::-1]] += size * pipeline.micro_batches  # type: ignore[assignment]  # bytes may be fractions
-    return totals
