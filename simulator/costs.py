@@ -90,6 +90,19 @@ class LayerCosts:
             back += float(forward[max(last, first)] - forward[first])
         return ahead, back
 
+    def backward_by_layer(
+        self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
+    ) -> Row:
+        """The backward of each layer of a range, which sum up to that of ``stage_seconds``."""
+        times = self.times(gpu, tp=tp, samples=samples)
+        first, end = layers
+        row: Row = times.backward[first:end]
+        if recompute == "full":
+            again = times.forward[first:end].copy()
+            again[max(self.layer_count - 1 - first, 0) :] = 0.0  # The head, as above.
+            row = row + again
+        return row
+
     # -- parameters -----------------------------------------------------------------------------
 
     def parameters(self, tp: int) -> Row:

@@ -27,7 +27,6 @@ from simulator.pipeline import Durations, run_1f1b
 from simulator.placement import GroupId, Layout, lay_out
 from simulator.plan import Place, Plan, Stage
 from simulator.platform import platform_of
-from simulator.profile import Row
 from simulator.provenance import Provenance, weakest
 from simulator.sites import Sites
 from simulator.unrolled import Edge, Group, Unrolled, unroll
@@ -309,17 +308,19 @@ class EventEstimator:
             for group in job.holders:
                 channel[owner[group]] = start + job.seconds
                 busy[owner[group]] += job.seconds
+        zero = self.costs.job.zero == 1
+        holders = plan.holder_counts(self.costs.layer_count) if zero else None
         step_end = {}
         optimizer = {}
         for p, pipeline in enumerate(plan.pipelines):
             for s, stage in enumerate(plan.owning_stages(pipeline)):
                 for i in range(len(stage.places)):
                     group = (p, s, i)
-                    seconds = self._optimizer_seconds(plan, p, s, i)
+                    seconds = self._optimizer_seconds(plan, p, s, i, holders)
                     done = max(free[group], ready[group], channel[group])
                     optimizer[group] = seconds
                     step_end[group] = done + seconds
-        return _Finish(step_end, busy, optimizer, ready)
+        return _Finish(step_end, busy, optimizer, free)
 
     def _owner(self, plan: Plan, group: GroupId) -> GroupId:
         """The device group that runs a chunk."""
@@ -333,34 +334,39 @@ class EventEstimator:
         found: dict[tuple[GroupId, int], float] = {}
         cache: dict[object, list[float]] = {}
         for p, (pipeline, work) in enumerate(zip(plan.pipelines, works, strict=True)):
-            for k, (s, i) in enumerate(work.groups):
+            for s, i in work.groups:
                 stage = pipeline.stages[s]
                 samples = stage.samples(plan.micro_batch_size)[i]
                 key = (stage.layers, stage.tp, stage.recompute, stage.places[i].gpu, samples)
                 before = cache.get(key)
                 if before is None:
-                    first, end = stage.layers
-                    times = self.costs.times(stage.places[i].gpu, tp=stage.tp, samples=samples)
-                    row: Row = times.backward[first:end]
-                    if stage.recompute == "full":
-                        row = row + times.forward[first:end]
-                    total = float(row.sum())
-                    scale = work.work[k].backward / total if total > 0 else 0.0
-                    ahead = np.concatenate([[0.0], np.cumsum(row)[:-1]]) * scale
-                    before = cache[key] = ahead.tolist()
+                    row = self.costs.backward_by_layer(
+                        stage.places[i].gpu,
+                        tp=stage.tp,
+                        samples=samples,
+                        layers=stage.layers,
+                        recompute=stage.recompute,
+                    )
+                    before = cache[key] = [0.0, *np.cumsum(row)[:-1].tolist()]
                 for offset, seconds in enumerate(before):
                     found[(p, s, i), stage.layers[0] + offset] = seconds
         return found
 
-    def _optimizer_seconds(self, plan: Plan, p: int, s: int, i: int) -> float:
+    def _optimizer_seconds(
+        self, plan: Plan, p: int, s: int, i: int, holders: Sequence[int] | None
+    ) -> float:
+        """The step over what a device holds; with ZeRO-1, ``holders`` share each layer's."""
         pipeline = plan.pipelines[p]
         chunks = pipeline.stages[s :: plan.group_count(pipeline)]
         place, tp = chunks[0].places[i], chunks[0].tp
         samples = chunks[0].samples(plan.micro_batch_size)[i]
-        held = self.costs.parameters(tp)
-        count = sum(float(held[c.layers[0] : c.layers[1]].sum()) for c in chunks)
-        if self.costs.job.zero == 1:
-            count /= sum(len(other.stages[0].places) for other in plan.pipelines)
+        stepped = self.costs.parameters(tp)
+        if holders is not None:
+            stepped = stepped / holders
+        count = sum(float(stepped[c.layers[0] : c.layers[1]].sum()) for c in chunks)
+        if chunks[0].layers[0] == 0 and chunks[-1].layers[1] == self.costs.layer_count:
+            # The tensor that embedding and head share stands here once.
+            count -= self.costs.tied_parameters(tp) / (holders[-1] if holders is not None else 1)
         per_parameter = self.costs.times(place.gpu, tp=tp, samples=samples)
         return count * per_parameter.optimizer_s_per_parameter
 
@@ -387,7 +393,8 @@ class EventEstimator:
                 i = max(range(len(pipeline.stages[s].places)), key=lambda i: compute[p, s, i])
                 group = (p, s, i)
                 optimizer = finish.optimizer[group]
-                waited = finish.step_end[group] - optimizer - finish.ready[group]
+                # What of the sync ran beside the last passes and messages held nobody up.
+                waited = finish.step_end[group] - optimizer - finish.free[group]
                 synced = min(finish.sync_busy[group], max(waited, 0.0))
                 busy = compute[group] + held[group] + synced + optimizer
                 row.append(
@@ -440,7 +447,7 @@ class _Finish:
     step_end: dict[GroupId, float]
     sync_busy: dict[GroupId, float]
     optimizer: dict[GroupId, float]
-    ready: dict[GroupId, float]
+    free: dict[GroupId, float]
 
 
 def _durations(batch: Sequence[PipelineWork]) -> Durations:

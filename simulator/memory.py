@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from simulator.costs import LayerCosts
 from simulator.estimate import DeviceMemory
 from simulator.job import OPTIMIZER_MOMENTS
@@ -28,14 +30,14 @@ class MemoryModel:
     ) -> None:
         self.plan, self.costs, self.capacity_bytes = plan, costs, capacity_bytes
         self._found: dict[object, DeviceMemory] = {}
-        self.replicas = sum(len(p.stages[0].places) for p in plan.pipelines)
+        self.holders = np.array(plan.holder_counts(costs.layer_count))
 
     def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
         """Per pipeline and device group, the device that is fullest."""
-        seen: dict[int, tuple[DeviceMemory, ...]] = {}
+        seen: dict[tuple[int, int], tuple[DeviceMemory, ...]] = {}
         rows = []
         for pipeline in self.plan.pipelines:
-            key = hash((pipeline.micro_batches, id(pipeline.stages)))
+            key = (pipeline.micro_batches, id(pipeline.stages))
             if key not in seen:
                 owners = self.plan.group_count(pipeline)
                 seen[key] = tuple(
@@ -77,12 +79,12 @@ class MemoryModel:
         costs, job, runtime = self.costs, self.costs.job, self.costs.runtime
         platform = platform_of(place.gpu)
         tp = chunks[0].tp
-        count = activations = workspace = 0.0
+        count = sharded = activations = workspace = 0.0
         for chunk, copies in zip(chunks, held, strict=True):
             first, end = chunk.layers
-            count += float(costs.parameters(tp)[first:end].sum())
-            if first == 0 and end == costs.layer_count:
-                count -= costs.tied_parameters(tp)
+            held_here = costs.parameters(tp)[first:end]
+            count += float(held_here.sum())
+            sharded += float((held_here / self.holders[first:end]).sum())
             kept = costs.kept_bytes(tp=tp, samples=samples, recompute=chunk.recompute)
             activations += copies * float(kept[first:end].sum())
             work = costs.workspace_bytes(tp=tp, samples=samples, recompute=chunk.recompute)
@@ -93,14 +95,17 @@ class MemoryModel:
             workspace = max(workspace, largest + (float(work[-1]) if head else 0.0))
             if runtime.keeps_stage_outputs and end < costs.layer_count:
                 activations += copies * samples * costs.output_bytes(end - 1)
+        if chunks[0].layers[0] == 0 and chunks[-1].layers[1] == costs.layer_count:
+            # The tensor that embedding and head share stands here once.
+            count -= costs.tied_parameters(tp)
+            sharded -= costs.tied_parameters(tp) / self.holders[-1]
         full_precision = job.precision == "fp32"
         weight_bytes = 4 if full_precision else 2
         moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full_precision else 4)
-        shards = self.replicas if job.zero == 1 else 1
         return DeviceMemory(
             parameters=weight_bytes * count,
             gradients=4 * count,
-            optimizer=moments * count / shards,
+            optimizer=moments * (sharded if job.zero == 1 else count),
             activations=activations,
             workspace=RESERVED_OVER_LIVE * workspace,
             communication=self._communication(chunks, samples, count),
@@ -121,6 +126,6 @@ class MemoryModel:
                 buffers = max(buffers, samples * costs.output_bytes(end - 1))
         if costs.runtime.flattens_gradients:
             buffers += min(costs.runtime.sync_bucket_bytes, 4 * count)  # Also for one replica.
-        elif self.replicas > 1:
+        elif any((self.holders[slice(*chunk.layers)] > 1).any() for chunk in chunks):
             buffers += 2 * costs.runtime.sync_bucket_bytes
         return buffers
