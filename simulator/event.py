@@ -9,7 +9,7 @@ sync of the layers that it shares, nothing else.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -77,6 +77,19 @@ class Ends:
     free: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Details:
+    """One iteration event by event; equal pipelines share one and the same work and passes."""
+
+    works: tuple[PipelineWork, ...]
+    passes: tuple[Unrolled, ...]
+    sync: tuple[tuple[float, SyncJob], ...]
+    """Each gradient sync with its start, in the order in which they run."""
+    optimizer_s: Mapping[GroupId, float]
+    step_end: Mapping[GroupId, float]
+    """When the optimizer step, the last thing that a device group does, is done."""
+
+
 class EventEstimator:
     """Estimates plans of one job on one cluster; tables are shared between plans."""
 
@@ -132,10 +145,16 @@ class EventEstimator:
             tp_max=tp_max,
         )
 
-    def unrolled(self, plan: Plan) -> list[tuple[PipelineWork, Unrolled]]:
-        """Every pass of every pipeline, for timelines and plots."""
+    def details(self, plan: Plan) -> Details:
+        """Every pass of every pipeline and what follows them, for timelines and plots."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
-        return [(work, self._unroll(plan, work)) for work in self.pipeline_works(plan, layout)]
+        works = self.pipeline_works(plan, layout)
+        different = {id(work): work for work in works}
+        passes = {key: self._unroll(plan, work) for key, work in different.items()}
+        unrolled = tuple(passes[id(work)] for work in works)
+        jobs = GradientSync(plan, layout, self.costs, self.network).jobs(per_layer=self._overlaps)
+        finish = self._finish(plan, works, [_ends_of(one) for one in unrolled], jobs)
+        return Details(tuple(works), unrolled, finish.sync, finish.optimizer, finish.step_end)
 
     @property
     def _overlaps(self) -> bool:
@@ -299,12 +318,14 @@ class EventEstimator:
         channel: dict[GroupId, float] = dict.fromkeys(ready, 0.0)
         busy: defaultdict[GroupId, float] = defaultdict(float)
         owner = {group: self._owner(plan, group) for group in ready}
+        sync = []
         for job in jobs:
             start = 0.0
             for group in job.holders:
                 earlier = partial.get((group, job.layers[0]), 0.0) if job.way != "tied" else 0.0
                 at = ready[group] - earlier if self._overlaps else free[group]
                 start = max(start, at, channel[owner[group]])
+            sync.append((start, job))
             for group in job.holders:
                 channel[owner[group]] = start + job.seconds
                 busy[owner[group]] += job.seconds
@@ -320,7 +341,7 @@ class EventEstimator:
                     done = max(free[group], ready[group], channel[group])
                     optimizer[group] = seconds
                     step_end[group] = done + seconds
-        return _Finish(step_end, busy, optimizer, free)
+        return _Finish(step_end, busy, optimizer, free, tuple(sync))
 
     def _owner(self, plan: Plan, group: GroupId) -> GroupId:
         """The device group that runs a chunk."""
@@ -444,10 +465,13 @@ class EventEstimator:
 
 @dataclass(frozen=True, slots=True)
 class _Finish:
+    """When all is over, by device group."""
+
     step_end: dict[GroupId, float]
     sync_busy: dict[GroupId, float]
     optimizer: dict[GroupId, float]
     free: dict[GroupId, float]
+    sync: tuple[tuple[float, SyncJob], ...]
 
 
 def _durations(batch: Sequence[PipelineWork]) -> Durations:
