@@ -163,8 +163,13 @@ class LayerCosts:
     def _kept(self, tp: int, samples: int, recompute: Recompute) -> Row:
         modelled = self._modelled("kept_bytes", tp, samples, recompute, self.job.precision)
         profile = self.profile
-        if profile is None or not profile.sizes or recompute == "full":
+        if profile is None or not profile.sizes:
             return modelled
+        if recompute == "full":
+            whole = self.kept_bytes(tp=tp, samples=samples, recompute="none")
+            # What is never recomputed stays as measured, and nothing keeps more for being so.
+            recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
+            return np.where(recomputed, np.minimum(whole, modelled), whole)
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
         measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
         same = (

@@ -210,6 +210,29 @@ def random_profile(rng: random.Random, job: Job) -> Profile:
     )
 
 
+def even_profile(
+    job: Job, seconds: dict[str, float], *, micro_batches: tuple[int, ...] = (1,)
+) -> Profile:
+    """Each layer takes so many seconds per sample forward and twice as long back; TP 1 only."""
+    layers = len(job.model.layers)
+    return Profile(
+        name="even",
+        sequence=job.sequence,
+        precision=job.precision,
+        layer_names=tuple(layer.name for layer in job.model.layers),
+        timings={
+            (gpu, 1, batch): Timing(
+                np.full(layers, batch * each), np.full(layers, 2 * batch * each), 1e-3
+            )
+            for gpu, each in seconds.items()
+            for batch in micro_batches
+        },
+        sizes={},
+        optimizer_parameters={1: job.model.parameters},
+        config={},
+    )
+
+
 def random_place(rng: random.Random, *, zones: tuple[str, ...], gpus: tuple[str, ...]) -> Place:
     return place(rng.choice(gpus), rng.choice(zones))
 
