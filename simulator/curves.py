@@ -102,13 +102,12 @@ def at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: float) -> f
     """Seconds for any number of concurrent flows, from the counts that were measured.
 
     Between and beyond the measured counts the link carries in sum what the next smaller
-    measured count carries: a statement that is never too optimistic.
+    measured count carries, and no flow is slower than among the next larger count: the most
+    careful statement that contradicts no measurement.
     """
-    if flows in curves:
-        return curves[flows](bytes_each)
-    below = [count for count in curves if count < flows]
-    if below:
-        count = max(below)
-        return curves[count](bytes_each) * flows / count
-    # Fewer flows than were ever measured: each is at least as fast as when sharing.
-    return curves[min(curves)](bytes_each)
+    bounds = []
+    if (fewer := max((count for count in curves if count <= flows), default=None)) is not None:
+        bounds.append(curves[fewer](bytes_each) * flows / fewer)
+    if (more := min((count for count in curves if count >= flows), default=None)) is not None:
+        bounds.append(curves[more](bytes_each))
+    return min(bounds)
