@@ -101,9 +101,11 @@ class TimeTable:
         near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
         target = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         guesses = []
+        doubts: dict[str, None] = {}
         for degree in near:
             base = self._over_micro_batches(profile, gpu, degree, micro_batch)
             model = self.roofline.times(gpu, tp=degree, micro_batch=micro_batch)
+            doubts.update(dict.fromkeys(base.provenance.notes))
             guesses.append(
                 (
                     base.forward * target.forward / model.forward,
@@ -118,7 +120,7 @@ class TimeTable:
             sum((f * weight for f, _, _, weight in guesses), np.zeros(1)) / total,
             sum((b * weight for _, b, _, weight in guesses), np.zeros(1)) / total,
             sum(step * weight for _, _, step, weight in guesses) / total,
-            Provenance("interpolated", 0.20, (note,)),
+            Provenance("interpolated", 0.20, (note, *doubts)),
         )
 
     def _optimizer(
