@@ -221,7 +221,7 @@ def draw_money(axes: Axes, money: Money) -> None:
     wedges = pie[0]
     for wedge, (name, _) in zip(wedges, parts, strict=True):
         if name.endswith("egress"):
-            wedge.set_hatch("....")
+            wedge.set_hatch("////")
     axes.legend(
         wedges,
         [f"${usd:.3g}  ({usd / whole:.0%})  {name}" for name, usd in parts],
