@@ -32,21 +32,25 @@ def main() -> None:
     say("Sailor keeps one training job running on whatever GPUs can be had.")
     say("Here is a job (OPT-350M) and a cluster: A100s in two zones, spot V100s far away.")
 
-    step("1. The obvious plan: only the A100s of one zone, four pipelines of one machine each.", pause)
+    step(
+        "1. The obvious plan: only the A100s of one zone, four pipelines of one machine each.",
+        pause,
+    )
     machine = {"gpu": "A100-40", "machine": "a2-highgpu-4g", "zone": "us-central1-a"}
     whole = [{"layers": [0, 26], "tp": 4, **machine}]
     obvious = plan("obvious", [pipeline(256, whole) for _ in range(4)])
     base = simulate(obvious)
 
-    step("2. All GPUs of all zones: other kinds, other cuts, other TP, other shares of the batch.", pause)
+    step(
+        "2. All GPUs of all zones: other kinds, other cuts, other TP, other shares of the batch.",
+        pause,
+    )
     mixed = simulate(MIXED)
     compare("all zones", mixed, base)
 
     step("3. A plan that asks too much of a V100: which device, by how much, and the cure.", pause)
     v100 = {"gpu": "V100-16", "machine": "V100-16x8", "zone": "us-west1-a"}
-    greedy = plan(
-        "greedy", [pipeline(128, [{"layers": [0, 26], "tp": 1, **v100}])], micro_batch=8
-    )
+    greedy = plan("greedy", [pipeline(128, [{"layers": [0, 26], "tp": 1, **v100}])], micro_batch=8)
     simulate(greedy, expect=DOES_NOT_FIT)
 
     step("4. A machine is taken away: three pipelines share the same batch, exactly.", pause)
@@ -55,10 +59,9 @@ def main() -> None:
     compare("one machine less", after, base)
 
     step("5. Pictures of the mixed plan: a timeline for ui.perfetto.dev and a drawing.", pause)
-    simulate(
-        MIXED, "--timeline", str(BUILD / "timeline.json"), "--plot", str(BUILD / "plan.svg")
-    )
-    say(f"written: {relative(BUILD / 'timeline.json')}, {relative(BUILD / 'plan.svg')}")
+    timeline, picture = relative(BUILD / "timeline.json"), relative(BUILD / "plan.svg")
+    simulate(MIXED, "--timeline", str(timeline), "--plot", str(picture))
+    say(f"written: {timeline}, {picture}")
     say("\nThat is what the planner will ask thousands of times before it moves anybody's job.")
 
 

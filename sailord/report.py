@@ -33,14 +33,12 @@ def _sums(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     tokens = estimate.throughput_samples_per_s * job.sequence
     yield f"job         {job.name}: {job.model.name}, {job.precision}, sequence {job.sequence}"
     yield (
-        f"plan        {len(plan.pipelines)} pipelines, micro batch {plan.micro_batch_size}, "
+        f"plan        {_counted(len(plan.pipelines), 'pipeline')}, micro batch {plan.micro_batch_size}, "
         f"{estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {used}"
     yield f"iteration   {_seconds(estimate.iteration_s)} ({estimate.estimator} estimator)"
-    yield (
-        f"throughput  {estimate.throughput_samples_per_s:.4g} samples/s, {tokens:,.0f} tokens/s"
-    )
+    yield (f"throughput  {estimate.throughput_samples_per_s:.4g} samples/s, {tokens:,.0f} tokens/s")
     if money.total_usd is None:
         yield f"cost        unknown: no price for {', '.join(money.unpriced)}"
     else:
@@ -53,7 +51,11 @@ def _sums(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         yield "memory      fits"
     else:
         full = sum(not device.fits for row in estimate.memory for device in row)
-        yield f"memory      DOES NOT FIT on {full} device groups"
+        yield f"memory      DOES NOT FIT on {_counted(full, 'device group')}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _stages(plan: Plan, estimate: Estimate) -> str:
