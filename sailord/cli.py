@@ -13,6 +13,7 @@ from importlib.metadata import version
 import click
 
 from sailord import offline
+from sailord.plan_command import plan
 from simulator.errors import InputError
 
 UNUSABLE_INPUT = 2
@@ -47,3 +48,4 @@ def main() -> None:
 
 main.add_command(offline.simulate)
 main.add_command(offline.validate)
+main.add_command(plan)

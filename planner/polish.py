@@ -1,0 +1,166 @@
+"""A good plan from good boundaries: limits found by halving, then small changes while they help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.mixing import Mixer, Site
+from planner.paper_model import PaperModel, Shape, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A shape with its worth: smaller is better."""
+
+    worth: tuple[float, ...]
+    shape: Shape
+    verdict: Verdict
+
+
+@dataclass(slots=True, eq=False)
+class Workbench:
+    """Judges shapes, counts how many were judged, and makes the best of boundaries."""
+
+    model: PaperModel
+    max_tp: int
+    worth: Callable[[Verdict, Shape], tuple[float, ...] | None]
+    by_price: bool
+    evaluations: int = 0
+    budget: int = 10**9
+    _mixers: dict[object, Mixer] = field(default_factory=dict)
+    _judged: dict[Shape, Found | None] = field(default_factory=dict)
+
+    @property
+    def is_spent(self) -> bool:
+        return self.evaluations >= self.budget
+
+    def judge(self, shape: Shape) -> Found | None:
+        """The shape with its worth, or none where it breaks a limit."""
+        if shape in self._judged:
+            return self._judged[shape]
+        self.evaluations += 1
+        verdict = self.model.judge(shape)
+        worth = None
+        if math.isfinite(verdict.seconds) and self.model.fits(shape):
+            worth = self.worth(verdict, shape)
+        found = None if worth is None else Found(worth, shape, verdict)
+        self._judged[shape] = found
+        return found
+
+    def mixer(self, sites: tuple[Site, ...], micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
+        key = (sites, micro_batch, cuts)
+        found = self._mixers.get(key)
+        if found is None:
+            found = self._mixers[key] = Mixer(
+                self.model,
+                sites,
+                micro_batch=micro_batch,
+                cuts=cuts,
+                max_tp=self.max_tp,
+                by_price=self.by_price,
+            )
+        return found
+
+    def best_of_cuts(
+        self,
+        sites: tuple[Site, ...],
+        *,
+        micro_batch: int,
+        cuts: tuple[int, ...],
+        replicas: int,
+        synced_bytes: float,
+    ) -> Found | None:
+        """The least common time limit under which the replicas can be dealt, then its slack used."""
+        mixer = self.mixer(sites, micro_batch, cuts)
+        levels = mixer.levels()
+        stages = len(cuts) - 1
+        low, high = 0, len(levels)
+        shape = None
+        while low < high:
+            middle = (low + high) // 2
+            dealt = mixer.deal(replicas, [levels[middle]] * stages, synced_bytes)
+            if dealt is None:
+                low = middle + 1
+            else:
+                high, shape = middle, dealt
+        if shape is None:
+            return None
+        found = self.judge(shape)
+        limits = [levels[high]] * stages
+        # Stages that could be quicker with GPUs that are left, the slowest first.
+        for s in range(stages):
+            options = sorted(
+                {c.level_s for kind in mixer.choices[s] for c in kind if c.level_s < limits[s]}
+            )
+            for level in options:
+                tried = [*limits[:s], level, *limits[s + 1 :]]
+                dealt = mixer.deal(replicas, tried, synced_bytes)
+                if dealt is None:
+                    continue
+                better = self.judge(dealt)
+                if better is not None and (found is None or better.worth < found.worth):
+                    found, limits = better, tried
+                break
+        return found
+
+    def polish(self, found: Found, sites: tuple[Site, ...], replicas: Sequence[int]) -> Found:
+        """Move boundaries, replicas and the limit on synced bytes as long as that helps."""
+        best = found
+        improved = True
+        while improved and not self.is_spent:
+            improved = False
+            for cuts, count, synced in self._neighbours(best.shape, replicas):
+                tried = self.best_of_cuts(
+                    sites,
+                    micro_batch=best.shape.micro_batch,
+                    cuts=cuts,
+                    replicas=count,
+                    synced_bytes=synced,
+                )
+                if tried is not None and tried.worth < best.worth:
+                    best, improved = tried, True
+                    break
+        return best
+
+    def _neighbours(
+        self, shape: Shape, replicas: Sequence[int]
+    ) -> Iterator[tuple[tuple[int, ...], int, float]]:
+        synced = self.synced_bytes(shape)
+        count = shape.replicas
+        for s in range(1, shape.stages):
+            for step in (-1, 1):
+                cuts = (*shape.cuts[:s], shape.cuts[s] + step, *shape.cuts[s + 1 :])
+                if cuts[s - 1] < cuts[s] < cuts[s + 1]:
+                    yield cuts, count, synced
+                    yield cuts, count, math.inf
+        for a in range(1, shape.stages):
+            for b in range(a + 1, shape.stages):
+                for step in (-1, 1):
+                    cuts = tuple(
+                        cut + step if a <= index <= b else cut
+                        for index, cut in enumerate(shape.cuts)
+                    )
+                    if cuts[a - 1] < cuts[a] and cuts[b] < cuts[b + 1]:
+                        yield cuts, count, synced
+        index = replicas.index(count) if count in replicas else None
+        for step in (-1, 1):
+            if index is not None and 0 <= index + step < len(replicas):
+                yield shape.cuts, replicas[index + step], synced
+        for factor in (0.5, 2.0):
+            yield shape.cuts, count, synced * factor
+
+    def synced_bytes(self, shape: Shape) -> float:
+        """The most that a group of the shape syncs."""
+        row = self.model.gradient_bytes()
+        return max(
+            float(row[shape.cuts[s + 1]] - row[shape.cuts[s]])
+            / min(4, min(tp for _, tp, _ in column))
+            for s, column in enumerate(shape.columns)
+        )
+
+
+def relabelled(shape: Shape, columns: tuple[tuple[tuple[int, int, int], ...], ...]) -> Shape:
+    """The shape with other replicas."""
+    return replace(shape, columns=columns)
