@@ -11,7 +11,7 @@ from simulator.estimate import DeviceMemory
 from simulator.job import OPTIMIZER_MOMENTS
 from simulator.plan import Place, Plan, Stage
 from simulator.platform import platform_of
-from simulator.schedule import in_flight
+from simulator.schedule import Held, held_at_most
 
 RESERVED_OVER_LIVE = 2.0
 """Memory that a caching allocator reserves for transients, over what of them lives at once.
@@ -52,16 +52,12 @@ class MemoryModel:
     ) -> DeviceMemory:
         """The fullest place of one device group, with all the chunks that it runs."""
         stage = chunks[0]
-        stages = owners * len(chunks)
-        held = tuple(
-            in_flight(
-                self.plan.schedule,
-                stage=s + k * owners,
-                stages=stages,
-                micro_batches=micro_batches,
-                virtual_stages=self.plan.virtual_stages,
-            )
-            for k in range(len(chunks))
+        held = held_at_most(
+            self.plan.schedule,
+            device=s,
+            stages=owners * len(chunks),
+            micro_batches=micro_batches,
+            virtual_stages=self.plan.virtual_stages,
         )
         shapes = tuple((chunk.layers, chunk.recompute) for chunk in chunks)
         places = dict.fromkeys(
@@ -74,27 +70,33 @@ class MemoryModel:
         return self._found[key]
 
     def _device(
-        self, chunks: tuple[Stage, ...], held: tuple[int, ...], place: Place, samples: int
+        self, chunks: tuple[Stage, ...], held: tuple[Held, ...], place: Place, samples: int
     ) -> DeviceMemory:
         costs, job, runtime = self.costs, self.costs.job, self.costs.runtime
         platform = platform_of(place.gpu)
         tp = chunks[0].tp
-        count = sharded = activations = workspace = 0.0
-        for chunk, copies in zip(chunks, held, strict=True):
+        count = sharded = workspace = 0.0
+        per_micro_batch = []
+        for chunk in chunks:
             first, end = chunk.layers
             held_here = costs.parameters(tp)[first:end]
             count += float(held_here.sum())
             sharded += float((held_here / self.holders[first:end]).sum())
             kept = costs.kept_bytes(tp=tp, samples=samples, recompute=chunk.recompute)
-            activations += copies * float(kept[first:end].sum())
+            each = float(kept[first:end].sum())
+            if runtime.keeps_stage_outputs and end < costs.layer_count:
+                each += samples * costs.output_bytes(end - 1)
+            per_micro_batch.append(each)
             work = costs.workspace_bytes(tp=tp, samples=samples, recompute=chunk.recompute)
             # The head's transients have other sizes than a block's, so that the allocator cannot
             # serve both from one reserve.
             head = end == costs.layer_count
             largest = float(work[first : end - head].max(initial=0.0))
             workspace = max(workspace, largest + (float(work[-1]) if head else 0.0))
-            if runtime.keeps_stage_outputs and end < costs.layer_count:
-                activations += copies * samples * costs.output_bytes(end - 1)
+        activations = max(
+            sum(n * each for n, each in zip(counts, per_micro_batch, strict=True))
+            for counts in held
+        )
         if chunks[0].layers[0] == 0 and chunks[-1].layers[1] == costs.layer_count:
             # The tensor that embedding and head share stands here once.
             count -= costs.tied_parameters(tp)

@@ -65,18 +65,30 @@ def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> 
     return _alternating(forwards, backwards, warm_up)
 
 
-def in_flight(
-    schedule: Schedule, *, stage: int, stages: int, micro_batches: int, virtual_stages: int = 1
-) -> int:
-    """Most micro batches whose activations one stage holds at once."""
+Held = tuple[int, ...]
+"""Micro batches whose activations a device group holds, for each stage that it runs."""
+
+
+def held_at_most(
+    schedule: Schedule, *, device: int, stages: int, micro_batches: int, virtual_stages: int = 1
+) -> tuple[Held, ...]:
+    """What a device group holds at those moments that may be its fullest.
+
+    Of a device group that runs one stage this is one number. With several, the moment at which
+    one stage holds most is not another's, and which is the fullest depends on their sizes.
+    """
     if schedule == "gpipe":
-        return micro_batches
+        return ((micro_batches,),)
     if schedule == "1f1b":
-        return min(micro_batches, stages - stage)
+        return ((min(micro_batches, stages - device),),)
     devices = stages // virtual_stages
-    held = most = 0
-    for op in _interleaved(stage % devices, devices, virtual_stages, micro_batches):
-        if op.stage == stage:
-            held += 1 if op.kind == "F" else -1
-            most = max(most, held)
-    return most
+    held = [0] * virtual_stages
+    seen: set[Held] = set()
+    for op in _interleaved(device, devices, virtual_stages, micro_batches):
+        held[op.stage // devices] += 1 if op.kind == "F" else -1
+        seen.add(tuple(held))
+    return tuple(sorted(one for one in seen if not any(_exceeds(other, one) for other in seen)))
+
+
+def _exceeds(one: Held, other: Held) -> bool:
+    return one != other and all(mine >= theirs for mine, theirs in zip(one, other, strict=True))

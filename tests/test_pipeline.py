@@ -13,7 +13,7 @@ from simulator import pipeline
 from simulator.pipeline import Durations, run_1f1b
 from simulator.plan import Schedule
 from simulator.platform import Messaging
-from simulator.schedule import device_orders, in_flight
+from simulator.schedule import device_orders, held_at_most
 from simulator.unrolled import Edge, Group, Unrolled, unroll
 from tests.judged import Verdict, judge
 
@@ -179,6 +179,15 @@ def test_a_long_pipeline_costs_few_steps(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finish.free[0, 0] == pytest.approx(sixty[0] + 500 * (sixty[0] - forty[0]), rel=1e-12)
 
 
+@pytest.mark.parametrize("messaging", MESSAGINGS)
+def test_forwards_that_take_no_time_are_no_repeat(messaging: Messaging) -> None:
+    """While the pipeline fills nothing moves, for as many slots as there are stages."""
+    groups = [Group(s, 0.0, 1.0) for s in range(8)]
+    edges = [Edge(s, s + 1, 0.0, 0.0) for s in range(7)]
+    finish = run_1f1b(durations([(groups, edges)]), micro_batches=20, messaging=messaging)
+    assert finish.free[0, 0] == 20 + 7
+
+
 def test_columns_do_not_touch_one_another() -> None:
     """A pipeline's finish is the same alone as in any company, bit by bit where none jumps."""
     rng = random.Random("columns")
@@ -335,23 +344,24 @@ def test_every_pass_stands_in_an_order_once(schedule: Schedule) -> None:
                     )
 
 
-def counted_in_flight(verdict: Verdict, group: int) -> int:
-    """Forwards begun less backwards ended, at its most."""
-    moments = [
-        (begin, 1) if kind == "F" else (end, -1)
-        for (index, kind, _), (begin, end) in verdict.spans.items()
-        if index == group
-    ]
-    held = most = 0
-    for _, change in sorted(moments, key=lambda moment: (moment[0], moment[1])):
-        held += change
-        most = max(most, held)
-    return most
+def counted(verdict: Verdict, groups: list[int]) -> list[tuple[int, ...]]:
+    """What each of the groups of one device holds at every moment of the run."""
+    passes = sorted(
+        (begin, kind, index)
+        for (index, kind, _), (begin, _) in verdict.spans.items()
+        if index in groups
+    )
+    held = dict.fromkeys(groups, 0)
+    moments = []
+    for _, kind, index in passes:
+        held[index] += 1 if kind == "F" else -1
+        moments.append(tuple(held.values()))
+    return moments
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
-def test_activations_in_flight_are_those_of_the_oracles_run(schedule: Schedule) -> None:
-    """With passes of one second and free messages the oracle holds as many as are charged for."""
+def test_what_is_held_is_what_the_oracles_run_holds(schedule: Schedule) -> None:
+    """Counted pass by pass: no moment exceeds what is charged for, and each of these comes."""
     for devices in range(1, 5):
         for chunks in (1, 2, 3) if schedule == "interleaved" else (1,):
             stages = devices * chunks
@@ -367,14 +377,21 @@ def test_activations_in_flight_are_those_of_the_oracles_run(schedule: Schedule) 
                     messaging="buffered",
                     devices=devices if schedule == "interleaved" else None,
                 )
-                for s in range(stages):
-                    assert counted_in_flight(verdict, s) == in_flight(
+                for device in range(devices):
+                    moments = counted(verdict, list(range(device, stages, devices)))
+                    fullest = held_at_most(
                         schedule,
-                        stage=s,
+                        device=device,
                         stages=stages,
                         micro_batches=micro_batches,
                         virtual_stages=chunks,
-                    ), (schedule, devices, chunks, micro_batches, s)
+                    )
+                    assert set(fullest) <= set(moments)
+                    for moment in moments:
+                        assert any(
+                            all(n <= most for n, most in zip(moment, one, strict=True))
+                            for one in fullest
+                        ), (schedule, devices, chunks, micro_batches, device)
 
 
 # Monotone ------------------------------------------------------------------------
