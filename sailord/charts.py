@@ -137,6 +137,7 @@ def _bars(
             facecolors=colour,
             edgecolors="white" if seam else colour,
             linewidth=0.4 if seam else 0.8 if kind == "optimizer" else 0.0,
+            snap=False,  # Rounded to whole dots, passes thinner than one would vanish.
         )
 
 

@@ -56,7 +56,7 @@ def write_plot(plan: Plan, estimate: Estimate, judge: Estimator, path: Path) -> 
         )
     try:
         import matplotlib as mpl  # noqa: PLC0415 - optional, and a second to load
-        from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+        from matplotlib.figure import Figure  # noqa: PLC0415 - optional, as above
     except ImportError:
         raise InputError(
             Problem("--plot", "matplotlib is not installed", "pip install sailor[plot]")

@@ -7,13 +7,18 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from sailord import timeline
 from sailord.charts import (
     KIND_COLOURS,
     PART_COLOURS,
     SLICES_MAX,
+    Line,
+    draw_schedule,
     money_sentence,
     slices_of,
     windows_of,
@@ -171,6 +176,21 @@ def test_of_many_passes_the_start_and_the_end_are_drawn():
 
 def test_a_slow_pipeline_beside_a_quick_one_is_drawn_whole():
     assert windows_of([lane(500), lane(3, each_s=160.0)], 1001.0) == [(0.0, 1001.0)]
+
+
+def test_passes_thinner_than_a_dot_do_not_vanish():
+    figure = Figure(figsize=(2, 1), dpi=100)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_ylim(1, 0)
+    bars = tuple(Bar("forward", 0.1 + m, 0.4 + m, (0, 1), m) for m in range(200))
+    row = Row(0, 0, "stage 0", "", "", bars, ())
+    draw_schedule(axes, [Line(0.0, Lane((0,), (row,)), row)], (0.0, 200.0))
+    canvas.draw()
+    # 200 passes on 200 dots, each less than half a dot wide: no dot of the row stays white.
+    dots = np.asarray(canvas.buffer_rgba())[40, :, 0]
+    assert dots.max() < 255
 
 
 # Money --------------------------------------------------------------------------------------------
