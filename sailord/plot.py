@@ -55,8 +55,8 @@ def write_plot(plan: Plan, estimate: Estimate, judge: Estimator, path: Path) -> 
             Problem(str(path), f'a plot cannot be a "{path.suffix}" file', "use .svg or .png")
         )
     try:
-        import matplotlib as mpl  # noqa: PLC0415 - optional, and a second to load
-        from matplotlib.figure import Figure  # noqa: PLC0415 - optional, as above
+        import matplotlib as mpl  # noqa: PLC0415 - an optional package, a second to load
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
     except ImportError:
         raise InputError(
             Problem("--plot", "matplotlib is not installed", "pip install sailor[plot]")
