@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from simulator.estimate import DeviceMemory
-from simulator.plan import Pipeline, Plan, Stage
+from simulator.plan import Plan, Stage
 
 GIB = 2**30
 
@@ -70,45 +70,47 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> Iter
     """Changes of this one stage, or of the micro batch, after which it does fit."""
 
     def fits(changed: Plan) -> bool:
-        return memory_of(changed)[0][s].fits
+        return memory_of(changed)[p][s].fits
 
-    alone = replace(plan, pipelines=(plan.pipelines[p],))
     stage = plan.pipelines[p].stages[s]
-    if stage.recompute == "none" and fits(_with(alone, s, replace(stage, recompute="full"))):
+    if stage.recompute == "none" and fits(_with(plan, p, s, replace(stage, recompute="full"))):
         yield 'it would fit with "recompute": "full"'
     size = plan.micro_batch_size
     while len(stage.places) == 1 and size % 2 == 0:
         size //= 2
-        pipeline = plan.pipelines[p]
-        counts = pipeline.micro_batches * (plan.micro_batch_size // size)
-        if fits(replace(alone, micro_batch_size=size,
-                        pipelines=(replace(pipeline, micro_batches=counts),))):  # fmt: skip
-            yield f"with micro batches of {size} (and {counts} of them in this pipeline)"
+        times = plan.micro_batch_size // size
+        pipelines = tuple(
+            replace(pipeline, micro_batches=pipeline.micro_batches * times)
+            for pipeline in plan.pipelines
+        )
+        if fits(replace(plan, micro_batch_size=size, pipelines=pipelines)):
+            count = pipelines[p].micro_batches
+            yield f"with micro batches of {size} (and {count} of them in this pipeline)"
             break
     tp = stage.tp
     while 2 * tp <= tp_max:
         tp *= 2
-        if fits(_with(alone, s, replace(stage, tp=tp))):
+        if fits(_with(plan, p, s, replace(stage, tp=tp))):
             yield f"with TP {tp}"
             break
-    yield from _fewer_layers(alone, s, stage, fits)
+    yield from _fewer_layers(plan, p, s, fits)
 
 
-def _fewer_layers(alone: Plan, s: int, stage: Stage, fits: Callable[[Plan], bool]) -> Iterator[str]:
+def _fewer_layers(plan: Plan, p: int, s: int, fits: Callable[[Plan], bool]) -> Iterator[str]:
+    stages = plan.pipelines[p].stages
+    stage = stages[s]
     first, end = stage.layers
     for count in range(end - first - 1, 0, -1):
         # Layers leave at the end that another stage can take them from.
-        shorter = (first, first + count) if s < _last(alone) else (end - count, end)
-        if fits(_with(alone, s, replace(stage, layers=shorter))):
+        shorter = (first, first + count) if s < len(stages) - 1 else (end - count, end)
+        if fits(_with(plan, p, s, replace(stage, layers=shorter))):
             yield f"with {count} layers instead of {end - first}"
             return
 
 
-def _last(plan: Plan) -> int:
-    return len(plan.pipelines[0].stages) - 1
-
-
-def _with(plan: Plan, s: int, stage: Stage) -> Plan:
-    pipeline: Pipeline = plan.pipelines[0]
+def _with(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+    """The plan with another stage, the other pipelines included: they share optimizer and sums."""
+    pipeline = plan.pipelines[p]
     stages = (*pipeline.stages[:s], stage, *pipeline.stages[s + 1 :])
-    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    changed = replace(pipeline, stages=stages)
+    return replace(plan, pipelines=(*plan.pipelines[:p], changed, *plan.pipelines[p + 1 :]))

@@ -293,3 +293,21 @@ def test_what_does_not_fit_is_said() -> None:
     told = big.estimator.misfits(two_stages())
     assert [(one.pipelines, one.stage) for one in told] == [((0,), 1)]
     assert told[0].needed_bytes == last.total
+
+
+def test_a_cure_is_tried_with_all_the_replicas_there_are() -> None:
+    """Recomputation makes this stage fit, but only with the optimizer shared by eight.
+
+    Once a cure was tried on the pipeline alone, whose optimizer has nobody to share with.
+    """
+    blocks = (
+        layer("b", parameters=6 * 10**8, kept=6 * 10**7, checkpoint=10**7, transient=30),
+        *model().layers[2:],
+    )
+    big = replace(model(), layers=(model().layers[0], *blocks))
+    for zero, cured in ((1, True), (0, False)):
+        here = world(model=big, zero=zero)
+        plan = replace(two_stages(replicas=8), schedule="gpipe")
+        (told,) = here.estimator.misfits(plan)
+        assert (told.stage, told.pipelines) == (0, tuple(range(8)))
+        assert any("recompute" in cure for cure in told.cures) == cured
