@@ -11,6 +11,7 @@ from simulator.messages import Contention, Messages, hops_of
 from simulator.network import Measured
 from simulator.placement import lay_out
 from simulator.plan import Pipeline, Place, Plan, Stage
+from simulator.platform import platform_of
 from tests.worlds import GPUS, ZONES, World, place, small_model, stage, world_of
 
 EAST, WEST = "us-central1-a", "us-central1-b"
@@ -135,6 +136,29 @@ def test_neighbours_with_other_splits_exchange_what_they_share() -> None:
     # Two flows leave a, and two arrive at d.
     transfers = [one[0] for one in channels(world(), plan)]
     assert transfers == pytest.approx([2 * seconds, 2 * seconds, 2 * 2 * seconds])
+
+
+def test_a_device_takes_in_what_it_gathers_and_pays_for_each_message() -> None:
+    """The middle of three stages does all four; the ends have nothing to take or to give."""
+    here = world()
+    plan = Plan(1, (pipeline((at("a"), 2), (at("b"), 4), (at("c"), 1)),))
+    layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
+    (work,) = here.estimator.pipeline_works(plan, layout)
+    first, middle, last = work.work
+    each = platform_of("V100-16").message_s
+    assert each > 0
+    two, four = (
+        here.network.all_gather(place(), gpus=gpus, total_bytes=SAMPLE_BYTES) for gpus in (2, 4)
+    )
+    assert (first.receive_activation, first.send_gradient) == (0, 0)
+    assert (first.send_activation, first.receive_gradient) == (each, each + two)
+    assert (middle.receive_activation, middle.send_activation) == (each + four, each)
+    assert (middle.receive_gradient, middle.send_gradient) == (each + four, each)
+    assert (last.receive_activation, last.send_gradient) == (each, each)
+    assert (last.receive_gradient, last.send_activation) == (0, 0)
+    assert first.held_up == pytest.approx(2 * each + two)
+    transfers = [(edge.activation, edge.gradient) for edge in work.edges]
+    assert transfers == [(pytest.approx(SAMPLE_BYTES / RATE),) * 2] * 2
 
 
 def test_machines_are_filled_stage_by_stage() -> None:

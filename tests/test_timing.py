@@ -263,6 +263,30 @@ def test_a_step_that_was_not_timed_is_computed_and_said() -> None:
         assert any("optimizer" in note for note in times.provenance.notes)
 
 
+# Stages --------------------------------------------------------------------------------------
+
+
+def test_a_stage_is_the_sum_of_its_layers() -> None:
+    """Forward, and backward with the forward that is run again: never the head's."""
+    given = profile({("T4", 1, 1): [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]})
+    job = Job("fixed", small_model(), 8, 128, precision="fp32")
+    catalogue = load_catalogue()
+    costs = LayerCosts(job, profile=given, catalogue=catalogue, network=Network(catalogue))
+    again = {(0, 6): 31.0, (0, 1): 1.0, (1, 3): 6.0, (4, 6): 16.0, (5, 6): 0.0}
+    for (first, end), seconds in again.items():
+        forward_s = sum(2.0**i for i in range(first, end))
+        for recompute, more in (("none", 0.0), ("full", seconds)):
+            asked: dict[str, Any] = {
+                "tp": 1,
+                "samples": 1,
+                "layers": (first, end),
+                "recompute": recompute,
+            }
+            found = costs.stage_seconds("T4", **asked)
+            assert found == (forward_s, 2 * forward_s + more)
+            assert costs.backward_by_layer("T4", **asked).sum() == found[1]
+
+
 # The wrong profile ---------------------------------------------------------------------------
 
 
