@@ -88,6 +88,17 @@ def test_only_a_receiver_of_many_ranks_gathers() -> None:
     assert gathered_back == 0
 
 
+def test_the_gather_is_over_the_receivers_links() -> None:
+    """Activations are gathered where T4s stand, gradients where V100s do."""
+    here = world()
+    slow = place("T4", node="b")
+    plan = Plan(1, (pipeline((at("a"), 2), (slow, 2)),))
+    ((_, gathered, _, gathered_back),) = channels(here, plan)
+    assert gathered == here.network.all_gather(slow, gpus=2, total_bytes=SAMPLE_BYTES)
+    assert gathered_back == here.network.all_gather(place(), gpus=2, total_bytes=SAMPLE_BYTES)
+    assert gathered != gathered_back
+
+
 def test_pipelines_on_one_machine_share_its_way_out() -> None:
     """Two first stages on machine a send to machines of their own; and two that receive at b."""
     seconds = SAMPLE_BYTES / RATE

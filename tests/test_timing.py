@@ -16,7 +16,7 @@ from simulator.errors import InputError
 from simulator.job import Job
 from simulator.network import Network
 from simulator.platform import platform_of
-from simulator.profile import Profile, Timing
+from simulator.profile import Profile, Timing, profile_from_json
 from simulator.provenance import Provenance, weakest
 from simulator.roofline import LayerTimes, Roofline
 from simulator.timing import LAUNCH_BOUND, TimeTable
@@ -300,6 +300,47 @@ def test_a_profile_of_another_model_is_an_error() -> None:
             catalogue=catalogue,
             network=Network(catalogue),
         )
+
+
+def published(**entry: object) -> dict[str, Any]:
+    """A profile in the published form with one measurement, of which parts can be replaced."""
+    good = {"fwd_s": [0.1, 0.2, 0.3], "bwd_s": [0.2, 0.4, 0.6], "optimizer_step_s": 0.01}
+    sizes = {key: [1, 2, 3] for key in ("params_floats", "act_output_floats", "act_mem_floats")}
+    return {
+        "model": "tiny",
+        "config": {"seq_len": 16, "transformer_layers": 1},
+        "layers": ["embedding", "block", "head"],
+        "timing": {"T4": {"tp1": {"mbs2": {**good, **entry}, "mbs4": good}}},
+        "memory_per_layer": {"tp1": sizes},
+        "optimizer_profile_model_params": {"tp1": 6},
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "place"),
+    [
+        ({"fwd_s": [0.1, None, 0.3]}, "timing.T4.tp1.mbs2.fwd_s[1]"),
+        ({"fwd_s": [0.1, float("nan"), 0.3]}, "timing.T4.tp1.mbs2.fwd_s[1]"),
+        ({"bwd_s": [0.1, 0.2, -0.3]}, "timing.T4.tp1.mbs2.bwd_s[2]"),
+        ({"bwd_s": [0.1, 0.2, float("inf")]}, "timing.T4.tp1.mbs2.bwd_s[2]"),
+        ({"bwd_s": [0.1, 0.2]}, "timing.T4.tp1.mbs2.bwd_s"),
+        ({"bwd_s": None}, "timing.T4.tp1.mbs2.bwd_s"),
+        ({"optimizer_step_s": -1}, "timing.T4.tp1.mbs2.optimizer_step_s"),
+    ],
+)
+def test_a_measurement_that_cannot_be_is_told_with_its_place(
+    entry: dict[str, object], place: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        profile_from_json(published(**entry), place="file", catalogue=load_catalogue())
+    assert any(place in problem.place for problem in caught.value.problems)
+
+
+def test_a_micro_batch_that_ran_out_of_memory_is_no_measurement() -> None:
+    """The published files write null: the others count, and this one is a flagged estimate."""
+    raw = published(fwd_s=None, bwd_s=None, optimizer_step_s=None)
+    found = profile_from_json(raw, place="file", catalogue=load_catalogue())
+    assert found.micro_batches("T4", 1) == [4]
 
 
 def test_doubts_of_a_measurement_come_along() -> None:
