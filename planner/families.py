@@ -51,6 +51,8 @@ class Menu:
     """[option]: the largest among the kind's lots, less the overhead."""
     update_s: float
     """The least optimizer step."""
+    usd_per_s: Array
+    """[option]: at the least price among the kind's lots; 0 where none is known."""
 
     @property
     def tp(self) -> Array:
@@ -110,6 +112,10 @@ def menu_of(
         ]
         sends.append(min(times) if hopeful else max(times))
     gpus = [sum(model.lots[k].gpus for k in chosen if model.lots[k].gpu == gpu) for gpu in kinds]
+    prices = [
+        min(model.lots[k].price_usd_per_gpu_hour or 0.0 for k in chosen if model.lots[k].gpu == gpu)
+        for gpu in kinds
+    ]
     return Menu(
         micro_batch,
         tuple(options),
@@ -119,6 +125,7 @@ def menu_of(
         np.array(sends),
         np.array(capacity),
         min(updates),
+        np.array([option.tp * prices[option.kind] / 3600 for option in options]),
     )
 
 
@@ -133,10 +140,11 @@ class Rings:
     per_byte: Array
     """[replicas index]."""
 
-    def at(self, index: int, size: float) -> float:
-        """Seconds for the smallest known size that is no smaller."""
-        position = int(np.searchsorted(self.sizes, size * (1 - 1e-12)))
-        return float(self.seconds[index, min(position, len(self.sizes) - 1)])
+    def table(self, sizes: Array) -> Array:
+        """[replicas index, size]: seconds for the smallest known size that is no smaller."""
+        positions = np.searchsorted(self.sizes, sizes * (1 - 1e-12))
+        found: Array = self.seconds[:, np.minimum(positions, len(self.sizes) - 1)]
+        return found
 
 
 def rings_of(
@@ -169,8 +177,10 @@ def rings_of(
             best = np.minimum(best, time) if hopeful else np.maximum(best, time)
         return np.where(size > 0, best, 0.0)
 
-    bucket_s = np.where(full > 0, full, 0.0) * step_s(BUCKET_BYTES / count)
-    seconds = 2 * (count - 1) * (step_s(rest / count) + bucket_s)
+    with np.errstate(invalid="ignore"):
+        bucket_s = np.where(full > 0, full * step_s(BUCKET_BYTES / count), 0.0)
+    with np.errstate(invalid="ignore"):
+        seconds = 2 * (count - 1) * (step_s(rest / count) + bucket_s)
     seconds = np.where(count > 1, seconds, 0.0)
     # Larger stages never count as quicker: the table serves as a bound.
     if hopeful:
@@ -222,3 +232,28 @@ def bounds_of(
         layers = (rate[..., None] * work[None, None] + share).min(axis=2) @ times
         best = np.maximum(best, layers + sends[None, :] * (rate * menu.send_s).min(axis=2))
     return best + menu.update_s
+
+
+def cost_bounds_of(
+    menu: Menu,
+    *,
+    global_batch: int,
+    replicas: Array,
+    stages: Array,
+    gradient_bytes: float,
+    rings: Rings,
+) -> Array:
+    """Lower bounds of an iteration's dollars, [replicas index, stages index].
+
+    A group is paid for as long as the iteration lasts, which is no shorter than its own work on
+    all micro batches, one micro batch on the other stages, the sync and the optimizer step.
+    """
+    work = (np.diff(menu.seconds, axis=1) * menu.usd_per_s[:, None]).min(axis=0).sum()
+    cheapest = float(menu.usd_per_s.min())
+    others = (stages - 1) * float(menu.seconds[:, -1].min())
+    sync = rings.table(gradient_bytes / MOST_TP_SHARING_GRADIENTS / stages)
+    # The table rounds sizes up; what lies just below bounds from below.
+    sync = np.minimum(sync, rings.per_byte[:, None] * gradient_bytes / 4 / stages[None, :])
+    waiting = replicas[:, None] * cheapest * (others + stages * (sync + menu.update_s))
+    found: Array = global_batch // menu.micro_batch * work + waiting
+    return found

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.families import (
     Array,
     Menu,
     Rings,
     bounds_of,
+    cost_bounds_of,
     menu_of,
     price_directions,
     rings_of,
@@ -24,12 +26,16 @@ from planner.paper_model import PaperModel, Shape, Verdict
 from planner.polish import Found, Workbench
 from planner.reach import ReachTable, reach_table
 
+LEVEL_RATIO_FIRST = 1.3
 LEVEL_RATIO = 1.05
 """Neighbouring limits of a stage's time; polishing finds what lies between."""
-SYNC_STEPS = 6
+SYNC_SHARES = (0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.36, 0.5, 0.71, 1.0)
 DRAFTS = 12
 """Families whose drafts are judged."""
 POLISHED = 3
+EASED = 1.15
+"""Rough estimates may break a limit by so much before the family is given up."""
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,19 @@ class Selection:
     @property
     def lots(self) -> tuple[int, ...]:
         return tuple(sorted({lot for site in self.sites for lot in site.lots}))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """Plans of one micro batch size: [replicas, stages] with what each needs at least."""
+
+    menu: Menu
+    rings: Rings
+    replicas: Array
+    bounds: Array
+    """In seconds."""
+    worth: Array
+    """In what is minimised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +102,7 @@ class PaperSearch:
             self.max_tp,
             self.worth,
             by_price=self.limits.goal_is_cost,
+            counts_money=self.limits.needs_prices,
             budget=self.budget,
         )
 
@@ -108,9 +128,10 @@ class PaperSearch:
         drafts: list[Draft] = []
         best = math.inf
         for selection in selections(self.model):
-            for draft in self.drafts(selection, best):
-                drafts.append(draft)
-                best = min(best, draft.rough)
+            more = list(self.drafts(selection, best))
+            drafts += more
+            if not self.limits.needs_prices:
+                best = min([best, *(draft.rough for draft in more)])
         drafts.sort(key=lambda d: d.rough)
         found: list[tuple[Found, Draft]] = []
         for draft in drafts[:DRAFTS]:
@@ -142,8 +163,8 @@ class PaperSearch:
 
     def families(
         self, micro_batch: int, sites: Sequence[Sequence[int]], *, hopeful: bool
-    ) -> tuple[Menu, Rings, Array, Array, Array] | None:
-        """Menu, rings, replica counts, stage counts and bounds of one micro batch size."""
+    ) -> Family | None:
+        """All the families of one micro batch size."""
         menu = menu_of(self.model, micro_batch, max_tp=self.max_tp, sites=sites, hopeful=hopeful)
         if menu is None:
             return None
@@ -163,89 +184,117 @@ class PaperSearch:
             directions=price_directions(len(menu.kinds)),
         )
         bounds[replicas[:, None] * stages[None] > menu.gpus.sum()] = np.inf
-        return menu, rings, replicas, stages, bounds
+        if self.limits.seconds_max is not None:
+            bounds[bounds > self.limits.seconds_max] = np.inf
+        worth = bounds
+        if self.limits.goal_is_cost:
+            usd = cost_bounds_of(
+                menu,
+                global_batch=self.model.global_batch,
+                replicas=replicas,
+                stages=stages,
+                gradient_bytes=float(self.model.gradient_bytes()[-1]),
+                rings=rings,
+            )
+            worth = np.where(np.isfinite(bounds), usd, np.inf)
+        return Family(menu, rings, replicas, bounds, worth)
 
     def bound(self) -> float:
         """What every plan takes at least."""
         sites = [tuple(range(len(self.model.lots)))]
         every = [
-            family[-1].min()
+            family.bounds.min()
             for b in self.micro_batches
             if (family := self.families(b, sites, hopeful=True)) is not None
         ]
         return float(min(every, default=math.inf))
 
     def drafts(self, selection: Selection, best: float) -> Iterator[Draft]:
+        """The families of a selection that may be better than what is known, at their best."""
         sites = [site.lots for site in selection.sites]
-        for b in self.micro_batches:
-            family = self.families(b, sites, hopeful=False)
-            if family is None:
-                continue
-            menu, rings, replicas, stages, bounds = family
-            keep = bounds < best
-            if not keep.any():
-                continue
-            yield from self._drafts(selection, menu, rings, replicas, bounds, keep, best)
+        families = [
+            family
+            for b in self.micro_batches
+            if (family := self.families(b, sites, hopeful=False)) is not None
+        ]
+        if math.isinf(best):
+            # A first idea of what can be had, from a few limits only.
+            for family in families:
+                rough = self._drafts(selection, family, best, LEVEL_RATIO_FIRST, 1.0)
+                best = min([best, *(draft.rough for draft in rough)])
+        for family in families:
+            yield from self._drafts(selection, family, best, LEVEL_RATIO, EASED)
 
     def _drafts(
-        self,
-        selection: Selection,
-        menu: Menu,
-        rings: Rings,
-        replicas: Array,
-        bounds: Array,
-        keep: Array,
-        best: float,
-    ) -> Iterator[Draft]:
-        model = self.model
-        most = np.ceil(model.global_batch // menu.micro_batch / replicas)
-        rows, columns = np.nonzero(keep)
-        slowest = menu.seconds[:, -1].max() + 2 * menu.send_s[np.isfinite(menu.send_s)].max(
-            initial=0
-        )
-        high = slowest if math.isinf(best) else min(slowest, float((best / most[rows]).max()))
-        low = menu.seconds[:, -1].min() / (columns.max() + 1)
-        steps = max(1, math.ceil(math.log(max(high / low, 1.001)) / math.log(LEVEL_RATIO)))
-        levels = low * LEVEL_RATIO ** np.arange(1, steps + 1)
+        self, selection: Selection, family: Family, best: float, ratio: float, eased: float
+    ) -> list[Draft]:
+        menu, model = family.menu, self.model
+        rows, columns = np.nonzero(family.worth < best)
+        if not len(rows):
+            return []
+        most = np.ceil(model.global_batch // menu.micro_batch / family.replicas)[rows]
+        stages = columns + 1
+        high = float(menu.seconds[:, -1].max() + 2 * menu.send_s[np.isfinite(menu.send_s)].max())
+        longest = self.limits.seconds_max if self.limits.goal_is_cost else best
+        if longest is not None and math.isfinite(longest):
+            high = min(high, float((longest / most).max()))
+        low = float(menu.seconds[:, -1].min()) / int(stages.max())
+        steps = max(1, math.ceil(math.log(max(high / low, 1.001)) / math.log(ratio)))
+        levels = high * ratio ** np.arange(-steps, 1.0)
         whole = float(model.gradient_bytes()[-1])
-        least = float(rings.sizes[rings.sizes >= whole / 4 / model.layers].min())
-        sizes = np.unique(np.geomspace(least, whole, SYNC_STEPS))
-        directions = price_directions(len(menu.kinds))
-        prices = directions[:, menu.kind] * menu.tp / menu.gpus[menu.kind]
+        sizes = whole * np.array(SYNC_SHARES[:: 1 if math.isfinite(best) else 2])
+        weights = menu.tp / menu.gpus[menu.kind]
+        prices = price_directions(len(menu.kinds))[:, menu.kind] * weights
+        if self.limits.needs_prices:
+            prices = np.concatenate([prices, menu.usd_per_s[None, :]])
         table = reach_table(
             model,
             menu,
             levels_s=levels,
             gradient_bytes=sizes,
             prices=prices,
-            stages_max=int(columns.max()) + 1,
+            stages_max=int(stages.max()),
         )
-        need = table.whole.max(axis=-1)
-        for row in np.unique(rows):
-            sync = np.array([rings.at(int(row), size) for size in sizes])
-            for column in columns[rows == row]:
-                possible = need[column] * replicas[row] <= 1 + 1e-9
-                rough = (most[row] - 1 + column + 1) * levels[:, None] + sync[None, :]
-                rough = np.where(possible, rough, np.inf)
-                at = int(np.argmin(rough))
-                if math.isfinite(rough.flat[at]):
-                    level, size = divmod(at, len(sizes))
-                    yield Draft(
-                        float(rough.flat[at]),
-                        selection,
-                        table,
-                        int(replicas[row]),
-                        int(column) + 1,
-                        level,
-                        size,
-                    )
+        directions = len(price_directions(len(menu.kinds)))
+        need = table.whole[..., :directions].max(axis=-1)
+        replicas = family.replicas[rows]
+        sync = family.rings.table(sizes)[rows]
+        rough = (most - 1 + stages)[:, None, None] * levels[:, None] + sync[:, None, :]
+        possible = need[columns] * replicas[:, None, None] <= 1 + 1e-5
+        worth = rough
+        if self.limits.needs_prices:
+            usd_per_s = table.whole[..., -1][columns] * replicas[:, None, None]
+            worth, possible = self._in_money(rough, usd_per_s, possible, eased)
+        worth = np.where(possible, worth, np.inf).reshape(len(rows), -1)
+        at = worth.argmin(axis=1)
+        return [
+            Draft(float(worth[i, at[i]]), selection, table, int(replicas[i]), int(stages[i]),
+                  *divmod(int(at[i]), len(sizes)))
+            for i in np.flatnonzero(np.isfinite(worth.min(axis=1)))
+        ]  # fmt: skip
+
+    def _in_money(
+        self, seconds: Array, usd_per_s: Array, possible: Mask, eased: float
+    ) -> tuple[Array, Mask]:
+        """The rough worth where dollars count, and which limits may be kept (rough is no proof)."""
+        usd = seconds * usd_per_s
+        usd_max, hourly_max = self.limits.usd_max, self.limits.objective.max_usd_per_hour
+        if usd_max is not None:
+            possible = possible & (usd <= usd_max * eased)
+        if hourly_max is not None:
+            possible = possible & (usd_per_s * 3600 <= hourly_max * eased)
+        if self.limits.goal_is_cost:
+            if self.limits.seconds_max is not None:
+                possible = possible & (seconds <= self.limits.seconds_max * eased)
+            return usd, possible
+        return seconds, possible
 
     def realise(self, draft: Draft) -> Found | None:
         """The best plan with the boundaries that a draft suggests."""
         table = draft.table
         cuts = {
             table.cuts(draft.stages, draft.level, draft.size, direction)
-            for direction in range(len(table.prices))
+            for direction in range(table.prices.shape[1])
             if math.isfinite(table.whole[draft.stages - 1, draft.level, draft.size, direction])
         }
         found = [

@@ -18,6 +18,11 @@ from planner.families import Array, Menu
 from planner.paper_model import PaperModel
 from simulator.paper import MOST_TP_SHARING_GRADIENTS
 
+Prices = NDArray[np.float32]
+Reach = NDArray[np.int64]
+_HAIR = 1e-12
+"""Sums of floats differ in their last digits; that must not cost a layer."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReachTable:
@@ -28,25 +33,27 @@ class ReachTable:
     """Limits of a stage's seconds per micro batch, ascending."""
     gradient_bytes: Array
     """Limits of what a group of a stage syncs, ascending."""
-    prices: Array
-    """[direction, option]."""
-    whole: Array
+    prices: Prices
+    """[option, direction]."""
+    whole: Prices
     """[stages - 1, level, bytes, direction]: the price of one pipeline, infinite if impossible."""
-    _reach: list[NDArray[np.int64]]
+    _reach: list[Reach]
     """Per stages left: [level, bytes, option, layer]."""
-    _cost: list[Array]
-    """Per stages left: [level, bytes, direction, layer]."""
-    _first: list[NDArray[np.int64]]
+    _first: list[Reach]
+    """The same for the stage at layer 0, if it is the first: [level, bytes, option]."""
+    _cost: list[Prices]
+    """Per stages left: [level, bytes, layer, direction]."""
 
     def cuts(self, stages: int, level: int, size: int, direction: int) -> tuple[int, ...]:
         """Boundaries of the cheapest pipeline."""
         cuts = [0]
         for left in range(stages, 0, -1):
-            reach = (self._first[left - 1] if left == stages else self._reach[left - 1])[
-                level, size
-            ]
-            at = reach[:] if left == stages else reach[:, cuts[-1]]
-            cost = self.prices[direction] + self._cost[left - 1][level, size, direction][at]
+            at = (
+                self._first[left - 1][level, size]
+                if left == stages
+                else self._reach[left - 1][level, size, :, cuts[-1]]
+            )
+            cost = self._cost[left - 1][level, size, at, direction] + self.prices[:, direction]
             cost = np.where(at > cuts[-1], cost, np.inf)
             cuts.append(int(at[int(np.argmin(cost))]))
         return tuple(cuts)
@@ -62,74 +69,79 @@ def reach_table(
     stages_max: int,
 ) -> ReachTable:
     """Lay out pipelines of up to ``stages_max`` stages for all limits and prices."""
-    layers = model.layers
-    options = len(menu.options)
-    compute = [
-        _reach(menu.seconds[o], np.maximum(levels_s - 2 * menu.send_s[o], -1.0))
-        for o in range(options)
-    ]
-    plain = np.stack(compute, axis=1)
-    sync = np.stack(
-        [
-            _reach(model.gradient_bytes(), gradient_bytes * min(tp, MOST_TP_SHARING_GRADIENTS))
-            for tp in (o.tp for o in menu.options)
-        ],
-        axis=1,
+    layers, options = model.layers, len(menu.options)
+    plain = np.stack(
+        [_reach(menu.seconds[o], levels_s - 2 * menu.send_s[o]) for o in range(options)], axis=1
     )
-    shape = (len(levels_s), len(gradient_bytes), len(prices), layers + 1)
-    cost = np.full(shape, np.inf)
-    cost[..., layers] = 0.0
-    costs, reaches, firsts, wholes = [cost], [], [], []
-    level_index = np.arange(len(levels_s))[:, None, None]
-    size_index = np.arange(len(gradient_bytes))[None, :, None]
+    degrees = [min(option.tp, MOST_TP_SHARING_GRADIENTS) for option in menu.options]
+    sync = np.stack([_reach(model.gradient_bytes(), gradient_bytes * n) for n in degrees], axis=1)
+    priced = prices.T.astype(np.float32)
+    limits, ways = len(levels_s) * len(gradient_bytes), prices.shape[0]
+    shape = (len(levels_s), len(gradient_bytes))
+    # One row per (limits, layer), and one more for what cannot be.
+    cost = np.full((limits * (layers + 1) + 1, ways), np.inf, dtype=np.float32)
+    cost[layers : limits * (layers + 1) : layers + 1] = 0.0
+    base = (np.arange(limits) * (layers + 1)).reshape(*shape, 1)
     here = np.arange(layers + 1)
+    costs, reaches, firsts, wholes = [cost], [], [], []
+    buffer = np.empty((limits * (layers + 1), ways), dtype=np.float32)
     for left in range(1, stages_max + 1):
-        memory = np.stack(
-            [
-                _reach(
-                    model.memory(option.tp, menu.micro_batch, left),
-                    np.array([menu.capacity_bytes[o]]),
-                )[0]
-                for o, option in enumerate(menu.options)
-            ]
-        )
+        memory = _memory_reach(model, menu, left)
         limit = np.minimum(sync[None], memory[None, None])
         reach = np.minimum(plain[:, None], limit)
-        # A first stage sends less: nothing if it is the only one, one way only among few.
-        first_sends = 0.0 if left == 1 else menu.send_s * (1 if left <= 3 else 2)
-        first = np.stack(
-            [
-                np.searchsorted(menu.seconds[o], levels_s - s, side="right") - 1
-                for o, s in enumerate(np.broadcast_to(first_sends, (options,)))
-            ],
-            axis=1,
-        )
-        first = np.clip(np.minimum(first[:, None], limit[..., 0]), 0, layers)
-        before = costs[-1]
-        whole = np.full(shape[:-1], np.inf)
-        cost = np.full(shape, np.inf)
+        first = np.minimum(_first_reach(menu, levels_s, left)[:, None], limit[..., 0])
+        before, nowhere = costs[-1], limits * (layers + 1)
+        cost = np.full_like(before, np.inf)
+        whole = np.full((limits, ways), np.inf, dtype=np.float32)
         for o in range(options):
             at = reach[:, :, o]
-            for d in range(len(prices)):
-                priced = before[level_index, size_index, d, at] + prices[d, o]
-                priced[at <= here] = np.inf
-                np.minimum(cost[:, :, d], priced, out=cost[:, :, d])
-                start = before[level_index[..., 0], size_index[..., 0], d, first[:, :, o]]
-                start = np.where(first[:, :, o] > 0, start + prices[d, o], np.inf)
-                np.minimum(whole[:, :, d], start, out=whole[:, :, d])
+            rows = np.where(at > here, base + at, nowhere).ravel()
+            np.take(before, rows, axis=0, out=buffer)
+            np.add(buffer, priced[o], out=buffer)
+            np.minimum(cost[:-1], buffer, out=cost[:-1])
+            at = first[:, :, o]
+            rows = np.where(at > 0, base[..., 0] + at, nowhere).ravel()
+            np.minimum(whole, before[rows] + priced[o], out=whole)
         costs.append(cost)
         reaches.append(reach)
         firsts.append(first)
-        wholes.append(whole)
+        wholes.append(whole.reshape(*shape, ways))
     return ReachTable(
-        menu, levels_s, gradient_bytes, prices, np.stack(wholes), reaches, costs, firsts
+        menu,
+        levels_s,
+        gradient_bytes,
+        priced,
+        np.stack(wholes),
+        reaches,
+        firsts,
+        [each[:-1].reshape(*shape, layers + 1, ways) for each in costs],
     )
 
 
-def _reach(running: Array, limits: Array) -> NDArray[np.int64]:
+def _first_reach(menu: Menu, levels_s: Array, left: int) -> Reach:
+    """[level, option] from layer 0: a first stage sends less, and nothing if it is the only one."""
+    times = 0 if left == 1 else 1 if left <= 3 else 2
+    return np.stack(
+        [
+            _reach(row, levels_s - (times * send_s if times else 0.0), starts=1)[:, 0]
+            for row, send_s in zip(menu.seconds, menu.send_s, strict=True)
+        ],
+        axis=1,
+    )
+
+
+def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Reach:
+    """[option, layer] as far as memory goes, with so many stages left, this one included."""
+    return np.stack(
+        [
+            _reach(model.memory(option.tp, menu.micro_batch, left), menu.capacity_bytes[o : o + 1])[0]
+            for o, option in enumerate(menu.options)
+        ]
+    )
+
+
+def _reach(running: Array, limits: Array, *, starts: int | None = None) -> Reach:
     """[limit, layer]: the last boundary such that what lies between stays within the limit."""
-    # A hair of tolerance: sums of floats differ in their last digits.
-    found = np.searchsorted(
-        running, (running[None, :] + limits[:, None]) * (1 + 1e-12), side="right"
-    )
+    ends = running[None, :starts] + np.maximum(limits, -1.0)[:, None]
+    found = np.searchsorted(running, ends * (1 + _HAIR), side="right")
     return np.clip(found - 1, 0, len(running) - 1)
