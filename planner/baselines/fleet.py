@@ -100,6 +100,11 @@ def micro_batch_sizes(job: Job, usual: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[
     return tuple(size for size in sorted(sizes) if job.global_batch % size == 0)
 
 
+def recompute_of(job: Job) -> Recompute:
+    """What planners that do not choose do: only a job that demands recomputation gets it."""
+    return "full" if job.recompute == "full" else "none"
+
+
 def state_bytes_per_parameter(job: Job) -> int:
     """Weight, gradient, the optimizer's moments and, in 16 bit, the exact copy of the weight."""
     weight, copy = (4, 0) if job.precision == "fp32" else (2, 4)
