@@ -13,6 +13,7 @@ import numpy as np
 
 from simulator.catalogue import Catalogue
 from simulator.errors import InputError, Problem
+from simulator.groups import Ints
 from simulator.job import Job
 from simulator.model import FLOAT_BYTES, Layer
 from simulator.network import Network
@@ -74,6 +75,21 @@ class LayerCosts:
         self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
     ) -> tuple[float, float]:
         """Forward and backward of a range of layers; recomputation is part of the backward."""
+        first, end = layers
+        ahead, back = self.range_seconds(
+            gpu,
+            tp=tp,
+            samples=samples,
+            first=np.array([first]),
+            end=np.array([end]),
+            recompute=np.array([int(recompute == "full")]),
+        )
+        return float(ahead[0]), float(back[0])
+
+    def range_seconds(
+        self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
+    ) -> tuple[Row, Row]:
+        """The same of many ranges at once; ``recompute`` is 1 for those that recompute."""
         key = (gpu, tp, samples)
         found = self._sums.get(key)
         if found is None:
@@ -81,14 +97,10 @@ class LayerCosts:
             found = (_running(times.forward), _running(times.backward))
             self._sums[key] = found
         forward, backward = found
-        first, end = layers
-        ahead = float(forward[end] - forward[first])
-        back = float(backward[end] - backward[first])
-        if recompute == "full":
-            # The head has nothing to recompute: its backward follows its forward at once.
-            last = min(end, self.layer_count - 1)
-            back += float(forward[max(last, first)] - forward[first])
-        return ahead, back
+        # The head has nothing to recompute: its backward follows its forward at once.
+        last = np.maximum(np.minimum(end, self.layer_count - 1), first)
+        again: Row = (forward[last] - forward[first]) * recompute
+        return forward[end] - forward[first], backward[end] - backward[first] + again
 
     def backward_by_layer(
         self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute

@@ -18,63 +18,28 @@ import numpy as np
 from simulator.costs import LayerCosts
 from simulator.estimate import Estimate, StageTime
 from simulator.fitting import Misfit, misfits
-from simulator.gradients import GradientSync, SyncJob
-from simulator.memory import MemoryModel
-from simulator.messages import Contention, Messages, hops_of
+from simulator.gradients import GradientSync, HopPrices, SyncJob
+from simulator.groups import Floats, GroupId, Groups, Ints, kinds, range_sums
+from simulator.memory import MemoryModel, fullest
+from simulator.messages import Messages
 from simulator.money import money_of
 from simulator.network import Network
 from simulator.pipeline import Durations, run_1f1b
-from simulator.placement import GroupId, Layout, lay_out
+from simulator.placement import Layout, lay_out
 from simulator.plan import Place, Plan, Stage
 from simulator.platform import platform_of
 from simulator.provenance import Provenance, weakest
 from simulator.sites import Sites
-from simulator.unrolled import Edge, Group, Unrolled, unroll
+from simulator.unrolled import Group, Unrolled, unroll
+from simulator.works import GroupWork, PipelineWork, equal_pipelines, pipeline_works, work_of
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One device group's seconds per micro batch on one stage."""
-
-    forward: float
-    backward: float
-    receive_activation: float = 0.0
-    receive_gradient: float = 0.0
-    send_activation: float = 0.0
-    send_gradient: float = 0.0
-
-    @property
-    def held_up(self) -> float:
-        """Time per micro batch that messages take from the device."""
-        return (
-            self.receive_activation
-            + self.receive_gradient
-            + self.send_activation
-            + self.send_gradient
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineWork:
-    """A pipeline as its schedule sees it: groups with their work, and channels between them."""
-
-    micro_batches: int
-    groups: tuple[tuple[int, int], ...]
-    """(stage, index within the split) of each group."""
-    work: tuple[Work, ...]
-    edges: tuple[Edge, ...]
-
-    @property
-    def is_chain(self) -> bool:
-        return len(self.groups) == self.groups[-1][0] + 1
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """When the groups of a pipeline were done with their backwards, and free."""
+    """When each device group was done with its backwards, and free."""
 
-    last_backward: tuple[float, ...]
-    free: tuple[float, ...]
+    last_backward: Floats
+    free: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +62,37 @@ class EventEstimator:
 
     def __init__(self, costs: LayerCosts, network: Network, sites: Sites) -> None:
         self.costs, self.network, self.sites = costs, network, sites
-        self._work: dict[object, Work] = {}
+        self._messages = Messages(network)
+        self._hop_prices = HopPrices(costs, network)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Time, memory and money of a plan that was checked before."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
-        works = self.pipeline_works(plan, layout)
-        ends = self._run_pipelines(plan, works)
-        sync = GradientSync(plan, layout, self.costs, self.network)
-        jobs = sync.jobs(per_layer=self._overlaps)
-        finish = self._finish(plan, works, ends, jobs)
-        last = max(finish.step_end.values())
-        iteration_s = last + max(platform_of(place.gpu).iteration_s for place in _places(plan))
-        stages = self._stage_times(plan, works, finish, iteration_s)
-        memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes).pipelines()
+        groups = layout.groups
+        work = work_of(layout, self.costs, self._messages)
+        ends = self._run_pipelines(work)
+        jobs = self._sync(layout)
+        finish = self._finish(layout, ends, jobs)
+        last = float(finish.step_end[groups.owning].max())
+        iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
+        stages = self._stage_times(work, finish, iteration_s)
+        memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes, groups=groups)
         money = money_of(
-            plan,
+            devices_by_place(groups),
             iteration_s=iteration_s,
             price=self.sites.price_usd_per_gpu_hour,
-            egress_bytes=self._egress(plan, jobs),
+            egress_bytes=self._egress(groups, jobs),
             egress_usd_per_byte=self.network.egress_usd_per_byte,
         )
-        provenance = self._provenance(plan, layout)
         return Estimate(
             estimator=self.name,
             iteration_s=iteration_s,
             samples_per_iteration=plan.samples_per_iteration,
-            memory=memory,
+            memory=memory.pipelines(),
             money=money,
             stages=stages,
             bottleneck=_bottleneck(plan, stages, iteration_s),
-            provenance=provenance,
+            provenance=self._provenance(layout),
             notes=self.costs.notes,
         )
 
@@ -152,9 +117,19 @@ class EventEstimator:
         different = {id(work): work for work in works}
         passes = {key: self._unroll(plan, work) for key, work in different.items()}
         unrolled = tuple(passes[id(work)] for work in works)
-        jobs = GradientSync(plan, layout, self.costs, self.network).jobs(per_layer=self._overlaps)
-        finish = self._finish(plan, works, [_ends_of(one) for one in unrolled], jobs)
-        return Details(tuple(works), unrolled, finish.sync, finish.optimizer, finish.step_end)
+        ends = Ends(
+            np.concatenate([one.last_backward_end for one in unrolled]),
+            np.concatenate([_free_of(one) for one in unrolled]),
+        )
+        finish = self._finish(layout, ends, self._sync(layout))
+        owning = layout.groups.owning.tolist()
+        return Details(
+            tuple(works),
+            unrolled,
+            finish.sync,
+            {layout.groups.ids[row]: float(finish.optimizer[row]) for row in owning},
+            {layout.groups.ids[row]: float(finish.step_end[row]) for row in owning},
+        )
 
     @property
     def _overlaps(self) -> bool:
@@ -165,116 +140,49 @@ class EventEstimator:
 
     def pipeline_works(self, plan: Plan, layout: Layout) -> list[PipelineWork]:
         """The durations of every pipeline; equal ones are one and the same object."""
-        messages = Messages(self.network, layout, Contention.of(plan, layout))
-        shared: dict[object, PipelineWork] = {}
-        works = []
-        for p in range(len(plan.pipelines)):
-            work = self._pipeline_work(plan, p, messages)
-            works.append(shared.setdefault(work, work))
-        return works
+        assert layout.groups.plan is plan, "the layout is another plan's"
+        return pipeline_works(work_of(layout, self.costs, self._messages))
 
-    def _pipeline_work(self, plan: Plan, p: int, messages: Messages) -> PipelineWork:
-        pipeline = plan.pipelines[p]
-        groups: list[tuple[int, int]] = []
-        index: dict[GroupId, int] = {}
-        for s, stage in enumerate(pipeline.stages):
-            for i in range(len(stage.places)):
-                index[p, s, i] = len(groups)
-                groups.append((s, i))
-        gather_forward = [0.0] * len(groups)
-        gather_backward = [0.0] * len(groups)
-        edges = []
-        for s in range(len(pipeline.stages) - 1):
-            size = self.costs.output_bytes(pipeline.stages[s].layers[1] - 1)
-            for hop in hops_of(plan, p, s):
-                ahead = messages.channel(plan, hop, bytes_per_sample=size, forward=True)
-                back = messages.channel(plan, hop, bytes_per_sample=size, forward=False)
-                source, target = index[hop.source], index[hop.target]
-                edges.append(Edge(source, target, ahead.transfer_s, back.transfer_s))
-                gather_forward[target] = max(gather_forward[target], ahead.gather_s)
-                gather_backward[source] = max(gather_backward[source], back.gather_s)
-        works = []
-        last = len(pipeline.stages) - 1
-        for k, (s, i) in enumerate(groups):
-            works.append(
-                self._group_work(
-                    plan,
-                    pipeline.stages[s],
-                    i,
-                    s == 0,
-                    s == last,
-                    gather_forward[k],
-                    gather_backward[k],
-                )
-            )
-        return PipelineWork(pipeline.micro_batches, tuple(groups), tuple(works), tuple(edges))
-
-    def _group_work(
-        self,
-        plan: Plan,
-        stage: Stage,
-        i: int,
-        is_first: bool,
-        is_last: bool,
-        gather_forward: float,
-        gather_backward: float,
-    ) -> Work:
-        samples = stage.samples(plan.micro_batch_size)[i]
-        place = stage.places[i]
-        key = (
-            stage.layers,
-            stage.tp,
-            stage.recompute,
-            place.gpu,
-            samples,
-            is_first,
-            is_last,
-            gather_forward,
-            gather_backward,
+    def _sync(self, layout: Layout) -> list[SyncJob]:
+        sync = GradientSync(
+            layout.groups.plan, layout, self.costs, self.network, prices=self._hop_prices
         )
-        found = self._work.get(key)
-        if found is None:
-            platform = platform_of(place.gpu)
-            forward, backward = self.costs.stage_seconds(
-                place.gpu,
-                tp=stage.tp,
-                samples=samples,
-                layers=stage.layers,
-                recompute=stage.recompute,
-            )
-            found = self._work[key] = Work(
-                forward=forward + (platform.load_s if is_first else 0.0),
-                backward=backward,
-                receive_activation=0.0 if is_first else platform.message_s + gather_forward,
-                receive_gradient=0.0 if is_last else platform.message_s + gather_backward,
-                send_activation=0.0 if is_last else platform.message_s,
-                send_gradient=0.0 if is_first else platform.message_s,
-            )
-        return found
+        return sync.jobs(per_layer=self._overlaps)
 
     # -- when it is done ------------------------------------------------------------------------
 
-    def _run_pipelines(self, plan: Plan, works: Sequence[PipelineWork]) -> list[Ends]:
+    def _run_pipelines(self, work: GroupWork) -> Ends:
         """Run each different pipeline once; chains under 1F1B of equal shape run together."""
-        ends: dict[int, Ends] = {}
-        batches: defaultdict[tuple[int, int], list[PipelineWork]] = defaultdict(list)
-        for work in {id(work): work for work in works}.values():
-            if plan.schedule == "1f1b" and work.is_chain:
-                batches[work.micro_batches, len(work.groups)].append(work)
+        groups, plan = work.layout.groups, work.layout.groups.plan
+        equal = equal_pipelines(work)
+        ends = Ends(np.empty(len(groups)), np.empty(len(groups)))
+        batches: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        others = []
+        for p in dict.fromkeys(equal):
+            if plan.schedule == "1f1b" and groups.is_chain[p]:
+                pipeline = plan.pipelines[p]
+                batches[pipeline.micro_batches, len(pipeline.stages)].append(p)
             else:
-                ends[id(work)] = _ends_of(self._unroll(plan, work))
-        for (micro_batches, _), batch in sorted(batches.items()):
+                others.append(p)
+        for (micro_batches, stages), batch in sorted(batches.items()):
+            rows = groups.bounds[batch] + np.arange(stages)[:, None]
             finish = run_1f1b(
-                _durations(batch),
+                _durations(work, rows),
                 micro_batches=micro_batches,
                 messaging=self.costs.runtime.messaging,
             )
-            for column, work in enumerate(batch):
-                ends[id(work)] = Ends(
-                    tuple(finish.last_backward_end[:, column].tolist()),
-                    tuple(finish.free[:, column].tolist()),
-                )
-        return [ends[id(work)] for work in works]
+            ends.last_backward[rows], ends.free[rows] = finish.last_backward_end, finish.free
+        if others:
+            works = pipeline_works(work)
+            for p in others:
+                begin, end = groups.blocks[p]
+                unrolled = self._unroll(plan, works[p])
+                ends.last_backward[begin:end] = unrolled.last_backward_end
+                ends.free[begin:end] = _free_of(unrolled)
+        # Equal pipelines end alike.
+        like = groups.bounds[equal][groups.pipeline] - groups.bounds[groups.pipeline]
+        rows = np.arange(len(groups)) + like
+        return Ends(ends.last_backward[rows], ends.free[rows])
 
     def _unroll(self, plan: Plan, work: PipelineWork) -> Unrolled:
         messaging = self.costs.runtime.messaging
@@ -300,224 +208,178 @@ class EventEstimator:
             virtual_stages=plan.virtual_stages,
         )
 
-    def _finish(
-        self,
-        plan: Plan,
-        works: Sequence[PipelineWork],
-        ends: Sequence[Ends],
-        jobs: Sequence[SyncJob],
-    ) -> _Finish:
+    def _finish(self, layout: Layout, ends: Ends, jobs: Sequence[SyncJob]) -> _Finish:
         """Run the sync jobs in their order, then each group's optimizer step."""
-        ready: dict[GroupId, float] = {}
-        free: dict[GroupId, float] = {}
-        for p, (work, end) in enumerate(zip(works, ends, strict=True)):
-            for k, (s, i) in enumerate(work.groups):
-                ready[p, s, i] = end.last_backward[k]
-                free[p, s, i] = end.free[k]
-        partial = self._ready_within_backward(plan, works) if self._overlaps else {}
-        channel: dict[GroupId, float] = dict.fromkeys(ready, 0.0)
-        busy: defaultdict[GroupId, float] = defaultdict(float)
-        owner = {group: self._owner(plan, group) for group in ready}
+        groups, owner = layout.groups, layout.groups.owner
+        overlaps = self._overlaps
+        ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
+        channel, busy = np.zeros(len(groups)), np.zeros(len(groups))
         sync = []
         for job in jobs:
-            start = 0.0
-            for group in job.holders:
-                earlier = partial.get((group, job.layers[0]), 0.0) if job.way != "tied" else 0.0
-                at = ready[group] - earlier if self._overlaps else free[group]
-                start = max(start, at, channel[owner[group]])
+            rows = job.rows
+            at = ends.last_backward[rows] if overlaps else ends.free[rows]
+            if overlaps and job.way != "tied":
+                # A layer's gradient is complete before the backward of the layers below it.
+                kind = groups.timing[rows], groups.recompute[rows]
+                at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
+            holders = owner[rows]
+            start = max(0.0, float(at.max()), float(channel[holders].max()))
             sync.append((start, job))
-            for group in job.holders:
-                channel[owner[group]] = start + job.seconds
-                busy[owner[group]] += job.seconds
-        zero = self.costs.job.zero == 1
-        holders = plan.holder_counts(self.costs.layer_count) if zero else None
-        step_end = {}
-        optimizer = {}
-        for p, pipeline in enumerate(plan.pipelines):
-            for s, stage in enumerate(plan.owning_stages(pipeline)):
-                for i in range(len(stage.places)):
-                    group = (p, s, i)
-                    seconds = self._optimizer_seconds(plan, p, s, i, holders)
-                    done = max(free[group], ready[group], channel[group])
-                    optimizer[group] = seconds
-                    step_end[group] = done + seconds
-        return _Finish(step_end, busy, optimizer, free, tuple(sync))
+            channel[holders] = start + job.seconds
+            np.add.at(busy, holders, job.seconds)
+        optimizer = self._optimizer_seconds(groups)
+        done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
+        return _Finish(done + optimizer, busy, optimizer, ends.free, tuple(sync))
 
-    def _owner(self, plan: Plan, group: GroupId) -> GroupId:
-        """The device group that runs a chunk."""
-        p, s, i = group
-        return (p, s % plan.group_count(plan.pipelines[p]), i)
+    def _backward_sums(self, groups: Groups) -> Floats:
+        """By timed kind, recomputation and layer: the backward of all layers before it."""
+        layers = (0, self.costs.layer_count)
+        return np.array(
+            [
+                [
+                    [0.0, *np.cumsum(self.costs.backward_by_layer(
+                        gpu, tp=tp, samples=samples, layers=layers, recompute=recompute
+                    ))]
+                    for recompute in ("none", "full")
+                ]
+                for gpu, tp, samples in groups.timed
+            ]
+        )  # fmt: skip
 
-    def _ready_within_backward(
-        self, plan: Plan, works: Sequence[PipelineWork]
-    ) -> dict[tuple[GroupId, int], float]:
-        """How long before the end of a group's last backward each layer's gradient is complete."""
-        found: dict[tuple[GroupId, int], float] = {}
-        cache: dict[object, list[float]] = {}
-        for p, (pipeline, work) in enumerate(zip(plan.pipelines, works, strict=True)):
-            for s, i in work.groups:
-                stage = pipeline.stages[s]
-                samples = stage.samples(plan.micro_batch_size)[i]
-                key = (stage.layers, stage.tp, stage.recompute, stage.places[i].gpu, samples)
-                before = cache.get(key)
-                if before is None:
-                    row = self.costs.backward_by_layer(
-                        stage.places[i].gpu,
-                        tp=stage.tp,
-                        samples=samples,
-                        layers=stage.layers,
-                        recompute=stage.recompute,
-                    )
-                    before = cache[key] = [0.0, *np.cumsum(row)[:-1].tolist()]
-                for offset, seconds in enumerate(before):
-                    found[(p, s, i), stage.layers[0] + offset] = seconds
-        return found
-
-    def _optimizer_seconds(
-        self, plan: Plan, p: int, s: int, i: int, holders: Sequence[int] | None
-    ) -> float:
-        """The step over what a device holds; with ZeRO-1, ``holders`` share each layer's."""
-        pipeline = plan.pipelines[p]
-        chunks = pipeline.stages[s :: plan.group_count(pipeline)]
-        place, tp = chunks[0].places[i], chunks[0].tp
-        samples = chunks[0].samples(plan.micro_batch_size)[i]
-        stepped = self.costs.parameters(tp)
-        if holders is not None:
-            stepped = stepped / holders
-        count = sum(float(stepped[c.layers[0] : c.layers[1]].sum()) for c in chunks)
-        if chunks[0].layers[0] == 0 and chunks[-1].layers[1] == self.costs.layer_count:
-            # The tensor that embedding and head share stands here once.
-            count -= self.costs.tied_parameters(tp) / (holders[-1] if holders is not None else 1)
-        per_parameter = self.costs.times(place.gpu, tp=tp, samples=samples)
-        return count * per_parameter.optimizer_s_per_parameter
+    def _optimizer_seconds(self, groups: Groups) -> Floats:
+        """The step over what a device holds; with ZeRO-1, the holders share each layer's."""
+        costs = self.costs
+        holders = np.ones(costs.layer_count)
+        if costs.job.zero == 1:
+            holders = groups.holders(costs.layer_count)
+        count, tied = np.empty(len(groups)), np.empty(len(groups))
+        for tp in np.unique(groups.tp).tolist():
+            rows = np.flatnonzero(groups.tp == tp)
+            stepped = costs.parameters(tp) / holders
+            count[rows] = range_sums(stepped, groups.first[rows], groups.end[rows])
+            tied[rows] = costs.tied_parameters(tp) / holders[-1]
+        count = groups.sum_by_owner(count)
+        # The tensor that embedding and head share stands once where both are.
+        count -= groups.holds_both_ends(costs.layer_count) * tied
+        per_parameter = [
+            costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter
+            for gpu, tp, samples in groups.timed
+        ]
+        seconds: Floats = count * np.array(per_parameter)[groups.timing]
+        return seconds
 
     # -- what it comes to -----------------------------------------------------------------------
 
     def _stage_times(
-        self,
-        plan: Plan,
-        works: Sequence[PipelineWork],
-        finish: _Finish,
-        iteration_s: float,
+        self, work: GroupWork, finish: _Finish, iteration_s: float
     ) -> tuple[tuple[StageTime, ...], ...]:
         """How each device group spends the iteration; of a split stage, its slowest group."""
-        rows = []
-        for p, (pipeline, work) in enumerate(zip(plan.pipelines, works, strict=True)):
-            owners = plan.group_count(pipeline)
-            compute: defaultdict[GroupId, float] = defaultdict(float)
-            held: defaultdict[GroupId, float] = defaultdict(float)
-            for (s, i), w in zip(work.groups, work.work, strict=True):
-                compute[p, s % owners, i] += work.micro_batches * (w.forward + w.backward)
-                held[p, s % owners, i] += work.micro_batches * w.held_up
-            row = []
-            for s in range(owners):
-                i = max(range(len(pipeline.stages[s].places)), key=lambda i: compute[p, s, i])
-                group = (p, s, i)
-                optimizer = finish.optimizer[group]
-                # What of the sync ran beside the last passes and messages held nobody up.
-                waited = finish.step_end[group] - optimizer - finish.free[group]
-                synced = min(finish.sync_busy[group], max(waited, 0.0))
-                busy = compute[group] + held[group] + synced + optimizer
-                row.append(
-                    StageTime(compute[group], held[group] + synced, optimizer, iteration_s - busy)
-                )
-            rows.append(tuple(row))
-        return tuple(rows)
+        groups = work.layout.groups
+        compute = groups.sum_by_owner(groups.micro_batches * work.compute)
+        held = groups.sum_by_owner(groups.micro_batches * work.held_up)
+        # What of the sync ran beside the last passes and messages held nobody up.
+        waited = finish.step_end - finish.optimizer - finish.free
+        communication = held + np.minimum(finish.sync_busy, np.maximum(waited, 0.0))
+        idle = iteration_s - (compute + communication + finish.optimizer)
+        table = np.stack([compute, communication, finish.optimizer, idle])
+        seen: dict[bytes, tuple[StageTime, ...]] = {}
+        found = []
+        for rows in fullest(groups, compute):
+            block = np.ascontiguousarray(table[:, rows])
+            key = block.tobytes()
+            if key not in seen:
+                seen[key] = tuple(map(StageTime, *block.tolist()))
+            found.append(seen[key])
+        return tuple(found)
 
-    def _egress(self, plan: Plan, jobs: Sequence[SyncJob]) -> dict[tuple[str, str], float]:
+    def _egress(self, groups: Groups, jobs: Sequence[SyncJob]) -> dict[tuple[str, str], float]:
+        hops, names = groups.hops, groups.zones
+        sizes = np.array([self.costs.output_bytes(n) for n in range(self.costs.layer_count)])
+        moved = hops.samples * sizes[groups.end[hops.source] - 1]
+        moved = moved * groups.micro_batches[hops.source]
+        here, there = groups.zone[hops.source], groups.zone[hops.target]
+        table = np.zeros((len(names), len(names)))
+        np.add.at(table, (here, there), moved)
+        table += table.T
         totals: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for p, pipeline in enumerate(plan.pipelines):
-            for s in range(len(pipeline.stages) - 1):
-                here, there = pipeline.stages[s], pipeline.stages[s + 1]
-                size = self.costs.output_bytes(here.layers[1] - 1)
-                for hop in hops_of(plan, p, s):
-                    a = here.places[hop.source[2]].zone
-                    b = there.places[hop.target[2]].zone
-                    if a != b:
-                        moved = hop.samples * size * pipeline.micro_batches
-                        totals[a, b] += moved
-                        totals[b, a] += moved
+        for a, b in zip(*np.nonzero(table), strict=True):
+            if a != b:
+                totals[names[a], names[b]] += float(table[a, b])
         for job in jobs:
             for zones, size in job.egress_bytes:
                 totals[zones] += size
         return dict(totals)
 
-    def _provenance(self, plan: Plan, layout: Layout) -> Provenance:
+    def _provenance(self, layout: Layout) -> Provenance:
         """The weakest source among the times of all stages and the links between them."""
-        parts: dict[object, Provenance] = {}
-        for p, pipeline in enumerate(plan.pipelines):
-            for s, stage in enumerate(pipeline.stages):
-                for place, samples in zip(
-                    stage.places, stage.samples(plan.micro_batch_size), strict=True
-                ):
-                    key = (place.gpu, stage.tp, samples)
-                    if key not in parts:
-                        parts[key] = self.costs.provenance(place.gpu, tp=stage.tp, samples=samples)
-                if s + 1 < len(pipeline.stages):
-                    pair = (stage.places[0], pipeline.stages[s + 1].places[0])
-                    if pair not in parts and not layout.same_node((p, s, 0), (p, s + 1, 0)):
-                        parts[pair] = self.network.between_nodes_source(*pair)
-        firsts = sorted({pl.stages[0].places[0] for pl in plan.pipelines}, key=repr)
-        for one, other in pairwise(firsts):
-            parts[one, other] = self.network.between_nodes_source(one, other)
-        return weakest(parts.values())
+        groups = layout.groups
+        parts: dict[tuple[int, int], Provenance] = {}
+        rows, _ = kinds(groups.timing)
+        for row in rows.tolist():
+            gpu, tp, samples = groups.timed[groups.timing[row]]
+            parts[row, 0] = self.costs.provenance(gpu, tp=tp, samples=samples)
+        heads = np.flatnonzero(groups.index == 0)
+        near = np.flatnonzero(groups.pipeline[heads[1:]] == groups.pipeline[heads[:-1]])
+        one, other = heads[near], heads[near + 1]
+        apart = layout.node[one] != layout.node[other]
+        one, other = one[apart], other[apart]
+        rows, _ = kinds(groups.site[one], groups.site[other])
+        for row in rows.tolist():
+            a, b = groups.sites[groups.site[one[row]]], groups.sites[groups.site[other[row]]]
+            parts[int(other[row]) - 1, 1] = self.network.between_nodes_source(a, b)
+        found = [parts[key] for key in sorted(parts)]
+        first = np.unique(groups.place[groups.bounds[:-1]]).tolist()
+        firsts = sorted((groups.places[number] for number in first), key=repr)
+        found += [self.network.between_nodes_source(a, b) for a, b in pairwise(firsts)]
+        return weakest(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Finish:
     """When all is over, by device group."""
 
-    step_end: dict[GroupId, float]
-    sync_busy: dict[GroupId, float]
-    optimizer: dict[GroupId, float]
-    free: dict[GroupId, float]
+    step_end: Floats
+    sync_busy: Floats
+    optimizer: Floats
+    free: Floats
     sync: tuple[tuple[float, SyncJob], ...]
 
 
-def _durations(batch: Sequence[PipelineWork]) -> Durations:
+def devices_by_place(groups: Groups) -> dict[Place, int]:
+    """How many devices a plan uses of each place."""
+    rows = groups.owning
+    counts = np.bincount(groups.place[rows], weights=groups.tp[rows], minlength=len(groups.places))
+    return {
+        place: int(count)
+        for place, count in zip(groups.places, counts.tolist(), strict=True)
+        if count
+    }
+
+
+def _durations(work: GroupWork, rows: Ints) -> Durations:
     """Chains of equal length as columns."""
-
-    def grid(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return np.array([[getattr(w, name) for w in work.work] for work in batch]).T.copy()
-
-    stages = len(batch[0].groups)
-    activation = np.zeros((stages, len(batch)))
-    gradient = np.zeros((stages, len(batch)))
-    for column, work in enumerate(batch):
-        for edge in work.edges:
-            activation[edge.source, column] = edge.activation
-            gradient[edge.target, column] = edge.gradient
-    return Durations(
-        forward=grid("forward"),
-        backward=grid("backward"),
-        activation=activation,
-        gradient=gradient,
-        receive_activation=grid("receive_activation"),
-        receive_gradient=grid("receive_gradient"),
-        send_activation=grid("send_activation"),
-        send_gradient=grid("send_gradient"),
-    )
+    hops, channels = work.layout.groups.hops, work.channels
+    activation, gradient = np.zeros(len(work.seconds)), np.zeros(len(work.seconds))
+    activation[hops.source] = channels.activation_s
+    gradient[hops.target] = channels.gradient_s
+    columns = (np.ascontiguousarray(work.seconds[rows, field]) for field in range(6))
+    forward, backward, *messages = columns
+    return Durations(forward, backward, activation[rows], gradient[rows], *messages)
 
 
-def _ends_of(unrolled: Unrolled) -> Ends:
-    return Ends(
-        unrolled.last_backward_end,
-        tuple(unrolled.free[device] for device in unrolled.device_of),
-    )
-
-
-def _places(plan: Plan) -> dict[Place, None]:
-    return dict.fromkeys(
-        place for p in plan.pipelines for stage in p.stages for place in stage.places
-    )
+def _free_of(unrolled: Unrolled) -> Floats:
+    return np.array([unrolled.free[device] for device in unrolled.device_of])
 
 
 def _bottleneck(plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: float) -> str:
     """A sentence: which device group is busiest, and with what."""
-    p, s = max(
-        ((p, s) for p, row in enumerate(stages) for s in range(len(row))),
-        key=lambda ps: (-stages[ps[0]][ps[1]].idle_s, -ps[0], -ps[1]),
-    )
+    idle = [time.idle_s for row in stages for time in row]
+    number = idle.index(min(idle))
+    p = 0
+    while number >= len(stages[p]):
+        number -= len(stages[p])
+        p += 1
+    s = number
     stage, time = plan.pipelines[p].stages[s], stages[p][s]
     parts = Counter(
         {

@@ -4,336 +4,271 @@ Every layer is reduced between all device groups that hold it, one per pipeline,
 over several zones, first inside each zone and then across. The ranks of a group run their rings
 side by side and share their machine's way out. Jobs run in one global order, layers descending,
 and a group works on one at a time; the same order in the runtime keeps it free of deadlocks.
+
+All rings of a plan are built at once, as columns of members (``simulator.rings``), so that a
+price is asked for once per kind of hop and not once per ring.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise, permutations
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 
 from simulator.costs import LayerCosts
+from simulator.groups import Floats, GroupId, Groups, Ints, kinds
 from simulator.network import Network
-from simulator.placement import GroupId, Layout, Node
+from simulator.placement import Layout
 from simulator.plan import Place, Plan
 from simulator.platform import platform_of
+from simulator.rings import HOP, Hops, Rings
 
 Zones = tuple[str, str]
+HopKey = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]
+"""(sender, receiver, flows, rings on a machine, rings between the zones, on one machine)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A device group that holds a layer."""
-
-    group: GroupId
-    place: Place
-    tp: int
-    node: Node
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SyncJob:
     """The sum of some layers' gradients over all that hold them."""
 
     layers: tuple[int, int]
-    holders: tuple[GroupId, ...]
+    groups: Groups
+    rows: Ints
+    """The device groups that hold them, in the order of their ring."""
     seconds: float
     egress_bytes: tuple[tuple[Zones, float], ...]
     way: str
     """``"ring"``, ``"hierarchical"``, or ``"tied"`` for a tensor that two layers share."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Hop:
-    sender: Place
-    receiver: Place
-    flows: int
-    rings: int
-    """Rings that pass through the busier of the two machines."""
-    zone_rings: int
-    """Rings that pass between the two zones."""
-    same_node: bool
+    @property
+    def holders(self) -> tuple[GroupId, ...]:
+        """The device groups by name."""
+        return tuple(self.groups.ids[row] for row in self.rows.tolist())
 
 
-class GradientSync:
-    """Builds the sync jobs of one plan."""
+class HopPrices:
+    """Prices every step of a ring over every kind of hop once, for all plans."""
 
-    def __init__(self, plan: Plan, layout: Layout, costs: LayerCosts, network: Network) -> None:
-        self.plan, self.layout, self.costs, self.network = plan, layout, costs, network
-        fp32 = costs.job.precision == "fp32"
-        self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
-        self.crowds = _Crowds.of(layout)
-        self._seconds: dict[object, float] = {}
+    def __init__(self, costs: LayerCosts, network: Network) -> None:
+        self.costs, self.network = costs, network
+        self._found: dict[tuple[HopKey, float, int, int, int], float] = {}
 
-    def jobs(self, *, per_layer: bool) -> list[SyncJob]:
-        """The jobs in their global order: by layer, or by the longest runs with equal holders."""
-        jobs: list[SyncJob] = []
-        for first, end in reversed(self._segments()):
-            holders = self._holders(first)
-            if len(holders) < 2:
-                continue
-            pieces = (
-                [(layer, layer + 1) for layer in reversed(range(first, end))]
-                if per_layer
-                else [(first, end)]
-            )
-            rings = _Rings.of(holders, self.crowds)
-            jobs += [self._job(piece, rings, partial(self._parameters, piece)) for piece in pieces]
-        tied = self._tied_job()
-        return [*jobs, tied] if tied is not None else jobs
-
-    def _job(
-        self, layers: tuple[int, int], rings: _Rings, carried: Callable[[int], float]
-    ) -> SyncJob:
-        """The faster way to sum what ``carried`` says that each of so many rings carries."""
-        parameters = {flows: carried(flows) for flows in {1, *rings.flow_counts()}}
-        ring_s = self._ring_seconds(rings.ring, rings.members, parameters)
-        way, seconds = "ring", ring_s
-        if len(rings.zones) > 1:
-            staged_s = self._staged_seconds(rings, parameters)
-            if staged_s < ring_s:
-                way, seconds = "hierarchical", staged_s
-        whole = parameters[1] * self.gradient_bytes
-        egress = rings.egress(whole, staged=way != "ring")
-        return SyncJob(layers, rings.groups, seconds, egress, way)
-
-    def _parameters(self, layers: tuple[int, int], ways: int) -> float:
-        """Parameters of the layers that one of ``ways`` parallel rings carries.
-
-        A tensor that embedding and head share is neither's: it has a job of its own.
-        """
-        row = self.costs.parameters(ways)
-        ends = (layers[0] == 0) + (layers[1] == self.costs.layer_count)
-        return float(row[layers[0] : layers[1]].sum()) - ends * self.costs.tied_parameters(ways)
-
-    def _tied_job(self) -> SyncJob | None:
-        """A tensor that embedding and head share: summed over the holders of both."""
-        if self.costs.tied_parameters(1) == 0:
-            return None
-        union = {h.group: h for h in self._holders(0) + self._holders(self.costs.layer_count - 1)}
-        if len(union) < 2:
-            return None
-        rings = _Rings.of(list(union.values()), self.crowds)
-        return replace(self._job((0, 1), rings, self.costs.tied_parameters), way="tied")
-
-    # -- durations ------------------------------------------------------------------------------
-
-    def _ring_seconds(
-        self, hops: Sequence[_Hop], members: int, parameters: Mapping[int, float]
-    ) -> float:
-        """2 (n - 1) steps, each as slow as the slowest hop of the ring."""
-        return 2 * self._steps_seconds(hops, members, parameters, shards=members)
-
-    def _staged_seconds(self, rings: _Rings, parameters: Mapping[int, float]) -> float:
-        """Reduce inside each zone, sum the shards across zones, gather inside each zone."""
-        smallest = min(len(members) for members in rings.zones.values())
-        inside = max(
-            self._steps_seconds(rings.inside[zone], len(members), parameters, shards=len(members))
-            for zone, members in rings.zones.items()
-        )
-        # All members of a zone send their shard at once: those of one machine share its way out,
-        # and all of them share the way between the zones.
-        across = 2 * self._steps_seconds(
-            rings.across,
-            len(rings.zones),
-            parameters,
-            shards=len(rings.zones) * smallest,
-            abreast=min(rings.members_on_a_machine, smallest),
-            rivals=smallest,
-        )
-        return 2 * inside + across
-
-    def _steps_seconds(
-        self,
-        hops: Sequence[_Hop],
-        members: int,
-        parameters: Mapping[int, float],
-        *,
-        shards: int,
-        abreast: int = 1,
-        rivals: int = 1,
-    ) -> float:
-        if members < 2:
-            return 0.0
-        slowest = max(
-            self._hop_seconds(
-                hop, parameters[hop.flows] * self.gradient_bytes, shards, abreast, rivals
-            )
-            for hop in hops
-        )
-        return (members - 1) * slowest
-
-    def _hop_seconds(
-        self, hop: _Hop, rank_bytes: float, shards: int, abreast: int, rivals: int
+    def seconds(
+        self, hop: HopKey, *, rank_bytes: float, shards: int, abreast: int, rivals: int
     ) -> float:
         """One step of a ring over one hop, bucket after bucket."""
         key = (hop, rank_bytes, shards, abreast, rivals)
-        found = self._seconds.get(key)
+        found = self._found.get(key)
         if found is None:
             bucket = self.costs.runtime.sync_bucket_bytes
             full, rest = divmod(rank_bytes, bucket)
             found = full * self._message_seconds(hop, bucket / shards, abreast, rivals)
             found += self._message_seconds(hop, rest / shards, abreast, rivals)
-            self._seconds[key] = found
+            self._found[key] = found
         return found
 
-    def _message_seconds(self, hop: _Hop, bytes_each: float, abreast: int, rivals: int) -> float:
+    def _message_seconds(self, hop: HopKey, bytes_each: float, abreast: int, rivals: int) -> float:
         if bytes_each <= 0:
             return 0.0
-        if hop.same_node:
+        sender, receiver = Place(*hop[0]), Place(*hop[1])
+        _, _, flows, rings, zone_rings, same_node = hop
+        if same_node:
             # Every rank of the group sends to its counterpart in the next group.
-            return self.network.within_node(
-                hop.sender, gpus=2 * hop.flows * hop.rings, bytes_each=bytes_each
-            )
+            return self.network.within_node(sender, gpus=2 * flows * rings, bytes_each=bytes_each)
         efficiency = min(
-            platform_of(hop.sender.gpu).ring_efficiency,
-            platform_of(hop.receiver.gpu).ring_efficiency,
+            platform_of(sender.gpu).ring_efficiency, platform_of(receiver.gpu).ring_efficiency
         )
         seconds = self.network.between_nodes(
-            hop.sender,
-            hop.receiver,
-            flows=hop.flows * hop.rings * abreast,
+            sender,
+            receiver,
+            flows=flows * rings * abreast,
             bytes_each=bytes_each,
-            zone_bytes=hop.flows * hop.zone_rings * rivals * bytes_each,
+            zone_bytes=flows * zone_rings * rivals * bytes_each,
         )
         return seconds / efficiency
 
-    # -- who holds what -------------------------------------------------------------------------
+
+class GradientSync:
+    """Builds the sync jobs of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        costs: LayerCosts,
+        network: Network,
+        *,
+        prices: HopPrices | None = None,
+    ) -> None:
+        self.plan, self.layout, self.costs = plan, layout, costs
+        self.prices = prices or HopPrices(costs, network)
+        fp32 = costs.job.precision == "fp32"
+        self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
+
+    def jobs(self, *, per_layer: bool) -> list[SyncJob]:
+        """The jobs in their global order: by layer, or by the longest runs with equal holders."""
+        segments = self._segments()
+        tied = self.costs.tied_parameters(1) > 0
+        rings = Rings.of(self.layout, [first for first, _ in segments], with_union=tied)
+        pieces: list[_Piece] = []
+        for ring in reversed(range(len(segments))):
+            first, end = segments[ring]
+            ranges = (
+                [(layer, layer + 1) for layer in reversed(range(first, end))]
+                if per_layer
+                else [(first, end)]
+            )
+            pieces += [_Piece(layers, ring, is_tied=False) for layers in ranges]
+        if tied:
+            pieces.append(_Piece((0, 1), len(segments), is_tied=True))
+        pieces = [piece for piece in pieces if rings.size[piece.ring] > 1]
+        return self._jobs(rings, pieces) if pieces else []
+
+    def _jobs(self, rings: Rings, pieces: list[_Piece]) -> list[SyncJob]:
+        ring = np.array([piece.ring for piece in pieces])
+        carried = {
+            flows: np.array([self._carried(piece, flows) for piece in pieces])
+            for flows in rings.flow_counts()
+        }
+        ring_s = self._ring_seconds(rings, ring, carried)
+        staged_s = self._staged_seconds(rings, ring, carried)
+        found = []
+        for piece, one_s, other_s, parameters in zip(
+            pieces, ring_s.tolist(), staged_s.tolist(), carried[1].tolist(), strict=True
+        ):
+            is_staged = other_s < one_s
+            way = "tied" if piece.is_tied else "hierarchical" if is_staged else "ring"
+            egress = rings.egress(piece.ring, parameters * self.gradient_bytes, staged=is_staged)
+            found.append(
+                SyncJob(
+                    piece.layers,
+                    rings.groups,
+                    rings.members(piece.ring),
+                    min(one_s, other_s),
+                    egress,
+                    way,
+                )
+            )
+        return found
+
+    def _carried(self, piece: _Piece, ways: int) -> float:
+        """Parameters that one of ``ways`` parallel rings carries.
+
+        A tensor that embedding and head share is neither's: it has a job of its own.
+        """
+        if piece.is_tied:
+            return self.costs.tied_parameters(ways)
+        first, end = piece.layers
+        row = self.costs.parameters(ways)
+        ends = (first == 0) + (end == self.costs.layer_count)
+        return float(row[first:end].sum()) - ends * self.costs.tied_parameters(ways)
 
     def _segments(self) -> list[tuple[int, int]]:
         """The longest runs of layers with the same holders."""
-        cuts = sorted(
-            {stage.layers[0] for p in self.plan.pipelines for stage in p.stages}
-            | {self.costs.layer_count}
-        )
-        return list(pairwise(cuts))
+        starts = np.unique(self.layout.groups.first).tolist()
+        return list(pairwise([*starts, self.costs.layer_count]))
 
-    def _holders(self, layer: int) -> list[Holder]:
-        found = []
-        for p, pipeline in enumerate(self.plan.pipelines):
-            for s, stage in enumerate(pipeline.stages):
-                if stage.layers[0] <= layer < stage.layers[1]:
-                    for i, place in enumerate(stage.places):
-                        group = (p, s, i)
-                        node = self.layout.node_of[group]
-                        found.append(Holder(group, place, stage.tp, node))
-        return found
+    # -- durations ------------------------------------------------------------------------------
+
+    def _ring_seconds(self, rings: Rings, ring: Ints, carried: dict[int, Floats]) -> Floats:
+        """2 (n - 1) steps, each as slow as the slowest hop of the ring."""
+        size = rings.size[ring]
+        return 2 * (size - 1) * self._slowest(rings.around, ring, carried, shards=size)
+
+    def _staged_seconds(self, rings: Rings, ring: Ints, carried: dict[int, Floats]) -> Floats:
+        """Reduce inside each zone, sum the shards across zones, gather inside each zone."""
+        staged = np.full(len(ring), np.inf)
+        far = np.flatnonzero(rings.zone_count[ring] > 1)
+        if not len(far):
+            return staged
+        ring = ring[far]
+        carried = {flows: values[far] for flows, values in carried.items()}
+        inside = np.zeros(len(far))
+        for hops, sizes in rings.inside():
+            members = sizes[ring]
+            steps = np.maximum(members - 1, 0)
+            inside = np.maximum(
+                inside,
+                steps * self._slowest(hops, ring, carried, shards=np.maximum(members, 1)),
+            )
+        # All members of a zone send their shard at once: those of one machine share its way
+        # out, and all of them share the way between the zones.
+        zones, smallest = rings.zone_count[ring], rings.smallest_zone[ring]
+        across = (
+            2
+            * (zones - 1)
+            * self._slowest(
+                rings.across,
+                ring,
+                carried,
+                shards=zones * smallest,
+                abreast=np.minimum(rings.most_on_a_machine[ring], smallest),
+                rivals=smallest,
+            )
+        )
+        staged[far] = 2 * inside + across
+        return staged
+
+    def _slowest(
+        self,
+        hops: Hops,
+        ring: Ints,
+        carried: dict[int, Floats],
+        *,
+        shards: Ints,
+        abreast: Ints | None = None,
+        rivals: Ints | None = None,
+    ) -> Floats:
+        """One step over the slowest hop that each piece's ring has; 0 where it has none."""
+        count = hops.end[ring] - hops.begin[ring]
+        piece = np.repeat(np.arange(len(ring)), count)
+        if not len(piece):
+            return np.zeros(len(ring))
+        starts = np.cumsum(count) - count
+        entry = np.repeat(hops.begin[ring] - starts, count) + np.arange(len(piece))
+        ones = np.ones(len(ring), dtype=np.int64)
+        abreast = ones if abreast is None else abreast
+        rivals = ones if rivals is None else rivals
+        flows = hops.kind[entry, HOP.flows]
+        rank_bytes = np.empty(len(piece))
+        for width, values in carried.items():
+            here = flows == width
+            rank_bytes[here] = values[piece[here]] * self.gradient_bytes
+        amounts, amount = np.unique(rank_bytes, return_inverse=True)
+        rows, question = kinds(
+            hops.number[entry], amount, shards[piece], abreast[piece], rivals[piece]
+        )
+        names = hops.names
+        seconds = np.array(
+            [
+                self.prices.seconds(
+                    names[number],
+                    rank_bytes=size,
+                    shards=parts,
+                    abreast=side,
+                    rivals=others,
+                )
+                for number, size, parts, side, others in zip(
+                    hops.number[entry[rows]].tolist(),
+                    amounts[amount[rows]].tolist(),
+                    shards[piece[rows]].tolist(),
+                    abreast[piece[rows]].tolist(),
+                    rivals[piece[rows]].tolist(),
+                    strict=True,
+                )
+            ]
+        )
+        slowest = np.zeros(len(ring))
+        np.maximum.at(slowest, piece, seconds[question])
+        return slowest
 
 
 @dataclass(frozen=True, slots=True)
-class _Crowds:
-    """How many different rings share a way, one per stage: shares that depend on the plan alone."""
+class _Piece:
+    """Layers that are summed in one job."""
 
-    on: Mapping[Node, int]
-    """Rings through each machine."""
-    between: Mapping[Zones, int]
-    """Rings that have members in both of two zones."""
-
-    @classmethod
-    def of(cls, layout: Layout) -> _Crowds:
-        stages_on: defaultdict[Node, set[int]] = defaultdict(set)
-        zones_of: defaultdict[int, set[str]] = defaultdict(set)
-        for (_, s, _), node in layout.node_of.items():
-            stages_on[node].add(s)
-            zones_of[s].add(node[0])
-        between = Counter(pair for zones in zones_of.values() for pair in permutations(zones, 2))
-        return cls({node: len(found) for node, found in stages_on.items()}, between)
-
-
-def _in_ring_order(holders: Sequence[Holder], crowds: _Crowds) -> list[Holder]:
-    """Neighbours in the ring stand close: same zone, then same machine.
-
-    Machines are ordered by what they carry before their names, so that names never matter.
-    """
-    degrees: defaultdict[Node, list[int]] = defaultdict(list)
-    for holder in holders:
-        degrees[holder.node].append(holder.tp)
-
-    rank = {
-        node: (*node[:3], crowds.on[node], sorted(held), str(node[3]))
-        for node, held in degrees.items()
-    }
-    return sorted(holders, key=lambda holder: (rank[holder.node], holder.tp, holder.group))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rings:
-    """The ring over all holders, the rings inside each zone, and the one across zones."""
-
-    ring: tuple[_Hop, ...]
-    zones: Mapping[str, tuple[Holder, ...]]
-    inside: Mapping[str, tuple[_Hop, ...]]
-    across: tuple[_Hop, ...]
-    crossings: tuple[Zones, ...]
-    """Zone changes of the whole ring, one per hop that crosses."""
-    groups: tuple[GroupId, ...]
-    members_on_a_machine: int
-
-    @classmethod
-    def of(cls, members: Sequence[Holder], crowds: _Crowds) -> _Rings:
-        holders = _in_ring_order(members, crowds)
-        zones: defaultdict[str, list[Holder]] = defaultdict(list)
-        for holder in holders:
-            zones[holder.place.zone].append(holder)
-        heads = [near[0] for _, near in sorted(zones.items())]
-        pairs = _pairs(holders)
-        return cls(
-            ring=_hops(pairs, crowds),
-            zones={zone: tuple(near) for zone, near in sorted(zones.items())},
-            inside={zone: _hops(_pairs(near), crowds) for zone, near in sorted(zones.items())},
-            across=_hops(_pairs(heads), crowds),
-            crossings=tuple(
-                (a.place.zone, b.place.zone) for a, b in pairs if a.place.zone != b.place.zone
-            ),
-            groups=tuple(holder.group for holder in holders),
-            members_on_a_machine=max(Counter(holder.node for holder in holders).values()),
-        )
-
-    @property
-    def members(self) -> int:
-        return len(self.groups)
-
-    def flow_counts(self) -> set[int]:
-        every = [*self.ring, *self.across]
-        for hops in self.inside.values():
-            every += hops
-        return {hop.flows for hop in every}
-
-    def egress(self, whole_bytes: float, *, staged: bool) -> tuple[tuple[Zones, float], ...]:
-        """Bytes that leave each zone for the next one: 2 (n - 1) / n of the tensor per hop."""
-        members = len(self.zones) if staged else self.members
-        each = 2 * (members - 1) / members * whole_bytes
-        names = list(self.zones)
-        pairs = (
-            [(a, b) for a, b in zip(names, [*names[1:], names[0]], strict=True) if a != b]
-            if staged
-            else self.crossings
-        )
-        totals: defaultdict[Zones, float] = defaultdict(float)
-        for pair in pairs:
-            totals[pair] += each
-        return tuple(sorted(totals.items()))
-
-
-def _pairs(holders: Sequence[Holder]) -> list[tuple[Holder, Holder]]:
-    return list(zip(holders, [*holders[1:], holders[0]], strict=True))
-
-
-def _hops(pairs: Sequence[tuple[Holder, Holder]], crowds: _Crowds) -> tuple[_Hop, ...]:
-    """The different kinds of hops of a ring."""
-    if len(pairs) < 2:
-        return ()
-    kinds = {
-        (
-            a.place,
-            b.place,
-            min(a.tp, b.tp),
-            max(crowds.on[a.node], crowds.on[b.node]),
-            crowds.between.get((a.node[0], b.node[0]), 1),
-            a.node == b.node,
-        )
-        for a, b in pairs
-    }
-    return tuple(_Hop(*kind) for kind in sorted(kinds, key=repr))
+    layers: tuple[int, int]
+    ring: int
+    is_tied: bool

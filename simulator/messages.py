@@ -7,12 +7,14 @@ shares that depend on the plan alone, never on the moment.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
+
+from simulator.groups import Floats, Ints, kinds
 from simulator.network import Network
-from simulator.placement import GroupId, Layout, Node
-from simulator.plan import Plan, Stage
+from simulator.placement import Layout
+from simulator.plan import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +25,19 @@ class Channel:
     gather_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """A pair of device groups that exchange the samples of a micro batch."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Channels:
+    """What the hops of a plan take, one entry per hop."""
 
-    source: GroupId
-    target: GroupId
-    samples: int
-
-
-def hops_of(plan: Plan, p: int, s: int) -> list[Hop]:
-    """Which groups of stage ``s`` exchange how many samples with which of stage ``s + 1``."""
-    here, there = plan.pipelines[p].stages[s], plan.pipelines[p].stages[s + 1]
-    if len(here.split) == len(there.split) == 1:
-        return [Hop((p, s, 0), (p, s + 1, 0), plan.micro_batch_size)]
-    found = []
-    ours, theirs = _ranges(here, plan), _ranges(there, plan)
-    for i, (first, end) in enumerate(ours):
-        for j, (begin, stop) in enumerate(theirs):
-            samples = min(end, stop) - max(first, begin)
-            if samples > 0:
-                found.append(Hop((p, s, i), (p, s + 1, j), samples))
-    return found
+    activation_s: Floats
+    gradient_s: Floats
+    gather_activation_s: Floats
+    """At the target."""
+    gather_gradient_s: Floats
+    """At the source."""
 
 
-def _ranges(stage: Stage, plan: Plan) -> list[tuple[int, int]]:
-    ranges, start = [], 0
-    for samples in stage.samples(plan.micro_batch_size):
-        ranges.append((start, start + samples))
-        start += samples
-    return ranges
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contention:
     """How many flows of the plan use each machine's way out and each pair of zones at once.
 
@@ -63,69 +45,105 @@ class Contention:
     one direction of neighbouring stages that stand on one machine do run together.
     """
 
-    out_of: Counter[Node] = field(default_factory=Counter)
-    into: Counter[Node] = field(default_factory=Counter)
-    between_zones: Counter[tuple[str, str]] = field(default_factory=Counter)
+    flows: Ints
+    """Per hop: flows that share the busier end of its link, its own included."""
+    rivals: Ints
+    """Per hop: hops between the same two zones, itself included."""
 
     @classmethod
-    def of(cls, plan: Plan, layout: Layout) -> Contention:
-        self = cls()
-        for p, pipeline in enumerate(plan.pipelines):
-            for s in range(len(pipeline.stages) - 1):
-                flows = min(pipeline.stages[s].tp, pipeline.stages[s + 1].tp)
-                for hop in hops_of(plan, p, s):
-                    source, target = layout.node_of[hop.source], layout.node_of[hop.target]
-                    if source != target:
-                        self.out_of[source] += flows
-                        self.into[target] += flows
-                        self.between_zones[source[0], target[0]] += 1
-        return self
-
-    def flows(self, source: Node, target: Node) -> int:
-        """Flows that share the busier end of a link, this one included."""
-        return max(self.out_of[source], self.into[target])
+    def of(cls, layout: Layout) -> Contention:
+        groups, hops = layout.groups, layout.groups.hops
+        source, target = layout.node[hops.source], layout.node[hops.target]
+        leaves = source != target
+        width = np.minimum(groups.tp[hops.source], groups.tp[hops.target]) * leaves
+        count = len(layout.nodes)
+        out_of = np.bincount(source, weights=width, minlength=count).astype(np.int64)
+        into = np.bincount(target, weights=width, minlength=count).astype(np.int64)
+        zones = len(groups.zones)
+        pair = groups.zone[hops.source] * zones + groups.zone[hops.target]
+        between = np.bincount(pair, weights=leaves, minlength=zones * zones).astype(np.int64)
+        return cls(np.maximum(out_of[source], into[target]), between[pair])
 
 
-@dataclass(slots=True)
+ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, bool, int, int]
+"""(sender, its TP, receiver, its TP, bytes, on one machine, flows, rivals)."""
+
+
 class Messages:
-    """Prices every channel of a plan once per kind of channel."""
+    """Prices every kind of channel once, for all plans."""
 
-    network: Network
-    layout: Layout
-    contention: Contention
-    _cache: dict[object, Channel] = field(default_factory=dict)
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._found: dict[ChannelKey, tuple[Channel, Channel]] = {}
 
-    def channel(self, plan: Plan, hop: Hop, *, bytes_per_sample: float, forward: bool) -> Channel:
-        """The channel of a hop: activations go forward, gradients back."""
-        p, s, i = hop.source
-        _, _, j = hop.target
-        here, there = plan.pipelines[p].stages[s], plan.pipelines[p].stages[s + 1]
-        source, target = self.layout.node_of[hop.source], self.layout.node_of[hop.target]
-        shared = self.contention.flows(source, target)
-        zones = (source[0], target[0])
-        rivals = self.contention.between_zones[zones]
-        size = bytes_per_sample * hop.samples
-        same = source == target
-        key = (here.places[i], here.tp, there.places[j], there.tp, size, same, shared, rivals,
-               forward)  # fmt: skip
-        found = self._cache.get(key)
-        if found is None:
-            sender, receiver = here.places[i], there.places[j]
-            senders, receivers = here.tp, there.tp
-            if not forward:
-                sender, receiver, senders, receivers = receiver, sender, receivers, senders
-            flows = min(senders, receivers)
-            if same:
-                transfer = self.network.within_node(sender, gpus=2 * flows, bytes_each=size / flows)
-            else:
-                # The pair's own flows carry the bytes; the others on the way out take their share.
-                transfer = self.network.between_nodes(
-                    sender,
-                    receiver,
-                    flows=max(shared, flows),
-                    bytes_each=size / flows,
-                    zone_bytes=rivals * size,
-                )
-            gather = self.network.all_gather(receiver, gpus=receivers, total_bytes=size)
-            found = self._cache[key] = Channel(transfer, gather)
-        return found
+    def channels(self, layout: Layout, *, bytes_per_sample: Floats) -> Channels:
+        """What every hop takes; ``bytes_per_sample`` is what each of them carries."""
+        groups, hops = layout.groups, layout.groups.hops
+        contention = Contention.of(layout)
+        same = layout.node[hops.source] == layout.node[hops.target]
+        # Only what a price depends on tells kinds apart: on one machine nobody is in the way,
+        # and rivals between zones count where the way between them has a limit.
+        flows = np.where(same, 0, contention.flows)
+        rivals = np.where(same | ~self._is_capped(layout), 0, contention.rivals)
+        sizes, size = np.unique(bytes_per_sample * hops.samples, return_inverse=True)
+        columns = (
+            groups.site[hops.source],
+            groups.tp[hops.source],
+            groups.site[hops.target],
+            groups.tp[hops.target],
+            size,
+            same.astype(np.int64),
+            flows,
+            rivals,
+        )
+        rows, kind = kinds(*columns)
+        names = [(site.gpu, site.machine, site.zone) for site in groups.sites]
+        found = []
+        for a, tp_a, b, tp_b, which, is_same, shared, others in zip(
+            *(column[rows].tolist() for column in columns), strict=True
+        ):
+            key = (names[a], tp_a, names[b], tp_b, float(sizes[which]), bool(is_same), shared,
+                   others)  # fmt: skip
+            both = self._found.get(key)
+            if both is None:
+                both = self._found[key] = (_priced(self.network, key), _priced(
+                    self.network, _reversed(key)
+                ))  # fmt: skip
+            ahead, back = both
+            found.append((ahead.transfer_s, back.transfer_s, ahead.gather_s, back.gather_s))
+        table = np.array(found).reshape(-1, 4)
+        return Channels(*np.ascontiguousarray(table[kind].T))
+
+    def _is_capped(self, layout: Layout) -> Ints:
+        """Whether the way between the zones of each hop has a limit of its own."""
+        groups, hops = layout.groups, layout.groups.hops
+        caps = np.array(
+            [[(a, b) in self.network.zone_caps or (b, a) in self.network.zone_caps
+              for b in groups.zones] for a in groups.zones]
+        )  # fmt: skip
+        capped: Ints = caps[groups.zone[hops.source], groups.zone[hops.target]]
+        return capped
+
+
+def _reversed(key: ChannelKey) -> ChannelKey:
+    """The way of the gradients, which meets the same crowd."""
+    sender, senders, receiver, receivers, size, same, flows, rivals = key
+    return receiver, receivers, sender, senders, size, same, flows, rivals
+
+
+def _priced(network: Network, key: ChannelKey) -> Channel:
+    sender, receiver = Place(*key[0]), Place(*key[2])
+    _, senders, _, receivers, size, same, shared, rivals = key
+    flows = min(senders, receivers)
+    if same:
+        transfer = network.within_node(sender, gpus=2 * flows, bytes_each=size / flows)
+    else:
+        # The pair's own flows carry the bytes; the others on the way out take their share.
+        transfer = network.between_nodes(
+            sender,
+            receiver,
+            flows=max(shared, flows),
+            bytes_each=size / flows,
+            zone_bytes=rivals * size,
+        )
+    return Channel(transfer, network.all_gather(receiver, gpus=receivers, total_bytes=size))

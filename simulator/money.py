@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from simulator.estimate import Money
-from simulator.plan import Place, Plan
+from simulator.plan import Place
 
 PricePerGpuHour = Callable[[Place], float | None]
 
 
 def usd_per_hour_by_pool(
-    plan: Plan, price: PricePerGpuHour
+    devices: Mapping[Place, int], price: PricePerGpuHour
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Dollars per hour of the devices that a plan uses, and the pools without a known price."""
-    devices: Counter[Place] = Counter()
-    for pipeline in plan.pipelines:
-        for stage in plan.owning_stages(pipeline):
-            for place in stage.places:
-                devices[place] += stage.tp
+    """Dollars per hour of devices by their place, and the pools without a known price."""
     by_pool: defaultdict[str, float] = defaultdict(float)
     unpriced: set[str] = set()
     for place, count in devices.items():
@@ -33,7 +28,7 @@ def usd_per_hour_by_pool(
 
 
 def money_of(
-    plan: Plan,
+    devices: Mapping[Place, int],
     *,
     iteration_s: float,
     price: PricePerGpuHour,
@@ -41,7 +36,7 @@ def money_of(
     egress_usd_per_byte: Callable[[str, str], float],
 ) -> Money:
     """Dollars of one iteration: devices by the hour, bytes by where they go."""
-    by_pool, unpriced = usd_per_hour_by_pool(plan, price)
+    by_pool, unpriced = usd_per_hour_by_pool(devices, price)
     compute = {name: usd * iteration_s / 3600 for name, usd in by_pool.items()}
     egress = {
         f"{source} -> {target}": size * egress_usd_per_byte(source, target)

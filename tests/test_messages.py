@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from simulator.curves import curve_from_bandwidths
 from simulator.estimate import Estimate
+from simulator.groups import Groups
 from simulator.job import Job
-from simulator.messages import Contention, Messages, hops_of
+from simulator.messages import Messages
 from simulator.network import Measured
 from simulator.placement import lay_out
 from simulator.plan import Pipeline, Place, Plan, Stage
@@ -55,15 +57,17 @@ def channels(
 ) -> list[tuple[float, float, float, float]]:
     """Of each hop behind a stage: activation's transfer and gather, then the gradient's."""
     layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
-    messages = Messages(here.network, layout, Contention.of(plan, layout))
-    found = []
-    for hop in hops_of(plan, p, s):
-        ahead, back = (
-            messages.channel(plan, hop, bytes_per_sample=SAMPLE_BYTES, forward=forward)
-            for forward in (True, False)
-        )
-        found.append((ahead.transfer_s, ahead.gather_s, back.transfer_s, back.gather_s))
-    return found
+    hops = layout.groups.hops
+    sizes = np.full(len(hops.source), SAMPLE_BYTES)
+    priced = Messages(here.network).channels(layout, bytes_per_sample=sizes)
+    columns = (
+        priced.activation_s,
+        priced.gather_activation_s,
+        priced.gradient_s,
+        priced.gather_gradient_s,
+    )
+    behind = np.array([layout.groups.ids[row][:2] == (p, s) for row in hops.source.tolist()])
+    return list(zip(*(column[behind].tolist() for column in columns), strict=True))
 
 
 def test_one_flow_carries_the_whole() -> None:
@@ -140,7 +144,9 @@ def test_neighbours_with_other_splits_exchange_what_they_share() -> None:
         Stage((2, LAYERS), 1, (at("c"), at("d")), "none", (1, 3)),
     )
     plan = Plan(4, (Pipeline(4, stages),))
-    hops = [(hop.source[2], hop.target[2], hop.samples) for hop in hops_of(plan, 0, 0)]
+    groups, found = Groups.of(plan), Groups.of(plan).hops
+    ends = groups.index[found.source], groups.index[found.target], found.samples
+    hops = list(zip(*(column.tolist() for column in ends), strict=True))
     assert hops == [(0, 0, 1), (0, 1, 1), (1, 1, 2)]
     assert sum(samples for *_, samples in hops) == 4
     seconds = SAMPLE_BYTES / RATE
