@@ -13,7 +13,7 @@ import pytest
 
 from simulator.catalogue import Catalogue
 from simulator.costs import LayerCosts
-from simulator.curves import Curve
+from simulator.curves import Curve, curve_from_bandwidths
 from simulator.estimate import DeviceMemory, Estimate
 from simulator.event import EventEstimator
 from simulator.hardware import Link
@@ -347,11 +347,15 @@ def test_the_names_of_nodes_are_nothing(examples: int) -> None:
 
 
 def test_a_ring_is_the_same_whatever_its_machines_are_called() -> None:
-    """Machines that carry one and two stages, TP 1 and TP 4: neighbours must not follow names.
+    """Four replicas of TP 1, 4, 1 and 4, the second on a machine that carries two stages.
 
-    Once a ring stood in the order of the machines' names, and this plan changed by renaming.
+    Once a ring stood in the order of the machines' names, so that a name said whether the two
+    of TP 4 were neighbours; their four flows carry more than one flow does.
     """
-    world = world_of(replace_job(max_tp=4))
+    end = ("us-central1-a", "V100-16")
+    wire = curve_from_bandwidths(1, sizes_bytes=(1.0, 1e9), bytes_per_s=(1e6, 1e6))
+    measured = Measured(between={(end, end): {1: wire}})
+    world = world_of(replace_job(max_tp=4, gradient_sync="serial"), measured=measured)
     layers = len(world.job.model.layers)
 
     def plan(names: list[str]) -> Plan:

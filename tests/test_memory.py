@@ -245,6 +245,14 @@ def test_zero_over_pipelines_with_other_boundaries() -> None:
     assert memory[1][1].optimizer == pytest.approx(12 * 2000 / 3)
 
 
+def test_zero_over_a_stage_whose_layers_have_different_holders() -> None:
+    """Layers 0-1 are held by three groups, the others by two; one stage holds them all."""
+    parted = Pipeline(2, (stage(0, 2, place(), place()), stage(2, 5, place())))
+    plan = Plan(2, (parted, Pipeline(2, (stage(0, 5, place()),))))
+    memory = world(zero=1).estimator.estimate(plan).memory
+    assert memory[1][0].optimizer == pytest.approx(12 * (2400 / 3 + 3600 / 2))
+
+
 # Other parts -----------------------------------------------------------------------------------
 
 
