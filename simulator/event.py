@@ -27,7 +27,7 @@ from simulator.network import Network
 from simulator.pipeline import Durations, run_1f1b
 from simulator.placement import Layout, lay_out
 from simulator.plan import Place, Plan, Stage
-from simulator.platform import platform_of
+from simulator.platform import is_fitted, platform_of
 from simulator.provenance import Provenance, weakest
 from simulator.sites import Sites
 from simulator.unrolled import Group, Unrolled, unroll
@@ -226,7 +226,8 @@ class EventEstimator:
             start = max(0.0, float(at.max()), float(channel[holders].max()))
             sync.append((start, job))
             channel[holders] = start + job.seconds
-            np.add.at(busy, holders, job.seconds)
+            # A group whose chunks both hold a tied tensor takes part in its sum once.
+            busy[np.unique(holders)] += job.seconds
         optimizer = self._optimizer_seconds(groups)
         done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
         return _Finish(done + optimizer, busy, optimizer, ends.free, tuple(sync))
@@ -331,7 +332,15 @@ class EventEstimator:
         first = np.unique(groups.place[groups.bounds[:-1]]).tolist()
         firsts = sorted((groups.places[number] for number in first), key=repr)
         found += [self.network.between_nodes_source(a, b) for a, b in pairwise(firsts)]
-        return weakest(found)
+        times = weakest(found)
+        kinds_used = sorted({place.gpu for place in groups.places})
+        unfitted = tuple(
+            f"{gpu}: launch and framework overheads are assumed, not fitted (docs/accuracy.md)"
+            for gpu in kinds_used
+            if not is_fitted(gpu)
+        )
+        residual = max(platform_of(gpu).residual for gpu in kinds_used)
+        return Provenance(times.source, times.relative_error + residual, (*times.notes, *unfitted))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -67,6 +67,11 @@ class Platform:
     """Memory used before the first tensor: driver, libraries, fused kernels, communicators."""
     fragmentation: float
     """Memory that the allocator cannot use, as a share of the activations."""
+    residual: float
+    """Mean relative error of iteration time that the fit left; a cautious guess without a fit.
+
+    It adds to the error of the layer times that go into an estimate.
+    """
     fitted_on: str
 
 
@@ -78,6 +83,7 @@ _GH200 = Platform(
     ring_efficiency=0.5,
     context_bytes=4.3e9,
     fragmentation=0.0,
+    residual=0.04,
     fitted_on="8 runs of OPT-350M on 1-32 nodes of 4 GH200, Megatron-DeepSpeed, fp32 (SOSP'25 "
     "artefact, cluster Clariden), all constants at once on iteration time and peak memory",
 )
@@ -89,6 +95,7 @@ _RTX = Platform(
     ring_efficiency=1.0,
     context_bytes=0.5e9,
     fragmentation=0.0,
+    residual=0.02,
     fitted_on="8 runs of OPT-350M on 2-6 nodes of RTX 3090, RTX 2080 and Titan RTX, "
     "Megatron-DeepSpeed, fp32 (SOSP'25 artefact, cluster MIT)",
 )
@@ -100,6 +107,7 @@ _DEFAULT = Platform(
     ring_efficiency=0.8,
     context_bytes=1.5e9,
     fragmentation=0.03,
+    residual=0.15,
     fitted_on="nothing: a cautious middle between the fitted platforms",
 )
 _CPU = Platform(
@@ -110,6 +118,7 @@ _CPU = Platform(
     ring_efficiency=0.8,
     context_bytes=0.35e9,
     fragmentation=0.03,
+    residual=0.15,
     fitted_on="nothing: a guess for emulated devices on a CPU",
 )
 
