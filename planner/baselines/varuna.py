@@ -1,10 +1,11 @@
 """Varuna: for each depth that divides the cut points, the largest micro batch, timed by simulation.
 
 There is no tensor parallelism. Replicas are as many as the GPUs allow and the rest stays idle;
-a pipeline's stages stand on consecutive GPUs. Memory assumes recomputation: one micro batch's
-activations, without the stored inputs. The planner knows one GPU kind, so it runs once per kind,
-and the lists are merged. Taking the largest micro batch that fits can be slower than a smaller
-one; that is the method.
+a pipeline's stages stand on consecutive GPUs. Memory assumes recomputation (one micro batch's
+activations, without the stored inputs); time is that of Varuna's own schedule where the job
+allows recomputation, else that of 1F1B, as in the published comparison. The planner knows one
+GPU kind, so it runs once per kind, and the lists are merged. Taking the largest micro batch that
+fits can be slower than a smaller one; that is the method.
 
 ``published`` keeps two defects of its simulator: stages with fewer micro batches than stages
 behind them never run backward, and a plan in which two gradients wait at once deadlocks and is
@@ -29,6 +30,7 @@ from planner.baselines.uniform import (
     gpu_kinds,
     proposal,
 )
+from planner.baselines.varuna_pipeline import Pipeline, simulate_us
 from planner.case import Case, Mode, Proposal
 from simulator.plan import Plan, Recompute
 
@@ -52,6 +54,7 @@ class Inputs:
     """Parameters with all their state, and the activations of one micro batch."""
     output_bytes: Mapping[int, Row]
     gradient_bytes: Row
+    recomputes: bool = False
 
     @property
     def layer_count(self) -> int:
@@ -65,84 +68,6 @@ class Depth:
     pp: int
     dp: int
     micro_batch_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """What the simulator is told of one pipeline, in microseconds."""
-
-    forward_us: tuple[float, ...]
-    backward_us: tuple[float, ...]
-    micro_batches: int
-    send_us: float
-    """To a stage on the same node."""
-    long_send_us: float
-    """To another node; 0 stands for ``send_us``."""
-    gpus_per_node: int
-    all_reduce_us: float
-
-
-def schedule(pipeline: Pipeline, stage: int, mode: Mode) -> list[tuple[str, int]]:
-    """The passes of one stage in order: warm-up, one forward and one backward in turn, the rest."""
-    behind, count = len(pipeline.forward_us) - 1 - stage, pipeline.micro_batches
-    warm_up = min(behind, count)
-    order = [("F", m) for m in range(warm_up)]
-    if mode == "published" and count < behind:
-        return order  # Kept: it waits for the end of a warm-up that never comes.
-    for m in range(count):
-        if warm_up + m < count:
-            order.append(("F", warm_up + m))
-        order.append(("B", m))
-    return order
-
-
-def simulate_us(pipeline: Pipeline, mode: Mode = "fixed") -> float | None:
-    """Time of an iteration by running every stage's passes; ``None`` for a deadlock."""
-    stages = len(pipeline.forward_us)
-    orders = [schedule(pipeline, stage, mode) for stage in range(stages)]
-    done = [0] * stages
-    free_us = [0.0] * stages
-    arrived_us: dict[tuple[str, int, int], float] = {
-        ("F", 0, m): 0.0 for m in range(pipeline.micro_batches)
-    }
-    started_us: dict[tuple[str, int, int], float] = {}
-    progress = True
-    while progress:
-        progress = False
-        for stage in range(stages):
-            while done[stage] < len(orders[stage]):
-                kind, m = orders[stage][done[stage]]
-                ready_us = arrived_us.get((kind, stage, m))
-                if ready_us is None:
-                    break
-                progress = True
-                done[stage] += 1
-                start_us = started_us[kind, stage, m] = max(free_us[stage], ready_us)
-                took_us = (pipeline.forward_us if kind == "F" else pipeline.backward_us)[stage]
-                end_us = free_us[stage] = start_us + took_us
-                if kind == "F" and stage == stages - 1:
-                    arrived_us["B", stage, m] = end_us
-                elif kind == "F":
-                    arrived_us["F", stage + 1, m] = end_us + _send_us(pipeline, stage)
-                elif stage > 0:
-                    arrived_us["B", stage - 1, m] = end_us + _send_us(pipeline, stage - 1)
-    assert all(len(order) == count for order, count in zip(orders, done, strict=True))
-    if mode == "published":
-        # Kept: gradients queue newest first, so that with two of them waiting the stage looks at
-        # the wrong one, for ever. Until that moment all times are right.
-        for (kind, stage, m), start_us in started_us.items():
-            next_us = arrived_us.get((kind, stage, m + 1), math.inf)
-            if kind == "B" and stage < stages - 1 and next_us < start_us:
-                return None
-    return max(free_us) + pipeline.all_reduce_us
-
-
-def _send_us(pipeline: Pipeline, stage: int) -> float:
-    """Between a stage and the one behind it, either way."""
-    same_node = stage // pipeline.gpus_per_node == (stage + 1) // pipeline.gpus_per_node
-    if same_node or pipeline.long_send_us == 0:
-        return pipeline.send_us
-    return pipeline.long_send_us
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -164,6 +89,7 @@ def pipeline_of(inputs: Inputs, depth: Depth) -> Pipeline:
     """What the simulator is told of a plan; messages and sums in whole microseconds."""
     size, each = depth.micro_batch_size, inputs.layer_count // depth.pp
     firsts = range(0, inputs.layer_count, each)
+    # The layer behind the first cut, which the public search takes for the one in front of it.
     message_bytes = inputs.output_bytes[size][each] if depth.pp > 1 else 0.0
     gradient_bytes = max(sum(inputs.gradient_bytes[first : first + each]) for first in firsts)
     ring_bytes = 2 * (depth.dp - 1) / depth.dp * gradient_bytes
@@ -175,6 +101,7 @@ def pipeline_of(inputs: Inputs, depth: Depth) -> Pipeline:
         long_send_us=int(message_bytes / inputs.between_bytes_per_s * 1e6),
         gpus_per_node=inputs.gpus_per_node,
         all_reduce_us=int(ring_bytes / inputs.between_bytes_per_s * 1e6),
+        recomputes=inputs.recomputes,
     )
 
 
@@ -205,12 +132,11 @@ def inputs_from(case: Case, nodes: Nodes) -> Inputs:
     """Varuna's numbers for nodes of one GPU kind."""
     costs, place = case.costs, nodes.places[0]
     state = state_bytes_per_parameter(case.job) * costs.parameters(1)
-    recomputes = _recompute(case) == "full"
     forward, backward, held, output = {}, {}, {}, {}
     for size in micro_batch_sizes(case.job):
         times = costs.times(place.gpu, tp=1, samples=size)
         forward[size] = (1e6 * times.forward).tolist()
-        backward[size] = (1e6 * (times.backward + recomputes * times.forward)).tolist()
+        backward[size] = (1e6 * times.backward).tolist()
         kept = costs.kept_bytes(tp=1, samples=size, recompute="none")
         held[size] = (state + kept).tolist()
         output[size] = [size * costs.output_bytes(layer) for layer in range(costs.layer_count)]
@@ -229,6 +155,7 @@ def inputs_from(case: Case, nodes: Nodes) -> Inputs:
         held_bytes=held,
         output_bytes=output,
         gradient_bytes=(4 * costs.parameters(1)).tolist(),
+        recomputes=_recompute(case) == "full",
     )
 
 
@@ -241,8 +168,9 @@ def to_plan(depth: Depth, case: Case, nodes: Nodes) -> Plan | str:
     """The plan in the common form."""
     each = case.costs.layer_count // depth.pp
     # Ranks run over the stages first: a pipeline stands together.
+    ranks = nodes.groups(1)
     groups = [
-        nodes.groups(1)[replica * depth.pp + stage]
+        ranks[replica * depth.pp + stage]
         for stage in range(depth.pp)
         for replica in range(depth.dp)
     ]

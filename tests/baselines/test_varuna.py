@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from planner.baselines.varuna import (
     Depth,
     Inputs,
-    Pipeline,
     VarunaPlanner,
     depths,
     pipeline_of,
-    schedule,
     search,
-    simulate_us,
     stage_bytes_max,
 )
+from planner.baselines.varuna_pipeline import Pipeline, own_orders, simulate_us, turns
 from simulator.plan_check import check_plan
 from tests.baselines.golden_inputs import Toy, load_golden, load_toy
 from tests.baselines.small_case import pool, small_case
@@ -50,21 +49,33 @@ def golden_inputs(toy: Toy, memory_bytes: float) -> Inputs:
     )
 
 
+def golden_pipeline(case: dict[str, Any]) -> Pipeline:
+    return Pipeline(
+        tuple(case["fwd_us"]),
+        tuple(case["bwd_us"]),
+        case["microbatches"],
+        case["send_same_node_us"],
+        case["send_cross_node_us"],
+        case["gpus_per_node"],
+        case["allreduce_us"],
+    )
+
+
 def test_golden_simulations(reference):
     for case in load_golden(reference, "varuna")["simulator_cases"]:
-        pipeline = Pipeline(
-            tuple(case["fwd_us"]),
-            tuple(case["bwd_us"]),
-            case["microbatches"],
-            case["send_same_node_us"],
-            case["send_cross_node_us"],
-            case["gpus_per_node"],
-            case["allreduce_us"],
-        )
+        pipeline = golden_pipeline(case)
         assert simulate_us(pipeline, "fixed") == pytest.approx(case["fixed_us"], abs=2)
         # The public program reports a deadlock as 0.
         published = simulate_us(pipeline, "published") or 0.0
         assert published == pytest.approx(case["as_published_us"], abs=2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_golden_simulations_of_its_own_schedule(reference, mode):
+    for case in load_golden(reference, "varuna")["recompute_schedule_cases"]:
+        pipeline = replace(golden_pipeline(case), recomputes=True)
+        wanted = case["varuna_recompute_schedule_us"]
+        assert simulate_us(pipeline, mode) == pytest.approx(wanted, abs=2)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -94,12 +105,12 @@ def test_golden_searches(reference, mode):
 
 
 def test_a_stage_warms_up_then_takes_turns_then_drains():
-    words = ["".join(kind for kind, _ in schedule(EVEN, stage, "fixed")) for stage in range(3)]
+    words = ["".join(kind for kind, _ in turns(EVEN, stage, "fixed")) for stage in range(3)]
     assert words == ["FFFBFBBB", "FFBFBFBB", "FBFBFBFB"]
     short = replace(EVEN, micro_batches=1)
-    assert schedule(short, 0, "fixed") == [("F", 0), ("B", 0)]
-    assert schedule(short, 0, "published") == [("F", 0)]
-    assert schedule(short, 1, "published") == [("F", 0), ("B", 0)]
+    assert turns(short, 0, "fixed") == [("F", 0), ("B", 0)]
+    assert turns(short, 0, "published") == [("F", 0)]
+    assert turns(short, 1, "published") == [("F", 0), ("B", 0)]
 
 
 def test_a_pipeline_by_hand():
@@ -112,6 +123,23 @@ def test_a_pipeline_by_hand():
     # Stages 0 and 1 share a node, stage 2 stands on the next.
     assert simulate_us(replace(one, gpus_per_node=2, long_send_us=3.0)) == 9 + 2 * 0.5 + 2 * 3
     assert simulate_us(replace(one, gpus_per_node=2)) == 9 + 4 * 0.5
+
+
+def test_its_own_schedule_recomputes_right_before_backward():
+    orders = own_orders(replace(EVEN, micro_batches=2))
+    words = ["".join(f"{kind}{m}" for kind, m in order) for order in orders]
+    assert words == ["F0F1R0B0R1B1", "F0F1R0B0R1B1", "F0B0F1B1"]
+    # Two forwards to fill, the last stage's two turns, then R and B on two stages: the gradient
+    # of the second micro batch finds them idle.
+    assert simulate_us(replace(EVEN, micro_batches=2, recomputes=True)) == 2 + 6 + 2 * 3
+
+
+def test_a_stage_that_waits_for_a_gradient_takes_a_forward_first():
+    # The first gradient is there at 1 + 10 + 1 + 2 + 10 = 24, and the last forward must not wait
+    # for it as planned: then all gradients come one behind the other, 3 apart.
+    far = Pipeline((1.0, 1.0), (2.0, 2.0), 4, 10.0, 0.0, 4, 0.0, recomputes=True)
+    assert [kind for kind, _ in own_orders(far)[0]].index("R") < 4
+    assert simulate_us(far) == 24 + 4 * 3
 
 
 def test_two_waiting_gradients_deadlock_the_published_simulation_alone():
@@ -175,6 +203,16 @@ def test_plans_of_a_real_case(mode):
         kinds |= one.plan.gpus_used().keys()
     assert kinds == {"A100-40@us-central1-a", "V100-16@us-east1-b"}
     assert list(VarunaPlanner().proposals(small_case(), mode)) == []
+
+
+def test_a_job_that_allows_recomputation_gets_it():
+    case = small_case(pool("A100-40", 8, per_machine=4), recompute="auto")
+    found = VarunaPlanner().proposals(case, "fixed")
+    assert found
+    for one in found:
+        assert one.plan is not None
+        assert {s.recompute for p in one.plan.pipelines for s in p.stages} == {"full"}
+        assert check_plan(one.plan, case.job, case.cluster) == ()
 
 
 def test_pipelines_stand_together():
