@@ -67,7 +67,8 @@ def split_batch(
 def _rounded(total: int, weights: Sequence[float]) -> list[int]:
     # Exact fractions, so that equal remainders are equal on every machine.
     exact = [Fraction(weight) for weight in weights]
-    quotas = [total * weight / sum(exact) for weight in exact]
+    each = total / sum(exact)
+    quotas = [weight * each for weight in exact]
     shares = [math.floor(quota) for quota in quotas]
     order = sorted(range(len(weights)), key=lambda i: (shares[i] - quotas[i], i))
     for i in order[: total - sum(shares)]:
