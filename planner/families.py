@@ -131,63 +131,116 @@ def menu_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rings:
-    """Least seconds of a gradient all-reduce, by bytes and number of replicas."""
+    """Seconds of a gradient all-reduce, by GPU kind, bytes and number of replicas."""
 
     sizes: Array
     """All the byte counts that a stage can have, ascending."""
     seconds: Array
-    """[replicas index, size]."""
+    """[kind, replicas index, size]."""
     per_byte: Array
-    """[replicas index]."""
+    """[kind, replicas index]: the least."""
+    scale: Array
+    """[kind]: bytes that take a kind about as long as a byte takes the quickest."""
 
-    def table(self, sizes: Array) -> Array:
-        """[replicas index, size]: seconds for the smallest known size that is no smaller."""
-        positions = np.searchsorted(self.sizes, sizes * (1 - 1e-12))
-        found: Array = self.seconds[:, np.minimum(positions, len(self.sizes) - 1)]
+    def limits(self, shares: Sequence[float]) -> Array:
+        """[kind, limit]: bytes that take about as long on each kind; the last allow all."""
+        limits: Array = float(self.sizes[-1]) * self.scale[:, None] * np.array(shares)[None, :]
+        limits[:, -1] = self.sizes[-1]
+        return limits
+
+    def slowest_s(self, limits: Array) -> Array:
+        """[replicas index, limit]: what a sync within the limits takes at most."""
+        positions = np.searchsorted(self.sizes, limits * (1 - 1e-12))
+        return self._at(np.minimum(positions, len(self.sizes) - 1)).max(axis=0)
+
+    def least_s(self, limits: Array) -> Array:
+        """[replicas index, limit]: what a sync takes at least that is beyond one of the limits."""
+        positions = np.searchsorted(self.sizes, limits * (1 + 1e-12), side="right")
+        beyond = positions[:, None, :] < len(self.sizes)
+        found = self._at(np.minimum(positions, len(self.sizes) - 1))
+        return np.where(beyond, found, np.inf).min(axis=0)
+
+    def _at(self, positions: NDArray[np.int64]) -> Array:
+        found: Array = np.stack([row[:, at] for row, at in zip(self.seconds, positions, strict=True)])
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """Plans of one micro batch size: [replicas, stages] with what each needs at least."""
+
+    menu: Menu
+    rings: Rings
+    replicas: Array
+    bounds: Array
+    """In seconds."""
+    worth: Array
+    """In what is minimised."""
 
 
 def rings_of(
     model: PaperModel, replicas: Sequence[int], *, lots: Sequence[int], hopeful: bool
 ) -> Rings:
-    """The rings for every possible stage, over the best link of some lots, or over the worst."""
+    """The rings of each kind for every possible stage.
+
+    A hopeful ring knows the best link that a kind has to any other, which no ring with such a
+    replica can beat; else the worst link within the kind is taken.
+    """
     whole = model.gradient_bytes()
-    layers = model.layers
-    first, end = np.triu_indices(layers + 1, 1)
+    first, end = np.triu_indices(model.layers + 1, 1)
     sizes = np.unique(np.round(whole[end] - whole[first], 3))
-    ways = [tp for tp in (1, 2, 4) if tp <= MOST_TP_SHARING_GRADIENTS]
-    sizes = np.unique(np.concatenate([sizes / way for way in ways]))
+    sizes = np.unique(np.concatenate([sizes / way for way in (1, 2, MOST_TP_SHARING_GRADIENTS)]))
     sizes = sizes[sizes > 0]
-    curves = {}
-    ends = sorted({(model.lots[lot].zone, model.lots[lot].gpu) for lot in lots})
-    for one, other in itertools.product(ends, repeat=2):
-        curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))
-        if curve is not None and curve.polynomial is not None:
-            curves[curve.polynomial] = curve
     count = np.array(replicas, dtype=float)[:, None]
+    known: dict[tuple[float, float, float], Array] = {}
+    rows = []
+    for kind in sorted({model.lots[lot].gpu for lot in lots}):
+        links = _links(model, lots, kind, hopeful)
+        for link in links:
+            if link not in known:
+                known[link] = _ring_s(link, sizes, count)
+        every = [known[link] for link in links] or [np.full((len(count), len(sizes)), np.inf)]
+        row = np.minimum.reduce(every) if hopeful else np.maximum.reduce(every)
+        if hopeful:
+            # Larger stages never count as quicker: the table serves as a bound.
+            row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
+        rows.append(np.where(count > 1, row, 0.0))
+    seconds = np.stack(rows)
+    per_byte = (seconds / sizes).min(axis=2)
+    per_byte = np.where(np.isfinite(per_byte), per_byte, 0.0)
+    middle = per_byte[:, len(replicas) // 2]
+    scale = np.where(middle > 0, middle.min() / np.where(middle > 0, middle, 1.0), 1.0)
+    return Rings(sizes, seconds, per_byte, scale)
+
+
+def _links(
+    model: PaperModel, lots: Sequence[int], kind: str, hopeful: bool
+) -> list[tuple[float, float, float]]:
+    """The fitted curves that a ring with replicas of a kind may run over."""
+    ends = sorted({(model.lots[lot].zone, model.lots[lot].gpu) for lot in lots})
+    found = {}
+    for one, other in itertools.product(ends, repeat=2):
+        if (kind in (one[1], other[1])) if hopeful else (kind == one[1] == other[1]):
+            curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))
+            if curve is not None and curve.polynomial is not None:
+                found[curve.polynomial] = None
+    return list(found)
+
+
+def _ring_s(link: tuple[float, float, float], sizes: Array, count: Array) -> Array:
+    """[replicas index, size]: infinite where the fitted bandwidth is not positive."""
     full, rest = np.divmod(sizes, BUCKET_BYTES)
 
     def step_s(size: Array) -> Array:
-        best = np.full(size.shape, np.inf if hopeful else 0.0)
         scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
-        for square, linear, constant in curves:
-            speed = (square * scaled * scaled + linear * scaled + constant) * 1e9
-            usable = speed > 0
-            time = np.where(usable, size / np.where(usable, speed, 1.0), np.inf)
-            best = np.minimum(best, time) if hopeful else np.maximum(best, time)
-        return np.where(size > 0, best, 0.0)
+        speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
+        time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
+        return np.where(size > 0, time, 0.0)
 
-    with np.errstate(invalid="ignore"):
-        bucket_s = np.where(full > 0, full * step_s(BUCKET_BYTES / count), 0.0)
-    with np.errstate(invalid="ignore"):
-        seconds = 2 * (count - 1) * (step_s(rest / count) + bucket_s)
-    seconds = np.where(count > 1, seconds, 0.0)
-    # Larger stages never count as quicker: the table serves as a bound.
-    if hopeful:
-        seconds = np.minimum.accumulate(seconds[:, ::-1], axis=1)[:, ::-1]
-    with np.errstate(invalid="ignore"):
-        per_byte = (seconds / sizes).min(axis=1)
-    return Rings(sizes, seconds, np.where(np.isfinite(per_byte), per_byte, 0.0))
+    bucket_s = step_s(BUCKET_BYTES / count)
+    whole_s = np.where(full > 0, np.maximum(full, 1) * bucket_s, 0.0)
+    found: Array = 2 * np.maximum(count - 1, 1) * (step_s(rest / count) + whole_s)
+    return found
 
 
 def price_directions(kinds: int) -> Array:
@@ -222,7 +275,8 @@ def bounds_of(
     sync = gradients[None, :] / sharing[:, None]
     sends = np.where(stages >= 4, 2 * stages, np.where(stages >= 2, 2 * stages - 1, 0))
     best = np.zeros((len(replicas), len(stages)))
-    share = (rings.per_byte[:, None] / stages[None, :])[:, :, None, None] * sync[None, None]
+    per_byte = rings.per_byte[menu.kind].T  # [replicas, option]
+    share = (per_byte[:, None, :] / stages[None, :, None])[..., None] * sync[None, None]
     for direction, evenly in itertools.product(directions, (0.0, 0.5, 1.0)):
         # [replicas, stages, option]: seconds of the iteration per second of a stage's level.
         # The largest level is no less than the stages' mean, which counts for ``evenly``.
@@ -251,9 +305,8 @@ def cost_bounds_of(
     work = (np.diff(menu.seconds, axis=1) * menu.usd_per_s[:, None]).min(axis=0).sum()
     cheapest = float(menu.usd_per_s.min())
     others = (stages - 1) * float(menu.seconds[:, -1].min())
-    sync = rings.table(gradient_bytes / MOST_TP_SHARING_GRADIENTS / stages)
-    # The table rounds sizes up; what lies just below bounds from below.
-    sync = np.minimum(sync, rings.per_byte[:, None] * gradient_bytes / 4 / stages[None, :])
+    per_byte = rings.per_byte.min(axis=0)
+    sync = per_byte[:, None] * gradient_bytes / MOST_TP_SHARING_GRADIENTS / stages[None, :]
     waiting = replicas[:, None] * cheapest * (others + stages * (sync + menu.update_s))
     found: Array = global_batch // menu.micro_batch * work + waiting
     return found

@@ -9,7 +9,7 @@ kind that is short of GPUs where that costs the others least.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.paper_model import PaperModel, Run, Shape
@@ -100,8 +100,11 @@ class Mixer:
         """All the limits of time at which something changes, ascending."""
         return sorted({c.level_s for row in self.choices for kind in row for c in kind})
 
-    def deal(self, replicas: int, limits: Sequence[float], synced_bytes: float) -> Shape | None:
-        """Deal the replicas under a time limit per stage and one of bytes, or say it cannot be."""
+    def deal(
+        self, replicas: int, limits: Sequence[float], synced: Mapping[str, float]
+    ) -> Shape | None:
+        """Deal the replicas under a time limit per stage and one of synced bytes per kind."""
+        most_bytes = [synced.get(kind, math.inf) * (1 + 1e-9) for kind in self.kinds]
         needs = []
         for row, limit in zip(self.choices, limits, strict=True):
             need = [
@@ -110,11 +113,11 @@ class Mixer:
                         c.tp
                         for c in kind
                         if c.level_s <= limit * (1 + 1e-12)
-                        and c.synced_bytes <= synced_bytes * (1 + 1e-9)
+                        and c.synced_bytes <= most
                     ),
                     0,
                 )
-                for kind in row
+                for kind, most in zip(row, most_bytes, strict=True)
             ]
             if not any(need):
                 return None

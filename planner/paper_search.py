@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.certificate import Bounds, certify
 from planner.families import (
     Array,
+    Family,
     Menu,
     Rings,
     bounds_of,
@@ -32,7 +34,9 @@ LEVEL_RATIO = 1.05
 SYNC_SHARES = (0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.36, 0.5, 0.71, 1.0)
 DRAFTS = 12
 """Families whose drafts are judged."""
+DRAFTS_TRIED = 10
 POLISHED = 3
+HOPEFUL = False
 EASED = 1.15
 """Rough estimates may break a limit by so much before the family is given up."""
 Mask = NDArray[np.bool_]
@@ -47,19 +51,6 @@ class Selection:
     @property
     def lots(self) -> tuple[int, ...]:
         return tuple(sorted({lot for site in self.sites for lot in site.lots}))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Family:
-    """Plans of one micro batch size: [replicas, stages] with what each needs at least."""
-
-    menu: Menu
-    rings: Rings
-    replicas: Array
-    bounds: Array
-    """In seconds."""
-    worth: Array
-    """In what is minimised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +71,7 @@ class Result:
     """The best shape found, and what every plan takes at least."""
 
     best: Found | None
-    bound_s: float
+    bounds: Bounds
     evaluations: int
     found: tuple[Found, ...]
 
@@ -134,7 +125,9 @@ class PaperSearch:
                 best = min([best, *(draft.rough for draft in more)])
         drafts.sort(key=lambda d: d.rough)
         found: list[tuple[Found, Draft]] = []
-        for draft in drafts[:DRAFTS]:
+        for draft in drafts[: DRAFTS_TRIED * DRAFTS]:
+            if len(found) >= DRAFTS:
+                break
             one = self.realise(draft)
             if one is not None:
                 found.append((one, draft))
@@ -146,7 +139,7 @@ class PaperSearch:
         polished.sort(key=lambda f: f.worth)
         return Result(
             polished[0] if polished else None,
-            self.bound(),
+            self.bound(polished[0] if polished else None),
             self.bench.evaluations,
             tuple(one for one, _ in found),
         )
@@ -199,15 +192,21 @@ class PaperSearch:
             worth = np.where(np.isfinite(bounds), usd, np.inf)
         return Family(menu, rings, replicas, bounds, worth)
 
-    def bound(self) -> float:
+    def bound(self, best: Found | None) -> Bounds:
         """What every plan takes at least."""
         sites = [tuple(range(len(self.model.lots)))]
-        every = [
-            family.bounds.min()
+        families = [
+            family
             for b in self.micro_batches
             if (family := self.families(b, sites, hopeful=True)) is not None
         ]
-        return float(min(every, default=math.inf))
+        return certify(
+            self.model,
+            families,
+            self.limits,
+            seconds=math.inf if best is None else best.verdict.seconds,
+            objective=math.inf if best is None else best.worth[0],
+        )
 
     def drafts(self, selection: Selection, best: float) -> Iterator[Draft]:
         """The families of a selection that may be better than what is known, at their best."""
@@ -215,7 +214,7 @@ class PaperSearch:
         families = [
             family
             for b in self.micro_batches
-            if (family := self.families(b, sites, hopeful=False)) is not None
+            if (family := self.families(b, sites, hopeful=HOPEFUL)) is not None
         ]
         if math.isinf(best):
             # A first idea of what can be had, from a few limits only.
@@ -241,8 +240,7 @@ class PaperSearch:
         low = float(menu.seconds[:, -1].min()) / int(stages.max())
         steps = max(1, math.ceil(math.log(max(high / low, 1.001)) / math.log(ratio)))
         levels = high * ratio ** np.arange(-steps, 1.0)
-        whole = float(model.gradient_bytes()[-1])
-        sizes = whole * np.array(SYNC_SHARES[:: 1 if math.isfinite(best) else 2])
+        sizes = family.rings.limits(SYNC_SHARES)
         weights = menu.tp / menu.gpus[menu.kind]
         prices = price_directions(len(menu.kinds))[:, menu.kind] * weights
         if self.limits.needs_prices:
@@ -258,7 +256,7 @@ class PaperSearch:
         directions = len(price_directions(len(menu.kinds)))
         need = table.whole[..., :directions].max(axis=-1)
         replicas = family.replicas[rows]
-        sync = family.rings.table(sizes)[rows]
+        sync = family.rings.slowest_s(sizes)[rows]
         rough = (most - 1 + stages)[:, None, None] * levels[:, None] + sync[:, None, :]
         possible = need[columns] * replicas[:, None, None] <= 1 + 1e-5
         worth = rough
@@ -269,7 +267,7 @@ class PaperSearch:
         at = worth.argmin(axis=1)
         return [
             Draft(float(worth[i, at[i]]), selection, table, int(replicas[i]), int(stages[i]),
-                  *divmod(int(at[i]), len(sizes)))
+                  *divmod(int(at[i]), sizes.shape[1]))
             for i in np.flatnonzero(np.isfinite(worth.min(axis=1)))
         ]  # fmt: skip
 
@@ -289,6 +287,11 @@ class PaperSearch:
             return usd, possible
         return seconds, possible
 
+    @staticmethod
+    def synced(table: ReachTable, size: int) -> dict[str, float]:
+        """The limit of bytes of each kind."""
+        return dict(zip(table.menu.kinds, table.gradient_bytes[:, size].tolist(), strict=True))
+
     def realise(self, draft: Draft) -> Found | None:
         """The best plan with the boundaries that a draft suggests."""
         table = draft.table
@@ -306,7 +309,7 @@ class PaperSearch:
                     micro_batch=table.menu.micro_batch,
                     cuts=each,
                     replicas=draft.replicas,
-                    synced_bytes=float(table.gradient_bytes[draft.size]),
+                    synced=self.synced(table, draft.size),
                 )
             )
             is not None

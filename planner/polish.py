@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planner.mixing import Mixer, Site
 from planner.paper_model import PaperModel, Shape, Verdict
+from simulator.paper import MOST_TP_SHARING_GRADIENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Workbench:
         micro_batch: int,
         cuts: tuple[int, ...],
         replicas: int,
-        synced_bytes: float,
+        synced: Mapping[str, float],
     ) -> Found | None:
         """The least common time limit under which the replicas can be dealt, then its slack used."""
         mixer = self.mixer(sites, micro_batch, cuts)
@@ -81,7 +82,7 @@ class Workbench:
         shape = None
         while low < high:
             middle = (low + high) // 2
-            dealt = mixer.deal(replicas, [levels[middle]] * stages, synced_bytes)
+            dealt = mixer.deal(replicas, [levels[middle]] * stages, synced)
             if dealt is None:
                 low = middle + 1
             else:
@@ -92,7 +93,7 @@ class Workbench:
         if self.counts_money:
             # The least time is not what is sought: slower ways are cheaper.
             for level in range(high + 1, len(levels)):
-                dealt = mixer.deal(replicas, [levels[level]] * stages, synced_bytes)
+                dealt = mixer.deal(replicas, [levels[level]] * stages, synced)
                 one = None if dealt is None else self.judge(dealt)
                 if one is not None and (found is None or one.worth < found.worth):
                     found, high = one, level
@@ -104,7 +105,7 @@ class Workbench:
             )
             for level in options:
                 tried = [*limits[:s], level, *limits[s + 1 :]]
-                dealt = mixer.deal(replicas, tried, synced_bytes)
+                dealt = mixer.deal(replicas, tried, synced)
                 if dealt is None:
                     continue
                 better = self.judge(dealt)
@@ -125,7 +126,7 @@ class Workbench:
                     micro_batch=best.shape.micro_batch,
                     cuts=cuts,
                     replicas=count,
-                    synced_bytes=synced,
+                    synced=synced,
                 )
                 if tried is not None and tried.worth < best.worth:
                     best, improved = tried, True
@@ -134,7 +135,7 @@ class Workbench:
 
     def _neighbours(
         self, shape: Shape, replicas: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, ...], int, float]]:
+    ) -> Iterator[tuple[tuple[int, ...], int, Mapping[str, float]]]:
         synced = self.synced_bytes(shape)
         count = shape.replicas
         for s in range(1, shape.stages):
@@ -142,7 +143,7 @@ class Workbench:
                 cuts = (*shape.cuts[:s], shape.cuts[s] + step, *shape.cuts[s + 1 :])
                 if cuts[s - 1] < cuts[s] < cuts[s + 1]:
                     yield cuts, count, synced
-                    yield cuts, count, math.inf
+                    yield cuts, count, {}
         for a in range(1, shape.stages):
             for b in range(a + 1, shape.stages):
                 for step in (-1, 1):
@@ -157,18 +158,16 @@ class Workbench:
             if index is not None and 0 <= index + step < len(replicas):
                 yield shape.cuts, replicas[index + step], synced
         for factor in (0.5, 2.0):
-            yield shape.cuts, count, synced * factor
+            yield shape.cuts, count, {kind: size * factor for kind, size in synced.items()}
 
-    def synced_bytes(self, shape: Shape) -> float:
-        """The most that a group of the shape syncs."""
+    def synced_bytes(self, shape: Shape) -> dict[str, float]:
+        """The most that a group of each kind syncs, and of kinds that are not used the same."""
         row = self.model.gradient_bytes()
-        return max(
-            float(row[shape.cuts[s + 1]] - row[shape.cuts[s]])
-            / min(4, min(tp for _, tp, _ in column))
-            for s, column in enumerate(shape.columns)
-        )
-
-
-def relabelled(shape: Shape, columns: tuple[tuple[tuple[int, int, int], ...], ...]) -> Shape:
-    """The shape with other replicas."""
-    return replace(shape, columns=columns)
+        most: dict[str, float] = {}
+        for s, column in enumerate(shape.columns):
+            whole = float(row[shape.cuts[s + 1]] - row[shape.cuts[s]])
+            for lot, tp, _ in column:
+                kind = self.model.lots[lot].gpu
+                synced = whole / min(tp, MOST_TP_SHARING_GRADIENTS)
+                most[kind] = max(most.get(kind, 0.0), synced)
+        return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}

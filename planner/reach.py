@@ -32,7 +32,7 @@ class ReachTable:
     levels_s: Array
     """Limits of a stage's seconds per micro batch, ascending."""
     gradient_bytes: Array
-    """Limits of what a group of a stage syncs, ascending."""
+    """[kind, limit]: limits of what a group of a stage syncs, ascending."""
     prices: Prices
     """[option, direction]."""
     whole: Prices
@@ -74,10 +74,16 @@ def reach_table(
         [_reach(menu.seconds[o], levels_s - 2 * menu.send_s[o]) for o in range(options)], axis=1
     )
     degrees = [min(option.tp, MOST_TP_SHARING_GRADIENTS) for option in menu.options]
-    sync = np.stack([_reach(model.gradient_bytes(), gradient_bytes * n) for n in degrees], axis=1)
+    sync = np.stack(
+        [
+            _reach(model.gradient_bytes(), gradient_bytes[kind] * degree)
+            for kind, degree in zip(menu.kind, degrees, strict=True)
+        ],
+        axis=1,
+    )
     priced = prices.T.astype(np.float32)
-    limits, ways = len(levels_s) * len(gradient_bytes), prices.shape[0]
-    shape = (len(levels_s), len(gradient_bytes))
+    shape = (len(levels_s), gradient_bytes.shape[1])
+    limits, ways = shape[0] * shape[1], prices.shape[0]
     # One row per (limits, layer), and one more for what cannot be.
     cost = np.full((limits * (layers + 1) + 1, ways), np.inf, dtype=np.float32)
     cost[layers : limits * (layers + 1) : layers + 1] = 0.0

@@ -61,7 +61,7 @@ def plan_job(question: Question) -> Answer:
     if result.best is None:
         problem = Problem("plan", "no plan keeps every limit", "relax a limit of [objective]")
         return Answer(
-            None, None, result.evaluations, math.inf, result.bound_s, job.objective.goal,
+            None, None, result.evaluations, math.inf, result.bounds.seconds, job.objective.goal,
             problems=(problem,),
         )  # fmt: skip
     plan = model.to_plan(result.best.shape)
@@ -70,7 +70,7 @@ def plan_job(question: Question) -> Answer:
         plan,
         judge.estimate(plan),
         result.evaluations,
-        0.0 if limits.goal_is_cost else result.bound_s,
-        result.bound_s,
+        result.bounds.objective,
+        result.bounds.seconds,
         job.objective.goal,
     )
