@@ -156,19 +156,18 @@ class EventEstimator:
         groups, plan = work.layout.groups, work.layout.groups.plan
         equal = equal_pipelines(work)
         ends = Ends(np.empty(len(groups)), np.empty(len(groups)))
-        batches: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        batches: defaultdict[int, list[int]] = defaultdict(list)
         others = []
         for p in dict.fromkeys(equal):
             if plan.schedule == "1f1b" and groups.is_chain[p]:
-                pipeline = plan.pipelines[p]
-                batches[pipeline.micro_batches, len(pipeline.stages)].append(p)
+                batches[len(plan.pipelines[p].stages)].append(p)
             else:
                 others.append(p)
-        for (micro_batches, stages), batch in sorted(batches.items()):
+        for stages, batch in sorted(batches.items()):
             rows = groups.bounds[batch] + np.arange(stages)[:, None]
             finish = run_1f1b(
                 _durations(work, rows),
-                micro_batches=micro_batches,
+                micro_batches=[plan.pipelines[p].micro_batches for p in batch],
                 messaging=self.costs.runtime.messaging,
             )
             ends.last_backward[rows], ends.free[rows] = finish.last_backward_end, finish.free

@@ -10,7 +10,10 @@ system that has shifted by a constant goes on doing so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,13 +56,37 @@ _REPEATS = 1e-12
 """Relative difference below which two shifts of the schedule count as the same."""
 
 
-def run_1f1b(durations: Durations, *, micro_batches: int, messaging: Messaging) -> Finish:
-    """Finish times of pipelines that have the same number of stages and of micro batches."""
-    if messaging == "lockstep":
-        return _Lockstep(durations, micro_batches).run()
-    return _Eager(_folded(durations, messaging), micro_batches).run(
-        tail=durations.send_gradient + (durations.gradient if messaging == "blocking" else 0.0)
+def run_1f1b(
+    durations: Durations, *, micro_batches: int | Sequence[int], messaging: Messaging
+) -> Finish:
+    """Finish times of pipelines that have the same number of stages.
+
+    ``micro_batches`` is one number for all pipelines or one for each. Pipelines differ only from
+    the slot on in which the shortest has no forward left, so they run together as far as that.
+    """
+    pipelines = durations.forward.shape[1]
+    counts = np.broadcast_to(np.asarray(micro_batches), pipelines)
+    running = (
+        _Lockstep(durations)
+        if messaging == "lockstep"
+        else _Eager(
+            _folded(durations, messaging),
+            tail=durations.send_gradient + (durations.gradient if messaging == "blocking" else 0.0),
+        )
     )
+    finish = Finish(np.empty_like(durations.forward), np.empty_like(durations.forward))
+    columns = np.arange(pipelines)
+    slot = 0
+    for count in sorted(set(counts.tolist())):
+        running.micro_batches = count
+        running.run_slots(slot, 2 * count)
+        slot = 2 * count
+        is_last = counts[columns] == count
+        ending = running if is_last.all() else running.only(is_last)
+        running, ended, columns = running.only(~is_last), columns[is_last], columns[~is_last]
+        ending.run_slots(slot, ending.slot_count)
+        finish.last_backward_end[:, ended], finish.free[:, ended] = ending.ends()
+    return finish
 
 
 def _folded(durations: Durations, messaging: Messaging) -> Durations:
@@ -93,15 +120,36 @@ class _Mark:
 class _Slots:
     """The state of a 1F1B schedule, moved on slot by slot."""
 
-    def __init__(self, durations: Durations, micro_batches: int) -> None:
+    grids: ClassVar[tuple[str, ...]] = ("free", "activation_at", "gradient_at")
+
+    def __init__(self, durations: Durations) -> None:
         self.times = durations
-        self.micro_batches = micro_batches
+        self.micro_batches = 1
         self.stages, pipelines = durations.forward.shape
         self.free = np.zeros((self.stages, pipelines))
         # Row s: when the newest activation for stage s is there, and its channel free again.
         self.activation_at = np.zeros((self.stages + 1, pipelines))
         # Row s + 1: when the newest gradient for stage s is there; stage s fills row s.
         self.gradient_at = np.zeros((self.stages + 1, pipelines))
+
+    def only(self, columns: NDArray[np.bool_]) -> Self:
+        """A copy with these pipelines alone."""
+        other = copy(self)
+        other.times = Durations(
+            *(getattr(self.times, field.name)[:, columns] for field in fields(Durations))
+        )
+        for name in self.grids:
+            setattr(other, name, getattr(self, name)[:, columns])
+        return other
+
+    @property
+    def slot_count(self) -> int:
+        """Slots until the last pass has ended."""
+        return 2 * (self.micro_batches + int(self.stages) - 1)
+
+    def ends(self) -> tuple[Grid, Grid]:
+        """When the last backward of each stage ended, and when the stage was free."""
+        raise NotImplementedError
 
     def forwards(self, slot: int) -> slice | None:
         """The stages that run a forward in this slot."""
@@ -117,13 +165,12 @@ class _Slots:
         high = min(high, self.stages - 1)
         return slice(low, high + 1, 2) if low <= high else None
 
-    def run_slots(self, last_slot: int) -> None:
-        """Run all the slots, jumping over the rounds that only repeat."""
+    def run_slots(self, slot: int, end: int) -> None:
+        """Run the slots from one to before another, jumping over the rounds that only repeat."""
         steady_from, steady_to = 2 * self.stages, 2 * (self.micro_batches - 1)
         mark: _Mark | None = None
         next_mark = 0
-        slot = 0
-        while slot <= last_slot:
+        while slot < end:
             self.step(slot)
             slot += 1
             if slot % 2 or not steady_from <= slot <= steady_to:
@@ -166,6 +213,12 @@ class _Slots:
 class _Eager(_Slots):
     """Messages leave at the end of the pass that made them."""
 
+    grids = (*_Slots.grids, "tail")
+
+    def __init__(self, durations: Durations, tail: Grid) -> None:
+        super().__init__(durations)
+        self.tail = tail
+
     def step(self, slot: int) -> None:
         times, free = self.times, self.free
         forwards, backwards = self.forwards(slot), self.backwards(slot)
@@ -187,16 +240,17 @@ class _Eager(_Slots):
             arrival += times.gradient[backwards]
             self.gradient_at[backwards] = arrival
 
-    def run(self, *, tail: Grid) -> Finish:
-        self.run_slots(2 * (self.micro_batches + self.stages - 1) - 1)
-        return Finish(self.free - tail, self.free)
+    def ends(self) -> tuple[Grid, Grid]:
+        return self.free - self.tail, self.free
 
 
 class _Lockstep(_Slots):
     """DeepSpeed's order: in a slot, gradients go back first, then activations forward."""
 
-    def __init__(self, durations: Durations, micro_batches: int) -> None:
-        super().__init__(durations, micro_batches)
+    grids = (*_Slots.grids, "last_backward_end")
+
+    def __init__(self, durations: Durations) -> None:
+        super().__init__(durations)
         self.last_backward_end = np.zeros_like(self.free)
 
     def step(self, slot: int) -> None:
@@ -235,6 +289,9 @@ class _Lockstep(_Slots):
         arrival = np.maximum(free[stages], self.activation_at[following])
         self.activation_at[following] = arrival + times.activation[stages]
 
-    def run(self) -> Finish:
-        self.run_slots(2 * (self.micro_batches + self.stages - 1))
-        return Finish(self.last_backward_end, self.free)
+    @property
+    def slot_count(self) -> int:
+        return super().slot_count + 1  # The last gradient leaves in a slot of its own.
+
+    def ends(self) -> tuple[Grid, Grid]:
+        return self.last_backward_end, self.free

@@ -188,6 +188,20 @@ def test_forwards_that_take_no_time_are_no_repeat(messaging: Messaging) -> None:
     assert finish.free[0, 0] == 20 + 7
 
 
+@pytest.mark.parametrize("messaging", MESSAGINGS)
+def test_pipelines_of_any_lengths_run_together_as_they_do_alone(messaging: Messaging) -> None:
+    rng = random.Random(f"lengths {messaging}")
+    for stages in (1, 2, 5):
+        chains = [chain(rng, stages) for _ in range(6)]
+        counts = [rng.choice([1, 2, 7, 30, 90]) for _ in chains]
+        together = run_1f1b(durations(chains), micro_batches=counts, messaging=messaging)
+        for column, (one, count) in enumerate(zip(chains, counts, strict=True)):
+            alone = run_1f1b(durations([one]), micro_batches=count, messaging=messaging)
+            for name in ("last_backward_end", "free"):
+                ours, theirs = getattr(together, name)[:, column], getattr(alone, name)[:, 0]
+                assert ours == pytest.approx(theirs, rel=1e-12), (stages, counts, column)
+
+
 def test_columns_do_not_touch_one_another() -> None:
     """A pipeline's finish is the same alone as in any company, bit by bit where none jumps."""
     rng = random.Random("columns")
