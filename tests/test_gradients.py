@@ -33,11 +33,11 @@ def wires(
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     return Measured(
         between={
-            (one, other): flat(within_zone if one[0] == other[0] else across)  # type: ignore[misc]
+            (one, other): flat(within_zone if one[0] == other[0] else across)  # type: ignore[misc]  # a pair of ends, as drawn
             for one in ends
             for other in ends
         },
-        within={gpu: flat(within_node) for gpu in GPUS},  # type: ignore[misc]
+        within={gpu: flat(within_node) for gpu in GPUS},  # type: ignore[misc]  # a pair of ends, as drawn
     )
 
 
@@ -196,7 +196,7 @@ def test_the_slowest_hop_sets_the_pace() -> None:
     slow = wires()
     ends = ((EAST, "T4"), (EAST, "V100-16"))
     for pair in (ends, ends[::-1]):
-        slow.between[pair] = flat(RATE / 8)  # type: ignore[index]
+        slow.between[pair] = flat(RATE / 8)  # type: ignore[index]  # made by this test, and mutable
     here = world(slow)
     quick = sums(here, whole(*nodes(4)))[0].seconds
     mixed = sums(here, whole(*nodes(3), place("T4", node="t")))[0].seconds

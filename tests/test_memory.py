@@ -177,7 +177,7 @@ def test_what_a_profile_measured_of_the_head_stays_under_recomputation() -> None
     )
     here = world_of(job, profile=profile)
     for recompute, block in (("none", 150), ("full", 4 * TOKENS)):
-        _, last = devices(here, two_stages(recompute=recompute))  # type: ignore[arg-type]
+        _, last = devices(here, two_stages(recompute=recompute))  # type: ignore[arg-type]  # words the test chose
         assert last.activations == 4 * SAMPLES * (2 * block + 1)
 
 

@@ -31,8 +31,8 @@ def flat(rate: float) -> dict[int, object]:
 def world(caps: dict[tuple[str, str], float] | None = None) -> World:
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     wires = Measured(
-        between={(one, other): flat(RATE) for one in ends for other in ends},  # type: ignore[misc]
-        within={"V100-16": flat(INSIDE)},  # type: ignore[dict-item]
+        between={(one, other): flat(RATE) for one in ends for other in ends},  # type: ignore[misc]  # a pair of ends, as drawn
+        within={"V100-16": flat(INSIDE)},  # type: ignore[dict-item]  # one count of GPUs
     )
     job = Job("fixed", small_model(), 8, 128, precision="fp32", max_tp=4)
     return world_of(job, measured=wires, zone_caps=caps or {})

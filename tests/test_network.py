@@ -209,12 +209,12 @@ def test_a_cap_between_zones_holds_for_all_that_crosses() -> None:
     free, capped = network(), network(east_west=1e6)
     one, other = place(), place(zone=WEST)
     asked = {"flows": 2, "bytes_each": 1e6}
-    assert free.between_nodes(one, other, **asked) < 0.1  # type: ignore[arg-type]
-    assert capped.between_nodes(one, other, **asked) == 2.0  # type: ignore[arg-type]
-    assert capped.between_nodes(one, other, zone_bytes=5e6, **asked) == 5.0  # type: ignore[arg-type]
+    assert free.between_nodes(one, other, **asked) < 0.1  # type: ignore[arg-type]  # words the test chose
+    assert capped.between_nodes(one, other, **asked) == 2.0  # type: ignore[arg-type]  # words the test chose
+    assert capped.between_nodes(one, other, zone_bytes=5e6, **asked) == 5.0  # type: ignore[arg-type]  # words the test chose
     # The other way has no cap, and neither has what stays at home.
     for pair in ((other, one), (one, one), (other, other)):
-        assert capped.between_nodes(*pair, **asked) == free.between_nodes(*pair, **asked)  # type: ignore[arg-type]
+        assert capped.between_nodes(*pair, **asked) == free.between_nodes(*pair, **asked)  # type: ignore[arg-type]  # words the test chose
 
 
 # Within a machine ----------------------------------------------------------------------------

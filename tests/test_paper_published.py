@@ -26,7 +26,9 @@ JOB = Job("published", preset("opt-350m"), global_batch=1024, sequence=2048, pre
 @cache
 def published_profile(folder: Path, model: str) -> Profile:
     name = f"profiles_{model}.json"
-    return profile_from_json(json.loads((folder / name).read_text()), place=name, catalogue=load_catalogue())
+    return profile_from_json(
+        json.loads((folder / name).read_text()), place=name, catalogue=load_catalogue()
+    )
 
 
 @cache

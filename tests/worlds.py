@@ -328,3 +328,15 @@ def placed(plan: Plan) -> Plan:
             stages.append(replace(one, places=tuple(named)))
         pipelines.append(replace(pipeline, stages=tuple(stages)))
     return replace(plan, pipelines=tuple(pipelines))
+
+
+def world_and_plan(seed: str) -> tuple[random.Random, World, Plan]:
+    """The world and the plan that a case of this name is about, and what drew them."""
+    rng = random.Random(seed)
+    world = random_world(rng)
+    return rng, world, random_plan(rng, world)
+
+
+def cases(name: str, examples: int) -> list[str]:
+    """Names of that many cases."""
+    return [f"{name} {number}" for number in range(examples)]
