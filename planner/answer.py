@@ -15,7 +15,8 @@ from simulator.request import Measurements
 
 Space = Literal["full", "paper"]
 SPACES: tuple[Space, ...] = ("full", "paper")
-DEFAULT_BUDGET = 2000
+DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
+"""Plans judged by default: the paper estimator's short form is judged a hundred times faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +28,9 @@ class Question:
     measurements: Measurements
     estimator: str = "event"
     space: Space = "full"
-    budget: int = DEFAULT_BUDGET
-    """Plans that may be judged; never a time, so that the answer is the same everywhere."""
+    budget: int | None = None
+    """Plans that may be judged; never a time, so that the answer is the same everywhere.
+    ``None`` is the estimator's default."""
     seconds_left: float | None = None
     """Until the job's deadline, where it has one."""
 

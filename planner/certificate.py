@@ -43,9 +43,7 @@ def certify(
     return bounds
 
 
-def _family_bounds(
-    model: PaperModel, family: Family, limits: Limits, known: Bounds
-) -> Bounds:
+def _family_bounds(model: PaperModel, family: Family, limits: Limits, known: Bounds) -> Bounds:
     menu = family.menu
     beaten = family.worth < known.objective
     if not limits.goal_is_cost:
@@ -110,9 +108,7 @@ def _whole_s(menu: Menu, levels: Array, replicas: Array) -> Array:
     work = np.diff(menu.seconds, axis=1)
     distinct, times = np.unique(work.T, axis=0, return_counts=True)
     best = np.zeros((len(replicas), len(levels)))
-    for direction, multiplier in itertools.product(
-        price_directions(len(menu.kinds)), MULTIPLIERS
-    ):
+    for direction, multiplier in itertools.product(price_directions(len(menu.kinds)), MULTIPLIERS):
         weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
         # [replicas, level, option]
         rate = 1 + multiplier * replicas[:, None, None] * weight / levels[None, :, None]

@@ -67,7 +67,7 @@ def menu_of(
     model: PaperModel,
     micro_batch: int,
     *,
-    max_tp: int,
+    degrees: Sequence[int],
     sites: Sequence[Sequence[int]],
     hopeful: bool,
 ) -> Menu | None:
@@ -86,8 +86,7 @@ def menu_of(
             usable = [k for k in lots if model.lots[k].room(tp)]
             if (
                 not usable
-                or tp > max_tp
-                or tp & (tp - 1)
+                or tp not in degrees
                 or (gpu, tp, micro_batch) not in model.profile.timings
                 or tp not in model.profile.sizes
             ):
@@ -151,17 +150,21 @@ class Rings:
     def slowest_s(self, limits: Array) -> Array:
         """[replicas index, limit]: what a sync within the limits takes at most."""
         positions = np.searchsorted(self.sizes, limits * (1 - 1e-12))
-        return self._at(np.minimum(positions, len(self.sizes) - 1)).max(axis=0)
+        found: Array = self._at(np.minimum(positions, len(self.sizes) - 1)).max(axis=0)
+        return found
 
     def least_s(self, limits: Array) -> Array:
         """[replicas index, limit]: what a sync takes at least that is beyond one of the limits."""
         positions = np.searchsorted(self.sizes, limits * (1 + 1e-12), side="right")
         beyond = positions[:, None, :] < len(self.sizes)
         found = self._at(np.minimum(positions, len(self.sizes) - 1))
-        return np.where(beyond, found, np.inf).min(axis=0)
+        least: Array = np.where(beyond, found, np.inf).min(axis=0)
+        return least
 
     def _at(self, positions: NDArray[np.int64]) -> Array:
-        found: Array = np.stack([row[:, at] for row, at in zip(self.seconds, positions, strict=True)])
+        found: Array = np.stack(
+            [row[:, at] for row, at in zip(self.seconds, positions, strict=True)]
+        )
         return found
 
 
@@ -218,7 +221,7 @@ def _links(
 ) -> list[tuple[float, float, float]]:
     """The fitted curves that a ring with replicas of a kind may run over."""
     ends = sorted({(model.lots[lot].zone, model.lots[lot].gpu) for lot in lots})
-    found = {}
+    found: dict[tuple[float, float, float], None] = {}
     for one, other in itertools.product(ends, repeat=2):
         if (kind in (one[1], other[1])) if hopeful else (kind == one[1] == other[1]):
             curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))

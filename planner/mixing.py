@@ -42,7 +42,7 @@ class Mixer:
         *,
         micro_batch: int,
         cuts: tuple[int, ...],
-        max_tp: int,
+        degrees: Sequence[int],
         by_price: bool = False,
     ) -> None:
         self.model, self.sites = model, tuple(sites)
@@ -55,8 +55,7 @@ class Mixer:
             kind: [
                 tp
                 for tp in model.profile.degrees(kind)
-                if tp <= max_tp
-                and not tp & (tp - 1)
+                if tp in degrees
                 and (kind, tp, micro_batch) in model.profile.timings
                 and tp in model.profile.sizes
                 and any(model.lots[lot].gpu == kind and model.lots[lot].room(tp) for lot in lots)
@@ -112,8 +111,7 @@ class Mixer:
                     (
                         c.tp
                         for c in kind
-                        if c.level_s <= limit * (1 + 1e-12)
-                        and c.synced_bytes <= most
+                        if c.level_s <= limit * (1 + 1e-12) and c.synced_bytes <= most
                     ),
                     0,
                 )
@@ -148,7 +146,7 @@ class Mixer:
             if runs is None:
                 continue
             for column, more in zip(columns, runs, strict=True):
-                column += more
+                column.extend(more)
             left -= count
             if left == 0:
                 break

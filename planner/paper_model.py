@@ -135,7 +135,7 @@ class PaperModel:
         return OVERHEAD_TP1_BYTES if tp == 1 else OVERHEAD_BYTES
 
     def send_s(self, one: int, tp: int, other: int, tp_other: int, size: float) -> float:
-        """Seconds of a message between groups of two lots; infinite where it makes plans invalid."""
+        """Seconds of a message between groups of two lots, infinite where the fit has no speed."""
         if size <= 0:
             return 0.0
         key = (one, tp, other, tp_other, size)
@@ -202,19 +202,19 @@ class PaperModel:
         sync = 0.0
         for s, column in enumerate(shape.columns):
             whole = float(self._gradient[shape.cuts[s + 1]] - self._gradient[shape.cuts[s]])
-            ways = min(MOST_TP_SHARING_GRADIENTS, min(tp for _, tp, _ in column))
-            for one, other in _ring(column):
-                sync = max(sync, self.ring_s(one, other, whole / ways, replicas))
+            ways = min(MOST_TP_SHARING_GRADIENTS, *(tp for _, tp, _ in column))
+            for sender, receiver in _ring(column):
+                sync = max(sync, self.ring_s(sender, receiver, whole / ways, replicas))
             if replicas > 1:
                 each = 2 * (replicas - 1) * whole / replicas
                 closing = (column[-1][0], column[0][0])
-                for (one, _, _), (other, _, _) in pairwise(column):
-                    egress += each * self.egress_usd_per_byte(one, other)
+                for (sender, _, _), (receiver, _, _) in pairwise(column):
+                    egress += each * self.egress_usd_per_byte(sender, receiver)
                 egress += each * self.egress_usd_per_byte(*closing)
-        seconds = (most - 1) * max(levels) + sum(levels) + update + sync
+        total = (most - 1) * max(levels) + sum(levels) + update + sync
         hourly = self.usd_per_hour(shape)
-        usd = None if hourly is None else hourly / 3600 * seconds + egress
-        return Verdict(seconds, usd, egress, tuple(levels), sync, hourly)
+        usd = None if hourly is None else hourly / 3600 * total + egress
+        return Verdict(total, usd, egress, tuple(levels), sync, hourly)
 
     def usd_per_hour(self, shape: Shape) -> float | None:
         total = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +14,6 @@ from planner.certificate import Bounds, certify
 from planner.families import (
     Array,
     Family,
-    Menu,
-    Rings,
     bounds_of,
     cost_bounds_of,
     menu_of,
@@ -27,6 +25,7 @@ from planner.mixing import Site
 from planner.paper_model import PaperModel, Shape, Verdict
 from planner.polish import Found, Workbench
 from planner.reach import ReachTable, reach_table
+from planner.supply import Grant
 
 LEVEL_RATIO_FIRST = 1.3
 LEVEL_RATIO = 1.05
@@ -82,15 +81,16 @@ class PaperSearch:
 
     model: PaperModel
     limits: Limits
+    grants: tuple[Grant, ...]
     micro_batches: tuple[int, ...]
-    max_tp: int
+    degrees: tuple[int, ...]
     budget: int
     bench: Workbench = field(init=False)
 
     def __post_init__(self) -> None:
         self.bench = Workbench(
             self.model,
-            self.max_tp,
+            self.degrees,
             self.worth,
             by_price=self.limits.goal_is_cost,
             counts_money=self.limits.needs_prices,
@@ -98,20 +98,26 @@ class PaperSearch:
         )
 
     def worth(self, verdict: Verdict, shape: Shape) -> tuple[float, ...] | None:
-        figures = Figures(verdict.seconds, verdict.usd, self.spot_share(shape))
-        found = self.limits.worth(figures)
+        used = self.used(shape)
+        for grant in self.grants:
+            if sum(used.get(lot, 0) for lot in grant.lots) > grant.gpus_max:
+                return None
+        found = self.limits.worth(self.figures(verdict, used))
         return None if found is None else (*found, shape.micro_batch, shape.stages)
 
-    def spot_share(self, shape: Shape) -> float:
+    def figures(self, verdict: Verdict, used: Mapping[int, int]) -> Figures:
+        lots = self.model.lots
+        spot = sum(max(0, n - (lots[k].gpus - lots[k].spot_gpus)) for k, n in used.items())
+        return Figures(verdict.seconds, verdict.usd, spot / sum(used.values()))
+
+    @staticmethod
+    def used(shape: Shape) -> dict[int, int]:
+        """GPUs by lot."""
         used: dict[int, int] = {}
         for column in shape.columns:
             for lot, tp, count in column:
                 used[lot] = used.get(lot, 0) + tp * count
-        lots = self.model.lots
-        spot = sum(
-            max(0, gpus - (lots[lot].gpus - lots[lot].spot_gpus)) for lot, gpus in used.items()
-        )
-        return spot / sum(used.values())
+        return used
 
     # -- the steps ------------------------------------------------------------------------------
 
@@ -158,7 +164,7 @@ class PaperSearch:
         self, micro_batch: int, sites: Sequence[Sequence[int]], *, hopeful: bool
     ) -> Family | None:
         """All the families of one micro batch size."""
-        menu = menu_of(self.model, micro_batch, max_tp=self.max_tp, sites=sites, hopeful=hopeful)
+        menu = menu_of(self.model, micro_batch, degrees=self.degrees, sites=sites, hopeful=hopeful)
         if menu is None:
             return None
         counts = [c for c in self.replica_counts(micro_batch) if c <= menu.gpus.sum()]
@@ -326,7 +332,7 @@ def selections(model: PaperModel) -> Iterator[Selection]:
         for size in range(1, len(kinds) + 1)
         for chosen in itertools.combinations(kinds, size)
     ]
-    zone_sets = [(zone,) for zone in zones]
+    zone_sets: list[tuple[str, ...]] = [(zone,) for zone in zones]
     zone_sets += [tuple(zones[:size]) for size in range(2, len(zones) + 1)]
     seen = set()
     for chosen in kind_sets:

@@ -25,7 +25,7 @@ class Workbench:
     """Judges shapes, counts how many were judged, and makes the best of boundaries."""
 
     model: PaperModel
-    max_tp: int
+    degrees: tuple[int, ...]
     worth: Callable[[Verdict, Shape], tuple[float, ...] | None]
     by_price: bool
     counts_money: bool
@@ -60,7 +60,7 @@ class Workbench:
                 sites,
                 micro_batch=micro_batch,
                 cuts=cuts,
-                max_tp=self.max_tp,
+                degrees=self.degrees,
                 by_price=self.by_price,
             )
         return found
@@ -74,7 +74,7 @@ class Workbench:
         replicas: int,
         synced: Mapping[str, float],
     ) -> Found | None:
-        """The least common time limit under which the replicas can be dealt, then its slack used."""
+        """The least common time limit under which replicas can be dealt, then its slack used."""
         mixer = self.mixer(sites, micro_batch, cuts)
         levels = mixer.levels()
         stages = len(cuts) - 1
@@ -92,11 +92,11 @@ class Workbench:
         found = self.judge(shape)
         if self.counts_money:
             # The least time is not what is sought: slower ways are cheaper.
-            for level in range(high + 1, len(levels)):
-                dealt = mixer.deal(replicas, [levels[level]] * stages, synced)
+            for index in range(high + 1, len(levels)):
+                dealt = mixer.deal(replicas, [levels[index]] * stages, synced)
                 one = None if dealt is None else self.judge(dealt)
                 if one is not None and (found is None or one.worth < found.worth):
-                    found, high = one, level
+                    found, high = one, index
         limits = [levels[high]] * stages
         # Stages that could be quicker with GPUs that are left, the slowest first.
         for s in range(stages):

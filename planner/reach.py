@@ -140,7 +140,9 @@ def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Reach:
     """[option, layer] as far as memory goes, with so many stages left, this one included."""
     return np.stack(
         [
-            _reach(model.memory(option.tp, menu.micro_batch, left), menu.capacity_bytes[o : o + 1])[0]
+            _reach(model.memory(option.tp, menu.micro_batch, left), menu.capacity_bytes[o : o + 1])[
+                0
+            ]
             for o, option in enumerate(menu.options)
         ]
     )

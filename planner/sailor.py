@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import replace
 
-from planner.answer import Answer, Question
+from planner.answer import DEFAULT_BUDGETS, Answer, Question
+from planner.event_bound import event_bounds
+from planner.event_search import EventSearch, micro_batch_sizes
+from planner.explain import explain_event, explain_paper
 from planner.limits import Limits
 from planner.paper_model import PaperModel
 from planner.paper_search import PaperSearch
-from planner.supply import lots_of
-from simulator.errors import InputError, Problem
+from planner.refusal import refusals
+from planner.supply import Lot, grants_of, lots_of
+from planner.templates import TemplateMaker
+from simulator.errors import InputError, Problem, Problems
+from simulator.event import EventEstimator
+from simulator.job import Job, Objective, RecomputePolicy
 from simulator.job_model import unfit_tp
 from simulator.plan_check import check_plan
 from simulator.request import estimator, network_of
@@ -18,28 +26,89 @@ from simulator.sites import Sites
 
 def plan_job(question: Question) -> Answer:
     """Find the best plan for a job on a cluster."""
-    job, cluster = question.job, question.cluster
-    limits = Limits(job.objective, job.steps, question.seconds_left)
-    sites = Sites(cluster, question.measurements.network)
-    lots = lots_of(cluster, sites)
-    if not lots:
-        raise InputError(
-            Problem("cluster", "has no GPU that is up", "raise machines or gpus of a pool")
+    limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
+    lots = lots_of(question.cluster, Sites(question.cluster, question.measurements.network))
+    _check(lots, limits)
+    answer = _answer(question, lots, limits)
+    if answer.plan is not None:
+        faults = check_plan(answer.plan, question.job, question.cluster)
+        assert not faults, faults
+    return answer
+
+
+def _answer(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
+    search = _paper if question.estimator == "paper" else _event
+    answer = search(question, lots, limits)
+    if answer.plan is None:
+        problems = _refusals(question, lots, limits, search)
+        return replace(answer, problems=problems)
+    return answer
+
+
+def _refusals(
+    question: Question,
+    lots: tuple[Lot, ...],
+    limits: Limits,
+    search: Callable[[Question, tuple[Lot, ...], Limits], Answer],
+) -> tuple[Problem, ...]:
+    """Why there is no plan, found out by asking easier questions."""
+
+    def ask(
+        objective: Objective, times_gpus: int = 1, recompute: RecomputePolicy | None = None
+    ) -> Answer:
+        job = replace(
+            question.job, objective=objective, recompute=recompute or question.job.recompute
         )
+        more = tuple(
+            replace(
+                lot,
+                gpus=lot.gpus * times_gpus,
+                machines=tuple((size, n * times_gpus) for size, n in lot.machines),
+            )
+            for lot in lots
+        )
+        asked = replace(question, job=job)
+        steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
+        return search(asked, more, steps)
+
+    return refusals(question.job, lots, limits, ask)
+
+
+def _check(lots: tuple[Lot, ...], limits: Limits) -> None:
+    """Refuse what no search could answer, all of it at once."""
+    problems = Problems()
+    if not lots:
+        problems.add("cluster", "has no GPU that is up", "raise machines or gpus of a pool")
     unpriced = sorted({f"{x.gpu}@{x.zone}" for x in lots if x.price_usd_per_gpu_hour is None})
     if unpriced and limits.needs_prices:
+        problems.add(
+            "objective",
+            f"counts dollars, and no price is known for {', '.join(unpriced)}",
+            "set price_usd_per_gpu_hour of the pool in the cluster file, or the goal throughput",
+        )
+    problems.raise_if_any()
+
+
+def tp_degrees(job: Job) -> tuple[int, ...]:
+    """The TP degrees that the job's model and limit allow, powers of two."""
+    degrees = [2**n for n in range(job.max_tp.bit_length()) if 2**n <= job.max_tp]
+    return tuple(tp for tp in degrees if unfit_tp(job.model, tp) is None)
+
+
+def _paper(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
+    job, cluster = question.job, question.cluster
+    judge = estimator("paper", job=job, cluster=cluster, measurements=question.measurements)
+    assert job.profile is not None, "the paper estimator refuses jobs without a profile"
+    profile = question.measurements.profile(job.profile, catalogue=cluster.catalogue)
+    if len(profile.layer_names) != len(job.model.layers):
         raise InputError(
             Problem(
-                "objective",
-                f"counts dollars, and no price is known for {', '.join(unpriced)}",
-                "set price_usd_per_gpu_hour of the pool in the cluster file",
+                f"profile {profile.name}",
+                f"has {len(profile.layer_names)} layers, but the model {job.model.name} has"
+                f" {len(job.model.layers)}",
+                "name a profile of this model in [model] profile",
             )
         )
-    judge = estimator(
-        question.estimator, job=job, cluster=cluster, measurements=question.measurements
-    )
-    assert job.profile is not None
-    profile = question.measurements.profile(job.profile, catalogue=cluster.catalogue)
     model = PaperModel(
         profile,
         network_of(cluster, question.measurements.network),
@@ -47,30 +116,61 @@ def plan_job(question: Question) -> Answer:
         tuple(float(cluster.catalogue.gpu(lot.gpu).memory_bytes) for lot in lots),
         job.global_batch,
     )
-    allowed = job.micro_batches or tuple(sorted({b for _, _, b in profile.timings}))
+    measured = tuple(sorted({b for _, _, b in profile.timings}))
+    sizes = tuple(
+        b for b in job.micro_batches or measured if b in measured and job.global_batch % b == 0
+    )
     search = PaperSearch(
         model,
         limits,
-        tuple(b for b in allowed if job.global_batch % b == 0),
-        max(
-            tp for tp in (1, 2, 4, 8, 16) if tp <= job.max_tp and unfit_tp(job.model, tp) is None
-        ),
-        question.budget,
+        grants_of(cluster, lots),
+        sizes,
+        tp_degrees(job),
+        question.budget or DEFAULT_BUDGETS["paper"],
     )
     result = search.run()
+    figures = (result.evaluations, result.bounds.objective, result.bounds.seconds)
     if result.best is None:
-        problem = Problem("plan", "no plan keeps every limit", "relax a limit of [objective]")
-        return Answer(
-            None, None, result.evaluations, math.inf, result.bounds.seconds, job.objective.goal,
-            problems=(problem,),
-        )  # fmt: skip
+        return Answer(None, None, *figures, job.objective.goal)
     plan = model.to_plan(result.best.shape)
-    assert not check_plan(plan, job, cluster), check_plan(plan, job, cluster)
+    rejected, why = explain_paper(model, limits, result)
     return Answer(
-        plan,
-        judge.estimate(plan),
-        result.evaluations,
-        result.bounds.objective,
-        result.bounds.seconds,
-        job.objective.goal,
+        plan, judge.estimate(plan), *figures, job.objective.goal, rejected=rejected, why=why
+    )
+
+
+def _event(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
+    job, cluster = question.job, question.cluster
+    judge = estimator(
+        question.estimator, job=job, cluster=cluster, measurements=question.measurements
+    )
+    assert isinstance(judge, EventEstimator)
+    maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
+    sizes, degrees = micro_batch_sizes(job), tp_degrees(job)
+    search = EventSearch(
+        job,
+        lots,
+        grants_of(cluster, lots),
+        maker,
+        judge,
+        limits,
+        sizes,
+        degrees,
+        question.budget or DEFAULT_BUDGETS["event"],
+    )
+    best = search.run()
+    bounds = event_bounds(
+        maker,
+        lots,
+        limits,
+        global_batch=job.global_batch,
+        micro_batches=sizes,
+        degrees=degrees,
+    )
+    figures = (search.evaluations, bounds.objective, bounds.seconds)
+    if best is None:
+        return Answer(None, None, *figures, job.objective.goal)
+    rejected, why = explain_event(search, best)
+    return Answer(
+        best.plan, best.estimate, *figures, job.objective.goal, rejected=rejected, why=why
     )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from planner.answer import DEFAULT_BUDGET, SPACES, Answer, Question, Space
+from planner.answer import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
 from planner.sailor import plan_job
 from sailord import report
+from simulator.cluster import Cluster
 from simulator.cluster_file import load_cluster
 from simulator.errors import InputError, Problem, Problems
 from simulator.job import Job
@@ -45,9 +46,8 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--budget",
     type=click.IntRange(min=1),
-    default=DEFAULT_BUDGET,
-    show_default=True,
-    help="Plans that may be judged.",
+    help="Plans that may be judged; by default "
+    + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
 )
 @click.option("--save", type=_FILE, metavar="PLAN", help="Write the plan to this file.")
 @click.option("--explain", is_flag=True, help="Say why this plan, and why not others.")
@@ -59,7 +59,7 @@ def plan(
     planner: str,
     estimator_name: str,
     space: Space,
-    budget: int,
+    budget: int | None,
     save: Path | None,
     explain: bool,
     as_json: bool,
@@ -68,15 +68,7 @@ def plan(
 
     Exits with 0 exactly when it prints a plan, with 1 if there is none.
     """
-    problems = Problems()
-    loaded: list[object] = []
-    for load, path in ((load_job, job), (load_cluster, cluster)):
-        try:
-            loaded.append(load(path))
-        except InputError as error:
-            problems.take(error)
-    problems.raise_if_any()
-    the_job, the_cluster = loaded
+    the_job, the_cluster = _load(job, cluster)
     if planner != "sailor":
         raise InputError(Problem("--planner", f'"{planner}" is not known', "known is sailor"))
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
@@ -94,6 +86,24 @@ def plan(
         click.echo(json.dumps(answer.to_json(seconds=seconds), indent=1, allow_nan=False))
     else:
         click.echo(_text(answer, the_job, seconds, explain=explain))
+
+
+def _load(job: Path, cluster: Path) -> tuple[Job, Cluster]:
+    """Read both files, and tell the mistakes of both together."""
+    problems = Problems()
+    the_job = the_cluster = None
+    try:
+        the_job = load_job(job)
+    except InputError as error:
+        problems.take(error)
+    try:
+        the_cluster = load_cluster(cluster)
+    except InputError as error:
+        problems.take(error)
+    problems.raise_if_any()
+    assert the_job is not None
+    assert the_cluster is not None
+    return the_job, the_cluster
 
 
 def _text(answer: Answer, job: Job, seconds: float, *, explain: bool) -> str:

@@ -1,0 +1,340 @@
+"""The search under an estimator that judges whole plans: fleets of templates, then small changes.
+
+Pipelines may differ in everything, so a plan is a fleet: some pipelines of this template, some
+of that. Fleets are ranked by rough times that cost microseconds, the best are judged in full,
+and the best of those is changed a little for as long as that helps and the budget allows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.fleets import Fleet, micro_batches_of, plan_of, room_for, seconds_of
+from planner.limits import Figures, Limits
+from planner.supply import Grant, Lot, is_supplied
+from planner.templates import Step, Template, TemplateMaker, step_sequences
+from simulator.estimate import Estimate
+from simulator.event import EventEstimator
+from simulator.job import Job
+from simulator.plan import Plan, Recompute
+from simulator.platform import platform_of
+
+STAGES_MAX = 12
+TEMPLATES_PER_LOT = 5
+PAIRS_KEPT = 4
+JUDGED_SHARE = 0.5
+"""Of the budget, for fleets as they were drafted; the rest is for changes to the best."""
+LOTS_MAX = 5
+"""Up to so many lots every subset of them is tried."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """A fleet's plan with its estimate and worth."""
+
+    worth: tuple[float, ...]
+    fleet: Fleet
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclass(slots=True, eq=False)
+class EventSearch:
+    """One search; it holds what its steps share."""
+
+    job: Job
+    lots: tuple[Lot, ...]
+    grants: tuple[Grant, ...]
+    maker: TemplateMaker
+    judge: EventEstimator
+    limits: Limits
+    micro_batches: tuple[int, ...]
+    degrees: tuple[int, ...]
+    budget: int
+    evaluations: int = 0
+    judged: list[Judged] = field(default_factory=list)
+    fullest: list[Estimate] = field(default_factory=list)
+    """Estimates of plans that keep no limit, for saying why there is no plan."""
+    _known: dict[Fleet, Judged | None] = field(default_factory=dict)
+
+    def run(self) -> Judged | None:
+        """The best plan that the budget allows to find."""
+        ranked = sorted(self.fleets(), key=lambda pair: pair[0])
+        drafted = max(1, int(self.budget * JUDGED_SHARE))
+        for _, fleet in ranked:
+            if self.evaluations >= drafted:
+                break
+            self.look_at(fleet)
+        best = min(self.judged, key=lambda j: j.worth, default=None)
+        while best is not None and self.evaluations < self.budget:
+            better = self.better_neighbour(best)
+            if better is None:
+                break
+            best = better
+        return best
+
+    # -- judging --------------------------------------------------------------------------------
+
+    def look_at(self, fleet: Fleet) -> Judged | None:
+        """Judge a fleet in full, once."""
+        if fleet in self._known:
+            return self._known[fleet]
+        total = self.job.global_batch // fleet.templates[0].micro_batch
+        if not 1 <= fleet.pipelines <= total:
+            return None
+        plan = plan_of(fleet, total, self.lots)
+        if not is_supplied(plan, self.lots, self.grants):
+            self._known[fleet] = None
+            return None
+        self.evaluations += 1
+        estimate = self.judge.estimate(plan)
+        worth = None
+        if estimate.fits:
+            figures = Figures(estimate.iteration_s, estimate.money.total_usd, self.spot_share(plan))
+            worth = self.limits.worth(figures)
+        if worth is None:
+            self.fullest.append(estimate)
+        found = None
+        if worth is not None:
+            found = Judged((*worth, fleet.pipelines), fleet, plan, estimate)
+            self.judged.append(found)
+        self._known[fleet] = found
+        return found
+
+    def spot_share(self, plan: Plan) -> float:
+        used: dict[int, int] = {}
+        index = {lot.place: k for k, lot in enumerate(self.lots)}
+        for pipeline in plan.pipelines:
+            for stage in pipeline.stages:
+                lot = index[stage.place]
+                used[lot] = used.get(lot, 0) + stage.tp
+        spot = sum(
+            max(0, n - (self.lots[k].gpus - self.lots[k].spot_gpus)) for k, n in used.items()
+        )
+        return spot / sum(used.values())
+
+    # -- drafting -------------------------------------------------------------------------------
+
+    def fleets(self) -> Iterator[tuple[float, Fleet]]:
+        """Fleets with their rough worth."""
+        seen = set()
+        for b in self.micro_batches:
+            total = self.job.global_batch // b
+            pure = {
+                lot: self.templates((lot,), b, total)[:TEMPLATES_PER_LOT]
+                for lot in range(len(self.lots))
+            }
+            for chosen in self.lot_sets():
+                for fleet in self._fleets_of(chosen, pure, b, total):
+                    if fleet not in seen and fleet.counts:
+                        seen.add(fleet)
+                        yield self.rough(fleet, total), fleet
+
+    def lot_sets(self) -> list[tuple[int, ...]]:
+        """Which lots to use together."""
+        every = range(len(self.lots))
+        if len(self.lots) <= LOTS_MAX:
+            return [
+                chosen
+                for size in range(1, len(self.lots) + 1)
+                for chosen in itertools.combinations(every, size)
+            ]
+        found: dict[tuple[int, ...], None] = {(lot,): None for lot in every}
+        kinds = sorted({lot.gpu for lot in self.lots})
+        zones = sorted({lot.zone for lot in self.lots})
+        for size in range(1, len(kinds) + 1):
+            for some in itertools.combinations(kinds, size):
+                found[tuple(k for k in every if self.lots[k].gpu in some)] = None
+        for size in range(1, len(zones) + 1):
+            found[tuple(k for k in every if self.lots[k].zone in zones[:size])] = None
+            found[tuple(k for k in every if self.lots[k].zone == zones[size - 1])] = None
+        return list(found)
+
+    def templates(self, lots: tuple[int, ...], micro_batch: int, total: int) -> list[Template]:
+        """The templates of some lots, the most work per GPU first."""
+        options = [
+            Step(lot, tp, recompute)
+            for lot in lots
+            for tp in self.degrees
+            if self.lots[lot].room(tp)
+            for recompute in self.recomputes
+        ]
+        found = []
+        for steps in step_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
+            if len(lots) > 1 and len({step.lot for step in steps}) < len(lots):
+                continue
+            template = self.maker.template(steps, micro_batch, total)
+            if template is not None and room_for(template, self.lots, {}):
+                found.append((self._gpu_seconds(template, total), template))
+        found.sort(key=lambda pair: pair[0])
+        return [template for _, template in found]
+
+    def _gpu_seconds(self, template: Template, total: int) -> float:
+        """What all the work would take with nothing but this template, ties by its fill."""
+        count = min(room_for(template, self.lots, {}), total)
+        return self.rough(Fleet((template,), (count,)), total)
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        return {"none": ("none",), "full": ("full",), "auto": ("none", "full")}[  # type: ignore[return-value]  # literals
+            self.job.recompute
+        ]
+
+    def _fleets_of(
+        self,
+        chosen: tuple[int, ...],
+        pure: dict[int, list[Template]],
+        micro_batch: int,
+        total: int,
+    ) -> Iterator[Fleet]:
+        for first in range(TEMPLATES_PER_LOT):
+            some = [pure[lot][min(first, len(pure[lot]) - 1)] for lot in chosen if pure[lot]]
+            yield self.filled([], some, total)
+        if len(chosen) <= 3:
+            lists = [pure[lot] for lot in chosen if pure[lot]]
+            if lists:
+                for each in itertools.product(*lists):
+                    yield self.filled([], list(each), total)
+        if 2 <= len(chosen) <= LOTS_MAX:
+            rest = [pure[lot][0] for lot in chosen if pure[lot]]
+            for pair in itertools.combinations(chosen, 2):
+                for mixed in self.templates(pair, micro_batch, total)[:PAIRS_KEPT]:
+                    yield self.filled([mixed], rest, total)
+
+    def filled(self, first: list[Template], rest: list[Template], total: int) -> Fleet:
+        """As many pipelines as fit of each template in turn, and no more than there is work."""
+        taken: dict[int, dict[int, int]] = {}
+        templates: list[Template] = []
+        counts: list[int] = []
+        for template in [*first, *rest]:
+            count = min(room_for(template, self.lots, taken), total - sum(counts))
+            if count <= 0 or template in templates:
+                continue
+            templates.append(template)
+            counts.append(count)
+            for (lot, tp), groups in template.gpus.items():
+                of_lot = taken.setdefault(lot, {})
+                of_lot[tp] = of_lot.get(tp, 0) + groups * count
+        return Fleet(tuple(templates), tuple(counts))
+
+    def rough(self, fleet: Fleet, total: int) -> float:
+        """Rough seconds or dollars of an iteration."""
+        seconds = seconds_of(fleet, total) + self._sync_s(fleet)
+        if not self.limits.goal_is_cost:
+            return seconds
+        hourly = sum(
+            (self.lots[lot].price_usd_per_gpu_hour or 0.0) * tp * groups
+            for lot, of_lot in fleet.groups().items()
+            for tp, groups in of_lot.items()
+        )
+        late = self.limits.seconds_max is not None and seconds > self.limits.seconds_max * 1.1
+        return hourly * seconds * (10 if late else 1)
+
+    def _sync_s(self, fleet: Fleet) -> float:
+        members = fleet.pipelines
+        if members < 2:
+            return 0.0
+        slowest = 0.0
+        bucket = self.maker.costs.runtime.sync_bucket_bytes
+        used = sorted({(step.lot, step.tp) for t in fleet.templates for step in t.steps})
+        synced = max(t.synced_bytes for t in fleet.templates)
+        for (one, tp), (other, tp_other) in itertools.product(used[:6], repeat=2):
+            a, b = self.lots[one].place, self.lots[other].place
+            flows = min(tp, tp_other)
+            piece = min(bucket, synced)
+            step = self.maker.network.between_nodes(a, b, flows=flows, bytes_each=piece / members)
+            efficiency = min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
+            slowest = max(slowest, 2 * (members - 1) * step * synced / piece / efficiency)
+        return slowest
+
+    # -- small changes --------------------------------------------------------------------------
+
+    def better_neighbour(self, best: Judged) -> Judged | None:
+        """The first change that helps."""
+        for fleet in self.neighbours(best.fleet):
+            if self.evaluations >= self.budget:
+                return None
+            found = self.look_at(fleet)
+            if found is not None and found.worth < best.worth:
+                return found
+        return None
+
+    def neighbours(self, fleet: Fleet) -> Iterator[Fleet]:
+        """Fleets that differ in one thing."""
+        b = fleet.templates[0].micro_batch
+        total = self.job.global_batch // b
+        for index, template in enumerate(fleet.templates):
+            for changed in self.variants(template, total):
+                yield self._with(fleet, index, changed, total)
+        for index, count in enumerate(fleet.counts):
+            for step in (-1, 1):
+                counts = (*fleet.counts[:index], count + step, *fleet.counts[index + 1 :])
+                if counts[index]:
+                    yield replace(fleet, counts=counts)
+                elif len(counts) > 1:
+                    yield Fleet(
+                        fleet.templates[:index] + fleet.templates[index + 1 :],
+                        counts[:index] + counts[index + 1 :],
+                    )
+        for lot in range(len(self.lots)):
+            for template in self.templates((lot,), b, total)[:TEMPLATES_PER_LOT]:
+                if template in fleet.templates:
+                    continue
+                room = room_for(template, self.lots, fleet.groups())
+                count = min(room, total - fleet.pipelines)
+                if count > 0:
+                    yield Fleet((*fleet.templates, template), (*fleet.counts, count))
+
+    def variants(self, template: Template, total: int) -> Iterator[Template]:
+        """Templates with one boundary, degree or recomputation changed."""
+        b, cuts, steps = template.micro_batch, template.cuts, template.steps
+        for s in range(1, len(steps)):
+            for step in (-1, 1):
+                moved = (*cuts[:s], cuts[s] + step, *cuts[s + 1 :])
+                if moved[s - 1] < moved[s] < moved[s + 1]:
+                    yield self.maker.timed(steps, b, moved)
+        for s, one in enumerate(steps):
+            others = [replace(one, tp=tp) for tp in self.degrees if tp in (one.tp * 2, one.tp // 2)]
+            others += [replace(one, recompute=r) for r in self.recomputes if r != one.recompute]
+            for other in others:
+                if self.lots[other.lot].room(other.tp):
+                    changed = (*steps[:s], other, *steps[s + 1 :])
+                    yield self.maker.timed(changed, b, cuts)
+                    balanced = self.maker.template(changed, b, total)
+                    if balanced is not None and balanced.cuts != cuts:
+                        yield balanced
+        if len(set(steps)) == 1:
+            for count in (len(steps) - 1, len(steps) + 1):
+                if count:
+                    other_size = self.maker.template((steps[0],) * count, b, total)
+                    if other_size is not None:
+                        yield other_size
+
+    def _with(self, fleet: Fleet, index: int, template: Template, total: int) -> Fleet:
+        """The fleet with one template changed, and as many pipelines of it as fit."""
+        templates = list(fleet.templates)
+        counts = list(fleet.counts)
+        others = Fleet(
+            tuple(templates[:index] + templates[index + 1 :]),
+            tuple(counts[:index] + counts[index + 1 :]),
+        )
+        taken = others.groups() if others.templates else {}
+        room = min(room_for(template, self.lots, taken), total - others.pipelines)
+        if template in others.templates or room <= 0:
+            return others if others.templates else fleet
+        templates[index], counts[index] = template, room
+        return Fleet(tuple(templates), tuple(counts))
+
+
+def micro_batch_sizes(job: Job, most: int = 64) -> tuple[int, ...]:
+    """The sizes to consider: what the job allows, else all divisors of its batch up to some."""
+    sizes: Sequence[int] = job.micro_batches or range(1, most + 1)
+    return tuple(b for b in sizes if job.global_batch % b == 0)
+
+
+def is_feasible(fleet: Fleet, total: int) -> bool:
+    """Whether every pipeline gets a micro batch."""
+    return 1 <= fleet.pipelines <= total and math.isfinite(sum(micro_batches_of(fleet, total)))

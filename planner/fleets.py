@@ -1,0 +1,124 @@
+"""Fleets: how many pipelines of which template, so that together they finish soonest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.supply import Lot
+from planner.templates import Template
+from simulator.plan import Plan
+from simulator.plan_check import share_out
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Templates of one micro batch size with how many pipelines there are of each."""
+
+    templates: tuple[Template, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def pipelines(self) -> int:
+        return sum(self.counts)
+
+    def groups(self) -> dict[int, dict[int, int]]:
+        """Groups taken, by lot and TP degree."""
+        found: dict[int, dict[int, int]] = {}
+        for template, count in zip(self.templates, self.counts, strict=True):
+            for (lot, tp), groups in template.gpus.items():
+                of_lot = found.setdefault(lot, {})
+                of_lot[tp] = of_lot.get(tp, 0) + groups * count
+        return found
+
+
+def room_for(
+    template: Template, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
+) -> int:
+    """How many pipelines of a template fit beside what is taken."""
+    most = min(
+        (lots[lot].gpus - sum(tp_ * n for tp_, n in taken.get(lot, {}).items())) // (tp * groups)
+        for (lot, tp), groups in template.gpus.items()
+    )
+    while most > 0 and not _holds(template, most, lots, taken):
+        most -= 1
+    return max(most, 0)
+
+
+def _holds(
+    template: Template, count: int, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
+) -> bool:
+    wanted = {lot: dict(groups) for lot, groups in taken.items()}
+    for (lot, tp), groups in template.gpus.items():
+        of_lot = wanted.setdefault(lot, {})
+        of_lot[tp] = of_lot.get(tp, 0) + groups * count
+    return all(lots[lot].holds(groups) for lot, groups in wanted.items())
+
+
+def seconds_of(fleet: Fleet, total: int) -> float:
+    """The least time in which the fleet runs so many micro batches, each pipeline at least one."""
+    if fleet.pipelines > total:
+        return math.inf
+    low = max(t.fill_s for t, n in zip(fleet.templates, fleet.counts, strict=True) if n)
+    if capacity(fleet, low) >= total:
+        return low
+    high = low + total * max(t.level_s for t in fleet.templates)
+    rate = sum(n / t.level_s for t, n in zip(fleet.templates, fleet.counts, strict=True))
+    low = max(low, (total - fleet.pipelines) / rate)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if capacity(fleet, middle) >= total:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def capacity(fleet: Fleet, seconds: float) -> int:
+    """Micro batches that the fleet runs in so much time."""
+    return sum(
+        n * t.micro_batches_within(seconds)
+        for t, n in zip(fleet.templates, fleet.counts, strict=True)
+    )
+
+
+def micro_batches_of(fleet: Fleet, total: int) -> tuple[int, ...]:
+    """Micro batches of each pipeline, template by template, that add up to the total."""
+    seconds = seconds_of(fleet, total)
+    counts = [
+        max(1, t.micro_batches_within(seconds))
+        for t, n in zip(fleet.templates, fleet.counts, strict=True)
+        for _ in range(n)
+    ]
+    levels = [
+        t.level_s for t, n in zip(fleet.templates, fleet.counts, strict=True) for _ in range(n)
+    ]
+    fills = [t.fill_s for t, n in zip(fleet.templates, fleet.counts, strict=True) for _ in range(n)]
+    spare = sum(counts) - total
+    # Too many: taken from the pipelines that would end last.
+    while spare > 0:
+        index = max(
+            (i for i in range(len(counts)) if counts[i] > 1),
+            key=lambda i: (fills[i] + (counts[i] - 1) * levels[i], -i),
+        )
+        counts[index] -= 1
+        spare -= 1
+    if spare < 0:
+        counts = share_out(total, counts)
+    return tuple(counts)
+
+
+def plan_of(fleet: Fleet, total: int, lots: Sequence[Lot]) -> Plan:
+    """The fleet as a plan that runs so many micro batches."""
+    counts = iter(micro_batches_of(fleet, total))
+    pipelines = []
+    for template, n in zip(fleet.templates, fleet.counts, strict=True):
+        of_count = {}
+        for _ in range(n):
+            micro_batches = next(counts)
+            # Equal pipelines are one object: the estimator computes them once.
+            if micro_batches not in of_count:
+                of_count[micro_batches] = template.pipeline(micro_batches, lots)
+            pipelines.append(of_count[micro_batches])
+    return Plan(fleet.templates[0].micro_batch, tuple(pipelines))

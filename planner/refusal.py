@@ -1,0 +1,116 @@
+"""No plan: which limit stands in the way, by how much, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from planner.answer import Answer
+from planner.limits import Limits
+from planner.supply import Lot
+from simulator.errors import Problem
+from simulator.job import Job, Objective, RecomputePolicy
+
+_NO_LIMITS = Objective()
+_MORE_GPUS = (2, 4, 8, 16, 64)
+
+
+class Ask(Protocol):
+    """Answers an easier question: other limits, more GPUs, another recomputation."""
+
+    def __call__(
+        self,
+        objective: Objective,
+        times_gpus: int = 1,
+        recompute: RecomputePolicy | None = None,
+    ) -> Answer: ...
+
+
+def refusals(job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask) -> tuple[Problem, ...]:
+    """Sentences for a job that has no plan on these GPUs."""
+    free = ask(_NO_LIMITS)
+    if free.estimate is None:
+        return (_too_small(job, lots, ask),)
+    return tuple(_limits_in_the_way(job.objective, limits, ask)) or (
+        Problem("objective", "no plan that was tried keeps all limits", "raise --budget"),
+    )
+
+
+def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
+    gpus = sum(lot.gpus for lot in lots)
+    kinds = ", ".join(f"{lot.gpus} x {lot.gpu}@{lot.zone}" for lot in lots)
+    cures = []
+    if job.recompute == "none" and ask(_NO_LIMITS, 1, "auto").estimate is not None:
+        cures.append('set training.recompute = "auto", with which it fits')
+    for times in _MORE_GPUS:
+        more = ask(_NO_LIMITS, times)
+        if more.plan is not None:
+            cures.append(f"it would fit on {more.plan.device_count} such GPUs")
+            break
+    if job.max_tp == 1:
+        cures.append("raise training.max_tp")
+    return Problem(
+        "cluster",
+        f"{job.model.name} does not fit on its {gpus} GPUs ({kinds}) however it is divided",
+        "; ".join(cures) or "use GPUs with more memory, or more of them",
+    )
+
+
+def _limits_in_the_way(objective: Objective, limits: Limits, ask: Ask) -> list[Problem]:
+    """Each limit against the best that could be had if it were not there."""
+    found = []
+    money = {
+        name: getattr(objective, name)
+        for name in ("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total")
+        if getattr(objective, name) is not None
+    }
+    in_time = replace(objective, goal="cost", **dict.fromkeys(money))
+    quickest = replace(objective, goal="throughput", min_iterations_per_s=None, deadline=None)
+    if money:
+        cheap = ask(in_time).estimate
+        if cheap is not None:
+            usd = cheap.money.total_usd or 0.0
+            least = {
+                "max_usd_per_iteration": usd,
+                "max_usd_per_hour": usd / cheap.iteration_s * 3600,
+                "max_usd_total": usd * (limits.steps or 0),
+            }
+            for name, allowed in money.items():
+                if least[name] > allowed:
+                    found.append(
+                        Problem(
+                            f"objective.{name}",
+                            f"is {allowed:g}, and the cheapest plan that keeps the other limits"
+                            f" needs {least[name]:.4g} ({cheap.iteration_s:.3g} s an iteration)",
+                            f"raise it by {least[name] / allowed - 1:.0%}"
+                            if allowed
+                            else "raise it",
+                        )
+                    )
+    if limits.seconds_max is not None:
+        fast = ask(quickest).estimate
+        if fast is not None and fast.iteration_s > limits.seconds_max:
+            name = "min_iterations_per_s" if objective.min_iterations_per_s else "deadline"
+            found.append(
+                Problem(
+                    f"objective.{name}",
+                    f"wants iterations of {limits.seconds_max:.4g} s, and the fastest plan that"
+                    f" keeps the other limits takes {fast.iteration_s:.4g} s"
+                    f" ({1 / fast.iteration_s:.4g} iterations/s)",
+                    f"lower it by {1 - limits.seconds_max / fast.iteration_s:.0%}"
+                    if name == "min_iterations_per_s"
+                    else "give it more time",
+                )
+            )
+    if objective.max_spot_share is not None:
+        without = ask(replace(objective, max_spot_share=None)).estimate
+        if without is not None:
+            found.append(
+                Problem(
+                    "objective.max_spot_share",
+                    f"is {objective.max_spot_share:g}, and no plan was found with less spot",
+                    "raise it, or add on-demand GPUs",
+                )
+            )
+    return found
