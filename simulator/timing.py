@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from simulator.provenance import MEASURED, Provenance
 from simulator.roofline import LayerTimes, Roofline
 
 LAUNCH_BOUND = 1.3
-"""A layer is launch-bound while a larger batch takes less than this much longer."""
+"""A layer is launch-bound while a batch of twice the size takes less than this much longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -189,13 +190,19 @@ def _without_hooks(sizes: list[int], rows: Row, hook_s: float) -> Row:
     """Take back the host time of profiling hooks where launches, not the GPU, set the pace.
 
     While a GPU is busy a hook runs in its shadow; where the host cannot launch fast enough, it
-    adds to what was measured. The GPU's own time bounds the correction: no batch is faster than
-    the best rate per sample that was ever measured.
+    adds to what was measured. Launches set the pace of a batch if a larger one takes hardly
+    longer. The GPU's own time bounds the correction: no batch is faster than the best rate per
+    sample that was ever measured, nor than a smaller batch.
     """
     if hook_s == 0.0:
         return rows
     scale = np.array(sizes, dtype=float)[:, None]
     gpu_s = scale * (rows / scale).min(axis=0)
-    launch_bound = rows <= LAUNCH_BOUND * rows[0]
-    corrected: Row = np.where(launch_bound, np.maximum(gpu_s, rows - hook_s), rows)
-    return np.maximum(corrected, 0.0)
+    corrected: Row = rows.copy()
+    for index, (size, larger) in enumerate(pairwise(sizes)):
+        allowed = LAUNCH_BOUND ** float(np.log2(larger / size))
+        launch_bound = rows[index + 1] <= allowed * rows[index]
+        least = np.maximum(gpu_s[index], corrected[index - 1] if index else 0.0)
+        without = np.maximum(least, rows[index] - hook_s)
+        corrected[index] = np.where(launch_bound, np.minimum(without, rows[index]), rows[index])
+    return corrected
