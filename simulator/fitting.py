@@ -34,7 +34,9 @@ class Misfit:
             + (f" and {len(self.pipelines) - 8} more" if len(self.pipelines) > 8 else "")
         )
         over = (self.needed_bytes - self.capacity_bytes) / GIB
-        cure = "; ".join(self.cures) if self.cures else "it needs other devices or more of them"
+        cure = "no change of this stage alone would make it fit; give it other devices"
+        if self.cures:
+            cure = f"it would fit {', or '.join(self.cures)}"
         return (
             f"{which} stage {self.stage} ({self.gpu} in {self.zone}) needs "
             f"{self.needed_bytes / GIB:.1f} GiB per device, {over:.1f} GiB more than the "
@@ -74,7 +76,7 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> Iter
 
     stage = plan.pipelines[p].stages[s]
     if stage.recompute == "none" and fits(_with(plan, p, s, replace(stage, recompute="full"))):
-        yield 'it would fit with "recompute": "full"'
+        yield 'with "recompute": "full"'
     size = plan.micro_batch_size
     while len(stage.places) == 1 and size % 2 == 0:
         size //= 2
