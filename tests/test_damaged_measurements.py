@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,7 @@ from simulator.request import Measurements
 from simulator.validation import validate
 from tests.test_profile_file import SMALL
 
+FORMATS = (Path(__file__).resolve().parent.parent / "docs" / "formats.md").read_text("utf-8")
 PUBLISHED: dict[str, Any] = {
     "model": "tiny",
     "config": {"seq_len": 16, "transformer_layers": 1},
@@ -162,6 +166,21 @@ def test_the_whole_run_can_be_estimated(measurements: Measurements) -> None:
     )
     assert report.failures == ()
     assert [c.case for c in report.comparisons] == ["run"]
+
+
+def test_the_schema_and_the_documents_know_runs() -> None:
+    schema = json.loads(
+        resources.files("simulator").joinpath("data/schemas/runs.schema.json").read_text("utf-8")
+    )
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    section = FORMATS.partition("\n## Validation cases\n")[2]
+    shown = json.loads(section.partition("```json\n")[2].partition("```")[0])
+    for document in ({"cases": [RUN]}, shown):
+        validator.validate(document)
+    assert not validator.is_valid({"cases": []})
+    for key in schema["properties"]["cases"]["items"]["properties"]:
+        assert f"`{key}`" in section, key
 
 
 @pytest.mark.chaos
