@@ -182,19 +182,27 @@ class Family:
 
 
 def rings_of(
-    model: PaperModel, replicas: Sequence[int], *, lots: Sequence[int], hopeful: bool
+    model: PaperModel,
+    replicas: Sequence[int],
+    *,
+    lots: Sequence[int],
+    hopeful: bool,
+    most: int = 0,
 ) -> Rings:
     """The rings of each kind for every possible stage.
 
     A hopeful ring knows the best link that a kind has to any other, which no ring with such a
-    replica can beat; else the worst link within the kind is taken.
+    replica can beat, and the best number of replicas up to the next one asked for, ``most`` at
+    the end: more replicas than needed may be quicker to sync. Else the worst link within the
+    kind is taken.
     """
     whole = model.gradient_bytes()
     first, end = np.triu_indices(model.layers + 1, 1)
     sizes = np.unique(np.round(whole[end] - whole[first], 3))
     sizes = np.unique(np.concatenate([sizes / way for way in (1, 2, MOST_TP_SHARING_GRADIENTS)]))
     sizes = sizes[sizes > 0]
-    count = np.array(replicas, dtype=float)[:, None]
+    asked = np.array(replicas)
+    count = (np.arange(asked[0], max(most, asked[-1]) + 1.0) if hopeful else asked)[:, None]
     known: dict[tuple[float, float, float], Array] = {}
     rows = []
     for kind in sorted({model.lots[lot].gpu for lot in lots}):
@@ -207,7 +215,8 @@ def rings_of(
         if hopeful:
             # Larger stages never count as quicker: the table serves as a bound.
             row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
-        rows.append(np.where(count > 1, row, 0.0))
+            row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - asked[0], axis=0)
+        rows.append(np.where(asked[:, None] > 1, row, 0.0))
     seconds = np.stack(rows)
     per_byte = (seconds / sizes).min(axis=2)
     per_byte = np.where(np.isfinite(per_byte), per_byte, 0.0)

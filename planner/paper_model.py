@@ -102,6 +102,11 @@ class PaperModel:
     def layers(self) -> int:
         return len(self.profile.layer_names)
 
+    def measured(self, lot: int, tp: int, micro_batch: int) -> bool:
+        """Whether the formula knows what it needs of this way to run a stage."""
+        known = (self.lots[lot].gpu, tp, micro_batch) in self.profile.timings
+        return known and tp in self.profile.sizes
+
     # -- tables ---------------------------------------------------------------------------------
 
     def seconds(self, gpu: str, tp: int, micro_batch: int) -> Row:
@@ -175,7 +180,7 @@ class PaperModel:
     def judge(self, shape: Shape) -> Verdict:
         """Time and money; infinite time where the formula calls a plan invalid."""
         b, replicas, last = shape.micro_batch, shape.replicas, shape.stages - 1
-        most, with_most = micro_batch_counts(self.global_batch // b, replicas)
+        most, _ = micro_batch_counts(self.global_batch // b, replicas)
         compute = []
         update = 0.0
         for s, column in enumerate(shape.columns):
@@ -185,19 +190,14 @@ class PaperModel:
                 slowest = max(slowest, float(row[shape.cuts[s + 1]] - row[shape.cuts[s]]))
                 update = max(update, self.update_s(gpu, tp, b))
             compute.append(slowest)
-        ahead, back, egress = [], [], 0.0
+        ahead, back = [], []
         for s in range(last):
             size = self.output_bytes(shape.cuts[s + 1], b)
-            pairs = list(paired(shape.columns[s], shape.columns[s + 1]))
-            kinds = {(one, other) for one, other, _, _ in pairs}
-            ahead.append(max(self.send_s(*one, *other, size) for one, other in kinds))
-            back.append(max(self.send_s(*other, *one, size) for one, other in kinds))
-            for one, other, first, count in pairs:
-                usd = self.egress_usd_per_byte(one[0], other[0])
-                usd += self.egress_usd_per_byte(other[0], one[0])
-                if usd:
-                    longer = min(max(with_most - first, 0), count)
-                    egress += usd * size * ((most - 1) * count + longer)
+            pairs = {(one, other) for one, other, _, _ in paired(*shape.columns[s : s + 2])}
+            ahead.append(max(self.send_s(*one, *other, size) for one, other in pairs))
+            back.append(max(self.send_s(*other, *one, size) for one, other in pairs))
+        rates = self._egress_rates(shape)
+        egress = float(rates @ self._counts(shape, rates)) if rates.any() else 0.0
         levels = [seconds + _transfer_s(s, last, ahead, back) for s, seconds in enumerate(compute)]
         sync = 0.0
         for s, column in enumerate(shape.columns):
@@ -213,8 +213,38 @@ class PaperModel:
                 egress += each * self.egress_usd_per_byte(*closing)
         total = (most - 1) * max(levels) + sum(levels) + update + sync
         hourly = self.usd_per_hour(shape)
+        if not math.isfinite(egress):
+            total = math.inf  # Nobody knows what it would cost to send there.
         usd = None if hourly is None else hourly / 3600 * total + egress
         return Verdict(total, usd, egress, tuple(levels), sync, hourly)
+
+    def _egress_rates(self, shape: Shape) -> Row:
+        """Dollars that each pipeline's messages cost per micro batch."""
+        rates = np.zeros(shape.replicas)
+        for s in range(shape.stages - 1):
+            size = self.output_bytes(shape.cuts[s + 1], shape.micro_batch)
+            for one, other, first, count in paired(*shape.columns[s : s + 2]):
+                usd = self.egress_usd_per_byte(one[0], other[0])
+                usd += self.egress_usd_per_byte(other[0], one[0])
+                if usd:
+                    rates[first : first + count] += usd * size
+        return rates
+
+    def _counts(self, shape: Shape, rates: Row) -> NDArray[np.int64]:
+        """Micro batches per pipeline: the time asks for the longest alone, the rest may be shorter.
+
+        Where sending costs, the pipelines that cost most run as few as they may.
+        """
+        total = self.global_batch // shape.micro_batch
+        most, with_most = micro_batch_counts(total, shape.replicas)
+        if (rates == rates[0]).all():
+            return np.where(np.arange(shape.replicas) < with_most, most, most - 1)
+        counts = np.ones(shape.replicas, dtype=np.int64)
+        left = total - shape.replicas
+        for index in np.argsort(rates, kind="stable"):
+            counts[index] += min(most - 1, left)
+            left -= min(most - 1, left)
+        return counts
 
     def usd_per_hour(self, shape: Shape) -> float | None:
         total = 0.0
@@ -238,7 +268,7 @@ class PaperModel:
 
     def to_plan(self, shape: Shape) -> Plan:
         """The same plan written out pipeline by pipeline."""
-        most, with_most = micro_batch_counts(self.global_batch // shape.micro_batch, shape.replicas)
+        counts = self._counts(shape, self._egress_rates(shape))
         columns = []
         for s, column in enumerate(shape.columns):
             layers = (shape.cuts[s], shape.cuts[s + 1])
@@ -249,14 +279,14 @@ class PaperModel:
         return Plan(
             shape.micro_batch,
             tuple(
-                Pipeline(most if index < with_most else most - 1, stages)
-                for index, stages in enumerate(zip(*columns, strict=True))
+                Pipeline(int(count), stages)
+                for count, stages in zip(counts, zip(*columns, strict=True), strict=True)
             ),
         )
 
 
 def paired(
-    column: tuple[Run, ...], after: tuple[Run, ...]
+    column: tuple[Run, ...], after: tuple[Run, ...], /
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int], int, int]]:
     """Which (lot, TP) sends to which, with the first pipeline of the run and its length."""
     i = j = position = 0

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.certificate import Bounds, certify
+from planner.exhaust import Exhaustion
 from planner.families import (
     Array,
     Family,
@@ -138,14 +139,15 @@ class PaperSearch:
             if one is not None:
                 found.append((one, draft))
         found.sort(key=lambda pair: pair[0].worth)
-        polished = []
         for one, draft in found[:POLISHED]:
             replicas = self.replica_counts(one.shape.micro_batch)
-            polished.append(self.bench.polish(one, draft.selection.sites, replicas))
-        polished.sort(key=lambda f: f.worth)
+            self.bench.polish(one, draft.selection.sites, replicas)
+        families = self.hopeful_families()
+        is_complete = Exhaustion(self.model, self.bench, self.degrees).run(families)
+        best = self.bench.best
         return Result(
-            polished[0] if polished else None,
-            self.bound(polished[0] if polished else None),
+            best,
+            self.bound(families, best, is_complete),
             self.bench.evaluations,
             tuple(one for one, _ in found),
         )
@@ -169,9 +171,15 @@ class PaperSearch:
             return None
         counts = [c for c in self.replica_counts(micro_batch) if c <= menu.gpus.sum()]
         lots = sorted({lot for site in sites for lot in site})
-        rings = rings_of(self.model, counts, lots=lots, hopeful=hopeful)
-        replicas = np.array(counts, dtype=float)
         total = self.model.global_batch // micro_batch
+        rings = rings_of(
+            self.model,
+            counts,
+            lots=lots,
+            hopeful=hopeful,
+            most=min(total, int(menu.gpus.sum())),
+        )
+        replicas = np.array(counts, dtype=float)
         stages = np.arange(1.0, min(self.model.layers, int(menu.gpus.sum())) + 1)
         bounds = bounds_of(
             menu,
@@ -198,21 +206,23 @@ class PaperSearch:
             worth = np.where(np.isfinite(bounds), usd, np.inf)
         return Family(menu, rings, replicas, bounds, worth)
 
-    def bound(self, best: Found | None) -> Bounds:
-        """What every plan takes at least."""
+    def hopeful_families(self) -> list[Family]:
+        """All families on the best links there are, so that their bounds hold for every plan."""
         sites = [tuple(range(len(self.model.lots)))]
-        families = [
+        return [
             family
             for b in self.micro_batches
             if (family := self.families(b, sites, hopeful=True)) is not None
         ]
-        return certify(
-            self.model,
-            families,
-            self.limits,
-            seconds=math.inf if best is None else best.verdict.seconds,
-            objective=math.inf if best is None else best.worth[0],
-        )
+
+    def bound(self, families: list[Family], best: Found | None, is_complete: bool) -> Bounds:
+        """What every plan takes at least."""
+        seconds = math.inf if best is None else best.verdict.seconds
+        objective = math.inf if best is None else best.worth[0]
+        if is_complete and not self.limits.goal_is_cost:
+            return Bounds(seconds, objective)
+        bounds = certify(self.model, families, self.limits, seconds=seconds, objective=objective)
+        return Bounds(bounds.seconds, objective) if is_complete else bounds
 
     def drafts(self, selection: Selection, best: float) -> Iterator[Draft]:
         """The families of a selection that may be better than what is known, at their best."""

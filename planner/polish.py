@@ -30,6 +30,7 @@ class Workbench:
     by_price: bool
     counts_money: bool
     evaluations: int = 0
+    best: Found | None = None
     budget: int = 10**9
     _mixers: dict[object, Mixer] = field(default_factory=dict)
     _judged: dict[Shape, Found | None] = field(default_factory=dict)
@@ -49,6 +50,8 @@ class Workbench:
             worth = self.worth(verdict, shape)
         found = None if worth is None else Found(worth, shape, verdict)
         self._judged[shape] = found
+        if found is not None and (self.best is None or found.worth < self.best.worth):
+            self.best = found
         return found
 
     def mixer(self, sites: tuple[Site, ...], micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
