@@ -19,6 +19,7 @@ from planner.baselines.atlas import (
 )
 from planner.baselines.uniform import equal_nodes
 from simulator.event import EventEstimator
+from simulator.plan import Plan
 from simulator.plan_check import check_plan
 from tests.baselines.golden_inputs import load_golden
 from tests.baselines.small_case import pool, small_case
@@ -108,6 +109,15 @@ def test_plans_of_a_real_case(mode):
     best = found[0]
     assert best.plan is not None
     assert best.seconds == simulator.estimate(best.plan).iteration_s
+
+
+def test_the_zones_of_a_region_are_filled_one_after_the_other():
+    zones = ("us-central1-a", "us-central1-b")
+    case = small_case(*(pool("A100-40", 4, per_machine=4, zone=zone) for zone in zones))
+    nodes = equal_nodes(case.cluster, ["A100-40"])
+    plan = to_plan(Layout(2, 1, 4, 1, ("us-central1",) * 2), case, nodes)
+    assert isinstance(plan, Plan)
+    assert [stage.place.zone for stage in plan.pipelines[0].stages] == list(zones)
 
 
 def test_a_region_that_runs_out_is_a_reason_not_a_plan():

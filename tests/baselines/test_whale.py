@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.baselines.megatron import Shape
 from planner.baselines.whale import (
     Inputs,
     Split,
     WhalePlanner,
     balance,
+    rooms_of,
     split_batch,
     split_layers,
+    to_plan,
 )
 from simulator.families import build_model
+from simulator.memory import MemoryModel
+from simulator.plan import Place
 from simulator.plan_check import check_plan
 from tests.baselines.golden_inputs import load_golden, load_toy
 from tests.baselines.small_case import pool, small_case
@@ -78,9 +84,43 @@ def test_layers_follow_stages_and_micro_batches_follow_replicas():
     inputs = Inputs(12, (1.0,) * 6, speeds=((2.0, 2.0), (1.0, 1.0)))
     assert balance(inputs) == Split((0, 4, 6), (6, 6))
     # The second replica's last stage is half as fast as the first one's.
-    inputs = Inputs(12, (1.0,) * 7, speeds=((2.0, 2.0), (2.0, 1.0)))
-    assert balance(inputs) == Split((0, 4, 7), (7, 5))  # 1/2 : 1/3
-    assert balance(inputs, lambda cuts: [cuts[1], 12]) == Split((0, 4, 7), (4, 8))
+    inputs = Inputs(100, (1.0,) * 7, speeds=((2.0, 2.0), (2.0, 1.0)))
+    assert balance(inputs) == Split((0, 4, 7), (60, 40))  # 2 in 4 layers, 1 in 3.
+    assert balance(inputs, lambda cuts: [cuts[1], 100]) == Split((0, 4, 7), (4, 96))
+
+
+@dataclass
+class Capacity:
+    """Sites whose every device has the same memory."""
+
+    bytes: float
+
+    def capacity_bytes(self, _: Place) -> float:
+        return self.bytes
+
+
+def test_a_replica_takes_as_many_micro_batches_as_it_can_have_in_flight():
+    case, shape, cuts = (
+        small_case(pool("A100-40", 4, per_machine=4)),
+        Shape(1, 2, 2, 1),
+        (0, 22, 26),
+    )
+    held = []
+    for count in (1, 2):
+        plan = to_plan(Split(cuts, (count, count)), case, shape)
+        devices = MemoryModel(plan, case.costs, case.sites.capacity_bytes).pipelines()[0]
+        held.append(max(device.total for device in devices))
+    assert held[0] < held[1]
+    for capacity, room in ((held[1], 64), ((held[0] + held[1]) / 2, 1), (held[0] - 1, 0)):
+        tight = replace(case, sites=Capacity(capacity))
+        assert rooms_of(tight, shape, cuts) == [room, room]
+
+
+def test_a_replica_without_micro_batches_stays_idle():
+    case, shape = small_case(pool("A100-40", 4, per_machine=4)), Shape(1, 2, 2, 1)
+    plan = to_plan(Split((0, 13, 26), (64, 0)), case, shape)
+    assert [pipeline.micro_batches for pipeline in plan.pipelines] == [64]
+    assert check_plan(plan, case.job, case.cluster) == ()
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])
