@@ -13,15 +13,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.families import Array, Family, Menu, price_directions
+from planner.families import Array, Family, Menu, cheapest_layers, price_directions
 from planner.limits import Limits
 from planner.paper_model import PaperModel
 from planner.reach import reach_table
 
-LEVEL_RATIO = 1.025
+LEVEL_RATIO = 1.03
 SYNC_SHARES = (0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.36, 0.5, 0.7, 1.0)
-MULTIPLIERS = (0.0, 0.15, 0.4, 0.8, 1.5, 3.0)
+MULTIPLIERS = (0.0, 0.3, 1.0, 2.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def certify(
 ) -> Bounds:
     """Bounds over all families, given the best plan's figures: no bound is asked beyond them."""
     bounds = Bounds(seconds, objective)
-    for family in families:
+    for family in sorted(families, key=lambda f: float(f.worth.min())):
         one = _family_bounds(model, family, limits, bounds)
         bounds = Bounds(min(bounds.seconds, one.seconds), min(bounds.objective, one.objective))
     return bounds
@@ -70,7 +71,7 @@ def _family_bounds(model: PaperModel, family: Family, limits: Limits, known: Bou
     possible = possible * replicas[:, None, None] <= 1 + 1e-5
     usd_per_s = table.whole[..., -1][columns] * replicas[:, None, None] * (1 - 1e-5)
     below = _before(levels)
-    whole = np.maximum(_whole_s(menu, levels, family.replicas)[rows], below)
+    whole = np.maximum(_whole_s(menu, levels, family.replicas, np.unique(rows))[rows], below)
     sync = family.rings.least_s(_before(sizes))[rows]
     low = (most - 1)[:, None, None] * below[:, None] + whole[:, :, None] + sync[:, None, :]
     low = np.maximum(low + menu.update_s, family.bounds[rows, columns][:, None, None])
@@ -99,7 +100,9 @@ def _levels(menu: Menu, stages: int, most: float, limits: Limits, known: Bounds)
     return found
 
 
-def _whole_s(menu: Menu, levels: Array, replicas: Array) -> Array:
+def _whole_s(
+    menu: Menu, levels: Array, every: Array, rows: NDArray[np.int64]
+) -> Array:
     """[replicas, level]: the least sum over stages of a pipeline's levels.
 
     A stage no slower than a limit takes at least its share of the limit in GPUs, so that the
@@ -107,14 +110,17 @@ def _whole_s(menu: Menu, levels: Array, replicas: Array) -> Array:
     """
     work = np.diff(menu.seconds, axis=1)
     distinct, times = np.unique(work.T, axis=0, return_counts=True)
-    best = np.zeros((len(replicas), len(levels)))
+    replicas = every[rows]
+    best = np.zeros((len(rows), len(levels)))
     for direction, multiplier in itertools.product(price_directions(len(menu.kinds)), MULTIPLIERS):
         weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
         # [replicas, level, option]
         rate = 1 + multiplier * replicas[:, None, None] * weight / levels[None, :, None]
-        layers = (rate[..., None] * distinct.T[None, None]).min(axis=2) @ times
+        layers = cheapest_layers(rate, distinct.T, times)
         best = np.maximum(best, layers - multiplier)
-    return best
+    found = np.zeros((len(every), len(levels)))
+    found[rows] = best
+    return found
 
 
 def _before(limits: Array) -> Array:

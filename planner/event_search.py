@@ -58,6 +58,7 @@ class EventSearch:
     judged: list[Judged] = field(default_factory=list)
     fullest: list[Estimate] = field(default_factory=list)
     """Estimates of plans that keep no limit, for saying why there is no plan."""
+    _templates: dict[tuple[tuple[int, ...], int], list[Template]] = field(default_factory=dict)
     _known: dict[Fleet, Judged | None] = field(default_factory=dict)
 
     def run(self) -> Judged | None:
@@ -155,6 +156,14 @@ class EventSearch:
 
     def templates(self, lots: tuple[int, ...], micro_batch: int, total: int) -> list[Template]:
         """The templates of some lots, the most work per GPU first."""
+        key = (lots, micro_batch)
+        if key not in self._templates:
+            self._templates[key] = self._sorted_templates(lots, micro_batch, total)
+        return self._templates[key]
+
+    def _sorted_templates(
+        self, lots: tuple[int, ...], micro_batch: int, total: int
+    ) -> list[Template]:
         options = [
             Step(lot, tp, recompute)
             for lot in lots

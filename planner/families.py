@@ -295,9 +295,27 @@ def bounds_of(
         weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
         work_rate = (1 - evenly) * replicas[:, None, None] * weight[None, None, :]
         rate = 1 + (micro_batches - 1)[:, None, None] * (work_rate + evenly / stages[None, :, None])
-        layers = (rate[..., None] * work[None, None] + share).min(axis=2) @ times
+        layers = cheapest_layers(rate, work, times, share)
         best = np.maximum(best, layers + sends[None, :] * (rate * menu.send_s).min(axis=2))
     return best + menu.update_s
+
+
+def cheapest_layers(
+    rate: Array, work: Array, times: NDArray[np.int64], more: Array | None = None
+) -> Array:
+    """[...]: the sum over layers of the least ``rate[..., option] * work[option, layer] + more``.
+
+    Layers that are equal stand once in ``work``, with how often they occur in ``times``.
+    """
+    least: Array | None = None
+    for o in range(work.shape[0]):
+        one: Array = rate[..., o, None] * work[o]
+        if more is not None:
+            one += more[..., o, :]
+        least = one if least is None else np.minimum(least, one, out=least)
+    assert least is not None
+    summed: Array = least @ times
+    return summed
 
 
 def cost_bounds_of(
