@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+from planner.baselines.amp import AmpPlanner
+from planner.baselines.atlas import AtlasPlanner
 from planner.baselines.megatron import (
     Inputs,
     MegatronPlanner,
@@ -16,6 +18,8 @@ from planner.baselines.megatron import (
     stage_bytes_max,
 )
 from planner.baselines.uniform import equal_cuts, equal_nodes
+from planner.baselines.varuna import VarunaPlanner
+from planner.baselines.whale import WhalePlanner
 from simulator.families import build_model
 from simulator.plan_check import check_plan
 from tests.baselines.golden_inputs import load_golden, load_toy
@@ -90,6 +94,35 @@ def test_nodes_of_one_size_leave_out_as_few_gpus_as_possible():
     assert [place.gpu for place in nodes.places] == ["A100-40"] * 2 + ["V100-16"] * 2
     assert [place.gpu for place in nodes.groups(2)] == ["A100-40"] * 4 + ["V100-16"] * 4
     assert equal_nodes(case.cluster, ["T4"]).gpus == 0
+    # Halves serve all machines here, the rest of one included.
+    pools = pool("A100-40", 10, per_machine=4), pool("V100-16", 2, per_machine=2)
+    both = ["A100-40", "V100-16"]
+    assert equal_nodes(small_case(*pools).cluster, both).gpus == 12
+    # Nodes of four leave out as many as nodes of six: the larger ones.
+    pools = pool("A100-40", 12, per_machine=6), pool("V100-16", 4, per_machine=4)
+    nodes = equal_nodes(small_case(*pools).cluster, both)
+    assert (nodes.gpus_per_node, nodes.gpus) == (6, 12)
+
+
+def test_the_order_of_pools_changes_nothing():
+    pools = [
+        pool("V100-16", 4, per_machine=4, zone="us-east1-b"),
+        pool("A100-40", 4, per_machine=4, zone="us-east1-b"),
+        pool("A100-40", 4, per_machine=4),
+    ]
+    one, other = small_case(*pools), small_case(*reversed(pools))
+    kinds = ["A100-40", "V100-16"]
+    assert equal_nodes(one.cluster, kinds) == equal_nodes(other.cluster, kinds)
+    for planner in (
+        MegatronPlanner(),
+        WhalePlanner(),
+        AtlasPlanner(),
+        AmpPlanner(),
+        VarunaPlanner(),
+    ):
+        plans = [proposal.plan for proposal in planner.proposals(one, "fixed")]
+        assert plans
+        assert plans == [proposal.plan for proposal in planner.proposals(other, "fixed")]
 
 
 @pytest.mark.parametrize("mode", ["fixed", "published"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -123,12 +124,19 @@ def test_a_pipeline_by_hand():
     # Stages 0 and 1 share a node, stage 2 stands on the next.
     assert simulate_us(replace(one, gpus_per_node=2, long_send_us=3.0)) == 9 + 2 * 0.5 + 2 * 3
     assert simulate_us(replace(one, gpus_per_node=2)) == 9 + 4 * 0.5
+    # Of four stages only the two in the middle stand apart.
+    four = replace(one, forward_us=(1.0,) * 4, backward_us=(2.0,) * 4, long_send_us=3.0)
+    assert simulate_us(replace(four, gpus_per_node=2)) == 12 + 4 * 0.5 + 2 * 3
 
 
 def test_its_own_schedule_recomputes_right_before_backward():
     orders = own_orders(replace(EVEN, micro_batches=2))
     words = ["".join(f"{kind}{m}" for kind, m in order) for order in orders]
     assert words == ["F0F1R0B0R1B1", "F0F1R0B0R1B1", "F0B0F1B1"]
+    for stages in range(2, 7):
+        for order in own_orders(replace(EVEN, forward_us=(1.0,) * stages, micro_batches=9))[:-1]:
+            for (kind, m), after in pairwise(order):
+                assert kind != "R" or after == ("B", m)
     # Two forwards to fill, the last stage's two turns, then R and B on two stages: the gradient
     # of the second micro batch finds them idle.
     assert simulate_us(replace(EVEN, micro_batches=2, recomputes=True)) == 2 + 6 + 2 * 3
