@@ -31,14 +31,16 @@ from planner.supply import Grant
 LEVEL_RATIO_FIRST = 1.3
 LEVEL_RATIO = 1.05
 """Neighbouring limits of a stage's time; polishing finds what lies between."""
-SYNC_SHARES = (0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.36, 0.5, 0.71, 1.0)
+SYNC_SHARES = (0.05, 0.08, 0.12, 0.18, 0.25, 0.36, 0.5, 1.0)
 DRAFTS = 12
 """Families whose drafts are judged."""
 DRAFTS_TRIED = 10
+CELLS = 3
 POLISHED = 3
 HOPEFUL = False
 EASED = 1.15
 """Rough estimates may break a limit by so much before the family is given up."""
+TYPICAL_BYTES = 4e8
 Mask = NDArray[np.bool_]
 
 
@@ -62,8 +64,8 @@ class Draft:
     table: ReachTable
     replicas: int
     stages: int
-    level: int
-    size: int
+    cells: tuple[tuple[int, int], ...]
+    """Limits (level, bytes) to try, the best first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,29 +281,46 @@ class PaperSearch:
         if self.limits.needs_prices:
             usd_per_s = table.whole[..., -1][columns] * replicas[:, None, None]
             worth, possible = self._in_money(rough, usd_per_s, possible, eased)
-        worth = np.where(possible, worth, np.inf).reshape(len(rows), -1)
-        at = worth.argmin(axis=1)
+        # For each limit of bytes the best limit of time.
+        worth = np.where(possible, worth, np.inf)
+        level = worth.argmin(axis=1)
+        at_level = np.take_along_axis(worth, level[:, None, :], axis=1)[:, 0, :]
+        order = at_level.argsort(axis=1, kind="stable")[:, :CELLS]
         return [
-            Draft(float(worth[i, at[i]]), selection, table, int(replicas[i]), int(stages[i]),
-                  *divmod(int(at[i]), sizes.shape[1]))
-            for i in np.flatnonzero(np.isfinite(worth.min(axis=1)))
-        ]  # fmt: skip
+            Draft(
+                float(at_level[i, order[i, 0]]),
+                selection,
+                table,
+                int(replicas[i]),
+                int(stages[i]),
+                tuple(
+                    (int(level[i, size]), int(size))
+                    for size in order[i]
+                    if math.isfinite(at_level[i, size])
+                ),
+            )
+            for i in np.flatnonzero(np.isfinite(at_level.min(axis=1)))
+        ]
 
     def _in_money(
         self, seconds: Array, usd_per_s: Array, possible: Mask, eased: float
     ) -> tuple[Array, Mask]:
-        """The rough worth where dollars count, and which limits may be kept (rough is no proof)."""
+        """The rough worth where dollars count, and which limits may be kept (rough is no proof).
+
+        What breaks a limit by a little comes after what keeps it.
+        """
         usd = seconds * usd_per_s
-        usd_max, hourly_max = self.limits.usd_max, self.limits.objective.max_usd_per_hour
-        if usd_max is not None:
-            possible = possible & (usd <= usd_max * eased)
-        if hourly_max is not None:
-            possible = possible & (usd_per_s * 3600 <= hourly_max * eased)
-        if self.limits.goal_is_cost:
-            if self.limits.seconds_max is not None:
-                possible = possible & (seconds <= self.limits.seconds_max * eased)
-            return usd, possible
-        return seconds, possible
+        worth = usd if self.limits.goal_is_cost else seconds
+        limits = (
+            (usd, self.limits.usd_max),
+            (usd_per_s * 3600, self.limits.objective.max_usd_per_hour),
+            (seconds, self.limits.seconds_max),
+        )
+        for value, most in limits:
+            if most is not None:
+                possible = possible & (value <= most * eased)
+                worth = worth * np.maximum(1.0, value / max(most, 1e-12)) ** 2
+        return worth, possible
 
     @staticmethod
     def synced(table: ReachTable, size: int) -> dict[str, float]:
@@ -311,32 +330,30 @@ class PaperSearch:
     def realise(self, draft: Draft) -> Found | None:
         """The best plan with the boundaries that a draft suggests."""
         table = draft.table
-        cuts = {
-            table.cuts(draft.stages, draft.level, draft.size, direction)
-            for direction in range(table.prices.shape[1])
-            if math.isfinite(table.whole[draft.stages - 1, draft.level, draft.size, direction])
-        }
-        found = [
-            one
-            for each in sorted(cuts)
-            if (
-                one := self.bench.best_of_cuts(
+        found = []
+        for level, size in draft.cells:
+            cuts = {
+                table.cuts(draft.stages, level, size, direction)
+                for direction in range(table.prices.shape[1])
+                if math.isfinite(table.whole[draft.stages - 1, level, size, direction])
+            }
+            for each in sorted(cuts):
+                one = self.bench.best_of_cuts(
                     draft.selection.sites,
                     micro_batch=table.menu.micro_batch,
                     cuts=each,
                     replicas=draft.replicas,
-                    synced=self.synced(table, draft.size),
+                    synced=self.synced(table, size),
                 )
-            )
-            is not None
-        ]
+                if one is not None:
+                    found.append(one)
         return min(found, key=lambda f: f.worth, default=None)
 
 
 def selections(model: PaperModel) -> Iterator[Selection]:
     """Which kinds and zones to use together, small selections first."""
     kinds = sorted({lot.gpu for lot in model.lots})
-    zones = sorted({lot.zone for lot in model.lots})
+    zones = _zone_chain(model)
     kind_sets = [
         chosen
         for size in range(1, len(kinds) + 1)
@@ -363,3 +380,27 @@ def selections(model: PaperModel) -> Iterator[Selection]:
                 if split not in seen:
                     seen.add(split)
                     yield Selection(split)
+
+
+def _zone_chain(model: PaperModel) -> list[str]:
+    """The zones, from the largest on each the one that is closest to those before."""
+    gpus: dict[str, int] = {}
+    for lot in model.lots:
+        gpus[lot.zone] = gpus.get(lot.zone, 0) + lot.gpus
+    left = sorted(gpus, key=lambda zone: (-gpus[zone], zone))
+    chain = [left.pop(0)]
+    while left:
+        nearest = min(left, key=lambda zone: (max(_ring_s(model, zone, z) for z in chain), zone))
+        left.remove(nearest)
+        chain.append(nearest)
+    return chain
+
+
+def _ring_s(model: PaperModel, zone: str, other: str) -> float:
+    """Seconds of a typical ring between two zones, over their best link."""
+    return min(
+        model.ring_s(a, b, TYPICAL_BYTES, 8)
+        for a, one in enumerate(model.lots)
+        for b, two in enumerate(model.lots)
+        if (one.zone, two.zone) == (zone, other)
+    )

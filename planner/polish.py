@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,9 @@ from dataclasses import dataclass, field
 from planner.mixing import Mixer, Site
 from planner.paper_model import PaperModel, Shape, Verdict
 from simulator.paper import MOST_TP_SHARING_GRADIENTS
+
+
+Sites = tuple[Site, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Workbench:
             self.best = found
         return found
 
-    def mixer(self, sites: tuple[Site, ...], micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
+    def mixer(self, sites: Sites, micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
         key = (sites, micro_batch, cuts)
         found = self._mixers.get(key)
         if found is None:
@@ -70,7 +74,7 @@ class Workbench:
 
     def best_of_cuts(
         self,
-        sites: tuple[Site, ...],
+        sites: Sites,
         *,
         micro_batch: int,
         cuts: tuple[int, ...],
@@ -117,51 +121,44 @@ class Workbench:
                 break
         return found
 
-    def polish(self, found: Found, sites: tuple[Site, ...], replicas: Sequence[int]) -> Found:
+    def polish(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
         """Move boundaries, replicas and the limit on synced bytes as long as that helps."""
         best = found
         improved = True
         while improved and not self.is_spent:
             improved = False
-            for cuts, count, synced in self._neighbours(best.shape, replicas):
+            for order, cuts, count, synced in self._neighbours(best.shape, sites, replicas):
                 tried = self.best_of_cuts(
-                    sites,
+                    order,
                     micro_batch=best.shape.micro_batch,
                     cuts=cuts,
                     replicas=count,
                     synced=synced,
                 )
                 if tried is not None and tried.worth < best.worth:
-                    best, improved = tried, True
+                    best, sites, improved = tried, order, True
                     break
         return best
 
     def _neighbours(
-        self, shape: Shape, replicas: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, ...], int, Mapping[str, float]]]:
+        self, shape: Shape, sites: Sites, replicas: Sequence[int]
+    ) -> Iterator[tuple[Sites, tuple[int, ...], int, Mapping[str, float]]]:
         synced = self.synced_bytes(shape)
         count = shape.replicas
-        for s in range(1, shape.stages):
-            for step in (-1, 1):
-                cuts = (*shape.cuts[:s], shape.cuts[s] + step, *shape.cuts[s + 1 :])
-                if cuts[s - 1] < cuts[s] < cuts[s + 1]:
-                    yield cuts, count, synced
-                    yield cuts, count, {}
-        for a in range(1, shape.stages):
-            for b in range(a + 1, shape.stages):
-                for step in (-1, 1):
-                    cuts = tuple(
-                        cut + step if a <= index <= b else cut
-                        for index, cut in enumerate(shape.cuts)
-                    )
-                    if cuts[a - 1] < cuts[a] and cuts[b] < cuts[b + 1]:
-                        yield cuts, count, synced
+        for cuts in _moved(shape.cuts):
+            yield sites, cuts, count, synced
+            yield sites, cuts, count, {}
         index = replicas.index(count) if count in replicas else None
         for step in (-1, 1):
             if index is not None and 0 <= index + step < len(replicas):
-                yield shape.cuts, replicas[index + step], synced
+                yield sites, shape.cuts, replicas[index + step], synced
         for factor in (0.5, 2.0):
-            yield shape.cuts, count, {kind: size * factor for kind, size in synced.items()}
+            more = {kind: size * factor for kind, size in synced.items()}
+            yield sites, shape.cuts, count, more
+        for a, b in itertools.combinations(range(len(sites)), 2):
+            swapped = list(sites)
+            swapped[a], swapped[b] = sites[b], sites[a]
+            yield tuple(swapped), shape.cuts, count, synced
 
     def synced_bytes(self, shape: Shape) -> dict[str, float]:
         """The most that a group of each kind syncs, and of kinds that are not used the same."""
@@ -174,3 +171,16 @@ class Workbench:
                 synced = whole / min(tp, MOST_TP_SHARING_GRADIENTS)
                 most[kind] = max(most.get(kind, 0.0), synced)
         return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}
+
+
+def _moved(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Boundaries of which one, or some neighbours together, moved by a layer."""
+    last = len(cuts) - 1
+    for a in range(1, last):
+        for b in range(a, last):
+            for step in (-1, 1):
+                moved = tuple(
+                    cut + step if a <= index <= b else cut for index, cut in enumerate(cuts)
+                )
+                if moved[a - 1] < moved[a] and moved[b] < moved[b + 1]:
+                    yield moved
