@@ -33,8 +33,8 @@ def _sums(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     tokens = estimate.throughput_samples_per_s * job.sequence
     yield f"job         {job.name}: {job.model.name}, {job.precision}, sequence {job.sequence}"
     yield (
-        f"plan        {_counted(len(plan.pipelines), 'pipeline')}, "
-        f"micro batch {plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
+        f"plan        {_counted(len(plan.pipelines), 'pipeline')}, micro batch "
+        f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {used}"
     yield f"iteration   {_seconds(estimate.iteration_s)} ({estimate.estimator} estimator)"

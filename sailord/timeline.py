@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from simulator.errors import InputError, Problem
-from simulator.event import Details, EventEstimator, PipelineWork
+from simulator.event import Details, EventEstimator
 from simulator.plan import Pipeline, Plan
+from simulator.works import PipelineWork
 
 _GroupId = tuple[int, int, int]
 """(pipeline, stage, index within the stage's split), as in the estimator's details."""
