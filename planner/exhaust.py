@@ -25,7 +25,7 @@ Option = tuple[int, int]
 """(lot, TP degree)."""
 
 
-class _TooMany(Exception):
+class _TooManyError(Exception):
     """There are more plans than can be looked at."""
 
 
@@ -53,7 +53,7 @@ class Exhaustion:
                 if self.bench.best is not None and bound > self.bench.best.worth[0] * (1 + 1e-9):
                     break
                 self._family(micro_batch, replicas, stages)
-        except _TooMany:
+        except _TooManyError:
             return False
         return True
 
@@ -100,7 +100,7 @@ class Exhaustion:
             for index in range(start, len(rows)):
                 self.nodes += 1
                 if self.nodes > NODES_MAX:
-                    raise _TooMany
+                    raise _TooManyError
                 for lot, tp in rows[index]:
                     taken[lot][tp] = taken[lot].get(tp, 0) + 1
                 if all(lots[lot].holds(taken[lot]) for lot, _ in rows[index]):

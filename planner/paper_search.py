@@ -37,7 +37,8 @@ DRAFTS = 12
 DRAFTS_TRIED = 10
 CELLS = 3
 POLISHED = 3
-HOPEFUL = False
+LINKS_ALIKE = 3.0
+"""Links that differ by less are all taken for the best of them while drafting."""
 EASED = 1.15
 """Rough estimates may break a limit by so much before the family is given up."""
 TYPICAL_BYTES = 4e8
@@ -143,7 +144,8 @@ class PaperSearch:
         found.sort(key=lambda pair: pair[0].worth)
         for one, draft in found[:POLISHED]:
             replicas = self.replica_counts(one.shape.micro_batch)
-            self.bench.polish(one, draft.selection.sites, replicas)
+            polished = self.bench.polish(one, draft.selection.sites, replicas)
+            self.bench.turned(polished, draft.selection.sites, replicas)
         families = self.hopeful_families()
         is_complete = Exhaustion(self.model, self.bench, self.degrees).run(families)
         best = self.bench.best
@@ -163,6 +165,15 @@ class PaperSearch:
             for count in sorted({-(-total // most) for most in range(1, total + 1)})
             if count <= gpus
         ]
+
+    def has_alike_links(self, selection: Selection) -> bool:
+        """Whether the links among a selection's lots are about equally fast."""
+        times = [
+            self.model.ring_s(one, other, TYPICAL_BYTES, 8)
+            for one in selection.lots
+            for other in selection.lots
+        ]
+        return max(times) <= LINKS_ALIKE * min(times)
 
     def families(
         self, micro_batch: int, sites: Sequence[Sequence[int]], *, hopeful: bool
@@ -229,10 +240,11 @@ class PaperSearch:
     def drafts(self, selection: Selection, best: float) -> Iterator[Draft]:
         """The families of a selection that may be better than what is known, at their best."""
         sites = [site.lots for site in selection.sites]
+        hopeful = self.has_alike_links(selection)
         families = [
             family
             for b in self.micro_batches
-            if (family := self.families(b, sites, hopeful=HOPEFUL)) is not None
+            if (family := self.families(b, sites, hopeful=hopeful)) is not None
         ]
         if math.isinf(best):
             # A first idea of what can be had, from a few limits only.

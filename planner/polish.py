@@ -11,8 +11,9 @@ from planner.mixing import Mixer, Site
 from planner.paper_model import PaperModel, Shape, Verdict
 from simulator.paper import MOST_TP_SHARING_GRADIENTS
 
-
 Sites = tuple[Site, ...]
+TURNED_WORSE = 1.1
+"""Stages in another order are polished if they start no worse than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,27 @@ class Workbench:
                     break
         return best
 
+    def turned(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
+        """Polish from the same stages in another order: those are too far for small changes."""
+        best, improved = found, True
+        while improved and not self.is_spent:
+            improved = False
+            for cuts in _turned(best.shape.cuts):
+                tried = self.best_of_cuts(
+                    sites,
+                    micro_batch=best.shape.micro_batch,
+                    cuts=cuts,
+                    replicas=best.shape.replicas,
+                    synced=self.synced_bytes(best.shape),
+                )
+                if tried is None or tried.worth[0] > best.worth[0] * TURNED_WORSE:
+                    continue
+                tried = self.polish(tried, sites, replicas)
+                if tried.worth < best.worth:
+                    best, improved = tried, True
+                    break
+        return best
+
     def _neighbours(
         self, shape: Shape, sites: Sites, replicas: Sequence[int]
     ) -> Iterator[tuple[Sites, tuple[int, ...], int, Mapping[str, float]]]:
@@ -171,6 +193,19 @@ class Workbench:
                 synced = whole / min(tp, MOST_TP_SHARING_GRADIENTS)
                 most[kind] = max(most.get(kind, 0.0), synced)
         return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}
+
+
+def _turned(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The same stage sizes the other way round, or with two of them swapped."""
+    sizes = [b - a for a, b in itertools.pairwise(cuts)]
+    orders = [sizes[::-1]]
+    for a, b in itertools.combinations(range(len(sizes)), 2):
+        swapped = list(sizes)
+        swapped[a], swapped[b] = sizes[b], sizes[a]
+        orders.append(swapped)
+    for order in orders:
+        if order != sizes:
+            yield tuple(itertools.accumulate(order, initial=0))
 
 
 def _moved(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
