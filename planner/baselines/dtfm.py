@@ -88,12 +88,18 @@ def search(
         plan = costs.plan(groups(child, inputs.stages))
         seen.append(plan)
         first, second = living[one][1].seconds, living[other][1].seconds
-        # The defect: a parenthesis made the second parent's cost a truth value, 0 or 1 seconds.
-        limit = max(first, float(plan.seconds > second) if mode == "published" else second)
-        if plan.seconds <= limit:
+        if plan.seconds <= accepted_up_to(plan.seconds, first, second, mode):
             living[one if first > second else other] = (child, plan)
     different = {plan.partition: plan for plan in seen}
     return sorted(different.values(), key=lambda plan: (plan.seconds, plan.partition))
+
+
+def accepted_up_to(child: float, first: float, second: float, mode: Mode) -> float:
+    """The cost up to which a child replaces the worse parent: that parent's own."""
+    if mode == "published":
+        # The defect: where the second cost belongs stands a truth value, 0 or 1 seconds.
+        return max(first, float(child > second))
+    return max(first, second)
 
 
 def groups(labels: Sequence[int], count: int) -> Partition:

@@ -14,6 +14,7 @@ import pytest
 from planner.baselines.dtfm import (
     Draws,
     DtfmPlanner,
+    accepted_up_to,
     chains,
     compute_seconds,
     crossed,
@@ -126,6 +127,17 @@ def test_draws_are_the_same_everywhere_and_even():
     assert min(firsts.values()) > 900
 
 
+@pytest.mark.parametrize(
+    ("child", "first", "second", "fixed", "published"),
+    [(6.0, 5.0, 9.0, 9.0, 5.0), (0.3, 0.1, 0.2, 0.2, 1.0), (0.3, 0.1, 0.4, 0.4, 0.1)],
+)
+def test_a_child_is_measured_by_a_truth_value_only_as_published(
+    child, first, second, fixed, published
+):
+    assert accepted_up_to(child, first, second, "fixed") == fixed
+    assert accepted_up_to(child, first, second, "published") == published
+
+
 def test_children_and_moves_keep_the_groups_balanced():
     rng, draws = random.Random(17), Draws(3)
     for stages, replicas in ((2, 4), (4, 2), (3, 3), (4, 1), (1, 4)):
@@ -191,7 +203,11 @@ def test_links_tell_machines_and_zones_apart():
     # Parameters of 13 layers in fp32, in GB; a sequence of 2,048 tokens of 1,024 numbers.
     assert fixed.activation_gb == 4 * 2048 * 1024 / 1e9
     assert 0.7 < fixed.gradient_gb < 1.0
+    # The published units: bytes for GB, and an eighth for eight times the bandwidth.
     assert published.gradient_gb == pytest.approx(fixed.gradient_gb * 1e9)
+    assert published.activation_gb == pytest.approx(fixed.activation_gb * 1e9)
+    ratio = fixed.bandwidth_gbit_per_s / published.bandwidth_gbit_per_s
+    assert ratio == pytest.approx(np.full((8, 8), 64.0))
 
 
 def test_the_slowest_kind_sets_the_mended_rhythm():

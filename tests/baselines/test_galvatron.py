@@ -156,6 +156,17 @@ def test_layers_that_differ_within_a_stage_have_no_common_form():
     assert reason == "the layers of stage 0 differ in their TP degree"
 
 
+def test_micro_batches_must_divide_among_the_replicas():
+    case = small_case(*TWO_KINDS)
+    fleet = fleets_of(case)[0]
+    own = OwnPlan(1.0, 16, (12, 12), (Strategy(1, 4),) * 12 + (Strategy(4, 1),) * 12)
+    assert not isinstance(to_plan(own, case.job, fleet), str)
+    reason = to_plan(replace(own, chunks=32), case.job, fleet)
+    assert reason == "its micro batches of 2 samples do not divide among the replicas"
+    reason = to_plan(replace(own, chunks=3), case.job, fleet)
+    assert reason == "3 micro batches do not divide the global batch of 64"
+
+
 @pytest.mark.parametrize("mode", ["fixed", "published"])
 def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
     case = small_case(*TWO_KINDS)
