@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.families import Array, Family, Menu, cheapest_layers, price_directions
+from planner.families import Array, Family, Menu, cheapest_layers, distinct_rows, price_directions
 from planner.limits import Limits
 from planner.paper_model import PaperModel
 from planner.reach import reach_table
@@ -71,7 +71,8 @@ def _family_bounds(model: PaperModel, family: Family, limits: Limits, known: Bou
     possible = possible * replicas[:, None, None] <= 1 + 1e-5
     usd_per_s = table.whole[..., -1][columns] * replicas[:, None, None] * (1 - 1e-5)
     below = _before(levels)
-    whole = np.maximum(_whole_s(menu, levels, family.replicas, np.unique(rows))[rows], below)
+    used = np.array(sorted(set(rows.tolist())))
+    whole = np.maximum(_whole_s(menu, levels, family.replicas, used)[rows], below)
     sync = family.rings.least_s(_before(sizes))[rows]
     low = (most - 1)[:, None, None] * below[:, None] + whole[:, :, None] + sync[:, None, :]
     low = np.maximum(low + menu.update_s, family.bounds[rows, columns][:, None, None])
@@ -100,16 +101,14 @@ def _levels(menu: Menu, stages: int, most: float, limits: Limits, known: Bounds)
     return found
 
 
-def _whole_s(
-    menu: Menu, levels: Array, every: Array, rows: NDArray[np.int64]
-) -> Array:
+def _whole_s(menu: Menu, levels: Array, every: Array, rows: NDArray[np.int64]) -> Array:
     """[replicas, level]: the least sum over stages of a pipeline's levels.
 
     A stage no slower than a limit takes at least its share of the limit in GPUs, so that the
     GPUs that there are bound from below how slow the options must be on average.
     """
     work = np.diff(menu.seconds, axis=1)
-    distinct, times = np.unique(work.T, axis=0, return_counts=True)
+    distinct, times = distinct_rows(work.T)
     replicas = every[rows]
     best = np.zeros((len(rows), len(levels)))
     for direction, multiplier in itertools.product(price_directions(len(menu.kinds)), MULTIPLIERS):

@@ -13,6 +13,7 @@ kinds. Any prices give a valid bound, so a few are tried and the best is taken. 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -198,9 +199,9 @@ def rings_of(
     """
     whole = model.gradient_bytes()
     first, end = np.triu_indices(model.layers + 1, 1)
-    sizes = np.unique(np.round(whole[end] - whole[first], 3))
-    sizes = np.unique(np.concatenate([sizes / way for way in (1, 2, MOST_TP_SHARING_GRADIENTS)]))
-    sizes = sizes[sizes > 0]
+    bytes_of = {round(float(size), 3) for size in whole[end] - whole[first] if size > 0}
+    ways = (1, 2, MOST_TP_SHARING_GRADIENTS)
+    sizes = np.array(sorted({size / way for size in bytes_of for way in ways}))
     asked = np.array(replicas)
     count = (np.arange(asked[0], max(most, asked[-1]) + 1.0) if hopeful else asked)[:, None]
     known: dict[tuple[float, float, float], Array] = {}
@@ -280,8 +281,7 @@ def bounds_of(
     rows = np.concatenate(
         [np.diff(menu.seconds, axis=1), np.diff(gradient_bytes)[None, :]], axis=0
     ).T
-    # Equal layers are computed once.
-    distinct, times = np.unique(rows, axis=0, return_counts=True)
+    distinct, times = distinct_rows(rows)
     work, gradients = distinct[:, :-1].T, distinct[:, -1]
     sharing = np.minimum(menu.tp, MOST_TP_SHARING_GRADIENTS)
     sync = gradients[None, :] / sharing[:, None]
@@ -298,6 +298,12 @@ def bounds_of(
         layers = cheapest_layers(rate, work, times, share)
         best = np.maximum(best, layers + sends[None, :] * (rate * menu.send_s).min(axis=2))
     return best + menu.update_s
+
+
+def distinct_rows(rows: Array) -> tuple[Array, NDArray[np.int64]]:
+    """The different rows and how often each occurs: equal layers are computed once."""
+    found = Counter(map(tuple, rows.tolist()))
+    return np.array(list(found)), np.array(list(found.values()))
 
 
 def cheapest_layers(

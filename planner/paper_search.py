@@ -35,6 +35,9 @@ SYNC_SHARES = (0.05, 0.08, 0.12, 0.18, 0.25, 0.36, 0.5, 1.0)
 DRAFTS = 12
 """Families whose drafts are judged."""
 DRAFTS_TRIED = 10
+DRAFTS_EARLY = 3
+BUDGET_USUAL = 2000
+"""The budget for which these numbers are meant; others scale them."""
 CELLS = 3
 POLISHED = 3
 LINKS_ALIKE = 3.0
@@ -61,6 +64,8 @@ class Draft:
     """A family of a selection at its best limits, by a rough estimate."""
 
     rough: float
+    sure: float
+    """The same under limits that are kept for sure; infinite if there are none."""
     selection: Selection
     table: ReachTable
     replicas: int
@@ -128,21 +133,22 @@ class PaperSearch:
     def run(self) -> Result:
         drafts: list[Draft] = []
         best = math.inf
+        found: dict[Draft, Found | None] = {}
         for selection in selections(self.model):
-            more = list(self.drafts(selection, best))
+            more = sorted(self.drafts(selection, best), key=lambda d: d.rough)
             drafts += more
-            if not self.limits.needs_prices:
-                best = min([best, *(draft.rough for draft in more)])
+            # What is found early spares the selections that follow most of their work.
+            for draft in more[:DRAFTS_EARLY]:
+                found[draft] = self.realise(draft)
+            if self.bench.best is not None:
+                best = self.bench.best.worth[0]
         drafts.sort(key=lambda d: d.rough)
-        found: list[tuple[Found, Draft]] = []
-        for draft in drafts[: DRAFTS_TRIED * DRAFTS]:
-            if len(found) >= DRAFTS:
-                break
-            one = self.realise(draft)
-            if one is not None:
-                found.append((one, draft))
-        found.sort(key=lambda pair: pair[0].worth)
-        for one, draft in found[:POLISHED]:
+        self._realise_best(drafts, found)
+        pairs = sorted(
+            ((one, draft) for draft, one in found.items() if one is not None),
+            key=lambda pair: pair[0].worth,
+        )
+        for one, draft in pairs[: self.effort(POLISHED)]:
             replicas = self.replica_counts(one.shape.micro_batch)
             polished = self.bench.polish(one, draft.selection.sites, replicas)
             self.bench.turned(polished, draft.selection.sites, replicas)
@@ -153,8 +159,23 @@ class PaperSearch:
             best,
             self.bound(families, best, is_complete),
             self.bench.evaluations,
-            tuple(one for one, _ in found),
+            tuple(one for one, _ in pairs),
         )
+
+    def _realise_best(self, drafts: Sequence[Draft], found: dict[Draft, Found | None]) -> None:
+        """Realise the best drafts until enough of them have become plans."""
+        wanted = self.effort(DRAFTS)
+        plans = 0
+        for draft in drafts[: DRAFTS_TRIED * wanted]:
+            if plans >= wanted or self.bench.is_spent:
+                return
+            if draft not in found:
+                found[draft] = self.realise(draft)
+            plans += found[draft] is not None
+
+    def effort(self, usual: int) -> int:
+        """How many of something the budget is good for."""
+        return max(1, usual * self.budget // BUDGET_USUAL)
 
     def replica_counts(self, micro_batch: int) -> list[int]:
         """For each number of micro batches the fewest pipelines that need no more."""
@@ -250,7 +271,7 @@ class PaperSearch:
             # A first idea of what can be had, from a few limits only.
             for family in families:
                 rough = self._drafts(selection, family, best, LEVEL_RATIO_FIRST, 1.0)
-                best = min([best, *(draft.rough for draft in rough)])
+                best = min([best, *(draft.sure for draft in rough)])
         for family in families:
             yield from self._drafts(selection, family, best, LEVEL_RATIO, EASED)
 
@@ -289,10 +310,12 @@ class PaperSearch:
         sync = family.rings.slowest_s(sizes)[rows]
         rough = (most - 1 + stages)[:, None, None] * levels[:, None] + sync[:, None, :]
         possible = need[columns] * replicas[:, None, None] <= 1 + 1e-5
-        worth = rough
+        worth, sure = rough, possible
         if self.limits.needs_prices:
             usd_per_s = table.whole[..., -1][columns] * replicas[:, None, None]
+            sure = self._in_money(rough, usd_per_s, possible, 1.0)[1]
             worth, possible = self._in_money(rough, usd_per_s, possible, eased)
+        surely = np.where(sure, worth, np.inf).reshape(len(rows), -1).min(axis=1)
         # For each limit of bytes the best limit of time.
         worth = np.where(possible, worth, np.inf)
         level = worth.argmin(axis=1)
@@ -301,6 +324,7 @@ class PaperSearch:
         return [
             Draft(
                 float(at_level[i, order[i, 0]]),
+                float(surely[i]),
                 selection,
                 table,
                 int(replicas[i]),
@@ -373,7 +397,7 @@ def selections(model: PaperModel) -> Iterator[Selection]:
     ]
     zone_sets: list[tuple[str, ...]] = [(zone,) for zone in zones]
     zone_sets += [tuple(zones[:size]) for size in range(2, len(zones) + 1)]
-    seen = set()
+    seen: set[object] = set()
     for chosen in kind_sets:
         for where in zone_sets:
             sites = [
@@ -383,6 +407,20 @@ def selections(model: PaperModel) -> Iterator[Selection]:
                 for zone in where
             ]
             sites = [site for site in sites if site]
+            if len(sites) == 1:
+                # Zones that offer the same over equal links are one choice.
+                offer = tuple(
+                    (lot.gpu, lot.machines, lot.price_usd_per_gpu_hour, lot.spot_gpus)
+                    for lot in (model.lots[k] for k in sites[0])
+                )
+                pace = tuple(
+                    f"{model.ring_s(a, b, TYPICAL_BYTES, 8):.2g}"
+                    for a in sites[0]
+                    for b in sites[0]
+                )
+                if (offer, pace) in seen:
+                    continue
+                seen.add((offer, pace))
             if not sites or {model.lots[k].gpu for site in sites for k in site} != set(chosen):
                 continue
             splits = [tuple(Site(site) for site in sites)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.mixing import Mixer, Site
-from planner.paper_model import PaperModel, Shape, Verdict
+from planner.paper_model import PaperModel, Shape, Verdict, micro_batch_counts
 from simulator.paper import MOST_TP_SHARING_GRADIENTS
 
 Sites = tuple[Site, ...]
@@ -81,11 +81,15 @@ class Workbench:
         cuts: tuple[int, ...],
         replicas: int,
         synced: Mapping[str, float],
+        at_most: float = math.inf,
     ) -> Found | None:
         """The least common time limit under which replicas can be dealt, then its slack used."""
         mixer = self.mixer(sites, micro_batch, cuts)
-        levels = mixer.levels()
+        most, _ = micro_batch_counts(self.model.global_batch // micro_batch, replicas)
+        levels = [level for level in mixer.levels() if most * level <= at_most]
         stages = len(cuts) - 1
+        if not levels or mixer.deal(replicas, [levels[-1]] * stages, synced) is None:
+            return None
         low, high = 0, len(levels)
         shape = None
         while low < high:
@@ -135,6 +139,7 @@ class Workbench:
                     cuts=cuts,
                     replicas=count,
                     synced=synced,
+                    at_most=math.inf if self.counts_money else best.verdict.seconds,
                 )
                 if tried is not None and tried.worth < best.worth:
                     best, sites, improved = tried, order, True
