@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.baselines.fleet import fleets_of
-from planner.baselines.metis import MetisPlanner, inputs_from, search, strategies, to_plan
+from planner.baselines.metis import MetisPlanner, search, strategies
 from planner.baselines.metis_balancer import (
     adapt_capacities,
     balance_layers,
@@ -27,6 +27,7 @@ from planner.baselines.metis_cost import (
     replica_shares,
     stage_mb,
 )
+from planner.baselines.metis_form import inputs_from, to_plan
 from planner.baselines.metis_groups import device_groups, distinct_orders, merged
 from simulator.plan_check import check_plan
 from tests.baselines.golden_inputs import load_golden, load_toy
