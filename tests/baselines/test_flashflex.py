@@ -146,9 +146,14 @@ def test_large_machines_are_cut_in_eights_or_refused():
 
 
 def test_wide_groups_rather_than_more_stages_than_blocks():
-    inputs = inputs_of(*[FAST] * 8, layers=1)
-    (best,) = search(inputs, [1])
-    assert [len(group) for group in best.pipelines[0].stages] == [8]
+    pairs = [Device(m, 150 * 2.0**40, 40.0, 200 * GB) for m in range(4) for _ in range(2)]
+    inputs = inputs_of(*pairs, layers=4)
+    assert [len(group) for group in tp_groups(inputs, range(8), 32)] == [1] * 8
+    plans = search(inputs, [1])
+    assert plans
+    for plan in plans:
+        assert [len(group) for group in plan.pipelines[0].stages] == [2] * 4
+    assert search(inputs_of(*pairs, layers=3), [1]) == []
 
 
 def test_published_draws_are_repeatable():
