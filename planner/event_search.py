@@ -8,11 +8,11 @@ and the best of those is changed a little for as long as that helps and the budg
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.fleets import Fleet, micro_batches_of, plan_of, room_for, seconds_of
+from planner.event_exhaust import Deal, every_deal
+from planner.fleets import Fleet, plan_of, room_for, seconds_of
 from planner.limits import Figures, Limits
 from planner.supply import Grant, Lot, is_supplied
 from planner.templates import Step, Template, TemplateMaker, step_sequences
@@ -25,6 +25,8 @@ from simulator.platform import platform_of
 STAGES_MAX = 12
 TEMPLATES_PER_LOT = 5
 PAIRS_KEPT = 4
+EXHAUST_MAX = 3000
+"""Plans of a small case that are judged beyond the budget."""
 JUDGED_SHARE = 0.5
 """Of the budget, for fleets as they were drafted; the rest is for changes to the best."""
 LOTS_MAX = 5
@@ -54,15 +56,22 @@ class EventSearch:
     micro_batches: tuple[int, ...]
     degrees: tuple[int, ...]
     budget: int
+    seeds: tuple[Fleet, ...] = ()
+    """Fleets from elsewhere, to be judged first."""
     evaluations: int = 0
+    is_complete: bool = False
+    """Whether all plans were looked at, or bounded."""
     judged: list[Judged] = field(default_factory=list)
     fullest: list[Estimate] = field(default_factory=list)
     """Estimates of plans that keep no limit, for saying why there is no plan."""
     _templates: dict[tuple[tuple[int, ...], int], list[Template]] = field(default_factory=dict)
+    _steps: dict[tuple[int, int, int, float], float] = field(default_factory=dict)
     _known: dict[Fleet, Judged | None] = field(default_factory=dict)
 
     def run(self) -> Judged | None:
         """The best plan that the budget allows to find."""
+        for fleet in self.seeds:
+            self.look_at(fleet)
         ranked = sorted(self.fleets(), key=lambda pair: pair[0])
         drafted = max(1, int(self.budget * JUDGED_SHARE))
         for _, fleet in ranked:
@@ -75,7 +84,53 @@ class EventSearch:
             if better is None:
                 break
             best = better
+        return self.finished(best)
+
+    def finished(self, best: Judged | None) -> Judged | None:
+        """The best of all plans, where there are so few that all can be looked at."""
+        options = [
+            Step(lot, tp, recompute)
+            for lot in range(len(self.lots))
+            for tp in self.degrees
+            if self.lots[lot].room(tp)
+            for recompute in self.recomputes
+        ]
+        deals = every_deal(
+            self.maker,
+            self.lots,
+            options,
+            micro_batches=self.micro_batches,
+            global_batch=self.job.global_batch,
+            worth_of=self._least_worth,
+        )
+        for least, deal in deals or ():
+            if best is not None and least > best.worth[0]:
+                self.is_complete = True
+                return best
+            if self.evaluations >= self.budget + EXHAUST_MAX:
+                return best
+            found = self.judge_plan(
+                Plan(
+                    deal[0][0].micro_batch,
+                    tuple(template.pipeline(count, self.lots) for template, count in deal),
+                ),
+                Fleet(tuple(t for t, _ in deal), (1,) * len(deal)),
+            )
+            if found is not None and (best is None or found.worth < best.worth):
+                best = found
+        self.is_complete = deals is not None
         return best
+
+    def _least_worth(self, seconds: float, deal: Deal) -> float:
+        """Seconds or dollars that these pipelines take at the very least."""
+        if not self.limits.goal_is_cost:
+            return seconds * (1 - 1e-9)
+        hourly = sum(
+            (self.lots[step.lot].price_usd_per_gpu_hour or 0.0) * step.tp
+            for template, _ in deal
+            for step in template.steps
+        )
+        return hourly / 3600 * seconds * (1 - 1e-9)
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -86,9 +141,13 @@ class EventSearch:
         total = self.job.global_batch // fleet.templates[0].micro_batch
         if not 1 <= fleet.pipelines <= total:
             return None
-        plan = plan_of(fleet, total, self.lots)
+        found = self.judge_plan(plan_of(fleet, total, self.lots), fleet)
+        self._known[fleet] = found
+        return found
+
+    def judge_plan(self, plan: Plan, fleet: Fleet) -> Judged | None:
+        """Judge one plan; none where it breaks a limit."""
         if not is_supplied(plan, self.lots, self.grants):
-            self._known[fleet] = None
             return None
         self.evaluations += 1
         estimate = self.judge.estimate(plan)
@@ -102,7 +161,6 @@ class EventSearch:
         if worth is not None:
             found = Judged((*worth, fleet.pipelines), fleet, plan, estimate)
             self.judged.append(found)
-        self._known[fleet] = found
         return found
 
     def spot_share(self, plan: Plan) -> float:
@@ -158,8 +216,24 @@ class EventSearch:
         """The templates of some lots, the most work per GPU first."""
         key = (lots, micro_batch)
         if key not in self._templates:
-            self._templates[key] = self._sorted_templates(lots, micro_batch, total)
+            twin = next((k for k in self._templates if self._are_twins(k, key)), None)
+            if twin is None:
+                self._templates[key] = self._sorted_templates(lots, micro_batch, total)
+            else:
+                self._templates[key] = [
+                    replace(t, steps=tuple(replace(step, lot=lots[0]) for step in t.steps))
+                    for t in self._templates[twin]
+                ]
         return self._templates[key]
+
+    def _are_twins(
+        self, known: tuple[tuple[int, ...], int], asked: tuple[tuple[int, ...], int]
+    ) -> bool:
+        """Whether two single lots offer the same, so that the same templates suit them."""
+        if known[1] != asked[1] or len(known[0]) > 1 or len(asked[0]) > 1:
+            return False
+        one, other = self.lots[known[0][0]], self.lots[asked[0][0]]
+        return (one.gpu, one.machine, one.machines) == (other.gpu, other.machine, other.machines)
 
     def _sorted_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int
@@ -212,6 +286,7 @@ class EventSearch:
             for pair in itertools.combinations(chosen, 2):
                 for mixed in self.templates(pair, micro_batch, total)[:PAIRS_KEPT]:
                     yield self.filled([mixed], rest, total)
+                    yield self.filled([mixed], [], total)
 
     def filled(self, first: list[Template], rest: list[Template], total: int) -> Fleet:
         """As many pipelines as fit of each template in turn, and no more than there is work."""
@@ -254,9 +329,14 @@ class EventSearch:
             a, b = self.lots[one].place, self.lots[other].place
             flows = min(tp, tp_other)
             piece = min(bucket, synced)
-            step = self.maker.network.between_nodes(a, b, flows=flows, bytes_each=piece / members)
-            efficiency = min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
-            slowest = max(slowest, 2 * (members - 1) * step * synced / piece / efficiency)
+            key = (one, other, flows, piece / members)
+            step = self._steps.get(key)
+            if step is None:
+                step = self.maker.network.between_nodes(
+                    a, b, flows=flows, bytes_each=piece / members
+                ) / min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
+                self._steps[key] = step
+            slowest = max(slowest, 2 * (members - 1) * step * synced / piece)
         return slowest
 
     # -- small changes --------------------------------------------------------------------------
@@ -342,8 +422,3 @@ def micro_batch_sizes(job: Job, most: int = 64) -> tuple[int, ...]:
     """The sizes to consider: what the job allows, else all divisors of its batch up to some."""
     sizes: Sequence[int] = job.micro_batches or range(1, most + 1)
     return tuple(b for b in sizes if job.global_batch % b == 0)
-
-
-def is_feasible(fleet: Fleet, total: int) -> bool:
-    """Whether every pipeline gets a micro batch."""
-    return 1 <= fleet.pipelines <= total and math.isfinite(sum(micro_batches_of(fleet, total)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.paper_model import Shape
 from planner.supply import Lot
-from planner.templates import Template
+from planner.templates import Step, Template, TemplateMaker
 from simulator.plan import Plan
 from simulator.plan_check import share_out
 
@@ -31,6 +33,19 @@ class Fleet:
                 of_lot = found.setdefault(lot, {})
                 of_lot[tp] = of_lot.get(tp, 0) + groups * count
         return found
+
+
+def fleet_of(shape: Shape, maker: TemplateMaker) -> Fleet:
+    """A plan with common boundaries as a fleet of templates."""
+    columns = [
+        [(lot, tp) for lot, tp, count in column for _ in range(count)] for column in shape.columns
+    ]
+    rows = Counter(zip(*columns, strict=True))
+    templates = tuple(
+        maker.timed(tuple(Step(lot, tp, "none") for lot, tp in row), shape.micro_batch, shape.cuts)
+        for row in rows
+    )
+    return Fleet(templates, tuple(rows.values()))
 
 
 def room_for(

@@ -131,6 +131,16 @@ class PaperSearch:
     # -- the steps ------------------------------------------------------------------------------
 
     def run(self) -> Result:
+        """The best plan that the budget allows to find, and bounds for all plans."""
+        found = self.search()
+        families = self.hopeful_families()
+        is_complete = Exhaustion(self.model, self.bench, self.degrees).run(families)
+        best = self.bench.best
+        return Result(best, self.bound(families, best, is_complete), self.bench.evaluations, found)
+
+    def search(self) -> tuple[Found, ...]:
+        """Plans of the best families, as they were before they were polished; the best one is
+        the workbench's."""
         drafts: list[Draft] = []
         best = math.inf
         found: dict[Draft, Found | None] = {}
@@ -152,15 +162,7 @@ class PaperSearch:
             replicas = self.replica_counts(one.shape.micro_batch)
             polished = self.bench.polish(one, draft.selection.sites, replicas)
             self.bench.turned(polished, draft.selection.sites, replicas)
-        families = self.hopeful_families()
-        is_complete = Exhaustion(self.model, self.bench, self.degrees).run(families)
-        best = self.bench.best
-        return Result(
-            best,
-            self.bound(families, best, is_complete),
-            self.bench.evaluations,
-            tuple(one for one, _ in pairs),
-        )
+        return tuple(one for one, _ in pairs)
 
     def _realise_best(self, drafts: Sequence[Draft], found: dict[Draft, Found | None]) -> None:
         """Realise the best drafts until enough of them have become plans."""
