@@ -13,6 +13,7 @@ from importlib.metadata import version
 import click
 
 from sailord import offline
+from sailord.compare_command import compare
 from sailord.plan_command import plan
 from simulator.errors import InputError
 
@@ -49,3 +50,4 @@ def main() -> None:
 main.add_command(offline.simulate)
 main.add_command(offline.validate)
 main.add_command(plan)
+main.add_command(compare)

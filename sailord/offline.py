@@ -8,34 +8,24 @@ from pathlib import Path
 import click
 
 from sailord import report
+from sailord.inputs import FILE, JSON, PROFILES, load_all
 from sailord.plot import write_plot
 from sailord.timeline import write_timeline
 from simulator.catalogue import load_catalogue
-from simulator.cluster import Cluster
-from simulator.cluster_file import load_cluster
 from simulator.errors import InputError, Problem, Problems
 from simulator.estimate import Estimate
 from simulator.event import EventEstimator
 from simulator.files import load_document
 from simulator.fitting import Misfit
-from simulator.job import Job
-from simulator.job_file import load_job
 from simulator.plan import Plan
 from simulator.plan_check import check_plan
-from simulator.plan_file import complete_plan, load_plan
+from simulator.plan_file import complete_plan
 from simulator.request import ESTIMATORS, Estimator, estimator, load_measurements
 from simulator.validation import validate as validate_cases
 
 DOES_NOT_FIT = 3
 SOME_FAILED = 1
 
-_FILE = click.Path(path_type=Path)
-_PROFILES = click.option(
-    "--profiles",
-    type=_FILE,
-    metavar="DIR",
-    help="Folder with profiles_<name>.json and, if measured, network.json.",
-)
 _ESTIMATOR = click.option(
     "--estimator",
     "estimator_name",
@@ -44,18 +34,17 @@ _ESTIMATOR = click.option(
     metavar="NAME",
     help=f"One of {', '.join(ESTIMATORS)}.",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @click.command()
-@click.argument("plan", type=_FILE)
-@click.argument("job", type=_FILE)
-@click.argument("cluster", type=_FILE)
-@_PROFILES
+@click.argument("plan", type=FILE)
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
 @_ESTIMATOR
-@click.option("--timeline", type=_FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
-@click.option("--plot", type=_FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
-@_JSON
+@click.option("--timeline", type=FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
+@JSON
 def simulate(
     plan: Path,
     job: Path,
@@ -70,7 +59,7 @@ def simulate(
 
     Exits with 3 if the plan does not fit the memory of its devices.
     """
-    the_job, the_cluster, the_plan = _load(job, cluster, plan)
+    the_job, the_cluster, the_plan = load_all(job, cluster, plan)
     the_plan = complete_plan(the_plan, the_cluster)
     Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
@@ -95,23 +84,6 @@ def simulate(
         raise SystemExit(DOES_NOT_FIT)
 
 
-def _load(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
-    """Read the three files, and tell the mistakes of all of them together."""
-    problems = Problems()
-    loaded: list[object] = []
-    for load, path in ((load_job, job), (load_cluster, cluster), (load_plan, plan)):
-        try:
-            loaded.append(load(path))
-        except InputError as error:
-            problems.take(error)
-    problems.raise_if_any()
-    the_job, the_cluster, the_plan = loaded
-    assert isinstance(the_job, Job)
-    assert isinstance(the_cluster, Cluster)
-    assert isinstance(the_plan, Plan)
-    return the_job, the_cluster, the_plan
-
-
 def _draw(
     plan: Plan,
     judge: Estimator,
@@ -133,11 +105,11 @@ def _draw(
 
 
 @click.command()
-@click.argument("cases", type=_FILE)
-@_PROFILES
+@click.argument("cases", type=FILE)
+@PROFILES
 @_ESTIMATOR
-@click.option("--catalogue", type=_FILE, metavar="FILE", help="Your own facts, laid over ours.")
-@_JSON
+@click.option("--catalogue", type=FILE, metavar="FILE", help="Your own facts, laid over ours.")
+@JSON
 def validate(
     cases: Path,
     profiles: Path | None,
