@@ -32,9 +32,16 @@ class LayerCosts:
     """Answers for one job; every answer is computed once."""
 
     def __init__(
-        self, job: Job, *, profile: Profile | None, catalogue: Catalogue, network: Network
+        self,
+        job: Job,
+        *,
+        profile: Profile | None,
+        catalogue: Catalogue,
+        network: Network,
+        hints: tuple[str, ...] = (),
     ) -> None:
         self.job = job
+        self.hints = hints
         self.profile = profile
         self.runtime: Runtime = RUNTIMES[job.runtime]
         self.layer_count = len(job.model.layers)
@@ -250,10 +257,16 @@ class LayerCosts:
     def notes(self) -> tuple[str, ...]:
         """What a reader of any estimate of this job should know."""
         profile = self.profile
+        notes = list(self.hints)
         if profile is None or not profile.sizes:
-            return ()
-        notes = []
-        mine = sum(layer.parameters(1) for layer in self._layers)
+            return tuple(notes)
+        if profile.flash_attention != self.job.flash_attention:
+            with_or_without = "with" if profile.flash_attention else "without"
+            notes.append(
+                f"profile {profile.name} was measured {with_or_without} flash attention, and "
+                "its times and activations stand, whatever the job says"
+            )
+        mine = self.job.model.parameters
         if 1 in profile.sizes:
             theirs = sum(profile.sizes[1].parameters)
             if abs(theirs - mine) > _DIFFERENCE * mine:

@@ -91,7 +91,7 @@ class EventEstimator:
             memory=memory.pipelines(),
             money=money,
             stages=stages,
-            bottleneck=_bottleneck(plan, stages, iteration_s),
+            bottleneck=_bottleneck(plan, stages, iteration_s, float(ends.last_backward.max())),
             provenance=self._provenance(layout),
             notes=self.costs.notes,
         )
@@ -364,6 +364,10 @@ def devices_by_place(groups: Groups) -> dict[Place, int]:
     }
 
 
+WORTH_SAYING = 0.1
+"""Share of an iteration from which what follows the passes is named beside the bottleneck."""
+
+
 def _durations(work: GroupWork, rows: Ints) -> Durations:
     """Chains of equal length as columns."""
     hops, channels = work.layout.groups.hops, work.channels
@@ -379,8 +383,10 @@ def _free_of(unrolled: Unrolled) -> Floats:
     return np.array([unrolled.free[device] for device in unrolled.device_of])
 
 
-def _bottleneck(plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: float) -> str:
-    """A sentence: which device group is busiest, and with what."""
+def _bottleneck(
+    plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: float, passes_s: float
+) -> str:
+    """A sentence: which device group is busiest, with what, and whether the sync comes on top."""
     idle = [time.idle_s for row in stages for time in row]
     number = idle.index(min(idle))
     p = 0
@@ -397,10 +403,16 @@ def _bottleneck(plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: 
         }
     )
     share = 1 - time.idle_s / iteration_s
-    place = stage.places[0]
+    kinds_of = " + ".join(dict.fromkeys(f"{place.gpu} x{stage.tp}" for place in stage.places))
     most, seconds = parts.most_common(1)[0]
-    return (
+    sentence = (
         f"pipeline {p} stage {s} (layers {stage.layers[0]}-{stage.layers[1] - 1}, "
-        f"{place.gpu} x{stage.tp} in {place.zone}) is busy {share:.0%} of the iteration, "
+        f"{kinds_of} in {stage.places[0].zone}) is busy {share:.0%} of the iteration, "
         f"{seconds / iteration_s:.0%} of it with {most}"
     )
+    tail = 1 - passes_s / iteration_s
+    if tail >= WORTH_SAYING:
+        sentence += (
+            f"; when all passes are done, gradient sync and optimizer take the last {tail:.0%}"
+        )
+    return sentence

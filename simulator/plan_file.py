@@ -62,6 +62,12 @@ def _plan(top: Table) -> Plan | None:
             f'is {virtual_stages} with the schedule "{schedule}"',
             'give "schedule": "interleaved", or leave virtual_stages out',
         )
+    if schedule == "interleaved" and virtual_stages < 2:
+        top.say(
+            "virtual_stages",
+            f"is {virtual_stages}, and one chunk per device group interleaves nothing",
+            'give at least 2, or "schedule": "1f1b"',
+        )
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
     top.finish()
     whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)

@@ -51,6 +51,7 @@ class Profile:
     optimizer_parameters: Mapping[int, int]
     """Parameters per TP rank of the model whose optimizer step was timed, by TP degree."""
     config: Mapping[str, Any]
+    flash_attention: bool = False
 
     def micro_batches(self, gpu: str, tp: int) -> list[int]:
         """Micro batches that were measured on this GPU kind at this TP degree."""

@@ -36,6 +36,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
     model = top.text("model", required=True)
     sequence = top.integer("sequence", least=1, required=True)
     precision = top.choice("precision", PRECISIONS, default="fp32")
+    flash = top.flag("flash_attention", default=False)
     head_makes_logits = top.flag("head_makes_logits", default=True)
     names = top.value("layers", _names, required=True)
     count = len(names) if names is not None else None
@@ -53,6 +54,7 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
         sizes=sizes,
         optimizer_parameters=parameters,
         config={"head_has_vocab_projection": head_makes_logits},
+        flash_attention=flash,
     )
 
 
@@ -141,6 +143,7 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
         "model": profile.name,
         "sequence": profile.sequence,
         "precision": profile.precision,
+        "flash_attention": profile.flash_attention,
         "head_makes_logits": bool(profile.config.get("head_has_vocab_projection", True)),
         "layers": list(profile.layer_names),
         "sizes": [

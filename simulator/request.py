@@ -124,7 +124,13 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
     if job.profile is not None:
         profile = measurements.profile(job.profile, catalogue=cluster.catalogue)
     if name == "event":
-        costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
+        hints: tuple[str, ...] = ()
+        if profile is None and measurements.paths:
+            names = ", ".join(sorted(measurements.paths))
+            hints = (f"the job names no profile; [model] profile could be one of {names}",)
+        costs = LayerCosts(
+            job, profile=profile, catalogue=cluster.catalogue, network=network, hints=hints
+        )
         return EventEstimator(costs, network, sites)
     if name == "paper":
         if profile is None:

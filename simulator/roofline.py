@@ -9,7 +9,7 @@ to launch its kernels. The shares were fitted per GPU kind on measured profiles
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -47,6 +47,11 @@ SIXTEEN_BIT_SHARE_MAX = 0.7
 of fp32, and what feeds it no faster."""
 
 
+END_KERNELS = 0.25
+"""Kernels of an embedding or a head next to those of a block: at one sample an embedding took
+0.2 to 0.4 ms where a block took 1.2 to 2.3 (SOSP'25 artefact profiles of OPT-350M at TP 1)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
     """What layers ask of a GPU, in seconds at its peaks; one entry per layer."""
@@ -57,6 +62,8 @@ class Demand:
     """Other memory traffic of one forward pass at the peak bandwidth."""
     collectives_forward_s: Row
     collectives_backward_s: Row
+    kernels: Row
+    """How many kernels the layer launches, next to a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,8 @@ class Calibration:
         ahead = both / (1 + self.backward_ratio)
         forward = ahead + self.collective_factor * demand.collectives_forward_s
         backward = both - ahead + self.collective_factor * demand.collectives_backward_s
-        return np.maximum(forward, self.launch_s), np.maximum(backward, self.launch_s)
+        floor = self.launch_s * demand.kernels
+        return np.maximum(forward, floor), np.maximum(backward, floor)
 
 
 @cache
@@ -130,8 +138,21 @@ class Roofline:
             forward,
             backward,
             self.optimizer_s_per_parameter(gpu),
-            Provenance("analytic", error, (note,)),
+            Provenance("analytic", error, (note, *self._cautions(gpu, forward, calibration))),
         )
+
+    def _cautions(self, gpu: str, forward: Row, calibration: Calibration) -> Iterator[str]:
+        """What a user of these times should know beside where they come from."""
+        peaks = self.catalogue.gpu(gpu).peak_flops
+        if self.precision not in peaks:
+            yield f"{gpu} has no {self.precision} in hardware: it is computed as fp32"
+        elif self.precision == "fp32" and "tf32" in peaks:
+            yield f"{gpu}: matrix products in fp32 run as TF32 (torch must be told to allow it)"
+        if np.median(forward) <= calibration.launch_s:
+            yield (
+                f"{gpu}: launching kernels sets the pace, not the GPU; a larger micro batch "
+                "would take hardly longer"
+            )
 
     def demand(self, gpu: str, *, tp: int, micro_batch: int) -> Demand:
         """What every layer asks of one of ``tp`` GPUs of a kind."""
@@ -157,6 +178,7 @@ class Roofline:
             np.array(traffic) / facts.memory_bandwidth_bytes_per_s,
             np.array([forward for forward, _ in collectives]),
             np.array([backward for _, backward in collectives]),
+            np.array([1.0 if layer.kind == "block" else END_KERNELS for layer in layers]),
         )
 
     def optimizer_s_per_parameter(self, gpu: str) -> float:

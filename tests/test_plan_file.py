@@ -420,7 +420,7 @@ def plans(draw: st.DrawFn) -> Plan:
         Pipeline(draw(st.integers(1, 99)), tuple(stage() for _ in range(draw(st.integers(1, 3)))))
         for _ in range(draw(st.integers(1, 3)))
     )
-    virtual = draw(st.integers(1, 3)) if schedule == "interleaved" else 1
+    virtual = draw(st.integers(2, 3)) if schedule == "interleaved" else 1
     return Plan(draw(st.integers(1, 8)), pipelines, schedule, virtual)
 
 

@@ -35,7 +35,8 @@ def roofline(precision: Precision = "fp32", measured: Measured | None = None) ->
 
 
 def demand(compute: float, traffic: float, collective: float = 0.0) -> Demand:
-    return Demand(*(np.array([value]) for value in (compute, traffic, collective, 2 * collective)))
+    values = (compute, traffic, collective, 2 * collective, 1.0)
+    return Demand(*(np.array([value]) for value in values))
 
 
 def test_forward_and_backward_are_three_forwards_and_their_own_collectives() -> None:
