@@ -7,7 +7,7 @@ STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt scripts/ins
 	'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
 PACKAGES := agents planner sailord simulator worker
 # How many random cases each property tries in `make sim` and `make chaos`.
-EXAMPLES ?= 2000
+EXAMPLES ?= 500
 
 .DEFAULT_GOAL := help
 
@@ -37,22 +37,29 @@ check: $(STAMP) ## lint, formatting and types
 # Today: the estimator against its oracle, on many random plans. It grows into the whole
 # cluster on a virtual clock as sailord and agents come.
 .PHONY: sim
-sim: $(STAMP) ## long random comparison with the oracle (EXAMPLES=2000)
+sim: $(STAMP) ## long random comparison with the oracle (EXAMPLES=500)
 	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q
 
 # Today: input files damaged at random must be answered with a list of problems. It grows
 # into killed processes and cut networks as there are processes and networks.
 .PHONY: chaos
-chaos: $(STAMP) ## random damage (EXAMPLES=2000)
+chaos: $(STAMP) ## random damage (EXAMPLES=500)
 	@echo 'chaos covers damaged input files; there are no processes to kill and no networks to cut yet.'
 	@SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m chaos -q || { \
 		code=$$?; [ $$code -eq 5 ] || exit $$code; echo 'chaos: no test is marked chaos yet, so nothing was tried.'; }
 
+# MEASURED=DIR names a folder with profiles, network.json and validation.json, for the programs
+# that compare with measurements; without it they say what they lack.
 .PHONY: bench
-bench: $(STAMP) ## print every benchmark's table
+bench: $(STAMP) ## print every benchmark's table (MEASURED=DIR)
 	@set -e; for file in benchmarks/*.py; do \
-		[ -e "$$file" ] || { echo 'bench: benchmarks/ holds no program yet.'; break; }; \
-		echo "== $$file"; $(BIN)/python "$$file"; done
+		echo "== $$file"; \
+		case "$(MEASURED):$$file" in \
+			:*|*simulate.py) $(BIN)/python "$$file" ;; \
+			*accuracy.py) $(BIN)/python "$$file" --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json" ;; \
+			*planners.py) $(BIN)/python "$$file" --reference "$(MEASURED)" ;; \
+			*) $(BIN)/python "$$file" --profiles "$(MEASURED)" ;; \
+		esac; done
 
 .PHONY: install
 install: $(STAMP) ## make .venv with all groups

@@ -1,4 +1,4 @@
-"""The story that `make tour` tells: what the simulator says of some plans, with real numbers.
+"""The story that `make tour` tells: what simulator and planner say, with real numbers.
 
 It runs `sailorctl` as a person would, shows what it prints, and stops at the first surprise.
 With --pause it waits for Enter between the steps.
@@ -32,37 +32,40 @@ def main() -> None:
     say("Sailor keeps one training job running on whatever GPUs can be had.")
     say("Here is a job (OPT-350M) and a cluster: A100s in two zones, spot V100s far away.")
 
-    step(
-        "1. The obvious plan: only the A100s of one zone, four pipelines of one machine each.",
-        pause,
-    )
+    step("1. The obvious plan: the A100s of one zone, four pipelines of one machine each.", pause)
     machine = {"gpu": "A100-40", "machine": "a2-highgpu-4g", "zone": "us-central1-a"}
     whole = [{"layers": [0, 26], "tp": 4, **machine}]
-    obvious = plan("obvious", [pipeline(256, whole) for _ in range(4)])
+    obvious = plan("obvious", [pipeline(32, whole) for _ in range(4)], micro_batch=8)
     base = simulate(obvious)
 
-    step(
-        "2. All GPUs of all zones: other kinds, other cuts, other TP, other shares of the batch.",
-        pause,
-    )
-    mixed = simulate(MIXED)
-    compare("all zones", mixed, base)
+    step("2. What the planner makes of everything that is there.", pause)
+    best = BUILD / "best.json"
+    found = planned(best)
+    compare("the planner's plan", found["estimate"], base)
 
-    step("3. A plan that asks too much of a V100: which device, by how much, and the cure.", pause)
+    step(
+        "3. Pipelines may differ in everything: cuts, kinds of GPU, TP, share of the batch.", pause
+    )
+    simulate(MIXED)
+    say("=> Any such plan can be judged. This one shows why the planner left the V100s idle: their")
+    say("   gradients have to cross the country.")
+
+    step("4. A plan that asks too much of a V100: which device, by how much, and the cure.", pause)
     v100 = {"gpu": "V100-16", "machine": "V100-16x8", "zone": "us-west1-a"}
     greedy = plan("greedy", [pipeline(128, [{"layers": [0, 26], "tp": 1, **v100}])], micro_batch=8)
     simulate(greedy, expect=DOES_NOT_FIT)
 
-    step("4. A machine is taken away: three pipelines share the same batch, exactly.", pause)
-    left = plan("one-machine-less", [pipeline(count, whole) for count in (342, 341, 341)])
+    step("5. A machine is taken away: three pipelines share the same batch, exactly.", pause)
+    left = plan(
+        "one-machine-less", [pipeline(count, whole) for count in (43, 43, 42)], micro_batch=8
+    )
     after = simulate(left)
     compare("one machine less", after, base)
 
-    step("5. Pictures of the mixed plan: a timeline for ui.perfetto.dev and a drawing.", pause)
+    step("6. Pictures of the planner's plan: a timeline for ui.perfetto.dev and a drawing.", pause)
     timeline, picture = relative(BUILD / "timeline.json"), relative(BUILD / "plan.svg")
-    simulate(MIXED, "--timeline", str(timeline), "--plot", str(picture))
+    simulate(best, "--timeline", str(timeline), "--plot", str(picture))
     say(f"written: {timeline}, {picture}")
-    say("\nThat is what the planner will ask thousands of times before it moves anybody's job.")
 
 
 def pipeline(micro_batches: int, stages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -90,6 +93,19 @@ def simulate(plan_file: Path, *more: str, expect: int = FITS) -> dict[str, Any]:
     return result
 
 
+def planned(best: Path) -> dict[str, Any]:
+    """Let the planner find a plan and keep it."""
+    files = [str(relative(path)) for path in (JOB, CLUSTER)]
+    arguments = ["plan", *files, "--save", str(relative(best))]
+    say("\n$ sailorctl " + " ".join(arguments))
+    shown = sailorctl(arguments)
+    say((shown.stdout + shown.stderr).rstrip())
+    if shown.returncode != 0:
+        raise SystemExit(f"the tour expected a plan, not exit code {shown.returncode}")
+    result: dict[str, Any] = json.loads(sailorctl(["plan", *files, "--json"]).stdout)
+    return result
+
+
 def sailorctl(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("sailorctl")
     return subprocess.run(
@@ -110,7 +126,10 @@ def compare(what: str, now: dict[str, Any], before: dict[str, Any]) -> None:
 def step(title: str, pause: bool) -> None:
     say("\n" + title)
     if pause:
-        input("   [Enter] ")
+        try:
+            input("   [Enter] ")
+        except (EOFError, KeyboardInterrupt):
+            raise SystemExit("\nThe tour ends here; nothing was left running.") from None
 
 
 def relative(path: Path) -> Path:

@@ -25,6 +25,7 @@ from simulator.validation import validate as validate_cases
 
 DOES_NOT_FIT = 3
 SOME_FAILED = 1
+MISFITS_SHOWN_MAX = 6
 
 _ESTIMATOR = click.option(
     "--estimator",
@@ -59,6 +60,7 @@ def simulate(
 
     Exits with 3 if the plan does not fit the memory of its devices.
     """
+    _check_outputs((timeline, plot), (plan, job, cluster))
     the_job, the_cluster, the_plan = load_all(job, cluster, plan)
     the_plan = complete_plan(the_plan, the_cluster)
     Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()
@@ -78,10 +80,26 @@ def simulate(
         click.echo(json.dumps(document, indent=1, allow_nan=False))
     else:
         click.echo(report.estimate_text(the_plan, the_job, estimate))
-    for misfit in too_full:
+    for misfit in too_full[:MISFITS_SHOWN_MAX]:
         click.echo(f"does not fit: {misfit}", err=True)
+    if len(too_full) > MISFITS_SHOWN_MAX:
+        rest = len(too_full) - MISFITS_SHOWN_MAX
+        click.echo(f"does not fit: {rest} more kinds of device groups (--json has all)", err=True)
     if not estimate.fits:
         raise SystemExit(DOES_NOT_FIT)
+
+
+def _check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) -> None:
+    """No output may take the place of a file that is read, nor two outputs be one."""
+    taken = {path.resolve(): path for path in inputs}
+    problems = Problems()
+    for path in outputs:
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            problems.add(str(path), "would be written over", "name another file for the output")
+        taken[path.resolve()] = path
+    problems.raise_if_any()
 
 
 def _draw(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from sailord.table import table
 from simulator.estimate import Estimate
 from simulator.job import Job
-from simulator.plan import Plan
+from simulator.plan import Plan, Stage
 from simulator.validation import Comparison, Report
 
 GIB = 2**30
@@ -68,7 +68,7 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
             row = [
                 str(s),
                 f"{stage.layers[0]}-{stage.layers[1] - 1}",
-                f"{place.gpu} x{stage.tp}" + (f" x{len(stage.places)}" if stage.split[1:] else ""),
+                _devices(stage),
                 place.zone,
                 str(pipeline.micro_batches),
                 f"{device.total / GIB:.1f}/{device.capacity / GIB:.1f}"
@@ -81,13 +81,24 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
                     for part in (time.compute_s, time.communication_s, time.idle_s)
                 ]
             rows.setdefault(tuple(row), []).append(p)
-    header = ["pipelines", "stage", "layers", "devices", "zone", "micro b.", "GiB"]
+    header = ["pipelines", "stage", "layers", "devices", "zone", "micro batches", "GiB"]
     if estimate.stages:
         header += ["compute", "comm.", "idle"]
     listed = [[_spans(pipelines), *row] for row, pipelines in rows.items()]
     text = table(header, listed[:ROWS_MAX])
     rest = len(listed) - ROWS_MAX
     return text + (f"\n... and {rest} more (--json has them all)" if rest > 0 else "")
+
+
+def _devices(stage: Stage) -> str:
+    """A100-40 x2; of a split stage, each kind with the number of its groups."""
+    kinds: dict[str, int] = {}
+    for place in stage.places:
+        kinds[place.gpu] = kinds.get(place.gpu, 0) + 1
+    return " + ".join(
+        f"{gpu} x{stage.tp}" + (f" ({groups} groups)" if groups > 1 else "")
+        for gpu, groups in kinds.items()
+    )
 
 
 def _spans(numbers: list[int]) -> str:

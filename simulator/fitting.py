@@ -68,15 +68,35 @@ def misfits(
     )
 
 
-def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> Iterator[str]:
+def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list[str]:
     """Changes of this one stage, or of the micro batch, after which it does fit."""
+    stage = plan.pipelines[p].stages[s]
 
     def fits(changed: Plan) -> bool:
         return memory_of(changed)[p][s].fits
 
-    stage = plan.pipelines[p].stages[s]
-    if stage.recompute == "none" and fits(_with(plan, p, s, replace(stage, recompute="full"))):
-        yield 'with "recompute": "full"'
+    def stage_fits(other: Stage) -> bool:
+        return fits(_with(plan, p, s, other))
+
+    found = []
+    if stage.recompute == "none" and stage_fits(replace(stage, recompute="full")):
+        found.append('with "recompute": "full"')
+    found += _smaller_micro_batch(plan, p, stage, fits)
+    degrees: list[int] = []
+    while 2 * (degrees[-1] if degrees else stage.tp) <= tp_max:
+        degrees.append(2 * (degrees[-1] if degrees else stage.tp))
+    wider = next((tp for tp in degrees if stage_fits(replace(stage, tp=tp))), None)
+    if wider is not None:
+        found.append(f"with TP {wider}")
+    found += _fewer_layers(plan, p, s, fits)
+    if not found and degrees and stage_fits(replace(stage, tp=degrees[-1], recompute="full")):
+        found.append(f'with TP {degrees[-1]} and "recompute": "full" together')
+    return found
+
+
+def _smaller_micro_batch(
+    plan: Plan, p: int, stage: Stage, fits: Callable[[Plan], bool]
+) -> Iterator[str]:
     size = plan.micro_batch_size
     while len(stage.places) == 1 and size % 2 == 0:
         size //= 2
@@ -88,25 +108,20 @@ def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> Iter
         if fits(replace(plan, micro_batch_size=size, pipelines=pipelines)):
             count = pipelines[p].micro_batches
             yield f"with micro batches of {size} (and {count} of them in this pipeline)"
-            break
-    tp = stage.tp
-    while 2 * tp <= tp_max:
-        tp *= 2
-        if fits(_with(plan, p, s, replace(stage, tp=tp))):
-            yield f"with TP {tp}"
-            break
-    yield from _fewer_layers(plan, p, s, fits)
+            return
 
 
 def _fewer_layers(plan: Plan, p: int, s: int, fits: Callable[[Plan], bool]) -> Iterator[str]:
     stages = plan.pipelines[p].stages
+    if len(stages) == 1:
+        return  # Nobody is there to take the other layers.
     stage = stages[s]
     first, end = stage.layers
     for count in range(end - first - 1, 0, -1):
         # Layers leave at the end that another stage can take them from.
         shorter = (first, first + count) if s < len(stages) - 1 else (end - count, end)
         if fits(_with(plan, p, s, replace(stage, layers=shorter))):
-            yield f"with {count} layers instead of {end - first}"
+            yield f"with {count} layer{'' if count == 1 else 's'} instead of {end - first}"
             return
 
 
