@@ -262,7 +262,7 @@ class EventSearch:
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        return {"none": ("none",), "full": ("full",), "auto": ("none", "full")}[  # type: ignore[return-value]  # literals
+        return {"none": ("none",), "full": ("full",), "auto": ("none", "full")}[  # type: ignore[return-value]  # the literals of Recompute
             self.job.recompute
         ]
 

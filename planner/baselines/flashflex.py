@@ -12,7 +12,6 @@ pipelines get equal work, and only some gradient rings of a layer count.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, permutations
@@ -20,6 +19,7 @@ from itertools import accumulate, pairwise, permutations
 import numpy as np
 
 from planner.baselines import fleet as fleets
+from planner.baselines.draws import Draws
 from planner.baselines.flashflex_cost import (
     GB,
     Device,
@@ -56,13 +56,13 @@ def search(
     seed: int = 0,
 ) -> list[OwnPlan]:
     """The plans that fit, the fastest first; ``draws`` and ``seed`` matter to ``published``."""
-    generator = random.Random(seed)
+    dice = Draws(seed)
     found: set[tuple[OwnPipeline, ...]] = set()
     for count in pipeline_counts:
         choices = [(groups,) * count for groups in GROUPS]
         if mode == "published":
             choices = [
-                tuple(1 + sum(generator.random() < 0.2 for _ in range(2)) for _ in range(count))
+                tuple(1 + sum(dice.below(5) == 0 for _ in range(2)) for _ in range(count))
                 for _ in range(draws)
             ]
         plans = _plans(inputs, pipeline_parts(inputs, count, mode=mode), choices, mode)

@@ -52,6 +52,8 @@ class OwnPipeline:
 
 @dataclass(frozen=True, slots=True)
 class OwnPlan:
+    """Pipelines, and what an iteration of them takes by FlashFlex's own formula."""
+
     seconds: float
     pipelines: tuple[OwnPipeline, ...]
 
@@ -161,4 +163,5 @@ def fits(inputs: Inputs, pipeline: OwnPipeline) -> bool:
 
 
 def memory_gb(inputs: Inputs, group: Sequence[int]) -> float:
+    """What the GPUs of a group have together."""
     return sum(inputs.devices[device].memory_gb for device in group)

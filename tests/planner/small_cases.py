@@ -36,7 +36,7 @@ class Measured1(Measurements):
 
     known: Profile | None = None
 
-    def profile(self, name: str, *, catalogue: object) -> Profile:  # noqa: ARG002
+    def profile(self, name: str, *, catalogue: object) -> Profile:  # noqa: ARG002 - the interface has it
         assert self.known is not None
         return self.known
 
