@@ -19,6 +19,8 @@ from planner.polish import Workbench
 GPUS_MAX = 10
 """Beyond, even the smallest families have too many plans."""
 NODES_MAX = 150_000
+CUTS_COUNT = 10
+"""Boundaries count as so many nodes: about as long takes it to look at them."""
 ORDERS_MAX = 720
 
 Option = tuple[int, int]
@@ -32,8 +34,16 @@ class _TooManyError(Exception):
 class Exhaustion:
     """Walks through all plans that may be better than the best known."""
 
-    def __init__(self, model: PaperModel, bench: Workbench, degrees: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: PaperModel,
+        bench: Workbench,
+        degrees: Sequence[int],
+        *,
+        is_uniform: bool = False,
+    ) -> None:
         self.model, self.bench, self.degrees = model, bench, degrees
+        self.is_uniform = is_uniform
         self.nodes = 0
 
     def run(self, families: Sequence[Family]) -> bool:
@@ -57,6 +67,11 @@ class Exhaustion:
             return False
         return True
 
+    def _count(self, nodes: int) -> None:
+        self.nodes += nodes
+        if self.nodes > NODES_MAX:
+            raise _TooManyError
+
     def _ranges(self, family: Family) -> Iterator[tuple[int, int]]:
         """The replica counts that share a bound: up to the next for which one is known."""
         most = self.model.global_batch // family.menu.micro_batch
@@ -67,6 +82,9 @@ class Exhaustion:
         inner = range(1, self.model.layers)
         for chosen in itertools.combinations(inner, stages - 1):
             cuts = (0, *chosen, self.model.layers)
+            if self.is_uniform and not _is_uniform(cuts):
+                continue
+            self._count(CUTS_COUNT)
             options = [self._options(micro_batch, cuts, s) for s in range(stages)]
             if not all(options):
                 continue
@@ -98,9 +116,7 @@ class Exhaustion:
                 yield pick
                 return
             for index in range(start, len(rows)):
-                self.nodes += 1
-                if self.nodes > NODES_MAX:
-                    raise _TooManyError
+                self._count(1)
                 for lot, tp in rows[index]:
                     taken[lot][tp] = taken[lot].get(tp, 0) + 1
                 if all(lots[lot].holds(taken[lot]) for lot, _ in rows[index]):
@@ -123,6 +139,12 @@ class Exhaustion:
         for order in orders:
             columns = tuple(runs_of([row[s] for row in order]) for s in range(len(cuts) - 1))
             self.bench.judge(Shape(micro_batch, cuts, columns))
+
+
+def _is_uniform(cuts: tuple[int, ...]) -> bool:
+    """Whether sizes never fall and differ by one at most: the published split."""
+    sizes = [b - a for a, b in itertools.pairwise(cuts)]
+    return sizes == sorted(sizes) and sizes[-1] - sizes[0] <= 1
 
 
 def runs_of(column: Sequence[Option]) -> tuple[Run, ...]:

@@ -94,6 +94,8 @@ class PaperSearch:
     micro_batches: tuple[int, ...]
     degrees: tuple[int, ...]
     budget: int
+    is_uniform: bool = False
+    """Only boundaries that divide the layers evenly, the rest to the last stages."""
     bench: Workbench = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,7 +136,8 @@ class PaperSearch:
         """The best plan that the budget allows to find, and bounds for all plans."""
         found = self.search()
         families = self.hopeful_families()
-        is_complete = Exhaustion(self.model, self.bench, self.degrees).run(families)
+        walk = Exhaustion(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
+        is_complete = walk.run(families)
         best = self.bench.best
         return Result(best, self.bound(families, best, is_complete), self.bench.evaluations, found)
 
@@ -158,7 +161,7 @@ class PaperSearch:
             ((one, draft) for draft, one in found.items() if one is not None),
             key=lambda pair: pair[0].worth,
         )
-        for one, draft in pairs[: self.effort(POLISHED)]:
+        for one, draft in pairs[: 0 if self.is_uniform else self.effort(POLISHED)]:
             replicas = self.replica_counts(one.shape.micro_batch)
             polished = self.bench.polish(one, draft.selection.sites, replicas)
             self.bench.turned(polished, draft.selection.sites, replicas)
@@ -375,6 +378,8 @@ class PaperSearch:
                 for direction in range(table.prices.shape[1])
                 if math.isfinite(table.whole[draft.stages - 1, level, size, direction])
             }
+            if self.is_uniform:
+                cuts = {uniform_cuts(self.model.layers, draft.stages)}
             for each in sorted(cuts):
                 one = self.bench.best_of_cuts(
                     draft.selection.sites,
@@ -386,6 +391,13 @@ class PaperSearch:
                 if one is not None:
                     found.append(one)
         return min(found, key=lambda f: f.worth, default=None)
+
+
+def uniform_cuts(layers: int, stages: int) -> tuple[int, ...]:
+    """The published split: equal stages, one more layer in each of the last ones."""
+    each, rest = divmod(layers, stages)
+    sizes = [each + (s >= stages - rest) for s in range(stages)]
+    return tuple(itertools.accumulate(sizes, initial=0))
 
 
 def selections(model: PaperModel) -> Iterator[Selection]:

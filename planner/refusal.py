@@ -14,6 +14,7 @@ from simulator.job import Job, Objective, RecomputePolicy
 
 _NO_LIMITS = Objective()
 _MORE_GPUS = (2, 4, 8, 16, 64)
+_TOGETHER = "relax one of them, or raise --budget"
 
 
 class Ask(Protocol):
@@ -32,8 +33,12 @@ def refusals(job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask) -> tuple[P
     free = ask(_NO_LIMITS)
     if free.estimate is None:
         return (_too_small(job, lots, ask),)
-    return tuple(_limits_in_the_way(job.objective, limits, ask)) or (
-        Problem("objective", "no plan that was tried keeps all limits", "raise --budget"),
+    found = _limits_in_the_way(job.objective, limits, ask)
+    if not found:
+        # No limit can be kept beside the others: each by itself, then.
+        found = _limits_in_the_way(job.objective, limits, ask, alone=True)
+    return tuple(found) or (
+        Problem("objective", "no plan that was tried keeps all limits together", _TOGETHER),
     )
 
 
@@ -46,7 +51,7 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     for times in _MORE_GPUS:
         more = ask(_NO_LIMITS, times)
         if more.plan is not None:
-            cures.append(f"it would fit on {more.plan.device_count} such GPUs")
+            cures.append(f"it fits on {gpus * times} such GPUs")
             break
     if job.max_tp == 1:
         cures.append("raise training.max_tp")
@@ -57,8 +62,10 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     )
 
 
-def _limits_in_the_way(objective: Objective, limits: Limits, ask: Ask) -> list[Problem]:
-    """Each limit against the best that could be had if it were not there."""
+def _limits_in_the_way(
+    objective: Objective, limits: Limits, ask: Ask, *, alone: bool = False
+) -> list[Problem]:
+    """Each limit against the best that could be had if it, or if none, were there."""
     found = []
     money = {
         name: getattr(objective, name)
@@ -67,6 +74,9 @@ def _limits_in_the_way(objective: Objective, limits: Limits, ask: Ask) -> list[P
     }
     in_time = replace(objective, goal="cost", **dict.fromkeys(money))
     quickest = replace(objective, goal="throughput", min_iterations_per_s=None, deadline=None)
+    if alone:
+        in_time, quickest = Objective(goal="cost"), _NO_LIMITS
+    others = "there is" if alone else "that keeps the other limits"
     if money:
         cheap = ask(in_time).estimate
         if cheap is not None:
@@ -81,7 +91,7 @@ def _limits_in_the_way(objective: Objective, limits: Limits, ask: Ask) -> list[P
                     found.append(
                         Problem(
                             f"objective.{name}",
-                            f"is {allowed:g}, and the cheapest plan that keeps the other limits"
+                            f"is {allowed:g}, and the cheapest plan {others}"
                             f" needs {least[name]:.4g} ({cheap.iteration_s:.3g} s an iteration)",
                             f"raise it by {least[name] / allowed - 1:.0%}"
                             if allowed
@@ -95,8 +105,8 @@ def _limits_in_the_way(objective: Objective, limits: Limits, ask: Ask) -> list[P
             found.append(
                 Problem(
                     f"objective.{name}",
-                    f"wants iterations of {limits.seconds_max:.4g} s, and the fastest plan that"
-                    f" keeps the other limits takes {fast.iteration_s:.4g} s"
+                    f"wants iterations of {limits.seconds_max:.4g} s, and the fastest plan"
+                    f" {others} takes {fast.iteration_s:.4g} s"
                     f" ({1 / fast.iteration_s:.4g} iterations/s)",
                     f"lower it by {1 - limits.seconds_max / fast.iteration_s:.0%}"
                     if name == "min_iterations_per_s"

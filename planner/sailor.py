@@ -58,25 +58,35 @@ def _refusals(
 ) -> tuple[Problem, ...]:
     """Why there is no plan, found out by asking easier questions."""
 
+    sites = Sites(question.cluster, question.measurements.network)
+
     def ask(
         objective: Objective, times_gpus: int = 1, recompute: RecomputePolicy | None = None
     ) -> Answer:
         job = replace(
             question.job, objective=objective, recompute=recompute or question.job.recompute
         )
-        more = tuple(
-            replace(
-                lot,
-                gpus=lot.gpus * times_gpus,
-                machines=tuple((size, n * times_gpus) for size, n in lot.machines),
-            )
-            for lot in lots
-        )
+        more = tuple(_grown(lot, times_gpus, sites) for lot in lots)
         asked = replace(question, job=job)
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
         return search(asked, more, steps)
 
     return refusals(question.job, lots, limits, ask)
+
+
+def _grown(lot: Lot, times: int, sites: Sites) -> Lot:
+    """The lot with so many times its GPUs, in whole machines."""
+    if times == 1:
+        return lot
+    size = sites.gpus_per_machine(lot.place)
+    gpus = lot.gpus * times
+    machines = ((size, gpus // size), (gpus % size, 1))
+    return replace(
+        lot,
+        gpus=gpus,
+        gpus_per_machine=min(size, gpus),
+        machines=tuple((each, count) for each, count in machines if each and count),
+    )
 
 
 def _check(lots: tuple[Lot, ...], limits: Limits) -> None:
@@ -149,6 +159,7 @@ def _paper_search(
         sizes,
         tp_degrees(job),
         budget or DEFAULT_BUDGETS["paper"],
+        is_uniform=question.space == "paper",
     )
 
 
@@ -173,6 +184,10 @@ def _seeds(
 
 def _event(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
     job, cluster = question.job, question.cluster
+    if question.space == "paper":
+        raise InputError(
+            Problem("--space", "paper goes with the paper's formula", "use --estimator paper")
+        )
     judge = estimator(
         question.estimator, job=job, cluster=cluster, measurements=question.measurements
     )
