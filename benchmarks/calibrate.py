@@ -18,17 +18,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.blocks import MEGATRON
 from simulator.catalogue import Catalogue, load_catalogue
 from simulator.errors import InputError
-from simulator.families import build_model
-from simulator.model import Model
 from simulator.network import Network
 from simulator.platform import platform_of
-from simulator.profile import Profile, Row
+from simulator.profile import Row
 from simulator.request import Measurements, load_measurements
 from simulator.roofline import Calibration, Demand, Roofline, peak_flops
 from simulator.timing import TimeTable
+from simulator.validation import profiled_model
 
 # What the published artefact profiled, and the family whose blocks each has.
 FAMILIES = {"OPT-350": "opt", "GPT-Neo-2.7": "gpt-neo", "OPT-30": "opt", "LLAMA-3-8": "llama"}
@@ -120,7 +118,7 @@ def samples_of(
     profile = measurements.profile(name, catalogue=catalogue)
     network = Network(catalogue=catalogue, measured=measurements.network)
     roofline = Roofline(
-        model_of(profile, family), profile.sequence, "fp32", False, catalogue, network
+        profiled_model(profile, family=family), profile.sequence, "fp32", False, catalogue, network
     )
     table = TimeTable.of(
         roofline,
@@ -137,23 +135,6 @@ def samples_of(
         yield Sample(
             gpu, name, tp, micro_batch, demand, forward_s, backward_s, operations / forward_s
         )
-
-
-def model_of(profile: Profile, family: str) -> Model:
-    """The model that was profiled, by the numbers that its profile states."""
-    config = profile.config
-    return build_model(
-        family,
-        name=profile.name,
-        kernels=MEGATRON,
-        layers=int(config["transformer_layers"]),
-        hidden=int(config["hidden"]),
-        heads=int(config["heads"]),
-        ffn=int(config["ffn_hidden"]),
-        vocab=int(config["vocab_padded"]),
-        sequence=profile.sequence,
-        tied=False,
-    )
 
 
 def without_plain_fp32(

@@ -14,7 +14,7 @@ from simulator.errors import InputError, Problem, Problems, malformed
 from simulator.estimate import Estimate
 from simulator.families import build_model
 from simulator.job import OPTIMIZER_MOMENTS, Job
-from simulator.model import PRECISIONS
+from simulator.model import PRECISIONS, Model
 from simulator.plan import Pipeline, Place, Plan, Stage
 from simulator.plan_check import check_plan
 from simulator.platform import RUNTIMES
@@ -166,6 +166,26 @@ def _fullest(estimate: Estimate) -> float:
     return max(device.total for pipeline in estimate.memory for device in pipeline)
 
 
+def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | None = None) -> Model:
+    """The model that was profiled, by the numbers that its profile states."""
+    config = profile.config
+    try:
+        return build_model(
+            family,
+            name=profile.name,
+            kernels=MEGATRON,
+            layers=int(config["transformer_layers"]),
+            hidden=int(config["hidden"]),
+            heads=int(config["heads"]),
+            ffn=int(config["ffn_hidden"]),
+            vocab=int(config["vocab_padded"]),
+            sequence=sequence or profile.sequence,
+            tied=False,
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(malformed(f"profile {profile.name}: config", error, "profile")) from None
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One measured run, read and checked."""
@@ -240,21 +260,9 @@ class _Case:
 
     def job(self, profile: Profile) -> Job:
         """The job of the run; its model has the numbers that its profile states."""
-        config = profile.config
         return Job(
             name=self.identifier,
-            model=build_model(
-                "opt",
-                name=self.model,
-                kernels=MEGATRON,
-                layers=int(config["transformer_layers"]),
-                hidden=int(config["hidden"]),
-                heads=int(config["heads"]),
-                ffn=int(config["ffn_hidden"]),
-                vocab=int(config["vocab_padded"]),
-                sequence=self.sequence,
-                tied=False,
-            ),
+            model=profiled_model(profile, sequence=self.sequence),
             global_batch=self.global_batch,
             sequence=self.sequence,
             profile=self.model,
