@@ -134,8 +134,8 @@ class PaperSearch:
 
     def run(self) -> Result:
         """The best plan that the budget allows to find, and bounds for all plans."""
-        found = self.search()
         families = self.hopeful_families()
+        found = self.search_uniform(families) if self.is_uniform else self.search()
         walk = Exhaustion(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
         is_complete = walk.run(families)
         best = self.bench.best
@@ -161,11 +161,42 @@ class PaperSearch:
             ((one, draft) for draft, one in found.items() if one is not None),
             key=lambda pair: pair[0].worth,
         )
-        for one, draft in pairs[: 0 if self.is_uniform else self.effort(POLISHED)]:
+        for one, draft in pairs[: self.effort(POLISHED)]:
             replicas = self.replica_counts(one.shape.micro_batch)
             polished = self.bench.polish(one, draft.selection.sites, replicas)
             self.bench.turned(polished, draft.selection.sites, replicas)
         return tuple(one for one, _ in pairs)
+
+    def search_uniform(self, families: Sequence[Family]) -> tuple[Found, ...]:
+        """The best plan of each family, whose boundaries are given by its number of stages."""
+        order = sorted(
+            (float(family.worth[row, column]), family.menu.micro_batch, int(replicas), column + 1)
+            for family in families
+            for row, replicas in enumerate(family.replicas)
+            for column in range(family.worth.shape[1])
+            if math.isfinite(family.worth[row, column])
+        )
+        found = []
+        every = list(selections(self.model))
+        for bound, micro_batch, replicas, stages in order:
+            known = self.bench.best
+            if self.bench.is_spent or (known is not None and bound > known.worth[0]):
+                break
+            at_most = math.inf
+            if known is not None and not self.limits.needs_prices:
+                at_most = known.verdict.seconds
+            for selection in every:
+                one = self.bench.best_of_cuts(
+                    selection.sites,
+                    micro_batch=micro_batch,
+                    cuts=uniform_cuts(self.model.layers, stages),
+                    replicas=replicas,
+                    synced={},
+                    at_most=at_most,
+                )
+                if one is not None:
+                    found.append(one)
+        return tuple(sorted(found, key=lambda f: f.worth))
 
     def _realise_best(self, drafts: Sequence[Draft], found: dict[Draft, Found | None]) -> None:
         """Realise the best drafts until enough of them have become plans."""
@@ -378,8 +409,6 @@ class PaperSearch:
                 for direction in range(table.prices.shape[1])
                 if math.isfinite(table.whole[draft.stages - 1, level, size, direction])
             }
-            if self.is_uniform:
-                cuts = {uniform_cuts(self.model.layers, draft.stages)}
             for each in sorted(cuts):
                 one = self.bench.best_of_cuts(
                     draft.selection.sites,
