@@ -11,6 +11,7 @@ import click
 from simulator.cluster import Cluster
 from simulator.cluster_file import load_cluster
 from simulator.errors import InputError, Problems
+from simulator.files import load_document
 from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Plan
@@ -24,6 +25,9 @@ PROFILES = click.option(
     help="Folder with profiles_<name>.json and, if measured, network.json.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+KEYS = {"plan": "pipelines", "job": "training", "cluster": "pool"}
+"""A key that only this kind of file has."""
 
 T = TypeVar("T")
 
@@ -43,11 +47,29 @@ def load_all(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
     problems = Problems()
     the_job, the_cluster = _try(load_job, job, problems), _try(load_cluster, cluster, problems)
     the_plan = _try(load_plan, plan, problems)
+    if problems.found:
+        _check_order(job, cluster, plan)
     problems.raise_if_any()
     assert the_job is not None
     assert the_cluster is not None
     assert the_plan is not None
     return the_job, the_cluster, the_plan
+
+
+def _check_order(job: Path, cluster: Path, plan: Path) -> None:
+    """Files that are only in the wrong order deserve one sentence instead of many mistakes."""
+    wrong = Problems()
+    for path, meant in ((plan, "plan"), (job, "job"), (cluster, "cluster")):
+        try:
+            keys = load_document(path).data
+        except InputError:
+            continue
+        looks = next((kind for kind, key in KEYS.items() if key in keys), meant)
+        if looks != meant:
+            wrong.add(
+                str(path), f"looks like a {looks}, not a {meant}", "the order is PLAN JOB CLUSTER"
+            )
+    wrong.raise_if_any()
 
 
 def _try(load: Callable[[Path], T], path: Path, problems: Problems) -> T | None:

@@ -85,6 +85,13 @@ def test_the_mistakes_of_all_files_are_told_together(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_files_in_the_wrong_order_are_told_in_one_sentence_each() -> None:
+    result = run("simulate", JOB, PLAN, CLUSTER)
+    assert result.returncode == UNUSABLE
+    assert len(result.stderr.splitlines()) == 2
+    assert "looks like a job, not a plan; the order is PLAN JOB CLUSTER" in result.stderr
+
+
 def test_no_output_takes_the_place_of_an_input(tmp_path: Path) -> None:
     plan = Path(shutil.copy(PLAN, tmp_path / "plan.json"))
     before = plan.read_bytes()
