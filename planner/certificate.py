@@ -21,6 +21,8 @@ from planner.paper_model import PaperModel
 from planner.reach import reach_table
 
 LEVEL_RATIO = 1.03
+LEVEL_RATIO_COST = 1.06
+"""A cost hangs less on the slowest stage than a time does."""
 SYNC_SHARES = (0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.36, 0.5, 0.7, 1.0)
 MULTIPLIERS = (0.0, 0.3, 1.0, 2.5)
 
@@ -96,8 +98,9 @@ def _levels(menu: Menu, stages: int, most: float, limits: Limits, known: Bounds)
     if longest is not None and math.isfinite(longest):
         high = min(high, longest / most)
     low = float(menu.seconds[:, -1].min()) / stages
-    steps = max(1, math.ceil(math.log(max(high / low, 1.001)) / math.log(LEVEL_RATIO)))
-    found: Array = high * LEVEL_RATIO ** np.arange(-steps, 1.0)
+    ratio = LEVEL_RATIO_COST if limits.goal_is_cost else LEVEL_RATIO
+    steps = max(1, math.ceil(math.log(max(high / low, 1.001)) / math.log(ratio)))
+    found: Array = high * ratio ** np.arange(-steps, 1.0)
     return found
 
 
