@@ -258,7 +258,7 @@ class AcesoPlanner:
 
     hops_max: int = 3
     trials_max: int = 30
-    configurations_max: int = 1000
+    configurations_max: int = 400
     """Judged for each number of stages; with the hops and trials in place of a time limit."""
     name: str = "aceso"
 
