@@ -10,6 +10,7 @@ from planner.case import Planner
 from simulator.errors import InputError, Problem, nearest
 
 _CLASSES = {
+    "aceso": "AcesoPlanner",
     "amp": "AmpPlanner",
     "atlas": "AtlasPlanner",
     "dtfm": "DtfmPlanner",
