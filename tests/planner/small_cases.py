@@ -141,7 +141,14 @@ def _random_profile(rng: random.Random, layers: int) -> Profile:
     }
     names = tuple(f"layer-{index}" for index in range(layers))
     return Profile(
-        "small", SEQUENCE, "fp32", names, timings, sizes, dict.fromkeys((1, 2, 4), 1), {}
+        "small",
+        SEQUENCE,
+        "fp32",
+        names,
+        timings,
+        sizes,
+        {tp: int(sum(whole) / tp) for tp in (1, 2, 4)},
+        {},
     )
 
 
