@@ -21,7 +21,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from planner.baselines.fleet import ranked, tp_degrees
+from planner.baselines.fleet import proposal, ranked, recompute_of, tp_degrees
 from planner.baselines.uniform import (
     Nodes,
     bytes_per_s_between,
@@ -30,8 +30,6 @@ from planner.baselines.uniform import (
     equal_nodes,
     even_plan,
     gpu_kinds,
-    proposal,
-    recompute_of,
 )
 from planner.case import Case, Mode, Proposal
 from simulator.model import FLOAT_BYTES
@@ -267,7 +265,7 @@ def to_plan(plan: Degrees, case: Case, nodes: Nodes) -> Plan | str:
         dp=plan.dp,
         micro_batch_size=plan.micro_batch_size,
         job=case.job,
-        recompute=recompute_of(case),
+        recompute=recompute_of(case.job),
     )
 
 

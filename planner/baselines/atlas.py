@@ -15,17 +15,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.baselines.fleet import micro_batch_sizes, ranked, tp_degrees
-from planner.baselines.uniform import (
-    Nodes,
-    equal_cuts,
-    equal_nodes,
-    even_plan,
-    fits,
-    gpu_kinds,
-    proposal,
-    recompute_of,
-)
+from planner.baselines.fleet import micro_batch_sizes, proposal, ranked, recompute_of, tp_degrees
+from planner.baselines.uniform import Nodes, equal_cuts, equal_nodes, even_plan, fits, gpu_kinds
 from planner.case import Case, Mode, Proposal
 from simulator.event import EventEstimator
 from simulator.plan import Place, Plan
@@ -158,7 +149,7 @@ def to_plan(layout: Layout, case: Case, nodes: Nodes) -> Plan | str:
         dp=layout.dp,
         micro_batch_size=layout.micro_batch_size,
         job=case.job,
-        recompute=recompute_of(case),
+        recompute=recompute_of(case.job),
     )
 
 
@@ -187,7 +178,7 @@ class AtlasPlanner:
                     dp=1,
                     micro_batch_size=size,
                     job=case.job,
-                    recompute=recompute_of(case),
+                    recompute=recompute_of(case.job),
                 )
                 return isinstance(plan, Plan) and fits(case, plan)
 

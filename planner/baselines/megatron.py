@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.baselines.fleet import micro_batch_sizes, tp_degrees
+from planner.baselines.fleet import micro_batch_sizes, proposal, recompute_of, tp_degrees
 from planner.baselines.uniform import (
     Nodes,
     divisors,
@@ -24,8 +24,6 @@ from planner.baselines.uniform import (
     even_plan,
     fits,
     gpu_kinds,
-    proposal,
-    recompute_of,
 )
 from planner.case import Case, Mode, Proposal
 from simulator.plan import Plan
@@ -108,7 +106,7 @@ def inputs_from(case: Case, nodes: Nodes) -> Inputs:
     """The rule's numbers for these nodes of a case."""
     costs, sizes = case.costs, micro_batch_sizes(case.job)
     degrees = tp_degrees(case, nodes.gpus_per_node)
-    recompute = recompute_of(case)
+    recompute = recompute_of(case.job)
     return Inputs(
         gpus=nodes.gpus,
         gpus_per_node=nodes.gpus_per_node,
@@ -133,7 +131,7 @@ def to_plan(shape: Shape, case: Case, nodes: Nodes) -> Plan | str:
         dp=shape.dp,
         micro_batch_size=shape.micro_batch_size,
         job=case.job,
-        recompute=recompute_of(case),
+        recompute=recompute_of(case.job),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.baselines.fleet import even_counts
-from planner.case import Case, Proposal
+from planner.case import Case
 from simulator.cluster import Cluster
 from simulator.job import Job
 from simulator.memory import MemoryModel
@@ -62,11 +62,6 @@ def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
         return Nodes(1, ())
     size = max(sizes, key=lambda size: sum(gpus - gpus % size for _, gpus in machines))
     return Nodes(size, tuple(place for place, gpus in machines for _ in range(gpus // size)))
-
-
-def recompute_of(case: Case) -> Recompute:
-    """What planners that do not choose do: only a job that demands recomputation gets it."""
-    return "full" if case.job.recompute == "full" else "none"
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -136,10 +131,3 @@ def bytes_per_s_within(case: Case, place: Place) -> float:
     """The one number for a link between two GPUs of a machine."""
     seconds = case.network.within_node(place, gpus=2, bytes_each=PROBE_BYTES)
     return PROBE_BYTES / seconds if seconds > 0 else math.inf
-
-
-def proposal(seconds: float, plan: Plan | str) -> Proposal:
-    """A plan with its planner's estimate, or the reason why the common form cannot say it."""
-    if isinstance(plan, str):
-        return Proposal(seconds, None, plan)
-    return Proposal(seconds, plan)

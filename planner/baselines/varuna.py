@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.baselines.fleet import micro_batch_sizes, ranked, state_bytes_per_parameter
+from planner.baselines.fleet import micro_batch_sizes, proposal, ranked, state_bytes_per_parameter
 from planner.baselines.uniform import (
     Nodes,
     bytes_per_s_between,
@@ -28,7 +28,6 @@ from planner.baselines.uniform import (
     equal_nodes,
     even_plan,
     gpu_kinds,
-    proposal,
 )
 from planner.baselines.varuna_pipeline import Pipeline, simulate_us
 from planner.case import Case, Mode, Proposal

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
+from planner.baselines.fleet import proposal, recompute_of
 from planner.baselines.megatron import Shape, shape_for
-from planner.baselines.uniform import equal_nodes, gpu_kinds, proposal, recompute_of
+from planner.baselines.uniform import equal_nodes, gpu_kinds
 from planner.case import Case, Mode, Proposal
 from simulator.memory import MemoryModel
 from simulator.plan import Pipeline, Place, Plan, Stage
@@ -157,7 +158,7 @@ def to_plan(split: Split, case: Case, shape: Shape) -> Plan:
             Pipeline(
                 share,
                 tuple(
-                    Stage(layers, shape.tp, (groups[s][replica],), recompute_of(case))
+                    Stage(layers, shape.tp, (groups[s][replica],), recompute_of(case.job))
                     for s, layers in enumerate(pairwise(split.cuts))
                 ),
             )
