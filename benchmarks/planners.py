@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner.answer import Answer, Question
+from planner.answer import Answer, Question, read_ahead
 from planner.sailor import plan_job
 from sailord.table import table
 from simulator.catalogue import load_catalogue
@@ -60,7 +60,9 @@ def question_of(
             min_iterations_per_s=limits.get("min_throughput"),
         ),
     )
-    return Question(job, Cluster(pools, load_catalogue()), measurements, **options)
+    catalogue = load_catalogue()
+    ready = read_ahead(measurements, job, catalogue)
+    return Question(job, Cluster(pools, catalogue), ready, **options)
 
 
 def published_plan(case: dict[str, Any]) -> Plan | None:

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from simulator.catalogue import Catalogue
 from simulator.cluster import Cluster
 from simulator.errors import Problem
 from simulator.estimate import Estimate
 from simulator.job import Job
 from simulator.plan import Plan
 from simulator.plan_file import plan_to_json
+from simulator.profile import Profile
 from simulator.request import Measurements
 
 Space = Literal["full", "paper"]
 SPACES: tuple[Space, ...] = ("full", "paper")
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
 """Plans judged by default: the paper estimator's short form is judged a hundred times faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMeasurements(Measurements):
+    """Measurements whose profiles were read beforehand, so that a search touches no file."""
+
+    known: Mapping[str, Profile] = field(default_factory=dict)
+
+    def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
+        if name in self.known:
+            return self.known[name]
+        return Measurements.profile(self, name, catalogue=catalogue)
+
+
+def read_ahead(measurements: Measurements, job: Job, catalogue: Catalogue) -> ReadMeasurements:
+    """Read the profile that a job names."""
+    known = {}
+    if job.profile is not None:
+        known[job.profile] = measurements.profile(job.profile, catalogue=catalogue)
+    return ReadMeasurements(measurements.folder, measurements.paths, measurements.network, known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

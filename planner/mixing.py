@@ -65,6 +65,8 @@ class Mixer:
         self._lot_of = {
             kind: next(lot for lot in lots if model.lots[lot].gpu == kind) for kind in self.kinds
         }
+        # Neighbouring limits often need the very same.
+        self._dealt: dict[tuple[int, tuple[tuple[int, ...], ...]], Shape | None] = {}
         self.choices = [[self._choices(s, kind) for kind in self.kinds] for s in range(self.stages)]
 
     def _choices(self, s: int, kind: str) -> list[Choice]:
@@ -120,7 +122,10 @@ class Mixer:
             if not any(need):
                 return None
             needs.append(need)
-        return self._spread(replicas, needs)
+        key = (replicas, tuple(map(tuple, needs)))
+        if key not in self._dealt:
+            self._dealt[key] = self._spread(replicas, needs)
+        return self._dealt[key]
 
     def _spread(self, replicas: int, needs: list[list[int]]) -> Shape | None:
         """Give each site as many pipelines as it can run, in the order of the sites."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from planner.answer import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
+from planner.answer import DEFAULT_BUDGETS, SPACES, Answer, Question, Space, read_ahead
 from planner.sailor import plan_job
 from sailord import report
 from simulator.cluster import Cluster
@@ -72,6 +72,7 @@ def plan(
     if planner != "sailor":
         raise InputError(Problem("--planner", f'"{planner}" is not known', "known is sailor"))
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
     question = Question(the_job, the_cluster, measurements, estimator_name, space, budget)
     started = time.perf_counter()
     answer = plan_job(question)
