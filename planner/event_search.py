@@ -8,6 +8,7 @@ and the best of those is changed a little for as long as that helps and the budg
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,10 @@ from simulator.platform import platform_of
 STAGES_MAX = 12
 TEMPLATES_PER_LOT = 5
 PAIRS_KEPT = 4
+SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
+"""Shares of the pipelines that fit, where fewer may be worth more."""
+ROUGH_BREACH = 40.0
+"""How fast a draft falls back that breaks a limit by rough times."""
 EXHAUST_MAX = 3000
 """Plans of a small case that are judged beyond the budget."""
 JUDGED_SHARE = 0.5
@@ -187,10 +192,18 @@ class EventSearch:
                 for lot in range(len(self.lots))
             }
             for chosen in self.lot_sets():
-                for fleet in self._fleets_of(chosen, pure, b, total):
-                    if fleet not in seen and fleet.counts:
-                        seen.add(fleet)
-                        yield self.rough(fleet, total), fleet
+                for whole in self._fleets_of(chosen, pure, b, total):
+                    for fleet in self._smaller(whole):
+                        if fleet not in seen and fleet.counts:
+                            seen.add(fleet)
+                            yield self.rough(fleet, total), fleet
+
+    def _smaller(self, fleet: Fleet) -> Iterator[Fleet]:
+        """The fleet, and where dollars count the same with fewer pipelines."""
+        yield fleet
+        if self.limits.needs_prices:
+            for share in SMALLER:
+                yield replace(fleet, counts=tuple(math.ceil(n * share) for n in fleet.counts))
 
     def lot_sets(self) -> list[tuple[int, ...]]:
         """Which lots to use together."""
@@ -307,15 +320,25 @@ class EventSearch:
     def rough(self, fleet: Fleet, total: int) -> float:
         """Rough seconds or dollars of an iteration."""
         seconds = seconds_of(fleet, total) + self._sync_s(fleet)
-        if not self.limits.goal_is_cost:
+        if not self.limits.needs_prices:
             return seconds
         hourly = sum(
             (self.lots[lot].price_usd_per_gpu_hour or 0.0) * tp * groups
             for lot, of_lot in fleet.groups().items()
             for tp, groups in of_lot.items()
         )
-        late = self.limits.seconds_max is not None and seconds > self.limits.seconds_max * 1.1
-        return hourly * seconds * (10 if late else 1)
+        usd = hourly / 3600 * seconds
+        worth = usd if self.limits.goal_is_cost else seconds
+        limits = (
+            (usd, self.limits.usd_max),
+            (hourly, self.limits.objective.max_usd_per_hour),
+            (seconds, self.limits.seconds_max),
+        )
+        for value, most in limits:
+            if most is not None and value > most:
+                # Rough times are no proof: what breaks a limit comes later, not never.
+                worth *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
+        return worth
 
     def _sync_s(self, fleet: Fleet) -> float:
         members = fleet.pipelines

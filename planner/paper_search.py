@@ -30,6 +30,7 @@ from planner.supply import Grant
 
 LEVEL_RATIO_FIRST = 1.3
 LEVEL_RATIO = 1.05
+LEVEL_RATIO_ONE_KIND = 1.07
 LEVEL_RATIO_COST = 1.12
 """Neighbouring limits of a stage's time; polishing finds what lies between."""
 SYNC_SHARES = (0.05, 0.08, 0.12, 0.18, 0.25, 0.36, 0.5, 1.0)
@@ -303,7 +304,9 @@ class PaperSearch:
                 rough = self._drafts(selection, family, best, LEVEL_RATIO_FIRST, 1.0)
                 best = min([best, *(draft.sure for draft in rough)])
         for family in families:
-            ratio = LEVEL_RATIO_COST if self.limits.goal_is_cost else LEVEL_RATIO
+            ratio = LEVEL_RATIO if len(family.menu.kinds) > 1 else LEVEL_RATIO_ONE_KIND
+            if self.limits.goal_is_cost:
+                ratio = LEVEL_RATIO_COST
             yield from self._drafts(selection, family, best, ratio, EASED)
 
     def _drafts(
