@@ -269,9 +269,10 @@ class EventSearch:
         return [template for _, template in found]
 
     def _gpu_seconds(self, template: Template, total: int) -> float:
-        """What all the work would take with nothing but this template, ties by its fill."""
+        """What all the work would take with nothing but this template, whatever it costs."""
         count = min(room_for(template, self.lots, {}), total)
-        return self.rough(Fleet((template,), (count,)), total)
+        fleet = Fleet((template,), (count,))
+        return seconds_of(fleet, total) + self._sync_s(fleet)
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
