@@ -56,6 +56,19 @@ def load_all(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
     return the_job, the_cluster, the_plan
 
 
+def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) -> None:
+    """No output may take the place of a file that is read, nor two outputs be one."""
+    taken = {path.resolve(): path for path in inputs}
+    problems = Problems()
+    for path in outputs:
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            problems.add(str(path), "would be written over", "name another file for the output")
+        taken[path.resolve()] = path
+    problems.raise_if_any()
+
+
 def _check_order(job: Path, cluster: Path, plan: Path) -> None:
     """Files that are only in the wrong order deserve one sentence instead of many mistakes."""
     wrong = Problems()

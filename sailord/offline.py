@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sailord import report
-from sailord.inputs import FILE, JSON, PROFILES, load_all
+from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_all
 from sailord.plot import write_plot
 from sailord.timeline import write_timeline
 from simulator.catalogue import load_catalogue
@@ -60,7 +60,7 @@ def simulate(
 
     Exits with 3 if the plan does not fit the memory of its devices.
     """
-    _check_outputs((timeline, plot), (plan, job, cluster))
+    check_outputs((timeline, plot), (plan, job, cluster))
     the_job, the_cluster, the_plan = load_all(job, cluster, plan)
     the_plan = complete_plan(the_plan, the_cluster)
     Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()
@@ -87,19 +87,6 @@ def simulate(
         click.echo(f"does not fit: {rest} more kinds of device groups (--json has all)", err=True)
     if not estimate.fits:
         raise SystemExit(DOES_NOT_FIT)
-
-
-def _check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) -> None:
-    """No output may take the place of a file that is read, nor two outputs be one."""
-    taken = {path.resolve(): path for path in inputs}
-    problems = Problems()
-    for path in outputs:
-        if path is None:
-            continue
-        if path.resolve() in taken:
-            problems.add(str(path), "would be written over", "name another file for the output")
-        taken[path.resolve()] = path
-    problems.raise_if_any()
 
 
 def _draw(

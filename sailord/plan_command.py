@@ -9,30 +9,22 @@ from pathlib import Path
 import click
 
 from planner.answer import DEFAULT_BUDGETS, SPACES, Answer, Question, Space, read_ahead
+from planner.registry import SAILOR, names
 from planner.sailor import plan_job
 from sailord import report
-from simulator.cluster import Cluster
-from simulator.cluster_file import load_cluster
-from simulator.errors import InputError, Problem, Problems
+from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from simulator.errors import InputError, Problem, nearest
 from simulator.job import Job
-from simulator.job_file import load_job
 from simulator.plan_file import plan_text
 from simulator.request import ESTIMATORS, load_measurements
 
 NO_PLAN = 1
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command()
-@click.argument("job", type=_FILE)
-@click.argument("cluster", type=_FILE)
-@click.option(
-    "--profiles",
-    type=_FILE,
-    metavar="DIR",
-    help="Folder with profiles_<name>.json and, if measured, network.json.",
-)
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
 @click.option("--planner", default="sailor", show_default=True, metavar="NAME")
 @click.option(
     "--estimator",
@@ -49,9 +41,9 @@ _FILE = click.Path(path_type=Path)
     help="Plans that may be judged; by default "
     + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
 )
-@click.option("--save", type=_FILE, metavar="PLAN", help="Write the plan to this file.")
+@click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
 @click.option("--explain", is_flag=True, help="Say why this plan, and why not others.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@JSON
 def plan(
     job: Path,
     cluster: Path,
@@ -68,9 +60,13 @@ def plan(
 
     Exits with 0 exactly when it prints a plan, with 1 if there is none.
     """
-    the_job, the_cluster = _load(job, cluster)
-    if planner != "sailor":
-        raise InputError(Problem("--planner", f'"{planner}" is not known', "known is sailor"))
+    check_outputs((save,), (job, cluster))
+    the_job, the_cluster = load_job_and_cluster(job, cluster)
+    if planner != SAILOR:
+        cure = nearest(planner, names())
+        if planner in names():
+            cure = f"judge it with sailorctl compare --planners {planner}"
+        raise InputError(Problem("--planner", f'"{planner}" does not plan here', cure))
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
     question = Question(the_job, the_cluster, measurements, estimator_name, space, budget)
@@ -87,24 +83,6 @@ def plan(
         click.echo(json.dumps(answer.to_json(seconds=seconds), indent=1, allow_nan=False))
     else:
         click.echo(_text(answer, the_job, seconds, explain=explain))
-
-
-def _load(job: Path, cluster: Path) -> tuple[Job, Cluster]:
-    """Read both files, and tell the mistakes of both together."""
-    problems = Problems()
-    the_job = the_cluster = None
-    try:
-        the_job = load_job(job)
-    except InputError as error:
-        problems.take(error)
-    try:
-        the_cluster = load_cluster(cluster)
-    except InputError as error:
-        problems.take(error)
-    problems.raise_if_any()
-    assert the_job is not None
-    assert the_cluster is not None
-    return the_job, the_cluster
 
 
 def _text(answer: Answer, job: Job, seconds: float, *, explain: bool) -> str:
