@@ -1,9 +1,11 @@
 """Predicted against measured, per campaign and estimator; and how much of it is fitted.
 
     python benchmarks/accuracy.py --cases FILE --profiles DIR [--estimators event,paper]
+    python benchmarks/accuracy.py --cases FILE --profiles DIR --messaging buffered
     python benchmarks/accuracy.py --cases FILE --profiles DIR --leave-one-out
 
-The second form refits the constants of the GH200 platform for every run of it, on a grid and from
+The second form shows what the errors would be if the runtime exchanged tensors in another way. The
+third refits the constants of the GH200 platform for every run of it, on a grid and from
 the other runs alone, and shows what they then say about the run left out.
 """
 
@@ -15,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from simulator import platform
 from simulator.catalogue import load_catalogue
@@ -26,6 +28,7 @@ from simulator.request import ESTIMATORS, Measurements, load_measurements
 from simulator.validation import Comparison, validate
 
 REFITTED = "GH-96"
+RUNTIME = "megatron-deepspeed"
 CAMPAIGN = "clariden"
 # Steps that a person would try; the fit starts in the middle of each, not at today's constants.
 GRID: Mapping[str, tuple[float, ...]] = {
@@ -44,10 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--profiles", type=Path, metavar="DIR")
     parser.add_argument("--estimators", default=",".join(ESTIMATORS))
     parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument(
+        "--messaging",
+        choices=get_args(platform.Messaging),
+        help="how the runtime of the runs is taken to exchange tensors",
+    )
     options = parser.parse_args(arguments)
     if options.cases is None or options.profiles is None:
         print("Nothing compared: give measured runs with --cases and their --profiles.")
         return 0
+    if options.messaging is not None:
+        runtimes = cast(dict[str, platform.Runtime], platform.RUNTIMES)
+        runtimes[RUNTIME] = replace(runtimes[RUNTIME], messaging=options.messaging)
     try:
         runs = Runs(options.cases, options.profiles)
         if options.leave_one_out:
