@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -188,18 +188,7 @@ class EventEstimator:
         if messaging == "lockstep" and not (plan.schedule == "1f1b" and work.is_chain):
             messaging = "blocking"  # That engine has no other schedule; its sends do hold up.
         return unroll(
-            [
-                Group(
-                    s,
-                    w.forward,
-                    w.backward,
-                    w.receive_activation,
-                    w.receive_gradient,
-                    w.send_activation,
-                    w.send_gradient,
-                )
-                for (s, _), w in zip(work.groups, work.work, strict=True)
-            ],
+            [Group(s, *astuple(w)) for (s, _), w in zip(work.groups, work.work, strict=True)],
             work.edges,
             schedule=plan.schedule,
             micro_batches=work.micro_batches,

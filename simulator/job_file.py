@@ -11,6 +11,7 @@ from simulator.files import Document, load_document
 from simulator.job import Checkpoint, Data, Goal, Job, Objective, Optimizer, RecomputePolicy
 from simulator.job_model import Training, read_model, unfit_tp
 from simulator.model import PRECISIONS, Model
+from simulator.platform import RUNTIMES
 from simulator.reading import Fault, Table, moment, open_table, shown, whole_number
 
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -19,7 +20,6 @@ GOALS: tuple[Goal, ...] = get_args(Goal)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
-RUNTIMES = ("sailor", "megatron-deepspeed")
 
 
 def load_job(path: Path | str) -> Job:
@@ -109,7 +109,7 @@ def _training(table: Table) -> dict[str, Any]:
         "warmup_steps": table.integer("warmup_steps", default=0, least=0),
         "clip_norm": table.number("clip_norm", above=0),
         "dropout": table.number("dropout", default=0.0, least=0, below=1),
-        "runtime": table.choice("runtime", RUNTIMES, default="sailor"),
+        "runtime": table.choice("runtime", tuple(RUNTIMES), default="sailor"),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 Recompute = Literal["none", "full"]
@@ -80,15 +79,6 @@ class Plan:
     def owning_stages(self, pipeline: Pipeline) -> tuple[Stage, ...]:
         """The stages that stand for distinct device groups."""
         return pipeline.stages[: self.group_count(pipeline)]
-
-    def holder_counts(self, layer_count: int) -> list[int]:
-        """How many device groups hold each layer: one per pipeline, more where it is split."""
-        changes = [0] * (layer_count + 1)
-        for pipeline in self.pipelines:
-            for stage in pipeline.stages:
-                changes[stage.layers[0]] += len(stage.places)
-                changes[stage.layers[1]] -= len(stage.places)
-        return list(accumulate(changes[:-1]))
 
     def gpus_used(self) -> dict[str, int]:
         """Count devices by ``"<gpu>@<zone>"``, in the order of their names."""

@@ -1,4 +1,4 @@
-"""The simulator's front door: a plan, a job, a cluster and measurements in, an estimate out."""
+"""The simulator's front door: a job, a cluster and measurements in, a judge of plans out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from simulator.catalogue import Catalogue
 from simulator.cluster import Cluster
 from simulator.costs import LayerCosts
-from simulator.errors import InputError, Problem, Problems, nearest
+from simulator.errors import InputError, Problem, nearest
 from simulator.estimate import Estimate
 from simulator.event import EventEstimator
 from simulator.files import list_folder, load_document
@@ -18,8 +18,6 @@ from simulator.job import Job
 from simulator.network import Measured, Network, measured_from_json
 from simulator.paper import paper_estimate
 from simulator.plan import Plan
-from simulator.plan_check import check_plan
-from simulator.plan_file import complete_plan
 from simulator.profile import Profile
 from simulator.profile_file import read_profile
 from simulator.sites import Sites
@@ -143,25 +141,3 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
             )
         return _PaperEstimator(job, profile, network, sites)
     raise InputError(Problem("estimator", f'"{name}" is not known', nearest(name, ESTIMATORS)))
-
-
-def simulate(
-    plan: Plan,
-    job: Job,
-    cluster: Cluster,
-    *,
-    measurements: Measurements | None = None,
-    estimator_name: str = "event",
-    place: str = "plan",
-) -> Estimate:
-    """Check a plan against its job and cluster, then estimate it."""
-    ready = complete_plan(plan, cluster)
-    problems = Problems(list(check_plan(ready, job, cluster, place=place)))
-    problems.raise_if_any()
-    judge = estimator(
-        estimator_name,
-        job=job,
-        cluster=cluster,
-        measurements=measurements or Measurements(),
-    )
-    return judge.estimate(ready)
