@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.cluster import Cluster
@@ -111,10 +111,16 @@ def groups_by_lot(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
 
 def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[Grant] = ()) -> bool:
     """Whether the plan takes only GPUs that are there, and no more than is granted."""
-    lots = tuple(lots)
+    return are_supplied(groups_by_lot(plan), tuple(lots), tuple(grants))
+
+
+def are_supplied(
+    wanted: Mapping[PlaceKey, Mapping[int, int]], lots: Sequence[Lot], grants: Sequence[Grant]
+) -> bool:
+    """The same for groups by lot and TP degree."""
     by_key = {(lot.gpu, lot.machine, lot.zone): index for index, lot in enumerate(lots)}
     used: dict[int, int] = {}
-    for key, groups in groups_by_lot(plan).items():
+    for key, groups in wanted.items():
         index = by_key.get(key)
         if index is None or not lots[index].holds(groups):
             return False
