@@ -120,7 +120,7 @@ def patch_embedding(n: Numbers) -> Layer:
     tensors = (
         TensorSpec("patch.weight", (h, n.patch_values)),
         TensorSpec("patch.bias", (h,)),
-        TensorSpec("class.token", (h,)),
+        TensorSpec("class_token", (h,)),
         TensorSpec("position.weight", (n.position_rows, h)),
     )
     return Layer(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from simulator.architecture import Architecture, Nonlinearity, Rotary
 from simulator.blocks import TORCH, Activation, Kernels, Numbers, block
 from simulator.embeddings import class_head, language_head, patch_embedding, token_embedding
 from simulator.errors import InputError, Problem, Problems, nearest
@@ -31,13 +32,26 @@ class _Family:
     # Rows of the position table beyond the sequence; None: no table (rotary positions).
     extra_positions: int | None = 0
     vision: bool = False
+    # What "gelu" is in this family, and how its scores and norms are computed.
+    gelu: Nonlinearity = "gelu"
+    norm_epsilon: float = 1e-5
+    scaled_scores: bool = True
+    # Every second block looks back this far only.
+    window: int = 0
 
 
 _FAMILIES: dict[str, _Family] = {
-    "gpt2": _Family(vocab=50257, sequence=1024),
+    "gpt2": _Family(vocab=50257, sequence=1024, gelu="gelu_tanh"),
     # Every second layer attends to a window of 256 tokens, by a mask alone: its scores are all
     # computed and kept, so it costs what the others cost.
-    "gpt-neo": _Family(vocab=50257, sequence=2048, qkv_bias=False),
+    "gpt-neo": _Family(
+        vocab=50257,
+        sequence=2048,
+        qkv_bias=False,
+        gelu="gelu_tanh",
+        scaled_scores=False,
+        window=256,
+    ),
     # Positions begin at 2, so the table has two rows more.
     "opt": _Family(vocab=50272, sequence=2048, activation="relu", extra_positions=2),
     "llama": _Family(
@@ -51,7 +65,7 @@ _FAMILIES: dict[str, _Family] = {
         mlp_bias=False,
         extra_positions=None,
     ),
-    "vit": _Family(vocab=1000, sequence=0, tied=False, vision=True),
+    "vit": _Family(vocab=1000, sequence=0, tied=False, vision=True, norm_epsilon=1e-12),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 
@@ -99,7 +113,8 @@ def build_model(
     problems.raise_if_any()
     text = {key: value for key, value in numbers.items() if isinstance(value, str)}
     complete = _complete(sizes, text, facts, kernels=kernels, pad_vocab_to=pad_vocab_to)
-    return _assemble(complete, family=family, name=name or family, vision=facts.vision)
+    architecture = _architecture(complete, sizes, facts)
+    return _assemble(complete, architecture, family=family, name=name or family)
 
 
 def _check(
@@ -140,6 +155,9 @@ def _check_fit(sizes: Mapping[str, int], facts: _Family, problems: Problems, *, 
     if heads % kv_heads:
         what = f"{kv_heads} key/value heads do not divide {heads} heads"
         problems.add(f"{place}.kv_heads", what, "give a divisor of heads")
+    if facts.extra_positions is None and sizes.get("head_dim", hidden // heads) % 2:
+        what = f"heads of width {sizes.get('head_dim', hidden // heads)} have no pairs to turn"
+        problems.add(f"{place}.heads", what, "rotary positions need an even head width")
     if facts.vision:
         image, patch = sizes.get("image", 224), sizes.get("patch", 16)
         if image % patch:
@@ -204,7 +222,28 @@ def _usual_ffn(hidden: int, *, gated: bool) -> int:
     return -(-(8 * hidden // 3) // 256) * 256
 
 
-def _assemble(numbers: Numbers, *, family: str, name: str, vision: bool) -> Model:
+def _architecture(n: Numbers, sizes: Mapping[str, int], facts: _Family) -> Architecture:
+    """Say how the layers compute: what the numbers tell, and what the family fixes."""
+    windows = tuple(facts.window * (i % 2) for i in range(n.layers)) if facts.window else ()
+    return Architecture(
+        head_dim=n.head_dim,
+        nonlinearity=facts.gelu if n.activation == "gelu" else n.activation,
+        embedding_width=n.embedding_width,
+        rms_norm=n.rms_norm,
+        norm_first=n.norm_first,
+        norm_epsilon=facts.norm_epsilon,
+        scaled_scores=facts.scaled_scores,
+        windows=windows,
+        position_offset=facts.extra_positions or 0,
+        rotary=Rotary() if facts.extra_positions is None else None,
+        image=sizes.get("image", 224) if facts.vision else 0,
+        patch=sizes.get("patch", 16) if facts.vision else 0,
+        channels=sizes.get("channels", 3) if facts.vision else 0,
+    )
+
+
+def _assemble(numbers: Numbers, architecture: Architecture, *, family: str, name: str) -> Model:
+    vision = architecture.image > 0
     first = patch_embedding(numbers) if vision else token_embedding(numbers)
     last = class_head(numbers) if vision else language_head(numbers)
     blocks = (block(numbers, f"block {i}") for i in range(1, numbers.layers + 1))
@@ -220,4 +259,5 @@ def _assemble(numbers: Numbers, *, family: str, name: str, vision: bool) -> Mode
         sequence_max=numbers.sequence,
         learned_positions=numbers.position_rows > 0,
         tied=numbers.tied,
+        architecture=architecture,
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator.blocks import TORCH, Kernels
 from simulator.errors import InputError, Problem, Problems, nearest
 from simulator.families import build_model
+from simulator.huggingface_architecture import refined
 from simulator.model import Model
 
-# GELU in any approximation keeps and computes the same to our accuracy.
+# GELU in any approximation costs the same; refined() tells them apart.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu",
@@ -54,7 +55,7 @@ _DIALECTS: dict[str, _Dialect] = {
         },
         optional={"ffn": "n_inner", "tied": "tie_word_embeddings"},
         activation="activation_function",
-        covered={"add_cross_attention": False},
+        covered={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
     ),
     "gpt_neo": _Dialect(
         family="gpt-neo",
@@ -152,8 +153,16 @@ def model_from_config(
     except InputError as error:
         _take_translated(error, keys, problems)
         raise InputError(problems.found) from None
+    assert model.architecture is not None, "a family says how it computes"
+    architecture = refined(
+        model.architecture,
+        config,
+        activation=dialect.activation,
+        layers=len(model.layers) - 2,
+        problems=problems,
+    )
     problems.raise_if_any()
-    return model
+    return replace(model, architecture=architecture)
 
 
 def _dialect(config: Mapping[str, object]) -> _Dialect:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
+from simulator.architecture import Architecture
 from simulator.errors import Problem
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -271,6 +272,8 @@ class Model:
     # Positions are learned, so that a sequence longer than sequence_max cannot be trained.
     learned_positions: bool
     tied: bool
+    # None: the layers are a user's own, and only that user's code can compute them.
+    architecture: Architecture | None = None
 
     @property
     def parameters(self) -> int:

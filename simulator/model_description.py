@@ -6,10 +6,12 @@ left out has the default it has there (mostly zero).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar, get_args
 
+from simulator.architecture import NONLINEARITIES, Architecture, Rotary
 from simulator.errors import InputError, Problem, Problems, nearest
 from simulator.model import Item, Layer, LayerKind, Model, Moment, TensorSpec, Term, When
 
@@ -27,16 +29,12 @@ def describe(model: Model) -> dict[str, Any]:
 
 def _lean(value: Any) -> Any:
     """Turn dataclasses into dicts without the fields that have their default."""
-    if isinstance(value, Term | TensorSpec):
-        shown = asdict(value)
-        defaults = {f.name: f.default for f in fields(value)}
+    if isinstance(value, Model | Layer | Moment | Term | TensorSpec | Architecture | Rotary):
         return {
-            key: list(item) if isinstance(item, tuple) else item
-            for key, item in shown.items()
-            if item != defaults[key]
+            f.name: _lean(item)
+            for f in fields(value)
+            if (item := getattr(value, f.name)) != f.default
         }
-    if isinstance(value, Model | Layer | Moment):
-        return {f.name: _lean(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return [_lean(item) for item in value]
     return value
@@ -139,6 +137,12 @@ def _integer(least: int | None, *, absent: bool = False) -> Callable[[_Reading, 
     return read
 
 
+def _number(reading: _Reading, value: object, place: str) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        reading.problems.add(place, f"is {value!r:.40}", "give a number from 0 on")
+    return value
+
+
 def _text(*known: str, absent: bool = False) -> Callable[[_Reading, object, str], Any]:
     def read(reading: _Reading, value: object, place: str) -> object:
         if absent and value is None:
@@ -226,6 +230,28 @@ _LAYER = {
     "allreduces_backward": _integer(0),
     "allreduce_per_token": _integer(0),
 }
+_ROTARY = {
+    "base": _number,
+    "factor": _number,
+    "low_frequency": _number,
+    "high_frequency": _number,
+    "original_tokens": _integer(0),
+}
+_ARCHITECTURE = {
+    "head_dim": _integer(1),
+    "nonlinearity": _text(*NONLINEARITIES),
+    "embedding_width": _integer(1),
+    "rms_norm": _boolean,
+    "norm_first": _boolean,
+    "norm_epsilon": _number,
+    "scaled_scores": _boolean,
+    "windows": _several(_integer(0)),
+    "position_offset": _integer(0),
+    "rotary": _record(Rotary, _ROTARY),
+    "image": _integer(0),
+    "patch": _integer(0),
+    "channels": _integer(0),
+}
 _MODEL = {
     "name": _text(),
     "family": _text(),
@@ -238,4 +264,5 @@ _MODEL = {
     "sequence_max": _integer(1),
     "learned_positions": _boolean,
     "tied": _boolean,
+    "architecture": _record(Architecture, _ARCHITECTURE),
 }

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.architecture import Rotary
 from simulator.blocks import MEGATRON, Kernels
 from simulator.errors import InputError
 from simulator.families import FAMILIES, build_model
@@ -321,6 +322,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
         **{"vocab_size": 128256, "max_position_embeddings": 8192, "hidden_act": "silu"},
         **{"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
+        **{"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": None},
     },
     "vit-b": {
         **{"model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "qkv_bias": True},
@@ -352,6 +354,42 @@ def test_mistakes_in_a_config_are_told_under_its_own_keys() -> None:
     }
     galactica = {**CONFIGS["opt-350m"], "layer_norm_elementwise_affine": False}
     assert "not covered" in problems_of(lambda: model_from_config(galactica))[0]
+
+
+def test_what_a_config_says_of_the_computation_is_read() -> None:
+    def architecture_of(name: str, **changes: Any) -> Any:
+        return model_from_config({**CONFIGS[name], **changes}).architecture
+
+    long = {"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}
+    scaled = architecture_of("llama-3-8b", rope_scaling=long)
+    assert scaled.rotary == preset("llama-3.2-1b").architecture.rotary
+    newer = {"rope_parameters": {"rope_type": "linear", "rope_theta": 7.0, "factor": 2}}
+    assert architecture_of("llama-3-8b", **newer).rotary == Rotary(7.0, 2.0)
+    assert architecture_of("gpt2", activation_function="gelu").nonlinearity == "gelu"
+    assert architecture_of("gpt2", layer_norm_epsilon=0.5).norm_epsilon == 0.5
+    kinds = {"window_size": 9, "attention_types": [[["local"], 5], [["global"], 7]]}
+    assert architecture_of("gpt-neo-125m", **kinds).windows == (9,) * 5 + (0,) * 7
+
+
+def test_what_a_config_says_wrongly_of_the_computation_is_told() -> None:
+    def places(name: str, **changes: Any) -> list[str]:
+        found = problems_of(lambda: model_from_config({**CONFIGS[name], **changes}))
+        return [problem.split(":")[0] for problem in found]
+
+    yarn = {"rope_type": "yarn", "rope_theta": -1}
+    assert places("llama-3-8b", rms_norm_eps=0, rope_scaling=yarn) == [
+        *("rms_norm_eps", "rope_scaling.rope_theta", "rope_scaling.rope_type"),
+    ]
+    assert places("llama-3-8b", rope_scaling=[]) == ["rope_scaling"]
+    assert places("gpt-neo-125m", attention_types=[[["global"], 5]]) == ["attention_types"]
+    assert places("gpt2", scale_attn_by_inverse_layer_idx=True) == [
+        "scale_attn_by_inverse_layer_idx"
+    ]
+
+
+def test_rotary_positions_need_pairs() -> None:
+    found = problems_of(lambda: build_model("llama", layers=1, hidden=12, heads=4))
+    assert [problem.split(":")[0] for problem in found] == ["model.heads"]
 
 
 @pytest.mark.parametrize("config", [None, [], {}, {"model_type": 3}, {"model_type": "lama"}])

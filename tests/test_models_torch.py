@@ -132,7 +132,7 @@ def embedding(model: Model, w: Weights, inputs: Tensor, *, dropout: bool = False
         hidden = w["patch.bias"].shape[0]
         kernel = w["patch.weight"].view(hidden, 3, 8, 8)
         x = F.conv2d(inputs, kernel, w["patch.bias"], stride=8).flatten(2).transpose(1, 2)
-        x = torch.cat((w["class.token"].expand(len(x), 1, -1), x), 1)
+        x = torch.cat((w["class_token"].expand(len(x), 1, -1), x), 1)
     else:
         x = F.embedding(inputs, w["token.weight"])
     if "projection.weight" in w:
