@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, assert_never
@@ -17,6 +17,7 @@ from typing import Any, Literal, assert_never
 from simulator.errors import InputError, Problem
 from simulator.event import Details, EventEstimator
 from simulator.plan import Pipeline, Plan
+from simulator.trace_events import complete_event, process_named, span_text, thread_named
 from simulator.works import PipelineWork
 
 _GroupId = tuple[int, int, int]
@@ -102,18 +103,18 @@ def lanes_of(plan: Plan, judge: EventEstimator) -> tuple[Lane, ...]:
 def trace(plan: Plan, judge: EventEstimator, *, iteration_s: float) -> dict[str, Any]:
     """One iteration in the Trace Event Format: a process per pipeline, a thread per group."""
     title = f"one iteration, {plan.samples_per_iteration:,} samples"
-    events = [*_process(1, title), *_thread(1, _THREADS, "iteration")]
-    events.append(_complete("iteration", 1, _THREADS, 0.0, iteration_s, {}))
+    events = [*process_named(1, title), *thread_named(1, _THREADS, "iteration")]
+    events.append(complete_event("iteration", 1, _THREADS, 0.0, iteration_s, {}))
     for process, lane in enumerate(lanes_of(plan, judge), start=2):
         threads = itertools.count(process * _THREADS)
-        events += _process(process, lane.title)
+        events += process_named(process, lane.title)
         for row in lane.rows:
             thread = next(threads)
-            events += _thread(process, thread, f"{row.name}: {row.layers}, {row.devices}")
+            events += thread_named(process, thread, f"{row.name}: {row.layers}, {row.devices}")
             events += [_event(bar, process, thread) for bar in row.work]
             if row.sync:
                 thread = next(threads)
-                events += _thread(process, thread, f"{row.name}: gradient sync")
+                events += thread_named(process, thread, f"{row.name}: gradient sync")
                 events += [_event(bar, process, thread) for bar in row.sync]
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
@@ -221,27 +222,7 @@ def _row(
     )
 
 
-def span_text(layers: tuple[int, int]) -> str:
-    """Layers as people count them, the last one included: ``0-12``."""
-    first, last = layers[0], layers[1] - 1
-    return str(first) if first == last else f"{first}-{last}"
-
-
 # -- from rows to trace events --------------------------------------------------------------------
-
-
-def _process(process: int, name: str) -> Iterator[dict[str, Any]]:
-    yield _metadata("process_name", process, 0, name=name)
-    yield _metadata("process_sort_index", process, 0, sort_index=process)
-
-
-def _thread(process: int, thread: int, name: str) -> Iterator[dict[str, Any]]:
-    yield _metadata("thread_name", process, thread, name=name)
-    yield _metadata("thread_sort_index", process, thread, sort_index=thread)
-
-
-def _metadata(kind: str, process: int, thread: int, **args: str | int) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": args}
 
 
 def _event(bar: Bar, process: int, thread: int) -> dict[str, Any]:
@@ -256,20 +237,4 @@ def _event(bar: Bar, process: int, thread: int) -> dict[str, Any]:
             name, args = "optimizer step", {}
         case _:
             assert_never(bar.kind)
-    return _complete(name, process, thread, bar.start_s, bar.end_s, args)
-
-
-def _complete(
-    name: str, process: int, thread: int, start_s: float, end_s: float, args: dict[str, Any]
-) -> dict[str, Any]:
-    # Whole nanoseconds for both ends, so that neighbours touch and never overlap by rounding.
-    start_ns, end_ns = round(start_s * 1e9), round(end_s * 1e9)
-    return {
-        "name": name,
-        "ph": "X",
-        "pid": process,
-        "tid": thread,
-        "ts": start_ns / 1000,
-        "dur": (end_ns - start_ns) / 1000,
-        "args": args,
-    }
+    return complete_event(name, process, thread, bar.start_s, bar.end_s, args)

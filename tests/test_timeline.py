@@ -10,11 +10,12 @@ from itertools import pairwise
 import pytest
 
 from sailord import timeline
-from sailord.timeline import bare_lanes, lanes_of, span_text, trace, write_timeline
+from sailord.timeline import bare_lanes, lanes_of, trace, write_timeline
 from simulator.errors import InputError
 from simulator.job import Job
 from simulator.plan import Pipeline, Plan
 from simulator.platform import platform_of
+from simulator.trace_events import span_text
 from tests.worlds import place, random_plan, random_world, small_model, stage, world_of
 
 NEAR, FAR = place(), place("A100-40", "europe-west4-a")

@@ -1,0 +1,275 @@
+"""What a rank does when: written down for pictures, for whoever asks who died doing what, and for
+tests that let it die there.
+
+A trainer wraps each of its actions: ``with recorder.doing("forward", micro_batch=3): ...``. What
+outlasts the code that starts it (gradients on their way) is ``begin``-ed and ``end``-ed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import signal
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, assert_never, get_args
+
+from simulator.trace_events import complete_event, process_named, span_text, thread_named
+
+Activity = Literal[
+    "start", "data", "forward", "backward", "send", "receive", "wait", "sync", "vote", "step", "end"
+]
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+
+_RECORD = struct.Struct("=qq")
+
+# As in the simulator's traces: process 1 is the whole, and no row is 0 or equal to a process.
+_STEPS_PROCESS = 1
+_ROWS = 10_000
+
+
+class Board:
+    """What every rank of a machine is doing now, in memory that outlives each of them.
+
+    It is made before the ranks are forked. Each writes its own record only, so nothing is locked.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._memory = mmap.mmap(-1, max(1, ranks) * _RECORD.size)
+
+    def write(self, rank: int, step: int, activity: Activity) -> None:
+        """Say what a rank does now."""
+        _RECORD.pack_into(self._memory, rank * _RECORD.size, step, ACTIVITIES.index(activity))
+
+    def read(self, rank: int) -> tuple[int, Activity]:
+        """The step that a rank is at, and what it is doing there or was doing when it died."""
+        step, activity = _RECORD.unpack_from(self._memory, rank * _RECORD.size)
+        return step, ACTIVITIES[activity]
+
+
+@dataclass(frozen=True, slots=True)
+class FailPoint:
+    """Where a rank is to die, so that tests can see what the others make of it."""
+
+    rank: int
+    activity: Activity
+    step: int
+
+    @classmethod
+    def parse(cls, text: str) -> FailPoint:
+        """Read ``RANK:ACTIVITY:STEP``, as in ``2:backward:3``."""
+        rank, activity, step = text.split(":")
+        known = next(known for known in ACTIVITIES if known == activity)
+        return cls(int(rank), known, int(step))
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that a rank did from one moment to another."""
+
+    activity: Activity
+    step: int
+    start_ns: int
+    end_ns: int = 0
+    layers: tuple[int, int] | None = None
+    micro_batch: int | None = None
+    in_background: bool = False
+
+
+@dataclass(slots=True)
+class Recorder:
+    """One rank's account of what it does; costs next to nothing where nothing is kept."""
+
+    rank: int = 0
+    board: Board | None = None
+    keeps_spans: bool = False
+    fail_at: FailPoint | None = None
+    finish_device_work: Callable[[], None] | None = None
+    """Waits for an accelerator, whose work otherwise ends later than the call that starts it."""
+    step: int = 0
+    spans: list[Span] = field(default_factory=list)
+    _activity: Activity = "start"
+
+    def at_step(self, step: int) -> None:
+        """All that follows belongs to this step."""
+        self.step = step
+
+    def doing(
+        self,
+        activity: Activity,
+        *,
+        layers: tuple[int, int] | None = None,
+        micro_batch: int | None = None,
+    ) -> _Doing:
+        """Wrap an action of this thread; actions may stand within others."""
+        return _Doing(self, activity, layers, micro_batch)
+
+    def begin(
+        self,
+        activity: Activity,
+        *,
+        layers: tuple[int, int] | None = None,
+        micro_batch: int | None = None,
+    ) -> Span:
+        """Note that something has begun that goes on beside what this thread does."""
+        span = Span(
+            activity, self.step, time.perf_counter_ns(), 0, layers, micro_batch, in_background=True
+        )
+        if self.keeps_spans:
+            self.spans.append(span)
+        return span
+
+    def end(self, span: Span) -> None:
+        """Note that it has ended; any thread may say so."""
+        span.end_ns = time.perf_counter_ns()
+
+    def turn_to(self, activity: Activity) -> Activity:
+        """Show on the board what this rank does now; returns what it did before."""
+        before, self._activity = self._activity, activity
+        if self.board is not None:
+            self.board.write(self.rank, self.step, activity)
+        if self.fail_at == FailPoint(self.rank, activity, self.step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return before
+
+
+class _Doing:
+    """One action of a rank, as a context."""
+
+    __slots__ = ("_activity", "_before", "_layers", "_micro_batch", "_recorder", "_start_ns")
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        activity: Activity,
+        layers: tuple[int, int] | None,
+        micro_batch: int | None,
+    ) -> None:
+        self._recorder = recorder
+        self._activity = activity
+        self._layers = layers
+        self._micro_batch = micro_batch
+
+    def __enter__(self) -> None:
+        self._before = self._recorder.turn_to(self._activity)
+        self._start_ns = time.perf_counter_ns()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        recorder = self._recorder
+        if error is not None:
+            return  # The board goes on showing where it went wrong.
+        if recorder.keeps_spans:
+            if recorder.finish_device_work is not None:
+                recorder.finish_device_work()
+            end_ns = time.perf_counter_ns()
+            recorder.spans.append(
+                Span(
+                    self._activity,
+                    recorder.step,
+                    self._start_ns,
+                    end_ns,
+                    self._layers,
+                    self._micro_batch,
+                )
+            )
+        recorder.turn_to(self._before)
+
+
+# -- from spans to a picture ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """All that one rank did, and where in the plan it stands."""
+
+    rank: int
+    pipeline: int
+    stage: int
+    tp_index: int
+    tp: int
+    layers: tuple[int, int]
+    spans: tuple[Span, ...]
+
+
+def trace(ranks: Sequence[RankTimeline]) -> dict[str, Any]:
+    """A run in the form that the simulator draws an iteration in: pipelines, and their ranks."""
+    begin_ns = min((span.start_ns for rank in ranks for span in rank.spans), default=0)
+    events = _steps(ranks, begin_ns)
+    for pipeline in sorted({rank.pipeline for rank in ranks}):
+        number = _STEPS_PROCESS + 1 + pipeline
+        events += process_named(number, f"pipeline {pipeline}")
+        rows = itertools.count(number * _ROWS)
+        members = [rank for rank in ranks if rank.pipeline == pipeline]
+        for member in sorted(members, key=lambda rank: (rank.stage, rank.tp_index)):
+            for title, spans in _rows(member):
+                row = next(rows)
+                events += thread_named(number, row, title)
+                events += [_event(span, number, row, begin_ns) for span in spans]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _steps(ranks: Sequence[RankTimeline], begin_ns: int) -> list[dict[str, Any]]:
+    """When each step began on the first rank and ended on the last."""
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    for rank in ranks:
+        for span in rank.spans:
+            spans[span.step].append(span)
+    row = _STEPS_PROCESS * _ROWS
+    events = [*process_named(_STEPS_PROCESS, "steps"), *thread_named(_STEPS_PROCESS, row, "steps")]
+    for step, done in sorted(spans.items()):
+        start_s = (min(span.start_ns for span in done) - begin_ns) / 1e9
+        end_s = (max(span.end_ns for span in done) - begin_ns) / 1e9
+        events.append(complete_event(f"step {step}", _STEPS_PROCESS, row, start_s, end_s, {}))
+    return events
+
+
+def _rows(member: RankTimeline) -> Iterator[tuple[str, list[Span]]]:
+    """What one rank did in turn, and in as many rows as it needs what went on beside that."""
+    name = f"stage {member.stage}" + (f" TP {member.tp_index}" if member.tp > 1 else "")
+    in_turn = [span for span in member.spans if not span.in_background]
+    if in_turn:
+        yield f"{name}: layers {span_text(member.layers)}, rank {member.rank}", in_turn
+    beside: list[list[Span]] = []
+    for span in sorted(member.spans, key=lambda span: span.start_ns):
+        if span.in_background and span.end_ns:
+            free = next((row for row in beside if row[-1].end_ns <= span.start_ns), None)
+            if free is None:
+                beside.append([span])
+            else:
+                free.append(span)
+    yield from ((f"{name}: gradient sync", row) for row in beside)
+
+
+def _event(span: Span, number: int, row: int, begin_ns: int) -> dict[str, Any]:
+    layers = "" if span.layers is None else span_text(span.layers)
+    args: dict[str, Any] = {"step": span.step}
+    if span.micro_batch is not None:
+        args["micro_batch"] = span.micro_batch
+    if layers:
+        args["layers"] = layers
+    match span.activity:
+        case "forward" | "backward":
+            name = f"{span.activity[0].upper()}{span.micro_batch}"
+        case "sync":
+            name = f"sync {layers}".rstrip()
+        case "step":
+            name = "optimizer step"
+        case "send" | "receive":
+            which = "" if span.micro_batch is None else f" {span.micro_batch}"
+            name = f"{span.activity}{which}"
+        case "start" | "data" | "wait" | "vote" | "end":
+            name = span.activity
+        case _:
+            assert_never(span.activity)
+    start_s, end_s = (span.start_ns - begin_ns) / 1e9, (span.end_ns - begin_ns) / 1e9
+    return complete_event(name, number, row, start_s, end_s, args)
