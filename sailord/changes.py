@@ -1,0 +1,142 @@
+"""What asks for another plan: losses, failures, notices, additions, orders, or time gone by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.protocol import GenerationRecord, NodeId
+from sailord.model import Active, Node, Running, Starting, State, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A reason to plan anew, not before ``due``: what else is on its way may join it."""
+
+    reason: str
+    due: float
+    is_forced: bool
+    """The present generation cannot go on, or must not."""
+
+
+def change_wanted(state: State, active: Active) -> Change | None:
+    """The most pressing reason to plan anew; ``None`` if all is well."""
+    if isinstance(active.phase, Waiting):
+        return _first_plan(state, active, active.phase)
+    found = [
+        *_losses(state, active),
+        *_notices(state, active),
+        *_additions(state, active),
+        *_orders(active, state.now),
+        *_standstill(state, active),
+    ]
+    if not found:
+        return None
+    # The forced ones first: an addition never delays the answer to a loss.
+    first = min(found, key=lambda change: (not change.is_forced, change.due, change.reason))
+    reasons = [c.reason for c in found if c.is_forced == first.is_forced and c.due <= first.due]
+    return Change("; ".join(dict.fromkeys(reasons)), first.due, first.is_forced)
+
+
+def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
+    """Nothing runs: plan as soon as it is likely that no more is about to change."""
+    options, last = state.options, active.generation
+    due = max(phase.since + options.failures_gather_s, active.not_before)
+    if last is None or last.state == "closed":
+        ready = [state.nodes[id_].since for id_ in usable(state, active)]
+        due = max(due, max(ready, default=state.now) + options.start_gather_s)
+    return Change(phase.reason, due, is_forced=True)
+
+
+def usable(state: State, active: Active) -> tuple[NodeId, ...]:
+    """Nodes that a new plan may use, in the order of their names."""
+    members = active.generation.members if active.generation is not None else ()
+    return tuple(
+        sorted(id_ for id_, node in state.nodes.items() if _is_usable(node, id_ in members))
+    )
+
+
+def _is_usable(node: Node, is_member: bool) -> bool:
+    if node.is_lost or node.absent_since is not None or node.leaving_since is not None:
+        return False
+    return node.record.state == "ready" and (is_member or not node.is_cordoned)
+
+
+def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
+    """Members that are lost, or whose workers failed: without them the generation is over."""
+    return tuple(
+        sorted(
+            id_
+            for id_ in generation.members
+            if (node := state.nodes.get(id_)) is None
+            or node.is_lost
+            or node.failed_since is not None
+        )
+    )
+
+
+def _losses(state: State, active: Active) -> list[Change]:
+    if active.generation is None:
+        return []
+    found = []
+    for id_ in broken_members(state, active.generation):
+        node = state.nodes.get(id_)
+        if node is None:
+            found.append(Change(f"{id_} is gone", state.now, is_forced=True))
+            continue
+        since = node.lost_at if node.lost_at is not None else node.failed_since
+        assert since is not None
+        name = node.record.name
+        why = node.report.failure if node.report else ""
+        reason = f"{name} is lost: {node.why_lost}" if node.is_lost else f"{name} failed: {why}"
+        found.append(Change(reason, since + state.options.failures_gather_s, is_forced=True))
+    return found
+
+
+def _notices(state: State, active: Active) -> list[Change]:
+    if active.generation is None:
+        return []
+    found = []
+    for id_ in sorted(active.generation.members):
+        node = state.nodes.get(id_)
+        if node is None or node.is_lost or node.leaving_since is None:
+            continue
+        due = node.leaving_since + state.options.notices_gather_s
+        if node.record.leaves_at is not None:
+            due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
+        found.append(Change(f"{node.record.name} is leaving", due, is_forced=True))
+    return found
+
+
+def _additions(state: State, active: Active) -> list[Change]:
+    if not isinstance(active.phase, Running) or active.generation is None:
+        return []
+    known = active.considered | frozenset(active.generation.members)
+    new = [id_ for id_ in usable(state, active) if id_ not in known]
+    if not new:
+        return []
+    names = ", ".join(state.nodes[id_].record.name for id_ in new)
+    due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
+    return [Change(f"{names} could help", due, is_forced=False)]
+
+
+def _orders(active: Active, now: float) -> list[Change]:
+    if active.order is not None and active.order.kind == "replan":
+        return [Change("a new plan was ordered", now, is_forced=True)]
+    if active.generation is not None and active.generation.state == "stopping":
+        return [Change("the generation was told to stop", now, is_forced=True)]
+    return []
+
+
+def _standstill(state: State, active: Active) -> list[Change]:
+    options = state.options
+    match active.phase:
+        case Starting() if state.now >= active.phase.deadline:
+            return [Change("the generation did not start in time", state.now, is_forced=True)]
+        case Running() if state.now >= active.advanced_at + options.stall_s:
+            reason = f"no step was done for {options.stall_s:.0f} s"
+            return [Change(reason, state.now, is_forced=True)]
+        case Running():
+            due = active.considered_at + options.reconsider_s
+            return [Change("a better plan may exist by now", due, is_forced=False)]
+        case _:
+            return []

@@ -1,0 +1,352 @@
+"""What the controller learns from an event: the facts change, nothing is decided yet.
+
+The world arrives as whole snapshots, so that a lost event is made good by the next one of its
+kind, and one that comes twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import assert_never
+
+from agents.protocol import (
+    Durable,
+    GenerationRecord,
+    Intent,
+    JobId,
+    JobRecord,
+    NodeId,
+    NodeRecord,
+    Report,
+)
+from sailord.model import (
+    Active,
+    CheckpointCommitted,
+    Closing,
+    Deposed,
+    Elected,
+    Event,
+    GenerationWritten,
+    Held,
+    IntentGiven,
+    JobSubmitted,
+    Node,
+    NodesObserved,
+    Opening,
+    Phase,
+    PlanFound,
+    Planning,
+    PlanRefused,
+    ProbeFailed,
+    Reported,
+    Starting,
+    State,
+    Stopping,
+    StoreReturned,
+    Ticked,
+    Waiting,
+    WriteRefused,
+)
+
+LIVE: frozenset[str] = frozenset({"running", "held"})
+"""States of a job that has the cluster."""
+
+
+def learn(state: State, event: Event) -> State:
+    """Return what is known now that the event has happened."""
+    state = replace(state, now=max(state.now, event.at))
+    match event:
+        case Elected():
+            state = _take_over(state, event)
+        case Deposed() | WriteRefused():
+            return State(options=state.options, now=state.now, requests=state.requests)
+        case NodesObserved():
+            state = _see_nodes(state, event.nodes)
+        case Reported():
+            state = _hear(state, event.report)
+        case ProbeFailed():
+            state = _miss(state, event.node)
+        case IntentGiven():
+            state = _note_intent(state, event.intent)
+        case JobSubmitted():
+            state = _queue(state, event.job)
+        case PlanFound():
+            state = _answer(state, event)
+        case PlanRefused():
+            state = _answer(state, event)
+        case GenerationWritten():
+            state = _recorded(state, event.record)
+        case CheckpointCommitted():
+            state = _committed(state, event.job, event.durable)
+        case StoreReturned():
+            state = replace(state, leases_since=state.now)
+        case Ticked():
+            pass
+        case _:
+            assert_never(event)
+    return _give_up_nodes(state)
+
+
+def _take_over(state: State, event: Elected) -> State:
+    """Begin from what the store holds, and from nothing that an earlier term believed."""
+    jobs = {job.id: job for job in event.jobs}
+    generations = {record.job: record for record in event.generations}
+    live = sorted((job for job in event.jobs if job.state in LIVE), key=_queue_order)
+    active = None
+    if live:
+        job = jobs.pop(live[0].id)
+        active = _adopted(job, generations.pop(job.id, None), state, event.at)
+    taken = State(
+        options=state.options,
+        now=state.now,
+        term=event.term,
+        leases_since=event.at,
+        jobs=jobs,
+        generations=generations,
+        durables=dict(event.durables),
+        active=active,
+        requests=state.requests,
+    )
+    taken = _see_nodes(taken, event.nodes)
+    if active is not None and active.generation is not None:
+        taken = _grant_grace(taken, active.generation.members)
+    for intent in event.intents:
+        taken = _note_intent(taken, intent)
+    return taken
+
+
+def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: float) -> Active:
+    phase: Phase = Waiting("a new leader took over", at)
+    step = 0
+    if job.state == "held":
+        phase = Held(job.reason, at)
+    elif record is not None and record.state != "closed":
+        # Its members' reports will tell whether it runs, and one that was told to stop does.
+        phase = Starting(since=at, deadline=at + state.options.start_s, move_s=0.0)
+    if record is not None:
+        step = record.restore.point.step
+    return Active(job, phase, record, step=step, advanced_at=at)
+
+
+def _grant_grace(state: State, members: Iterable[NodeId]) -> State:
+    """Members without a lease may only wait for the store: give them time to come back."""
+    nodes = dict(state.nodes)
+    for member in members:
+        if member not in nodes:
+            unseen = NodeRecord(member, member, "", "", "", 0, "")
+            nodes[member] = Node(unseen, state.now, absent_since=state.now)
+    return replace(state, nodes=nodes)
+
+
+def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
+    seen = {record.id: record for record in records}
+    nodes = dict(state.nodes)
+    for record in seen.values():
+        node = nodes.get(record.id)
+        if node is None:
+            node = Node(record, state.now, is_cordoned=record.state == "cordoned")
+        elif record.state == "ready" and node.record.state == "joining":
+            node = replace(node, since=state.now)
+        leaving = node.leaving_since
+        if record.state == "draining" and leaving is None:
+            leaving = state.now
+        elif record.state == "ready" and node.record.state == "draining":
+            leaving = None  # A false alarm: the agent itself took it back.
+        nodes[record.id] = replace(node, record=record, absent_since=None, leaving_since=leaving)
+    names = {record.name: record.id for record in seen.values()}
+    for id_, node in nodes.items():
+        if id_ in seen:
+            continue
+        if names.get(node.record.name, id_) != id_ and not node.is_lost:
+            nodes[id_] = _lost(node, state.now, "its machine was started anew")
+        elif node.absent_since is None:
+            nodes[id_] = replace(node, absent_since=state.now)
+    return replace(state, nodes=nodes)
+
+
+def _hear(state: State, report: Report) -> State:
+    node = state.nodes.get(report.node)
+    if node is None or (node.report is not None and report.number <= node.report.number):
+        return state
+    if node.is_lost:
+        # It was given up and lives: it is welcome, as if it had just come.
+        node = Node(node.record, state.now, absent_since=node.absent_since)
+    active = state.active
+    failed_since = None
+    if active is not None and _speaks_of(active.generation, report):
+        if report.taking == "failed":
+            failed_since = state.now if node.failed_since is None else node.failed_since
+        if report.step > active.step:
+            active = replace(active, step=report.step, advanced_at=state.now)
+    heard = replace(node, report=report, failed_since=failed_since, unreachable_since=None)
+    return replace(state, nodes={**state.nodes, report.node: heard}, active=active)
+
+
+def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
+    return record is not None and report.generation == record.number
+
+
+def _miss(state: State, id_: NodeId) -> State:
+    node = state.nodes.get(id_)
+    if node is None or node.unreachable_since is not None:
+        return state
+    missed = replace(node, unreachable_since=state.now)
+    return replace(state, nodes={**state.nodes, id_: missed})
+
+
+def _note_intent(state: State, intent: Intent) -> State:
+    if intent.id in state.intents:
+        return state
+    state = replace(state, intents=state.intents | {intent.id})
+    match intent.kind:
+        case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon":
+            nodes = {
+                id_: _marked(node, intent, state.now) if _is_meant(node, intent) else node
+                for id_, node in state.nodes.items()
+            }
+            return replace(state, nodes=nodes)
+        case "cancel" | "pause" | "resume" | "replan":
+            return _order(state, intent)
+        case _:
+            assert_never(intent.kind)
+
+
+def _is_meant(node: Node, intent: Intent) -> bool:
+    return not node.is_lost and intent.target in (node.record.id, node.record.name)
+
+
+def _marked(node: Node, intent: Intent, now: float) -> Node:
+    match intent.kind:
+        case "preempt" | "drain":
+            leaves_at = node.record.leaves_at if intent.leaves_at is None else intent.leaves_at
+            since = now if node.leaving_since is None else node.leaving_since
+            record = replace(node.record, leaves_at=leaves_at)
+            return replace(node, leaving_since=since, record=record)
+        case "withdraw":
+            return replace(node, leaving_since=None, record=replace(node.record, leaves_at=None))
+        case "cordon":
+            return replace(node, is_cordoned=True)
+        case _:
+            return replace(node, is_cordoned=False)
+
+
+def _order(state: State, intent: Intent) -> State:
+    active = state.active
+    if active is not None and active.job.id == intent.target:
+        return replace(state, active=replace(active, order=intent))
+    job = state.jobs.get(JobId(intent.target))
+    if job is None:
+        return state
+    changed = {("queued", "cancel"): "cancelled", ("paused", "cancel"): "cancelled"}
+    changed |= {("queued", "pause"): "paused", ("paused", "resume"): "queued"}
+    changed |= {("failed", "resume"): "queued", ("held", "cancel"): "cancelled"}
+    to = changed.get((job.state, intent.kind))
+    if to is None:
+        return state
+    # mypy cannot see that the table's values are states.
+    job = replace(job, state=to, reason=intent.reason or f"{intent.kind} was ordered")  # type: ignore[arg-type]
+    return replace(state, jobs={**state.jobs, job.id: job})
+
+
+def _queue(state: State, job: JobRecord) -> State:
+    known = job.id in state.jobs or (state.active is not None and state.active.job.id == job.id)
+    return state if known else replace(state, jobs={**state.jobs, job.id: job})
+
+
+def _answer(state: State, event: PlanFound | PlanRefused) -> State:
+    active = state.active
+    if active is None or not isinstance(active.phase, Planning):
+        return state
+    if active.phase.request != event.request:
+        return state  # An answer to a question that we no longer ask.
+    answer = event.proposal if isinstance(event, PlanFound) else event.why
+    return replace(state, active=replace(active, phase=replace(active.phase, answer=answer)))
+
+
+def _recorded(state: State, record: GenerationRecord) -> State:
+    active = state.active
+    if active is None or active.job.id != record.job:
+        return state
+    match active.phase:
+        case Opening() if record == active.phase.record:
+            # A new generation counts its own steps and failures.
+            nodes = {i: replace(n, failed_since=None) for i, n in state.nodes.items()}
+            step = record.restore.point.step
+            opened = replace(active, generation=record, step=step, advanced_at=state.now)
+            return replace(state, nodes=nodes, active=opened)
+        case Stopping() | Closing() if _is_later(record, active.generation):
+            return replace(state, active=replace(active, generation=record))
+        case _:
+            return state
+
+
+def _is_later(record: GenerationRecord, than: GenerationRecord | None) -> bool:
+    return than is not None and record.number == than.number and record.state != "open"
+
+
+def _committed(state: State, job: JobId, durable: Durable) -> State:
+    before = state.durables.get(job)
+    if before is not None and before.point.step >= durable.point.step:
+        return state
+    return replace(state, durables={**state.durables, job: durable})
+
+
+# ---- who is lost ------------------------------------------------------------------------------
+
+
+def _give_up_nodes(state: State) -> State:
+    """Call nodes lost that must be, and forget those that nothing names any more."""
+    members: tuple[NodeId, ...] = ()
+    if state.active is not None and state.active.generation is not None:
+        members = state.active.generation.members
+    broken = {
+        peer
+        for node in state.nodes.values()
+        if node.report is not None and not node.is_lost
+        for peer in node.report.broken_peers
+        if _speaks_of(state.active.generation if state.active else None, node.report)
+    }
+    nodes = {}
+    for id_, node in state.nodes.items():
+        if id_ not in members:
+            # One that is lost stays known as such while its lease lasts.
+            if node.absent_since is None:
+                nodes[id_] = node
+            continue
+        why = "" if node.is_lost else _why_lost(state, node, is_broken=id_ in broken)
+        nodes[id_] = _lost(node, state.now, why) if why else node
+    return replace(state, nodes=nodes)
+
+
+def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
+    """Why a member counts as lost; empty while it may live.
+
+    A lease is the last resort. A step that was done proves that every member took part in it,
+    so a member without a lease is only suspect as long as steps go on.
+    """
+    if is_broken and node.unreachable_since is not None:
+        return "a peer lost its connection and its agent does not answer"
+    if node.absent_since is None:
+        return ""
+    assert state.active is not None
+    options = state.options
+    if state.now < state.leases_since + options.lease_s + options.grace_s:
+        return ""
+    if state.now - max(node.absent_since, state.active.advanced_at) < options.suspect_s:
+        return ""
+    return "its lease is gone and no step was done since"
+
+
+def _lost(node: Node, now: float, why: str) -> Node:
+    return replace(node, lost_at=now, why_lost=why)
+
+
+def _queue_order(job: JobRecord) -> tuple[int, float, str]:
+    return (-job.priority, job.submitted_at, job.id)
+
+
+def next_in_queue(state: State) -> JobRecord | None:
+    """The job that runs next: the highest priority, then the one that waits longest."""
+    queued = [job for job in state.jobs.values() if job.state == "queued"]
+    return min(queued, key=_queue_order, default=None)

@@ -1,0 +1,453 @@
+"""The controller's nouns: what it knows, the phases of a job, what happens and what it orders.
+
+Events are facts in the past tense, each with its moment ``at``; commands are orders. Every
+command ends in an event, even in failure. All of it is plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agents.protocol import (
+    Durable,
+    GenerationRecord,
+    Intent,
+    JobId,
+    JobRecord,
+    JobState,
+    NodeId,
+    NodeRecord,
+    Report,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How long the controller waits for what, and how often it tries."""
+
+    failures_gather_s: float = 0.1
+    notices_gather_s: float = 0.5
+    start_gather_s: float = 1.0
+    additions_gather_s: float = 30.0
+    lease_s: float = 10.0
+    grace_s: float = 2.0
+    """Beyond a lease: a new leader calls nobody lost before one lease and this have passed."""
+    plan_s: float = 60.0
+    stop_s: float = 60.0
+    start_s: float = 120.0
+    suspect_s: float = 2.0
+    """A node without a lease is lost when no step was done for so long."""
+    stall_s: float = 120.0
+    """Without a step for so long, a running generation counts as stuck."""
+    probe_s: float = 0.2
+    """How often a node is probed that a peer lost its connection to."""
+    reconsider_s: float = 600.0
+    failure_pause_s: float = 1.0
+    """Before the next attempt after a failure that no lost machine explains; doubles with each."""
+    failures_until_safe: int = 3
+    failures_until_held: int = 5
+    steps_of_health: int = 20
+    """A generation that did so many steps was healthy: earlier failures are forgiven."""
+
+
+# ---- what is known --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One life of a machine, as far as the controller knows."""
+
+    record: NodeRecord
+    since: float
+    """Since when it is ready for work, or was first seen."""
+    report: Report | None = None
+    absent_since: float | None = None
+    """Its lease is gone since then."""
+    unreachable_since: float | None = None
+    """Its agent leaves probes unanswered since then."""
+    probed_at: float | None = None
+    failed_since: float | None = None
+    """Its workers of the current generation failed then."""
+    leaving_since: float | None = None
+    """A notice, a drain or the agent itself said then that it goes."""
+    is_cordoned: bool = False
+    lost_at: float | None = None
+    """It was given up then; it stays here while a generation still names it."""
+    why_lost: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan on real nodes, as the planner answered."""
+
+    plan: str
+    """The hash under which it is stored."""
+    members: tuple[NodeId, ...]
+    is_worth_it: bool
+    """Moving to it gains more than the move costs; only asked where nothing forces a move."""
+    why: str
+    iteration_s: float = 1.0
+    """Predicted: the ladder of deadlines stands on it."""
+    move_s: float = 0.0
+    """Predicted for the move, all its phases together."""
+
+
+# ---- the phases of a job --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No healthy generation runs; nothing was asked yet, or nothing fits what is there."""
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """The generation stands in the store; its members fetch, rebuild and verify."""
+
+    since: float
+    deadline: float
+    move_s: float
+    """What the planner predicted, to be compared with what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Every member trains."""
+
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """The planner was asked. A generation that is healthy goes on meanwhile."""
+
+    request: int
+    asked_for: tuple[NodeId, ...]
+    reason: str
+    is_forced: bool
+    """Something must change: a node is lost, or goes, or somebody ordered it."""
+    deadline: float
+    before: Waiting | Starting | Running
+    """Where to go back to if nothing comes of it."""
+    answer: Proposal | str | None = None
+    """A plan, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """All members park at one step's end: for another plan, or for good."""
+
+    then: Proposal | JobState
+    reason: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The next generation's record is on its way into the store."""
+
+    record: GenerationRecord
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The generation's end is on its way into the store."""
+
+    then: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parked until a person says resume; snapshots stay alive."""
+
+    reason: str
+    since: float
+
+
+Phase = Waiting | Starting | Running | Planning | Stopping | Opening | Closing | Held
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The one job that has the cluster."""
+
+    job: JobRecord
+    phase: Phase
+    generation: GenerationRecord | None = None
+    step: int = 0
+    """The highest step that anybody reported as done in this generation."""
+    advanced_at: float = 0.0
+    considered: frozenset[NodeId] = frozenset()
+    """The nodes of the last question: what was refused once is not asked again at once."""
+    considered_at: float = 0.0
+    is_refused: bool = False
+    """There was no plan for them."""
+    failures: int = 0
+    """Failed attempts in a row that no lost machine explains."""
+    not_before: float = 0.0
+    """A pause after such a failure: no planning earlier than this."""
+    order: Intent | None = None
+    """What an operator asked of this job and was not yet done."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the controller knows; the same events give the same state."""
+
+    options: Options = field(default_factory=Options)
+    now: float = 0.0
+    term: int | None = None
+    """Our term as leader; ``None`` while somebody else leads."""
+    leases_since: float = 0.0
+    """Since when leases mean something: we lead and the store answers."""
+    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
+    jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
+    """All but the active one."""
+    generations: Mapping[JobId, GenerationRecord] = field(default_factory=dict)
+    """The last generation of each job that is not active."""
+    durables: Mapping[JobId, Durable] = field(default_factory=dict)
+    active: Active | None = None
+    intents: frozenset[str] = frozenset()
+    """Those that were heard of: each has one effect."""
+    requests: int = 0
+
+
+# ---- events -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """We lead. Everything that the store holds was read in one look."""
+
+    at: float
+    term: int
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    generations: tuple[GenerationRecord, ...]
+    durables: tuple[tuple[JobId, Durable], ...] = ()
+    intents: tuple[Intent, ...] = ()
+    """Those that still hold, in the order in which they were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """We lead no more, or could no longer be sure of it."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodesObserved:
+    """All nodes that have a lease at this moment."""
+
+    at: float
+    nodes: tuple[NodeRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """An agent told how it stands."""
+
+    at: float
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """An agent left a probe unanswered."""
+
+    at: float
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class IntentGiven:
+    """Somebody warned of something or ordered something."""
+
+    at: float
+    intent: Intent
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A job stands in the queue."""
+
+    at: float
+    job: JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFound:
+    """The planner answered."""
+
+    at: float
+    request: int
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """There is no plan for the nodes asked about, or none was found in time."""
+
+    at: float
+    request: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationWritten:
+    """The store holds this record now."""
+
+    at: float
+    record: GenerationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRefused:
+    """The store holds something else than we thought: somebody else leads."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """A job's state is safe in its durable store up to this point."""
+
+    at: float
+    job: JobId
+    durable: Durable
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReturned:
+    """The store answers again after it was away; leases may have ended meanwhile."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+    at: float
+
+
+Event = (
+    Elected
+    | Deposed
+    | NodesObserved
+    | Reported
+    | ProbeFailed
+    | IntentGiven
+    | JobSubmitted
+    | PlanFound
+    | PlanRefused
+    | GenerationWritten
+    | WriteRefused
+    | CheckpointCommitted
+    | StoreReturned
+    | Ticked
+)
+
+
+# ---- commands ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """Ask the planner; ends in ``PlanFound`` or ``PlanRefused``."""
+
+    request: int
+    job: JobId
+    nodes: tuple[NodeId, ...]
+    running: GenerationRecord | None
+    is_safe: bool
+    """The smallest plan that is sure to work, after several that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteGeneration:
+    """Store the record if ``replaces`` still stands there and the term is ours.
+
+    Ends in ``GenerationWritten`` or ``WriteRefused``; a write whose fate is unknown is settled
+    by reading, so that repeating this order is harmless.
+    """
+
+    record: GenerationRecord
+    replaces: GenerationRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettleIntent:
+    """An order was carried out: a later leader need not hear of it."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """Store a job's new state."""
+
+    job: JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AbortGeneration:
+    """Tell agents that a generation is over: what waits in it is broken off."""
+
+    job: JobId
+    generation: int
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAgents:
+    """Tell agents to read the store now instead of when the watch gets there."""
+
+    nodes: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAgent:
+    """Ask an agent for its report; ends in ``Reported`` or ``ProbeFailed``."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """Give up leading; whoever leads next reads everything anew."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the log and the history."""
+
+    text: str
+    job: JobId | None = None
+    is_transition: bool = False
+
+
+Command = (
+    RequestPlan
+    | WriteGeneration
+    | WriteJob
+    | SettleIntent
+    | AbortGeneration
+    | WakeAgents
+    | ProbeAgent
+    | Resign
+    | Note
+)
