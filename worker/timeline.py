@@ -1,7 +1,7 @@
 """What a rank does when: written down for pictures, for whoever asks who died doing what, and for
 tests that let it die there.
 
-A trainer wraps each of its actions: ``with recorder.doing("forward", micro_batch=3): ...``. What
+A trainer wraps each of its actions: ``with recorder.span("forward", micro_batch=3): ...``. What
 outlasts the code that starts it (gradients on their way) is ``begin``-ed and ``end``-ed.
 """
 
@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Literal, assert_never, get_args
 
 from simulator.trace_events import complete_event, process_named, span_text, thread_named
+from worker.protocol import Phase
 
-Activity = Literal[
-    "start", "data", "forward", "backward", "send", "receive", "wait", "sync", "vote", "step", "end"
-]
-ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+Activity = Phase | Literal["start", "data", "end"]
+"""A phase of a step, or what stands around it; shown for a rank at each moment."""
+ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
 
 _RECORD = struct.Struct("=qq")
 
@@ -76,7 +76,7 @@ class Span:
     step: int
     start_ns: int
     end_ns: int = 0
-    layers: tuple[int, int] | None = None
+    layer: int | None = None
     micro_batch: int | None = None
     in_background: bool = False
 
@@ -99,26 +99,22 @@ class Recorder:
         """All that follows belongs to this step."""
         self.step = step
 
-    def doing(
-        self,
-        activity: Activity,
-        *,
-        layers: tuple[int, int] | None = None,
-        micro_batch: int | None = None,
+    def span(
+        self, phase: Activity, *, layer: int | None = None, micro_batch: int | None = None
     ) -> _Doing:
         """Wrap an action of this thread; actions may stand within others."""
-        return _Doing(self, activity, layers, micro_batch)
+        return _Doing(self, phase, layer, micro_batch)
 
     def begin(
         self,
         activity: Activity,
         *,
-        layers: tuple[int, int] | None = None,
+        layer: int | None = None,
         micro_batch: int | None = None,
     ) -> Span:
         """Note that something has begun that goes on beside what this thread does."""
         span = Span(
-            activity, self.step, time.perf_counter_ns(), 0, layers, micro_batch, in_background=True
+            activity, self.step, time.perf_counter_ns(), 0, layer, micro_batch, in_background=True
         )
         if self.keeps_spans:
             self.spans.append(span)
@@ -141,18 +137,18 @@ class Recorder:
 class _Doing:
     """One action of a rank, as a context."""
 
-    __slots__ = ("_activity", "_before", "_layers", "_micro_batch", "_recorder", "_start_ns")
+    __slots__ = ("_activity", "_before", "_layer", "_micro_batch", "_recorder", "_start_ns")
 
     def __init__(
         self,
         recorder: Recorder,
         activity: Activity,
-        layers: tuple[int, int] | None,
+        layer: int | None,
         micro_batch: int | None,
     ) -> None:
         self._recorder = recorder
         self._activity = activity
-        self._layers = layers
+        self._layer = layer
         self._micro_batch = micro_batch
 
     def __enter__(self) -> None:
@@ -178,7 +174,7 @@ class _Doing:
                     recorder.step,
                     self._start_ns,
                     end_ns,
-                    self._layers,
+                    self._layer,
                     self._micro_batch,
                 )
             )
@@ -251,17 +247,16 @@ def _rows(member: RankTimeline) -> Iterator[tuple[str, list[Span]]]:
 
 
 def _event(span: Span, number: int, row: int, begin_ns: int) -> dict[str, Any]:
-    layers = "" if span.layers is None else span_text(span.layers)
     args: dict[str, Any] = {"step": span.step}
     if span.micro_batch is not None:
         args["micro_batch"] = span.micro_batch
-    if layers:
-        args["layers"] = layers
+    if span.layer is not None:
+        args["layers"] = str(span.layer)
     match span.activity:
         case "forward" | "backward":
             name = f"{span.activity[0].upper()}{span.micro_batch}"
         case "sync":
-            name = f"sync {layers}".rstrip()
+            name = "sync" if span.layer is None else f"sync {span.layer}"
         case "step":
             name = "optimizer step"
         case "send" | "receive":

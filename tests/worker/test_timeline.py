@@ -14,18 +14,18 @@ from worker.timeline import Board, FailPoint, RankTimeline, Recorder, Span, trac
 def test_spans_nest_and_carry_their_step():
     recorder = Recorder(keeps_spans=True)
     recorder.at_step(4)
-    with recorder.doing("forward", layers=(0, 3), micro_batch=1), recorder.doing("receive"):
+    with recorder.span("forward", layer=3, micro_batch=1), recorder.span("receive"):
         pass
     inner, outer = recorder.spans
     assert (inner.activity, outer.activity, outer.step) == ("receive", "forward", 4)
-    assert (outer.layers, outer.micro_batch) == ((0, 3), 1)
+    assert (outer.layer, outer.micro_batch) == (3, 1)
     assert outer.start_ns <= inner.start_ns <= inner.end_ns <= outer.end_ns
 
 
 def test_nothing_is_kept_where_nobody_asked():
     recorder = Recorder()
-    with recorder.doing("forward"):
-        recorder.end(recorder.begin("sync", layers=(0, 1)))
+    with recorder.span("forward"):
+        recorder.end(recorder.begin("sync", layer=0))
     assert recorder.spans == []
 
 
@@ -33,12 +33,12 @@ def test_the_board_shows_what_a_rank_does_and_what_it_failed_in():
     board = Board(2)
     recorder = Recorder(rank=1, board=board)
     recorder.at_step(7)
-    with recorder.doing("backward"):
-        with recorder.doing("send"):
+    with recorder.span("backward"):
+        with recorder.span("send"):
             assert board.read(1) == (7, "send")
         assert board.read(1) == (7, "backward")
     assert board.read(1) == (7, "start")
-    with pytest.raises(ZeroDivisionError), recorder.doing("vote"):
+    with pytest.raises(ZeroDivisionError), recorder.span("vote"):
         raise ZeroDivisionError
     assert board.read(1) == (7, "vote")
     assert board.read(0) == (0, "start")
@@ -52,7 +52,7 @@ def test_a_fail_point_kills_its_rank_in_its_step_only():
         for step in (1, 2, 3):
             recorder.at_step(step)
             for activity in ("forward", "sync", "step"):
-                with recorder.doing(activity):
+                with recorder.span(activity):
                     pass
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -65,15 +65,15 @@ def rank(number, *spans, pipeline=0, stage=0, tp=1):
 
 def test_a_picture_has_a_process_a_pipeline_and_rows_that_never_overlap():
     passes = (
-        Span("forward", 1, 1_000, 2_000, (0, 2), 0),
-        Span("backward", 1, 3_000, 5_000, (0, 2), 0),
+        Span("forward", 1, 1_000, 2_000, None, 0),
+        Span("backward", 1, 3_000, 5_000, None, 0),
         Span("step", 1, 8_000, 9_000),
     )
     sync = (
-        Span("sync", 1, 4_000, 7_000, (1, 2), in_background=True),
-        Span("sync", 1, 5_000, 8_000, (0, 1), in_background=True),
-        Span("sync", 1, 7_000, 8_500, (0, 1), in_background=True),
-        Span("sync", 1, 8_600, 0, (0, 1), in_background=True),  # never ended: not drawn
+        Span("sync", 1, 4_000, 7_000, 1, in_background=True),
+        Span("sync", 1, 5_000, 8_000, 0, in_background=True),
+        Span("sync", 1, 7_000, 8_500, 0, in_background=True),
+        Span("sync", 1, 8_600, 0, 0, in_background=True),  # never ended: not drawn
     )
     document = trace([rank(0, *passes, *sync, tp=2), rank(1, *passes, pipeline=1, stage=1)])
     events = document["traceEvents"]
