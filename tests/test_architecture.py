@@ -27,7 +27,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "sailord": ("simulator", "planner", "agents.protocol", "agents.store", "worker.protocol"),
 }
 TORCH = ("torch", "deepspeed", "torchvision")
-TORCH_FREE = ("simulator", "planner", "agents", "sailord", "worker.__init__", "worker.protocol")
+TORCH_FREE = (
+    "simulator",
+    "planner",
+    "agents",
+    "sailord",
+    "worker.__init__",
+    "worker.protocol",
+    "worker.layout",
+)
 
 # Time, chance and the outside world enter a pure package only as arguments.
 PURE = ("simulator", "planner")
