@@ -14,8 +14,10 @@ from agents.protocol import (
     Durable,
     GenerationRecord,
     Intent,
+    IntentKind,
     JobId,
     JobRecord,
+    JobState,
     NodeId,
     NodeRecord,
     Report,
@@ -51,6 +53,15 @@ from sailord.model import (
 
 LIVE: frozenset[str] = frozenset({"running", "held"})
 """States of a job that has the cluster."""
+
+_ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
+    ("queued", "cancel"): "cancelled",
+    ("queued", "pause"): "paused",
+    ("paused", "cancel"): "cancelled",
+    ("paused", "resume"): "queued",
+    ("failed", "resume"): "queued",
+}
+"""What an order makes of a job that does not have the cluster."""
 
 
 def learn(state: State, event: Event) -> State:
@@ -238,14 +249,10 @@ def _order(state: State, intent: Intent) -> State:
     job = state.jobs.get(JobId(intent.target))
     if job is None:
         return state
-    changed = {("queued", "cancel"): "cancelled", ("paused", "cancel"): "cancelled"}
-    changed |= {("queued", "pause"): "paused", ("paused", "resume"): "queued"}
-    changed |= {("failed", "resume"): "queued", ("held", "cancel"): "cancelled"}
-    to = changed.get((job.state, intent.kind))
+    to = _ORDERED.get((job.state, intent.kind))
     if to is None:
         return state
-    # mypy cannot see that the table's values are states.
-    job = replace(job, state=to, reason=intent.reason or f"{intent.kind} was ordered")  # type: ignore[arg-type]
+    job = replace(job, state=to, reason=intent.reason or f"{intent.kind} was ordered")
     return replace(state, jobs={**state.jobs, job.id: job})
 
 

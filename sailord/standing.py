@@ -19,6 +19,7 @@ def is_alive(state: State, active: Active) -> bool:
 
 
 def is_due(state: State, active: Active, change: Change | None) -> bool:
+    """Say whether the change may be asked about now, and is not the question just refused."""
     if change is None or state.now < change.due or state.now < active.not_before:
         return False
     is_same_question = active.is_refused and active.considered == frozenset(usable(state, active))
@@ -26,6 +27,7 @@ def is_due(state: State, active: Active, change: Change | None) -> bool:
 
 
 def is_running_plan(active: Active, proposal: Proposal) -> bool:
+    """Say whether the proposal is what runs already."""
     last = active.generation
     assert last is not None
     same = last.plan == proposal.plan and set(last.members) == set(proposal.members)
@@ -60,6 +62,7 @@ def stopped_at(state: State, generation: GenerationRecord) -> Point | None:
 
 
 def all_members(state: State, generation: GenerationRecord, *taking: str) -> bool:
+    """Say whether every member takes part in the generation in one of these ways."""
     return all(
         (node := state.nodes.get(id_)) is not None
         and node.report is not None
@@ -70,6 +73,7 @@ def all_members(state: State, generation: GenerationRecord, *taking: str) -> boo
 
 
 def restore_now(state: State, active: Active) -> Restore:
+    """Choose the restore point from what agents report of their snapshots."""
     reports = [
         node.report
         for _, node in sorted(state.nodes.items())
