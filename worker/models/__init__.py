@@ -1,0 +1,1 @@
+"""Models as ordered lists of layers that know nothing of parallelism."""

@@ -1,0 +1,46 @@
+"""The ends of a vision transformer: from images to patches, and from the first to a class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from worker.models.attention import norm
+
+
+class PatchEmbedding(nn.Module):
+    """Images (batch, channels, height, width) become a class token and one token per patch."""
+
+    def __init__(
+        self, *, image: int, patch: int, channels: int, hidden: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.edge = patch
+        self.patch = nn.Linear(channels * patch**2, hidden)
+        self.class_token = nn.Parameter(torch.empty(hidden))
+        self.position = nn.Embedding((image // patch) ** 2 + 1, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # (batch, channels, rows, edge, columns, edge) -> (batch, rows x columns, one patch each)
+        batch, channels, height, width = images.shape
+        edge = self.edge
+        cells = images.reshape(batch, channels, height // edge, edge, width // edge, edge)
+        patches = cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        first = self.class_token.expand(len(images), 1, -1)
+        x = torch.cat((first, self.patch(patches)), 1) + self.position.weight
+        dropped: Tensor = self.dropout(x)
+        return dropped
+
+
+class ClassHead(nn.Module):
+    """The class token's state becomes logits over the classes, after the final norm."""
+
+    def __init__(self, *, hidden: int, classes: int, rms_norm: bool, norm_epsilon: float) -> None:
+        super().__init__()
+        self.norm = norm(hidden, rms=rms_norm, epsilon=norm_epsilon)
+        self.projection = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.projection(self.norm(x)[:, 0])
+        return logits
