@@ -1,0 +1,283 @@
+"""What an agent does: the one place where it decides.
+
+It follows the store's record of the generation and its workers' word. It never moves on its own
+to what nobody recorded, keeps workers whose steps go on whatever else is silent, and refuses
+whoever speaks with a lower fence than one it heard before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from agents.model import (
+    AbortGang,
+    AbortHeard,
+    Command,
+    End,
+    EndAsked,
+    Event,
+    Gang,
+    GangExited,
+    GangReported,
+    GenerationRead,
+    JoinGeneration,
+    KillGang,
+    LeaseEnded,
+    Note,
+    NoticeSeen,
+    NoticeWithdrawn,
+    RaiseIntent,
+    Register,
+    Registered,
+    SelfTested,
+    SendReport,
+    SnapshotsChanged,
+    State,
+    StoreFailed,
+    TellStop,
+    Ticked,
+)
+from agents.protocol import Fence, GenerationRecord, Intent, Report
+
+Outcome = tuple[State, tuple[Command, ...]]
+RULES_MAX = 16
+
+
+def decide(state: State, event: Event) -> Outcome:
+    """Say what the agent becomes and does, now that ``event`` has happened."""
+    state = replace(state, now=max(state.now, event.at))
+    state, first = _learn(state, event)
+    commands = list(first)
+    for _ in range(RULES_MAX):
+        outcome = _next_move(state)
+        if outcome is None:
+            state, report = _report(state)
+            return state, (*commands, *report)
+        state = outcome[0]
+        commands += outcome[1]
+    raise AssertionError(f"the rules come to no rest: {state}")
+
+
+# ---- what is known ----------------------------------------------------------------------------
+
+
+def _learn(state: State, event: Event) -> Outcome:
+    match event:
+        case SelfTested():
+            return _tested(state, event)
+        case GenerationRead():
+            return _read(replace(state, silent_since=None), event.record), ()
+        case AbortHeard():
+            return _hear_abort(state, event.fence), ()
+        case GangReported():
+            return _hear_gang(state, event), ()
+        case GangExited():
+            return _gang_gone(state, event)
+        case SnapshotsChanged():
+            return replace(state, sealed=event.sealed), ()
+        case LeaseEnded():
+            return replace(state, is_registered=False), (Register(state.node),)
+        case Registered():
+            is_current = event.node == state.node
+            return replace(state, is_registered=is_current, silent_since=None), ()
+        case StoreFailed():
+            since = state.now if state.silent_since is None else state.silent_since
+            return replace(state, silent_since=since), ()
+        case NoticeSeen():
+            return _notice(state, event)
+        case NoticeWithdrawn():
+            return _withdraw(state, event)
+        case EndAsked():
+            leaving = replace(state, is_leaving=True)
+            return _notice(leaving, NoticeSeen(event.at, f"end-{state.node.id}"))
+        case Ticked():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _tested(state: State, event: SelfTested) -> Outcome:
+    if event.why_not:
+        return state, (Note(f"not ready: {event.why_not}"),)
+    if state.node.state != "joining":
+        return state, ()
+    node = replace(state.node, state="ready")
+    return replace(state, node=node), (Register(node),)
+
+
+def _read(state: State, record: GenerationRecord | None) -> State:
+    if record is None:
+        return replace(state, record=None)
+    fence = Fence(record.term, record.number)
+    known = state.record
+    if known is not None and known.job == record.job and record.number < known.number:
+        return state  # A read that was overtaken by a newer one.
+    heard = max(state.heard, fence)
+    return replace(state, record=record, heard=heard)
+
+
+def _hear_abort(state: State, fence: Fence) -> State:
+    if fence < state.heard and fence.term < state.heard.term:
+        return state  # Somebody speaks who leads no more.
+    gang = state.gang
+    heard = Fence(max(state.heard.term, fence.term), state.heard.generation)
+    state = replace(state, heard=heard)
+    if gang is None or gang.generation > fence.generation:
+        return state
+    return replace(state, gang=_failed(gang, "it was told to abort"))
+
+
+def _hear_gang(state: State, event: GangReported) -> State:
+    gang = state.gang
+    if gang is None or event.generation != gang.generation:
+        return state
+    if event.taking == "idle":
+        return replace(state, gang=replace(_failed(gang, "the workers left it"), is_free=True))
+    if gang.taking == "failed":
+        return state  # A generation that failed here does not come back to life.
+    advanced_at = state.now if event.step > gang.step else gang.advanced_at
+    return replace(
+        state,
+        gang=replace(
+            gang,
+            taking=event.taking,
+            step=max(gang.step, event.step),
+            advanced_at=advanced_at,
+            broken_peers=event.broken_peers,
+            failure=event.failure,
+            is_bug=event.is_bug,
+        ),
+    )
+
+
+def _gang_gone(state: State, event: GangExited) -> Outcome:
+    gang = state.gang
+    if gang is None or event.generation != gang.generation:
+        return state, ()
+    failed = _failed(gang, event.failure or "the workers exited", is_bug=event.is_bug)
+    gone = replace(failed, is_free=True, abort_sent_at=state.now)
+    return replace(state, gang=gone), ()
+
+
+def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
+    """It cannot go on; the first reason is the one that counts."""
+    if gang.taking == "failed":
+        return gang
+    return replace(gang, taking="failed", failure=failure, is_bug=is_bug)
+
+
+def _notice(state: State, event: NoticeSeen) -> Outcome:
+    if event.id in state.notices:
+        return state, ()
+    node = replace(state.node, state="draining", leaves_at=event.leaves_at)
+    intent = Intent(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
+    noticed = replace(state, node=node, notices=state.notices | {event.id})
+    return noticed, (Register(node), RaiseIntent(intent))
+
+
+def _withdraw(state: State, event: NoticeWithdrawn) -> Outcome:
+    if event.id not in state.notices or state.is_leaving:
+        return state, ()
+    node = replace(state.node, state="ready", leaves_at=None)
+    intent = Intent(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
+    withdrawn = replace(state, node=node, notices=state.notices - {event.id})
+    return withdrawn, (Register(node), RaiseIntent(intent))
+
+
+# ---- what follows from it ---------------------------------------------------------------------
+
+
+def _next_move(state: State) -> Outcome | None:
+    gang = state.gang
+    if gang is not None and not _is_wanted(state, gang):
+        return _end_gang(state, gang)
+    if gang is not None and _is_cut_off(state, gang):
+        failed = _failed(gang, "cut off from the store, and no step was done")
+        return replace(state, gang=failed), ()
+    if gang is not None and gang.taking == "failed" and gang.abort_sent_at is None:
+        return _end_gang(state, gang)
+    if _may_join(state):
+        assert state.record is not None
+        joined = Gang(
+            state.record.number,
+            "fetching",
+            step=state.record.restore.point.step,
+            advanced_at=state.now,
+        )
+        note = Note(f"joining generation {state.record.number}: {state.record.reason}")
+        return replace(state, gang=joined), (JoinGeneration(state.record), note)
+    if gang is not None and state.record is not None:
+        stop_at = state.record.stop_at
+        is_told = gang.stop_at is not None or gang.taking in {"stopped", "failed"}
+        if state.record.state == "stopping" and stop_at is not None and not is_told:
+            told = replace(gang, stop_at=stop_at)
+            return replace(state, gang=told), (TellStop(gang.generation, stop_at),)
+    if state.is_leaving and gang is None:
+        return replace(state, is_leaving=False), (End(),)
+    return None
+
+
+def _is_wanted(state: State, gang: Gang) -> bool:
+    """The store still names this node as a member of the gang's generation."""
+    record = state.record
+    if record is None or record.state == "closed":
+        return False
+    return record.number == gang.generation and state.node.id in record.members
+
+
+def _is_cut_off(state: State, gang: Gang) -> bool:
+    """Nobody can tell whether the generation is still the present one, and it stands still."""
+    if state.silent_since is None or gang.taking == "failed":
+        return False
+    still_since = max(state.silent_since, gang.advanced_at)
+    return state.now >= still_since + state.options.park_s
+
+
+def _end_gang(state: State, gang: Gang) -> Outcome | None:
+    """First by word, then by force. A device is free only when its process says so or is gone."""
+    options = state.options
+    if gang.is_free:
+        return replace(state, gang=None, left=gang.generation), ()
+    if gang.abort_sent_at is None:
+        aborted = replace(gang, abort_sent_at=state.now)
+        return replace(state, gang=aborted), (AbortGang(gang.generation),)
+    if gang.kill_sent_at is None:
+        is_due = state.now >= gang.abort_sent_at + options.abort_s
+    else:
+        is_due = state.now >= gang.kill_sent_at + options.kill_s
+    if not is_due:
+        return None
+    killed = replace(gang, kill_sent_at=state.now)
+    return replace(state, gang=killed), (KillGang(gang.generation),)
+
+
+def _may_join(state: State) -> bool:
+    record = state.record
+    if record is None or state.gang is not None or record.state != "open":
+        return False
+    if state.node.id not in record.members or state.silent_since is not None:
+        return False
+    return record.number > state.left and record.number >= state.heard.generation
+
+
+def _report(state: State) -> Outcome:
+    """Tell the leader at once what changed, and now and then that all is as it was."""
+    gang = state.gang
+    report = Report(
+        node=state.node.id,
+        number=state.reports,
+        heard=state.heard,
+        generation=gang.generation if gang is not None else 0,
+        taking=gang.taking if gang is not None else "idle",
+        step=gang.step if gang is not None else 0,
+        sealed=state.sealed,
+        broken_peers=gang.broken_peers if gang is not None else (),
+        failure=gang.failure if gang is not None else "",
+        is_bug=gang.is_bug if gang is not None else False,
+    )
+    if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:
+        return state, ()
+    report = replace(report, number=state.reports + 1)
+    told = replace(state, reports=report.number, last_report=report, reported_at=state.now)
+    return told, (SendReport(report),)
