@@ -10,6 +10,7 @@ from simulator.model import Model, Precision
 Optimizer = Literal["adam", "adamw", "sgd"]
 RecomputePolicy = Literal["none", "full", "auto"]
 Goal = Literal["throughput", "cost"]
+DataKind = Literal["synthetic", "tokens", "images"]
 
 OPTIMIZER_MOMENTS: dict[str, int] = {"adam": 2, "adamw": 2, "sgd": 1}
 """Moments that each optimizer keeps per parameter (SGD with momentum keeps one)."""
@@ -32,9 +33,13 @@ class Objective:
 class Data:
     """Where the samples come from."""
 
-    kind: str = "synthetic"
+    kind: DataKind = "synthetic"
     seed: int = 0
     tokens: str | None = None
+    images: str | None = None
+    """An array of images, or a folder that has one folder of images for each class."""
+    labels: str | None = None
+    """The classes of an array of images."""
 
 
 @dataclass(frozen=True, slots=True)

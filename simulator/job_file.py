@@ -8,7 +8,16 @@ from typing import Any, Literal, get_args
 
 from simulator.errors import Problems
 from simulator.files import Document, load_document
-from simulator.job import Checkpoint, Data, Goal, Job, Objective, Optimizer, RecomputePolicy
+from simulator.job import (
+    Checkpoint,
+    Data,
+    DataKind,
+    Goal,
+    Job,
+    Objective,
+    Optimizer,
+    RecomputePolicy,
+)
 from simulator.job_model import Training, read_model, unfit_tp
 from simulator.model import PRECISIONS, Model
 from simulator.platform import RUNTIMES
@@ -17,6 +26,7 @@ from simulator.reading import Fault, Table, moment, open_table, shown, whole_num
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
 GOALS: tuple[Goal, ...] = get_args(Goal)
+DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
@@ -150,15 +160,25 @@ def _objective(table: Table) -> Objective:
 
 
 def _data(table: Table) -> Data:
-    tokens = table.text("tokens")
-    kind = table.text("kind", default="synthetic" if tokens is None else "tokens")
-    if kind not in {"synthetic", "tokens"}:
-        table.say("kind", f"is {shown(kind)}", 'give "synthetic" or "tokens"')
-    elif kind == "tokens" and tokens is None and "tokens" not in table:
-        table.say("tokens", 'is missing, and kind is "tokens"', "name the file of tokens")
-    elif kind == "synthetic" and tokens is not None:
-        table.say("kind", 'is "synthetic" beside a file of tokens', "keep one of the two")
-    data = Data(kind=kind, seed=table.integer("seed", default=0, least=0), tokens=tokens)
+    tokens, images, labels = (table.text(key) for key in ("tokens", "images", "labels"))
+    given = [kind for kind in DATA_KINDS if kind != "synthetic" and kind in table]
+    meant: DataKind = given[0] if given else "synthetic"
+    kind = table.choice("kind", DATA_KINDS, default=meant)
+    if len(given) > 1:
+        table.say("tokens", "stands beside images", "keep one of the two")
+    elif kind != "synthetic" and not given:
+        table.say(kind, f'is missing, and kind is "{kind}"', f"name the file of {kind}")
+    elif kind != meant:
+        table.say("kind", f'is "{kind}" beside a file of {meant}', "keep one of the two")
+    if "labels" in table and "images" not in table:
+        table.say("labels", "stands without images", "name the array of images too")
+    data = Data(
+        kind=kind,
+        seed=table.integer("seed", default=0, least=0),
+        tokens=tokens,
+        images=images,
+        labels=labels,
+    )
     table.finish()
     return data
 

@@ -396,3 +396,16 @@ def test_what_the_schema_describes_is_a_job(raw: dict[str, Any]) -> None:
     job = read(raw)
     assert job.global_batch == raw["training"]["global_batch"]
     assert job.objective.goal == raw.get("objective", {}).get("goal", "throughput")
+
+
+def test_data_is_images_where_some_are_given() -> None:
+    given = read(changed(SMALL, "data", images="a.npy", labels="b.npy")).data
+    assert given == Data("images", 0, images="a.npy", labels="b.npy")
+    for wrong, told in (
+        ({"images": "a", "tokens": "b"}, "stands beside images"),
+        ({"kind": "images"}, 'is missing, and kind is "images"'),
+        ({"labels": "a"}, "stands without images"),
+        ({"kind": "images", "tokens": "a"}, 'is "images" beside a file of tokens'),
+    ):
+        with pytest.raises(InputError, match=told):
+            read(changed(SMALL, "data", **wrong))

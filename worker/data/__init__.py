@@ -1,0 +1,1 @@
+"""Where samples come from: each batch is a function of the step and of nothing else."""

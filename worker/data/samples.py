@@ -1,0 +1,77 @@
+"""What a batch consists of, and the account of which samples were trained on in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Digests of all samples of a batch are summed in a float: 2^21 of them stay exact below 2^53.
+_DIGEST_BYTES = 4
+SAMPLES_MAX = 2**21
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Some samples of one batch: a row each."""
+
+    inputs: Tensor
+    """Token ids (rows, sequence), or images (rows, channels, height, width)."""
+    labels: Tensor
+    """The token that follows each input (rows, sequence), or the class of each image (rows)."""
+    digests: Tensor
+    """One int64 for each row: what it holds and where in which batch it stands."""
+
+
+class Data(Protocol):
+    """A source of samples."""
+
+    def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        """The samples at these positions of the batch that follows after ``step`` batches."""
+
+
+def samples_of(
+    inputs: NDArray[np.generic],
+    labels: NDArray[np.int64],
+    *,
+    step: int,
+    positions: Sequence[int],
+) -> Samples:
+    """Put rows together, with their digests."""
+    digests = [
+        _digest(step, position, row.tobytes(), label.tobytes())
+        for position, row, label in zip(positions, inputs, labels, strict=True)
+    ]
+    return Samples(
+        torch.from_numpy(np.ascontiguousarray(inputs)),
+        torch.from_numpy(np.ascontiguousarray(labels)),
+        torch.tensor(digests, dtype=torch.int64),
+    )
+
+
+def _digest(step: int, position: int, *contents: bytes) -> int:
+    digest = hashlib.blake2b(struct.pack("<QQ", step, position), digest_size=_DIGEST_BYTES)
+    for content in contents:
+        digest.update(content)
+    return int.from_bytes(digest.digest(), "little")
+
+
+FIRST_HASH = "0" * 16
+"""The hash of the order in which no sample was trained on."""
+
+
+def next_hash(before: str, *, step: int, digest_sum: int) -> str:
+    """Roll the hash of the sample order over one batch, of which all digests were summed.
+
+    A sum is the same whatever ranks consumed which samples; every digest tells its position, so
+    samples that change places change the sum.
+    """
+    text = f"{before}/{step}/{digest_sum}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
