@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sailord import charts
+from sailord.canvas import write_figure
 from sailord.charts import Line
-from sailord.timeline import Lane, bare_lanes, lanes_of, unwritable
-from simulator.errors import InputError, Problem
+from sailord.timeline import Lane, bare_lanes, lanes_of
+from simulator.errors import InputError
 from simulator.estimate import Estimate
 from simulator.event import EventEstimator
 from simulator.plan import Plan
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = {".svg": "svg", ".png": "png"}
 LANES_MAX = 8
 ROWS_MAX = 64
 
@@ -34,45 +34,11 @@ _TOP, _AXIS, _BOTTOM = 1.4, 0.55, 2.25
 _NAMES_END, _TIME_END, _MEMORY_START, _MEMORY_END = 2.5, 7.95, 8.75, 11.85
 _GAP = 0.18
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "hatch.linewidth": 0.6,
-    "svg.fonttype": "none",  # Text stays text: small files that can be searched.
-    "svg.hashsalt": "sailor",  # Otherwise the names inside are random.
-    "text.parse_math": False,  # Two dollar signs are prices.
-}
-
 
 def write_plot(plan: Plan, estimate: Estimate, judge: Estimator, path: Path) -> None:
     """Draw a plan that was checked before as SVG or PNG, as the file's name says."""
-    form = FORMATS.get(path.suffix.lower())
-    if form is None:
-        raise InputError(
-            Problem(str(path), f'a plot cannot be a "{path.suffix}" file', "use .svg or .png")
-        )
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an optional package, a second to load
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
-    except ImportError:
-        raise InputError(
-            Problem("--plot", "matplotlib is not installed", "pip install sailor[plot]")
-        ) from None
     lanes, missing = _lanes(plan, judge)
-    with mpl.rc_context():
-        mpl.rcdefaults()  # A person's own style must not change the picture.
-        mpl.rcParams.update(_STYLE)
-        figure = Figure()
-        _draw(figure, plan, estimate, lanes, missing)
-        # Neither the date nor the release of the library belongs into the file.
-        metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-        try:
-            figure.savefig(path, format=form, dpi=100, metadata=metadata)
-        except OSError as error:
-            raise unwritable(path, error) from None
+    write_figure(path, lambda figure: _draw(figure, plan, estimate, lanes, missing))
 
 
 def _lanes(plan: Plan, judge: Estimator) -> tuple[tuple[Lane, ...], str]:
