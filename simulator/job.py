@@ -79,5 +79,10 @@ class Job:
     objective: Objective = field(default_factory=Objective)
     data: Data = field(default_factory=Data)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    factory: str | None = None
+    """The user's own code that makes the layers, as ``module:function``; no code runs before the
+    runtime does, which is why such a model comes with a description."""
+    weights: str | None = None
+    """A Hugging Face checkpoint to begin from, in place of random weights."""
     runtime: str = "sailor"
     """Which runtime trains it: its name selects the platform constants (``simulator.platform``)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,6 +31,7 @@ DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def load_job(path: Path | str) -> Job:
@@ -44,7 +46,7 @@ def job_from_document(document: Document) -> Job:
     name = _name(top.section("job"), document)
     training = top.section("training")
     read = _training(training)
-    model, profile = _model(top, read)
+    model, named = _model(top, read)
     if model is not None:
         _check_fit(training, model, read)
     training.finish()
@@ -57,10 +59,10 @@ def job_from_document(document: Document) -> Job:
     return Job(
         name=name,
         model=model,
-        profile=profile,
         objective=objective,
         data=data,
         checkpoint=checkpoint,
+        **named,
         **read,
     )
 
@@ -71,11 +73,14 @@ def _name(table: Table, document: Document) -> str:
     return name
 
 
-def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, str | None]:
+def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[str, Any]]:
     table = top.table("model", required=True)
     if table is None:
-        return None, None
-    profile = table.text("profile")
+        return None, {}
+    factory = table.text("factory")
+    if factory is not None and not _FACTORY.fullmatch(factory):
+        table.say("factory", f"is {shown(factory)}", 'write it as "package.module:function"')
+    named = {"profile": table.text("profile"), "factory": factory, "weights": table.text("weights")}
     shaping = Training(
         sequence=training["sequence"],
         dropout=training["dropout"] > 0,
@@ -83,7 +88,7 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, str |
     )
     model = read_model(table, shaping)
     table.finish()
-    return model, profile
+    return model, named
 
 
 def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:

@@ -46,19 +46,16 @@ class Training:
 def read_model(table: Table, training: Training) -> Model | None:
     """Read [model] but for its profile; ``None`` where something is wrong with it."""
     given = [source for source in SOURCES if source in table]
-    factory = "factory" in table
     numbers = {key: table.values[key] for key in NUMBERS if key in table}
     if "dropout" in table:
         table.say("dropout", "does not belong here", "set it under [training]")
-    if factory:
-        table.text("factory")
-        if "description" not in table:
-            cure = (
-                "describe the model once with `sailorctl profile model`, which runs the factory, "
-                'and name what it writes here: description = "..."'
-            )
-            table.say("factory", "is given without a description; no user code runs here", cure)
-            return None
+    if "factory" in table and "description" not in table:
+        cure = (
+            "describe the model once with `sailorctl profile model`, which runs the factory, "
+            'and name what it writes here: description = "..."'
+        )
+        table.say("factory", "is given without a description; no user code runs here", cure)
+        return None
     if len(given) != 1:
         _say_not_one(table, given, numbers)
         return None

@@ -175,6 +175,9 @@ def test_a_model_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:
         f'[model]\nfactory = "mine:layers"\ndescription = "model.json"\n{rest}', folder=tmp_path
     )
     assert made.model == described.model
+    assert (described.factory, made.factory, made.weights) == (None, "mine:layers", None)
+    begun = read_toml(f'[model]\npreset = "gpt2"\nweights = "gpt2"\n{rest}', folder=tmp_path)
+    assert begun.weights == "gpt2"
     configured = read_toml(f'[model]\nhf_config = "config.json"\n{rest}', folder=tmp_path)
     assert len(configured.model.layers) == 4
 
@@ -255,6 +258,7 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         ({"family": "llama", "layers": 10**9, "hidden": 8, "heads": 1}, "give at most 10000"),
         ({"preset": "gpt2", "dropout": 0.1}, "dropout: does not belong here"),
         ({"factory": "my_model:layers"}, "sailorctl profile model"),
+        ({"factory": "my_model.py", "description": "x"}, 'write it as "package.module:function"'),
         ({"hf_config": "nowhere.json"}, "nowhere.json: there is no file"),
         ({"description": ""}, 'description: is ""; give a text'),
         ({"preset": "gpt2", "profil": "x"}, 'did you mean "profile"?'),
