@@ -446,4 +446,5 @@ def measured_model(family: str, config: dict[str, Any], more: dict[str, Any]) ->
 
 
 def test_families_are_all_of_the_presets() -> None:
-    assert {preset(name).family for name in PRESETS} == set(FAMILIES)
+    # Nobody publishes exact models; they are for tests of the runtime.
+    assert {*(preset(name).family for name in PRESETS), "exact"} == set(FAMILIES)

@@ -96,4 +96,6 @@ def _spread(job: Job, name: str) -> float:
     """All weights begin as in GPT-2: what is added to the residual, smaller in deeper models."""
     residual = name in ("attention.output.weight", "mlp.down.weight")
     blocks = len(job.model.layers) - 2
-    return _STANDARD_DEVIATION / (2 * blocks) ** 0.5 if residual else _STANDARD_DEVIATION
+    # Fixed-point numbers must be large enough to be seen, where no norm makes them so.
+    deviation = 0.25 if job.model.family == "exact" else _STANDARD_DEVIATION
+    return deviation / (2 * blocks) ** 0.5 if residual else deviation

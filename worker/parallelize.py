@@ -59,7 +59,10 @@ class LocalLayer:
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of all labels, where this layer is the head."""
-        return loss_sum(logits, labels, vocabulary=self.vocabulary, group=self.loss_group)
+        # A head may have a loss of its own.
+        loss = getattr(self.module, "loss_sum", loss_sum)
+        total: Tensor = loss(logits, labels, vocabulary=self.vocabulary, group=self.loss_group)
+        return total
 
 
 @dataclass(frozen=True, slots=True)

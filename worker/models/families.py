@@ -9,6 +9,7 @@ from simulator.job import Job
 from simulator.model import Model
 from worker.models.attention import AttentionShape
 from worker.models.block import Block
+from worker.models.exact import exact_layer
 from worker.models.language import LanguageHead, TokenEmbedding
 from worker.models.vision import ClassHead, PatchEmbedding
 
@@ -17,6 +18,8 @@ def family_layer(job: Job, index: int) -> nn.Module:
     """Make one layer of the job's model, whole and as one device alone would hold it."""
     model, architecture = job.model, job.model.architecture
     assert architecture is not None, f"{model.name} is of no known family"
+    if model.family == "exact":
+        return exact_layer(job, index)
     vision = architecture.image > 0
     match model.layers[index].kind:
         case "embedding":

@@ -1,0 +1,137 @@
+"""The exact model gives the same bits however it is cut and in whatever order it is summed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.families import build_model  # noqa: E402 - only where there is torch
+from simulator.job import Data, Job  # noqa: E402 - only where there is torch
+from worker.context import MicroBatch, Moment  # noqa: E402 - only where there is torch
+from worker.initial import initial_shard  # noqa: E402 - only where there is torch
+from worker.models.exact import on_grid, problems_with  # noqa: E402 - only where there is torch
+from worker.parallelize import build_layer, tie  # noqa: E402 - only where there is torch
+from worker.transport.threads import run_as_threads  # noqa: E402 - only where there is torch
+
+pytestmark = pytest.mark.torch
+torch.set_num_threads(1)
+
+
+def job_of(**more) -> Job:
+    numbers = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24, "vocab": 37, "sequence": 12}
+    training = {key: more.pop(key) for key in ("dropout", "max_tp") if key in more}
+    model = build_model("exact", **{**numbers, **more})
+    return Job("exact", model, global_batch=8, sequence=12, data=Data(seed=5), **training)
+
+
+def weights(job, index, spec, atoms):
+    """Initial weights; what begins as 0 or 1 everywhere is made uneven, as training makes it."""
+    initial = initial_shard(job, index, spec, atoms, dtype=torch.float64)
+    if spec.split_dim is None and len(spec.shape) == 1:
+        initial += torch.arange(len(initial)) / 37
+    return on_grid(initial)
+
+
+def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1.0):
+    """Losses and gradients of the samples 0-5, as ``tp`` ranks sum them piece by piece."""
+    draw = torch.Generator().manual_seed(1)
+    tokens = torch.randint(job.model.vocab, (6, job.sequence + 1), generator=draw)
+    labels = tokens[:, 1:].clone()
+    labels[2, :5] = -100
+
+    def body(transport):
+        group = transport.group(tuple(range(tp))) if tp > 1 else None
+        moment = Moment()
+
+        def layer(index):
+            return build_layer(
+                job,
+                index,
+                tp=tp,
+                tp_index=transport.rank,
+                group=group,
+                moment=moment,
+                dtype=torch.float64,
+                device="cpu",
+                values=lambda spec, atoms: weights(job, index, spec, atoms) * spread,
+            )
+
+        layers = [layer(index) for index in range(len(job.model.layers))]
+        tie(layers)
+        loss = 0.0
+        for rows in pieces:
+            samples = torch.tensor(list(rows))
+            moment.now = MicroBatch(seed=3, step=7, samples=samples)
+            x = tokens[samples, :-1]
+            for each in layers:
+                x = each(x)
+            part = layers[-1].loss_sum(x, labels[samples])
+            part.backward()
+            loss += float(part.detach())
+        return loss, {
+            (each.index, tensor.spec): tensor.parameter.grad.clone()
+            for each in layers
+            for tensor in each.tensors
+        }
+
+    passes = run_as_threads(tp, body)
+    assert all(loss == passes[0][0] for loss, _ in passes)
+    whole = {}
+    for (index, spec), first in passes[0][1].items():
+        shares = [found[index, spec] for _, found in passes]
+        if spec.split_dim is not None:
+            whole[index, spec.name] = torch.cat(shares, spec.split_dim)
+        elif spec.gradient == "partial":
+            whole[index, spec.name] = torch.stack(shares).sum(0)
+        else:
+            assert all(torch.equal(share, first) for share in shares)
+            whole[index, spec.name] = first
+    return passes[0][0], whole
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"tied": False, "dropout": 0.3}, {"kv_heads": 2, "dropout": 0.1}, {"kv_heads": 1}],
+    ids=["tied", "untied", "grouped", "one-kv"],
+)
+# Far beyond what training reaches, where bounds cut values off.
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_cuts_and_orders_change_no_bit(more, spread) -> None:
+    job = job_of(max_tp=4, **more)
+    loss, one = gradients(job, tp=1, pieces=(range(6),), spread=spread)
+    assert loss > 0
+    assert all(gradient.any() for gradient in one.values())
+    for tp, pieces in (
+        (1, (range(4, 6), range(1), range(1, 4))),
+        (2, (range(6),)),
+        (4, (range(3, 6), range(3))),
+    ):
+        other_loss, other = gradients(job, tp=tp, pieces=pieces, spread=spread)
+        assert other_loss == loss
+        for key, gradient in one.items():
+            assert torch.equal(other[key], gradient), (tp, key)
+
+
+def test_an_untrained_model_guesses() -> None:
+    job = job_of()
+    loss, _ = gradients(job, tp=1, pieces=(range(6),))
+    assert loss > (6 * 12 - 5) / 2, "half a label is the loss of who says 0 to everything"
+
+
+def test_weights_on_the_grid_stay_there() -> None:
+    weights = on_grid(torch.linspace(-9, 9, 1001, dtype=torch.float64))
+    assert torch.equal(on_grid(weights), weights)
+    assert float(weights.max()) == 8.0
+    assert torch.equal((weights * 2**14).round(), weights * 2**14)
+
+
+def test_jobs_that_would_not_stay_exact_are_told() -> None:
+    assert problems_with(job_of()) == ()
+    large = replace(job_of(), global_batch=2**14)
+    numbers, logits = problems_with(large)
+    assert "more than stay exact" in str(numbers)
+    assert "more than sum up exactly" in str(logits)
+    assert "has ReLUs" in str(problems_with(job_of(activation="gelu"))[0])

@@ -1,0 +1,229 @@
+"""A language model that computes the same bits in any order, to test everything around it.
+
+Its values are fixed-point numbers in fp64: multiples of a small power of two below a bound. Sums
+of their products have fewer than 53 bits, so they are exact, and it does not matter which rank
+adds what first. Before every matrix product, and on its gradient's way back, numbers are rounded
+to their grid again; only what has been summed over all ranks is rounded. There are no exponentials
+and no logarithms: attention weighs by the scores themselves, norms only scale and shift, and the
+loss is the squared distance from 1 at the label and 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from simulator.errors import Problem
+from simulator.job import Job
+from worker.cuts import Cut
+from worker.loss import NO_LABEL
+from worker.models.block import Block
+from worker.models.language import LanguageHead, TokenEmbedding
+from worker.tensor_parallel import leave
+from worker.transport.base import Collective
+
+# Fraction bits and bounds. A product of two of them has at most 37 bits; the rest of the 53 is
+# for the number of terms of a sum.
+_STATE, _STATE_MAX = 2.0**12, 2.0**4
+_WEIGHT, _WEIGHT_MAX = 2.0**14, 2.0**3
+_GRADIENT, _GRADIENT_MAX = 2.0**18, 2.0**2
+TERMS_MAX = 2**16
+"""Most tokens of a batch, and widest layer, whose sums are exact."""
+LOGITS_MAX = 2**20
+"""Most logits of a batch whose squares have an exact sum."""
+
+
+def on_grid(weights: Tensor) -> Tensor:
+    """Round master weights to those that are computed with."""
+    return _rounded(weights, _WEIGHT, _WEIGHT_MAX)
+
+
+def _rounded(x: Tensor, scale: float, bound: float) -> Tensor:
+    return x.mul(scale).round_().div_(scale).clamp_(-bound, bound)
+
+
+class _Round(torch.autograd.Function):
+    """Rounds a state on the way forth and its gradient on the way back."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return _rounded(x, _STATE, _STATE_MAX)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return _rounded(gradient, _GRADIENT, _GRADIENT_MAX)
+
+
+def grid(x: Tensor) -> Tensor:
+    """Put a state on its grid, and its gradient on that of gradients."""
+    return _Round.apply(x)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+
+
+class _Grid(nn.Module):
+    """``grid`` as a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return grid(x)
+
+
+class _Scale(nn.Module):
+    """Stands where others have a norm: scales and shifts each feature."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return grid(grid(x) * self.weight + self.bias)
+
+
+class _Attention(nn.Module):
+    """Attention without softmax: each token before adds its value times its score."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        super().__init__()
+        model, names = job.model, _names(job, index)
+        assert model.architecture is not None
+        h, self.head_dim = model.hidden, model.architecture.head_dim
+        q, kv = (heads * self.head_dim for heads in (model.heads, model.kv_heads))
+        qkv_bias = "attention.query.bias" in names
+        self.norm = _Scale(h)
+        self.entry = nn.Identity()
+        self.query = nn.Linear(h, q, bias=qkv_bias)
+        self.key = nn.Linear(h, kv, bias=qkv_bias)
+        self.value = nn.Linear(h, kv, bias=qkv_bias)
+        self.output = nn.Linear(q, h, bias="attention.output.bias" in names)
+        self.dropout = nn.Dropout(job.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.entry(x)
+        query, key, value = (
+            projected(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projected in (self.query, self.key, self.value)
+        )
+        # Rounded after they are repeated: the gradients of heads that share a key may be summed
+        # over ranks, and must be on the grid before that.
+        times = query.shape[1] // key.shape[1]
+        key, value = (grid(each.repeat_interleave(times, 1)) for each in (key, value))
+        # By a power of two, which rounds nothing: about the mean over all tokens.
+        scale = 2.0 ** -x.shape[1].bit_length()
+        scores = grid((grid(query) @ key.transpose(-1, -2)).tril() * scale)
+        attended = grid(grid(self.dropout(scores)) @ value)
+        out: Tensor = grid(self.output(attended.transpose(1, 2).flatten(2)))
+        return out
+
+
+class _MLP(nn.Module):
+    """Two linear layers around a ReLU."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        super().__init__()
+        model, bias = job.model, "mlp.up.bias" in _names(job, index)
+        self.norm = _Scale(model.hidden)
+        self.entry = nn.Identity()
+        self.up = nn.Linear(model.hidden, model.ffn, bias=bias)
+        self.down = nn.Linear(model.ffn, model.hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return grid(self.down(grid(self.up(self.entry(x))).relu()))
+
+
+class ExactBlock(nn.Module):
+    """One layer between the embedding and the head."""
+
+    splits: ClassVar[dict[str, Cut]] = Block.splits
+
+    def __init__(self, job: Job, index: int) -> None:
+        super().__init__()
+        self.attention = _Attention(job, index)
+        self.mlp = _MLP(job, index)
+        self.attention_dropout = nn.Dropout(job.dropout)
+        self.mlp_dropout = nn.Dropout(job.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention, mlp = self.attention, self.mlp
+        x = grid(x + grid(self.attention_dropout(attention(attention.norm(x)))))
+        return grid(x + grid(self.mlp_dropout(mlp(mlp.norm(x)))))
+
+
+class ExactEmbedding(nn.Module):
+    """Token ids become states, by token and by position."""
+
+    splits: ClassVar[dict[str, Cut]] = TokenEmbedding.splits
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        model = job.model
+        self.token = nn.Embedding(model.vocab, model.hidden)
+        self.position = nn.Embedding(model.sequence_max, model.hidden)
+        self.dropout = nn.Dropout(job.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        return grid(self.dropout(grid(x)))
+
+
+class ExactHead(nn.Module):
+    """States become logits, and these a loss that is a sum of squares."""
+
+    splits: ClassVar[dict[str, Cut]] = LanguageHead.splits
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.norm = _Scale(job.model.hidden)
+        self.entry = nn.Identity()
+        self.projection = nn.Linear(job.model.hidden, job.model.vocab, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return grid(self.projection(self.entry(self.norm(x))))
+
+    def loss_sum(
+        self, logits: Tensor, labels: Tensor, *, vocabulary: int, group: Collective | None
+    ) -> Tensor:
+        """Return the sum over all labels of the squared distances of their logits, halved."""
+        first = 0 if group is None else group.index * logits.shape[-1]
+        token = torch.arange(first, first + logits.shape[-1], device=logits.device)
+        distance = logits - (token == labels[..., None]).to(logits.dtype)
+        counted = (token < vocabulary) & (labels != NO_LABEL)[..., None]
+        total = distance.square().mul(counted).sum() / 2
+        return total if group is None else leave(total, group)
+
+
+def exact_layer(job: Job, index: int) -> nn.Module:
+    """Make one layer of an exact model."""
+    match job.model.layers[index].kind:
+        case "embedding":
+            return ExactEmbedding(job)
+        case "block":
+            return ExactBlock(job, index)
+        case "head":
+            return ExactHead(job)
+
+
+def problems_with(job: Job) -> tuple[Problem, ...]:
+    """Say what of a job no exact model can do."""
+    model, architecture = job.model, job.model.architecture
+    assert architecture is not None
+    found = []
+    terms = max(job.global_batch * job.sequence, model.hidden, model.ffn, model.vocab)
+    if terms > TERMS_MAX:
+        what = f"an exact model adds up to {terms} numbers, more than stay exact"
+        cure = f"make no batch and no layer larger than {TERMS_MAX}"
+        found.append(Problem("[training]", what, cure))
+    logits = job.global_batch * job.sequence * model.vocab
+    if logits > LOGITS_MAX:
+        what = f"a batch of an exact model has {logits} logits, more than sum up exactly"
+        cure = f"make batch x sequence x vocabulary at most {LOGITS_MAX}"
+        found.append(Problem("[training]", what, cure))
+    like = (architecture.nonlinearity, architecture.norm_first, architecture.embedding_width)
+    if like != ("relu", True, model.hidden):
+        what = "an exact model has ReLUs, norms first and one width"
+        found.append(Problem("[model]", what, "leave these numbers out"))
+    return tuple(found)
+
+
+def _names(job: Job, index: int) -> frozenset[str]:
+    return frozenset(tensor.name for tensor in job.model.layers[index].tensors)
