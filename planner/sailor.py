@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from planner.answer import DEFAULT_BUDGETS, Answer, Question
@@ -15,9 +14,9 @@ from planner.paper_model import PaperModel
 from planner.paper_search import PaperSearch
 from planner.refusal import refusals
 from planner.supply import Lot, grants_of, lots_of
+from planner.tables import Tables
 from planner.templates import TemplateMaker
 from simulator.errors import InputError, Problem, Problems
-from simulator.event import EventEstimator
 from simulator.job import Job, Objective, RecomputePolicy
 from simulator.job_model import unfit_tp
 from simulator.plan_check import check_plan
@@ -29,36 +28,38 @@ SEEDED_ENDS_MAX = 6
 SEEDS_MAX = 8
 
 
-def plan_job(question: Question) -> Answer:
-    """Find the best plan for a job on a cluster."""
+def plan_job(question: Question, tables: Tables | None = None) -> Answer:
+    """Find the best plan for a job on a cluster, or say what stands in the way."""
+    tables = tables or Tables()
+    answer = find_plan(question, tables)
+    if answer.plan is not None:
+        return answer
+    return replace(answer, problems=_refusals(question, tables))
+
+
+def find_plan(question: Question, tables: Tables) -> Answer:
+    """Find the best plan, and nothing else; ``tables`` of an earlier search save time."""
     limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
     lots = lots_of(question.cluster, Sites(question.cluster, question.measurements.network))
     _check(lots, limits)
-    answer = _answer(question, lots, limits)
+    answer = _search(question, lots, limits, tables)
     if answer.plan is not None:
         faults = check_plan(answer.plan, question.job, question.cluster)
         assert not faults, faults
     return answer
 
 
-def _answer(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
-    search = _paper if question.estimator == "paper" else _event
-    answer = search(question, lots, limits)
-    if answer.plan is None:
-        problems = _refusals(question, lots, limits, search)
-        return replace(answer, problems=problems)
-    return answer
+def _search(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Tables) -> Answer:
+    if question.estimator == "paper":
+        return _paper(question, lots, limits)
+    return _event(question, lots, limits, tables)
 
 
-def _refusals(
-    question: Question,
-    lots: tuple[Lot, ...],
-    limits: Limits,
-    search: Callable[[Question, tuple[Lot, ...], Limits], Answer],
-) -> tuple[Problem, ...]:
+def _refusals(question: Question, tables: Tables) -> tuple[Problem, ...]:
     """Why there is no plan, found out by asking easier questions."""
-
+    limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
     sites = Sites(question.cluster, question.measurements.network)
+    lots = lots_of(question.cluster, sites)
 
     def ask(
         objective: Objective, times_gpus: int = 1, recompute: RecomputePolicy | None = None
@@ -69,7 +70,7 @@ def _refusals(
         more = tuple(_grown(lot, times_gpus, sites) for lot in lots)
         asked = replace(question, job=job)
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
-        return search(asked, more, steps)
+        return _search(asked, more, steps, tables)
 
     return refusals(question.job, lots, limits, ask)
 
@@ -182,17 +183,13 @@ def _seeds(
     return tuple(dict.fromkeys(fleet_of(one.shape, maker) for one in chosen))
 
 
-def _event(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
+def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Tables) -> Answer:
     job, cluster = question.job, question.cluster
     if question.space == "paper":
         raise InputError(
             Problem("--space", "paper goes with the paper's formula", "use --estimator paper")
         )
-    judge = estimator(
-        question.estimator, job=job, cluster=cluster, measurements=question.measurements
-    )
-    assert isinstance(judge, EventEstimator)
-    maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
+    judge, maker = tables.event(question, lots)
     seeds = _seeds(question, lots, limits, maker)
     sizes, degrees = micro_batch_sizes(job), tp_degrees(job)
     search = EventSearch(
@@ -208,6 +205,7 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
         seeds,
     )
     best = search.run()
+    tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
     bounds = event_bounds(
         maker,
         lots,

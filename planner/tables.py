@@ -1,0 +1,42 @@
+"""What several searches of one job need not work out again: layer costs, stages, judged plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.answer import Question
+from planner.supply import Lot
+from planner.templates import TemplateMaker
+from simulator.estimate import Estimate
+from simulator.event import EventEstimator
+from simulator.job import RecomputePolicy
+from simulator.plan import Plan
+from simulator.request import estimator
+
+
+@dataclass(slots=True, eq=False)
+class Tables:
+    """Kept from one search to the next; the job's objective and limits may differ between them."""
+
+    judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
+    """Plans that kept the limits of the search that judged them."""
+    _made: dict[tuple[tuple[Lot, ...], RecomputePolicy], tuple[EventEstimator, TemplateMaker]] = (
+        field(default_factory=dict)
+    )
+
+    def event(
+        self, question: Question, lots: tuple[Lot, ...]
+    ) -> tuple[EventEstimator, TemplateMaker]:
+        """The event estimator, and a maker of pipelines for these GPUs."""
+        key = (lots, question.job.recompute)
+        if key not in self._made:
+            judge = estimator(
+                question.estimator,
+                job=question.job,
+                cluster=question.cluster,
+                measurements=question.measurements,
+            )
+            assert isinstance(judge, EventEstimator)
+            maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
+            self._made[key] = (judge, maker)
+        return self._made[key]
