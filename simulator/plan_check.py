@@ -56,6 +56,20 @@ def check_plan(
     return tuple(problems.found)
 
 
+def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
+    """Say all that keeps this plan from running this job, wherever it may run."""
+    problems = Problems()
+    _check_batch(plan, job, place, problems)
+    _check_layers(plan, job, place, problems)
+    unfit = _Repeated()
+    for number, pipeline in enumerate(plan.pipelines):
+        for index, stage in enumerate(pipeline.stages):
+            at = f"{place}: pipelines[{number}].stages[{index}]"
+            unfit.judge(("tp", stage.tp), at, partial(tp_problem, stage.tp, job))
+    unfit.report(problems)
+    return tuple(problems.found)
+
+
 def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
     """A plan meets the global batch exactly, in whole micro batches."""
     size, batch = plan.micro_batch_size, job.global_batch

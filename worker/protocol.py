@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 Gradient = Literal["same", "partial"]
 
@@ -25,12 +24,3 @@ class TensorSpec:
     """Of a tensor that is not cut: do its ranks compute equal gradients, or parts of a sum?"""
     tied_name: str | None = None
     """This is a second use of the tensor of that name in layer 0."""
-
-
-class Recorder(Protocol):
-    """Is told what a rank does, as it does it: for timelines, fail points and messages."""
-
-    def span(
-        self, phase: Phase, *, layer: int | None = None, micro_batch: int | None = None
-    ) -> AbstractContextManager[None]:
-        """What is done within the context."""

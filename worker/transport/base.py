@@ -51,6 +51,9 @@ class Pending(Protocol):
     def wait(self) -> None:
         """Return when it is done; raise a ``TransportError`` when it never will be."""
 
+    def is_done(self) -> bool:
+        """Say whether it is over; the wait that follows then takes no time."""
+
 
 class Collective(Protocol):
     """The ranks of one group, seen from one of them."""
@@ -101,10 +104,3 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Leave in peace, when all is done."""
-
-
-class Done:
-    """Something that was over as soon as it was started."""
-
-    def wait(self) -> None:
-        return

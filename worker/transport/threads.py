@@ -41,6 +41,9 @@ class _Wait:
         if failure is not None:
             raise failure
 
+    def is_done(self) -> bool:
+        return self.done.is_set()
+
 
 class _Round(_Wait):
     """One collective: the tensors of those who have come so far."""

@@ -1,0 +1,189 @@
+"""One rank's way through a step: forwards and backwards of its stage in the order of 1F1B.
+
+The order is the one that the simulator times (``simulator.schedule``). What an operation needs
+from a neighbour is asked for before the operation ahead of it is computed, so that it travels
+meanwhile; what it makes is sent without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simulator.plan import Plan
+from simulator.schedule import Op, device_orders
+from worker.context import MicroBatch
+from worker.data.samples import Data
+from worker.exchange import Arriving, Inbox, Outbox
+from worker.layout import Seat, neighbours, sample_positions, seats_of, source_of, targets_of
+from worker.loss import NO_LABEL
+from worker.stage import Stage
+from worker.timeline import Recorder
+from worker.transport.base import Transport
+
+
+@dataclass(slots=True)
+class Consumed:
+    """What one rank has seen of a step's samples; each sample is told by one rank only."""
+
+    loss_sum: Tensor
+    samples: int = 0
+    labels: int = 0
+    digest_sum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a forward pass starts from."""
+
+    input: Tensor
+    moment: MicroBatch
+    labels: Tensor | None
+    """Where the pass ends in the loss."""
+
+
+class PipelineRank:
+    """One rank of one stage, with its neighbours and its samples."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seat: Seat,
+        stage: Stage,
+        transport: Transport,
+        data: Data,
+        *,
+        random_seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        recorder: Recorder,
+    ) -> None:
+        self._plan, self._seat, self._stage, self._data = plan, seat, stage, data
+        self._random_seed, self._dtype, self._device = random_seed, dtype, device
+        self._recorder = recorder
+        count = plan.pipelines[seat.pipeline].micro_batches
+        orders = device_orders(plan.schedule, stages=seat.stages, micro_batches=count)
+        self._order: list[Op] = orders[seat.stage]
+        seats = seats_of(plan)
+        before, after = (neighbours(seats, seat, step=step) for step in (-1, 1))
+
+        def inbox(senders: tuple[Seat, ...]) -> Inbox | None:
+            if not senders:
+                return None
+            source = source_of(seat, senders).rank
+            return Inbox(transport, source, dtype=dtype, device=device)
+
+        def outbox(receivers: tuple[Seat, ...], *, tells_shape: bool) -> Outbox:
+            targets = [target.rank for target in targets_of(seat, receivers)]
+            return Outbox(transport, targets, tells_shape=tells_shape)
+
+        self._inputs, self._gradients = inbox(before), inbox(after)
+        self._results = outbox(after, tells_shape=True)
+        # A gradient has the shape of the activation that it belongs to.
+        self._input_gradients = outbox(before, tells_shape=False)
+
+    def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> Consumed:
+        """Run all micro batches; ``layer_done`` is told of each layer whose gradients are whole.
+
+        ``seed`` is what the losses' sum is scaled by before it is differentiated.
+        """
+        consumed = self._nothing()
+        last = max(index for index, op in enumerate(self._order) if op.kind == "B")
+        arriving = self._expect(self._order[0])
+        for index, op in enumerate(self._order):
+            arrived = self._wait(arriving, op)
+            if index + 1 < len(self._order):
+                arriving = self._expect(self._order[index + 1])
+            if op.kind == "F":
+                self._forward(op, self._work(op, arrived, step, consumed), consumed)
+            else:
+                done = layer_done if index == last else _not_yet
+                self._backward(op, arrived, seed=seed, layer_done=done)
+        with self._recorder.span("wait"):
+            self._results.finish()
+            self._input_gradients.finish()
+        return consumed
+
+    def first_bad_layer(self, step: int) -> int | None:
+        """Pass the step's micro batches through again; say which layer here left the numbers."""
+        found: list[int] = []
+        for op in self._order:
+            if op.kind == "F":
+                arrived = self._wait(self._expect(op), op)
+                work = self._work(op, arrived, step, self._nothing())
+                bad, result = self._stage.first_bad_layer(
+                    work.input, now=work.moment, labels=work.labels
+                )
+                found += [] if bad is None else [bad]
+                if work.labels is None:
+                    self._results.send(result)
+        self._results.finish()
+        return min(found, default=None)
+
+    def _forward(self, op: Op, work: _Work, consumed: Consumed) -> None:
+        with self._recorder.span("forward", micro_batch=op.micro_batch):
+            result = self._stage.forward(
+                op.micro_batch, work.input, now=work.moment, labels=work.labels
+            )
+        if work.labels is None:
+            assert self._gradients is not None, "only the last stage has labels"
+            self._gradients.shape = tuple(result.shape)
+            with self._recorder.span("send", micro_batch=op.micro_batch):
+                self._results.send(result)
+        elif self._seat.index == 0:
+            consumed.loss_sum += result
+
+    def _backward(
+        self, op: Op, arrived: Tensor | None, *, seed: float, layer_done: Callable[[int], None]
+    ) -> None:
+        with self._recorder.span("backward", micro_batch=op.micro_batch):
+            below = self._stage.backward(
+                op.micro_batch, seed if arrived is None else arrived, layer_done=layer_done
+            )
+        if not self._seat.is_first:
+            assert below is not None, "activations have gradients"
+            with self._recorder.span("send", micro_batch=op.micro_batch):
+                self._input_gradients.send(below)
+
+    def _work(self, op: Op, arrived: Tensor | None, step: int, consumed: Consumed) -> _Work:
+        seat = self._seat
+        positions = sample_positions(self._plan, pipeline=seat.pipeline, micro_batch=op.micro_batch)
+        places = torch.arange(positions.start, positions.stop, device=self._device)
+        moment = MicroBatch(self._random_seed, step, places)
+        if not (seat.is_first or seat.is_last):
+            assert arrived is not None
+            return _Work(arrived, moment, None)
+        with self._recorder.span("data", micro_batch=op.micro_batch):
+            samples = self._data.batch(step, positions)
+        if arrived is None:
+            arrived = samples.inputs.to(self._device)
+            if arrived.is_floating_point():
+                arrived = arrived.to(self._dtype)
+        if seat.is_first and seat.index == 0:
+            consumed.samples += len(positions)
+            consumed.digest_sum += int(samples.digests.sum())
+        if not seat.is_last:
+            return _Work(arrived, moment, None)
+        if seat.index == 0:
+            consumed.labels += int((samples.labels != NO_LABEL).sum())
+        return _Work(arrived, moment, samples.labels.to(self._device))
+
+    def _expect(self, op: Op) -> Arriving | None:
+        box = self._inputs if op.kind == "F" else self._gradients
+        return None if box is None else box.expect()
+
+    def _wait(self, arriving: Arriving | None, op: Op) -> Tensor | None:
+        if arriving is None:
+            return None
+        with self._recorder.span("receive", micro_batch=op.micro_batch):
+            return arriving.wait()
+
+    def _nothing(self) -> Consumed:
+        return Consumed(torch.zeros((), dtype=torch.float64, device=self._device))
+
+
+def _not_yet(_: int) -> None:
+    """More micro batches follow, whose gradients are added."""
