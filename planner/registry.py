@@ -20,6 +20,7 @@ _CLASSES = {
     "metis": "MetisPlanner",
     "oobleck": "OobleckPlanner",
     "piper": "PiperPlanner",
+    "sailor-paper": "SailorPaperPlanner",
     "varuna": "VarunaPlanner",
     "whale": "WhalePlanner",
 }
@@ -32,7 +33,7 @@ def baseline(name: str) -> Planner:
     """A planner of the literature by its name."""
     if name not in _CLASSES:
         raise InputError(Problem("--planner", f'"{name}" is not known', nearest(name, names())))
-    module = importlib.import_module(f"planner.baselines.{name}")
+    module = importlib.import_module(f"planner.baselines.{name.replace('-', '_')}")
     return cast(Planner, getattr(module, _CLASSES[name])())
 
 
