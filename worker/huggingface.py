@@ -18,8 +18,8 @@ from simulator.job import Job
 from simulator.model import Model
 from simulator.model import TensorSpec as Described
 from worker.huggingface_names import Place, is_ignored, place_of, prefix_of
-from worker.initial import Shard, shard_of
 from worker.protocol import TensorSpec
+from worker.shards import Shard, cut, shard_of
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -54,8 +54,8 @@ class Checkpoint:
         rows = slice(place.offset + start, place.offset + end)
         across = slice(columns.start, columns.stop)
         if place.form == "reshaped":
-            found = file.get_tensor(name).reshape(true_shape[0], -1)[rows, across]
-        elif len(true_shape) == 1:
+            return cut(file.get_tensor(name).reshape(true_shape), shard)
+        if len(true_shape) == 1:
             found = file.get_slice(name)[rows].reshape(-1, 1)
         elif place.form == "transposed":
             found = file.get_slice(name)[across, rows].T

@@ -5,48 +5,18 @@ So a rank makes the shard that it holds, and any plan starts from the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from simulator.job import Job
 from worker.protocol import TensorSpec
 from worker.random import bell, key_of
+from worker.shards import Shard, shard_of
 
 # Rows are made in portions of about this many elements, so that a large table needs little more
 # memory than itself.
 _PORTION = 2**22
 _STANDARD_DEVIATION = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A part of one logical tensor: these rows and columns of it, read as a matrix."""
-
-    rows: range
-    columns: range
-    # Elements in a whole row.
-    width: int
-    shape: tuple[int, ...]
-
-
-def shard_of(spec: TensorSpec, atoms: range, *, of: int) -> Shard:
-    """Return what a rank that has these of the ``of`` atoms holds of a tensor."""
-    first, *others = spec.shape
-    width = 1
-    for size in others:
-        width *= size
-    if spec.split_dim is None:
-        return Shard(range(first), range(width), width, spec.shape)
-    assert spec.split_dim < 2, "tensors are cut by rows or by columns"
-    cut = spec.shape[spec.split_dim] // of
-    held = range(atoms.start * cut, atoms.stop * cut)
-    shape = (*spec.shape[: spec.split_dim], len(held), *spec.shape[spec.split_dim + 1 :])
-    if spec.split_dim == 0:
-        return Shard(held, range(width), width, shape)
-    inner = width // spec.shape[1]
-    return Shard(range(first), range(held.start * inner, held.stop * inner), width, shape)
 
 
 def initial_shard(

@@ -16,10 +16,12 @@ from simulator.job import Job
 from worker.context import Moment
 from worker.cuts import splits_of
 from worker.dropout import KeyedDropout
+from worker.factory import factory_layer
 from worker.initial import initial_shard
 from worker.loss import loss_sum
 from worker.models.families import family_layer
 from worker.protocol import TensorSpec
+from worker.shards import cut, shard_of
 from worker.table import table_of
 from worker.tensor_parallel import (
     ColumnLinear,
@@ -94,8 +96,8 @@ def build_layer(
     assert job.max_tp % tp == 0, "a TP degree of a plan divides the job's largest"
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
     share = _Share(tp, tp_index, group)
-    with torch.device("meta"):
-        module = family_layer(job, index)
+    module, own = _made(job, index)
+    values = values or own
     table = table_of(job, index)
     loss_group = _cut(module, job, index, share, {spec.name: spec for spec in table})
     _key_dropout(module, index, share, moment)
@@ -109,9 +111,28 @@ def build_layer(
         parameter = nn.Parameter(shard)
         _put(module, spec.name, parameter)
         tensors.append(LocalTensor(spec, parameter))
-    left = [name for name, each in module.named_parameters() if each.is_meta]
+    named = {name for name, _ in module.named_parameters()}
+    left = named - {spec.name for spec in table}
     assert not left, f"layer {index} has parameters that its table does not know: {left}"
+    module.to(device)  # Buffers, which only a user's own layers have.
     return LocalLayer(index, module, tuple(tensors), job.model.vocab, loss_group)
+
+
+def _made(job: Job, index: int) -> tuple[nn.Module, Values | None]:
+    """Make a whole layer; a user's own comes with the weights that its code gave it."""
+    if job.factory is None:
+        with torch.device("meta"):
+            return family_layer(job, index), None
+    layer = factory_layer(job, index)
+    weights = {name: each.detach() for name, each in layer.named_parameters()}
+
+    def values(spec: TensorSpec, held: range) -> Tensor:
+        whole = weights[spec.name]
+        if spec.tied_name is not None and index != 0:
+            whole = factory_layer(job, 0).get_parameter(spec.tied_name).detach()
+        return cut(whole, shard_of(spec, held, of=job.max_tp))
+
+    return layer, values
 
 
 def _cut(
@@ -123,26 +144,26 @@ def _cut(
         return None
     loss_group = None
     splits = splits_of(module)
-    entries = {path.rpartition(".")[0] for path, cut in splits.items() if cut == "entry"}
-    for path, cut in splits.items():
+    entries = {path.rpartition(".")[0] for path, how in splits.items() if how == "entry"}
+    for path, how in splits.items():
         parent, _, name = path.rpartition(".")
         owner = module.get_submodule(parent)
         # A layer may declare parts that it has only sometimes, such as a gate.
         whole = getattr(owner, name, None)
         own = None if parent in entries else group
-        match cut, whole:
+        match how, whole:
             case "entry", nn.Identity():
                 setattr(owner, name, Entry(group))
             case "columns" | "vocabulary", nn.Linear():
                 setattr(owner, name, _columns(whole, job, index, path, share, table, own))
-                if cut == "vocabulary":
+                if how == "vocabulary":
                     loss_group = group
             case "rows", nn.Linear():
                 setattr(owner, name, RowLinear(whole, group))
             case "vocabulary", nn.Embedding():
                 setattr(owner, name, VocabularyEmbedding(whole, group))
             case _:
-                assert whole is None or cut == "heads", f"{path} cannot be cut by {cut}"
+                assert whole is None or how == "heads", f"{path} cannot be cut by {how}"
     return loss_group
 
 

@@ -15,17 +15,20 @@ from worker.protocol import TensorSpec
 def table_of(job: Job, index: int) -> tuple[TensorSpec, ...]:
     """Return the parameters of one layer in their fixed order."""
     layer = job.model.layers[index]
-    return tuple(_spec(layer, tensor, job.max_tp) for tensor in layer.tensors)
+    return tuple(
+        _spec(layer, tensor, atoms=job.max_tp, vocabulary=job.model.vocab)
+        for tensor in layer.tensors
+    )
 
 
-def _spec(layer: Layer, tensor: Described, atoms: int) -> TensorSpec:
+def _spec(layer: Layer, tensor: Described, *, atoms: int, vocabulary: int) -> TensorSpec:
     tied = tensor.tied_to.partition("/")[2] if tensor.tied_to is not None else None
     if tensor.split_dim is None:
         return TensorSpec(tensor.name, tensor.shape, None, tied_name=tied)
     if tensor.ways % atoms == 0:
         return TensorSpec(tensor.name, tensor.shape, tensor.split_dim, tied_name=tied)
     size = tensor.shape[tensor.split_dim]
-    if layer.kind != "block" and tensor.ways == size:
+    if layer.kind != "block" and size == vocabulary:
         # A vocabulary: the only thing that is padded, so that atoms are of one size.
         shape = list(tensor.shape)
         shape[tensor.split_dim] = -(-size // atoms) * atoms

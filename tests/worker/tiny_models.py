@@ -54,8 +54,7 @@ def batch_of(job: Job, *, batch: int = BATCH) -> tuple[Tensor, Tensor]:
     """Inputs and labels, some of which are not to be learned."""
     draw = torch.Generator().manual_seed(11)
     architecture = job.model.architecture
-    assert architecture is not None
-    if architecture.image:
+    if architecture is not None and architecture.image:
         size = (batch, architecture.channels, architecture.image, architecture.image)
         images = torch.randn(size, generator=draw, dtype=torch.float64)
         return images, torch.randint(job.model.vocab, (batch,), generator=draw)
