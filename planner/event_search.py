@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.event_exhaust import Deal, every_deal
-from planner.fleets import Fleet, plan_of, room_for, seconds_of
+from planner.fleets import Fleet, plan_of, room_for, rough_seconds
 from planner.limits import Figures, Limits
 from planner.supply import Grant, Lot, is_supplied
 from planner.templates import Step, Template, TemplateMaker, step_sequences
@@ -34,6 +34,10 @@ EXHAUST_MAX = 3000
 """Plans of a small case that are judged beyond the budget."""
 JUDGED_SHARE = 0.5
 """Of the budget, for fleets as they were drafted; the rest is for changes to the best."""
+FAMILIES_SHARE = 0.5
+"""Of those, for the best of each family."""
+STARTS_MAX = 12
+"""Plans of different families that are changed for as long as that helps."""
 LOTS_MAX = 5
 """Up to so many lots every subset of them is tried."""
 
@@ -70,26 +74,49 @@ class EventSearch:
     fullest: list[Estimate] = field(default_factory=list)
     """Estimates of plans that keep no limit, for saying why there is no plan."""
     _templates: dict[tuple[tuple[int, ...], int], list[Template]] = field(default_factory=dict)
-    _steps: dict[tuple[int, int, int, float], float] = field(default_factory=dict)
+    _twins: dict[object, tuple[int, ...]] = field(default_factory=dict)
+    _syncs: dict[object, float] = field(default_factory=dict)
     _known: dict[Fleet, Judged | None] = field(default_factory=dict)
 
     def run(self) -> Judged | None:
         """The best plan that the budget allows to find."""
         for fleet in self.seeds:
             self.look_at(fleet)
-        ranked = sorted(self.fleets(), key=lambda pair: pair[0])
         drafted = max(1, int(self.budget * JUDGED_SHARE))
-        for _, fleet in ranked:
+        for fleet in self.by_family(self.ranked(), drafted):
             if self.evaluations >= drafted:
                 break
             self.look_at(fleet)
-        best = min(self.judged, key=lambda j: j.worth, default=None)
-        while best is not None and self.evaluations < self.budget:
-            better = self.better_neighbour(best)
-            if better is None:
+        climbed: set[Fleet] = set()
+        while self.evaluations < self.budget:
+            start = next((j for j in self.best_of_families() if j.fleet not in climbed), None)
+            if start is None:
                 break
-            best = better
-        return self.finished(best)
+            self.climb(start, climbed)
+        return self.finished(min(self.judged, key=lambda j: j.worth, default=None))
+
+    def climb(self, start: Judged, climbed: set[Fleet]) -> None:
+        """Change a plan a little for as long as that helps."""
+        best: Judged | None = start
+        while best is not None and best.fleet not in climbed:
+            climbed.add(best.fleet)
+            best = self.better_neighbour(best)
+
+    def by_family(self, ranked: list[Fleet], count: int) -> list[Fleet]:
+        """The best of each family before the second of any, for a part of what is judged."""
+        firsts: dict[object, Fleet] = {}
+        for fleet in ranked:
+            firsts.setdefault(_family(fleet), fleet)
+        some = list(firsts.values())[: int(count * FAMILIES_SHARE)]
+        chosen = set(some)
+        return some + [fleet for fleet in ranked if fleet not in chosen]
+
+    def best_of_families(self) -> list[Judged]:
+        """The best judged plan of each family, best first."""
+        found: dict[object, Judged] = {}
+        for judged in sorted(self.judged, key=lambda j: j.worth):
+            found.setdefault(_family(judged.fleet), judged)
+        return list(found.values())[:STARTS_MAX]
 
     def finished(self, best: Judged | None) -> Judged | None:
         """The best of all plans, where there are so few that all can be looked at."""
@@ -182,28 +209,46 @@ class EventSearch:
 
     # -- drafting -------------------------------------------------------------------------------
 
-    def fleets(self) -> Iterator[tuple[float, Fleet]]:
-        """Fleets with their rough worth."""
+    def ranked(self) -> list[Fleet]:
+        """Fleets by their rough worth."""
+        fleets = list(self.fleets())
+        if not fleets:
+            return []
+        totals = [self.job.global_batch // fleet.templates[0].micro_batch for fleet in fleets]
+        seconds = rough_seconds(fleets, totals).tolist()
+        worths = [self.rough(*pair) for pair in zip(fleets, seconds, strict=True)]
+        order = sorted(range(len(fleets)), key=lambda n: (worths[n], n))
+        return [fleets[n] for n in order if worths[n] < math.inf]
+
+    def fleets(self) -> Iterator[Fleet]:
+        """Different fleets to begin with."""
         seen = set()
         for b in self.micro_batches:
             total = self.job.global_batch // b
-            pure = {
-                lot: self.templates((lot,), b, total)[:TEMPLATES_PER_LOT]
-                for lot in range(len(self.lots))
-            }
+            pure = {lot: self.templates((lot,), b, total) for lot in range(len(self.lots))}
             for chosen in self.lot_sets():
                 for whole in self._fleets_of(chosen, pure, b, total):
-                    for fleet in self._smaller(whole):
-                        if fleet not in seen and fleet.counts:
+                    for fleet in self._smaller(whole, total) if whole.counts else ():
+                        if fleet not in seen:
                             seen.add(fleet)
-                            yield self.rough(fleet, total), fleet
+                            yield fleet
 
-    def _smaller(self, fleet: Fleet) -> Iterator[Fleet]:
-        """The fleet, and where dollars count the same with fewer pipelines."""
+    def _smaller(self, fleet: Fleet, total: int) -> Iterator[Fleet]:
+        """The fleet, and with fewer pipelines: where dollars count, or sums of gradients."""
         yield fleet
         if self.limits.needs_prices:
             for share in SMALLER:
                 yield replace(fleet, counts=tuple(math.ceil(n * share) for n in fleet.counts))
+        elif len(fleet.counts) == 1:
+            # As few as do with so many micro batches each.
+            most = fleet.counts[0]
+            rounds = -(-total // most)
+            fewer = [-(-total // (rounds + more)) for more in range(3)]
+            # Or so few that the replicas of a stage share a machine.
+            size = max(self.lots[lot].gpus_per_machine for lot, _ in fleet.templates[0].gpus)
+            fewer += [n for n in range(2, min(size, most)) if size % n == 0]
+            for count in dict.fromkeys(fewer):
+                yield replace(fleet, counts=(count,))
 
     def lot_sets(self) -> list[tuple[int, ...]]:
         """Which lots to use together."""
@@ -226,27 +271,32 @@ class EventSearch:
         return list(found)
 
     def templates(self, lots: tuple[int, ...], micro_batch: int, total: int) -> list[Template]:
-        """The templates of some lots, the most work per GPU first."""
+        """The best templates of some lots, the most work per GPU first."""
         key = (lots, micro_batch)
         if key not in self._templates:
-            twin = next((k for k in self._templates if self._are_twins(k, key)), None)
-            if twin is None:
-                self._templates[key] = self._sorted_templates(lots, micro_batch, total)
+            # Lots that offer the same in other zones suit the same templates.
+            kind = (self._offers(lots), micro_batch)
+            if kind not in self._twins:
+                found = self._sorted_templates(lots, micro_batch, total)[:TEMPLATES_PER_LOT]
+                self._templates[key], self._twins[kind] = found, lots
             else:
+                twin = self._twins[kind]
+                lot_of = dict(zip(twin, lots, strict=True))
                 self._templates[key] = [
-                    replace(t, steps=tuple(replace(step, lot=lots[0]) for step in t.steps))
-                    for t in self._templates[twin]
+                    self.maker.timed(
+                        tuple(replace(step, lot=lot_of[step.lot]) for step in t.steps),
+                        micro_batch,
+                        t.cuts,
+                    )
+                    for t in self._templates[twin, micro_batch]
                 ]
         return self._templates[key]
 
-    def _are_twins(
-        self, known: tuple[tuple[int, ...], int], asked: tuple[tuple[int, ...], int]
-    ) -> bool:
-        """Whether two single lots offer the same, so that the same templates suit them."""
-        if known[1] != asked[1] or len(known[0]) > 1 or len(asked[0]) > 1:
-            return False
-        one, other = self.lots[known[0][0]], self.lots[asked[0][0]]
-        return (one.gpu, one.machine, one.machines) == (other.gpu, other.machine, other.machines)
+    def _offers(self, lots: tuple[int, ...]) -> tuple[object, ...]:
+        """What templates depend on, apart from how far zones are from each other."""
+        some = [self.lots[lot] for lot in lots]
+        zones = sorted({lot.zone for lot in some})
+        return tuple((lot.gpu, lot.machine, lot.machines, zones.index(lot.zone)) for lot in some)
 
     def _sorted_templates(
         self, lots: tuple[int, ...], micro_batch: int, total: int
@@ -258,21 +308,23 @@ class EventSearch:
             if self.lots[lot].room(tp)
             for recompute in self.recomputes
         ]
-        found = []
+        found: list[Fleet] = []
         for steps in step_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
             if len(lots) > 1 and len({step.lot for step in steps}) < len(lots):
                 continue
             template = self.maker.template(steps, micro_batch, total)
-            if template is not None and room_for(template, self.lots, {}):
-                found.append((self._gpu_seconds(template, total), template))
-        found.sort(key=lambda pair: pair[0])
-        return [template for _, template in found]
-
-    def _gpu_seconds(self, template: Template, total: int) -> float:
-        """What all the work would take with nothing but this template, whatever it costs."""
-        count = min(room_for(template, self.lots, {}), total)
-        fleet = Fleet((template,), (count,))
-        return seconds_of(fleet, total) + self._sync_s(fleet)
+            if template is None:
+                continue
+            count = min(room_for(template, self.lots, {}), total)
+            if count:
+                # All the work with nothing but this template, whatever it costs.
+                found += self._smaller(Fleet((template,), (count,)), total)
+        if not found:
+            return []
+        passes = rough_seconds(found, [total] * len(found)).tolist()
+        worths = [s + self._sync_s(fleet) for s, fleet in zip(passes, found, strict=True)]
+        order = sorted(range(len(found)), key=worths.__getitem__)
+        return list(dict.fromkeys(found[n].templates[0] for n in order))
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
@@ -318,9 +370,9 @@ class EventSearch:
                 of_lot[tp] = of_lot.get(tp, 0) + groups * count
         return Fleet(tuple(templates), tuple(counts))
 
-    def rough(self, fleet: Fleet, total: int) -> float:
-        """Rough seconds or dollars of an iteration."""
-        seconds = seconds_of(fleet, total) + self._sync_s(fleet)
+    def rough(self, fleet: Fleet, seconds: float) -> float:
+        """Rough seconds or dollars of an iteration, given those of its passes."""
+        seconds += self._sync_s(fleet)
         if not self.limits.needs_prices:
             return seconds
         hourly = sum(
@@ -345,23 +397,40 @@ class EventSearch:
         members = fleet.pipelines
         if members < 2:
             return 0.0
-        slowest = 0.0
-        bucket = self.maker.costs.runtime.sync_bucket_bytes
-        used = sorted({(step.lot, step.tp) for t in fleet.templates for step in t.steps})
-        synced = max(t.synced_bytes for t in fleet.templates)
-        for (one, tp), (other, tp_other) in itertools.product(used[:6], repeat=2):
-            a, b = self.lots[one].place, self.lots[other].place
-            flows = min(tp, tp_other)
-            piece = min(bucket, synced)
-            key = (one, other, flows, piece / members)
-            step = self._steps.get(key)
-            if step is None:
-                step = self.maker.network.between_nodes(
-                    a, b, flows=flows, bytes_each=piece / members
-                ) / min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
-                self._steps[key] = step
-            slowest = max(slowest, 2 * (members - 1) * step * synced / piece)
-        return slowest
+        used = sorted({key for template in fleet.templates for key in template.gpus})[:6]
+        synced = [pair for template in fleet.templates for pair in template.synced]
+        most = max(size for size, _ in synced)
+        near = self._is_near(fleet, used)
+        piece = min(self.maker.costs.runtime.sync_bucket_bytes, most)
+        key = (*used, members, piece, near)
+        per_byte = self._syncs.get(key)
+        if per_byte is None:
+            pairs = itertools.product(used, repeat=2)
+            per_byte = max(self._step_s(*pair, piece / members, near) for pair in pairs)
+            per_byte *= 2 * (members - 1) / piece
+            self._syncs[key] = per_byte
+        return max(0.0, *(per_byte * size - home for size, home in synced))
+
+    def _is_near(self, fleet: Fleet, used: list[tuple[int, int]]) -> bool:
+        """Whether all replicas of a stage stand on one machine, where they are side by side."""
+        if len({lot for lot, _ in used}) > 1:
+            return False
+        lot = self.lots[used[0][0]]
+        side_by_side = all(lot.gpus_per_machine % (fleet.pipelines * tp) == 0 for _, tp in used)
+        gpus = sum(tp * n for tp, n in fleet.groups()[used[0][0]].items())
+        return side_by_side or gpus <= lot.gpus_per_machine
+
+    def _step_s(
+        self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, near: bool
+    ) -> float:
+        """Roughly one step of a ring over this hop, within a machine or between two."""
+        a, b = self.lots[one[0]].place, self.lots[other[0]].place
+        flows = min(one[1], other[1])
+        network = self.maker.network
+        if near:
+            return network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
+        step = network.between_nodes(a, b, flows=flows, bytes_each=bytes_each)
+        return step / min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
 
     # -- small changes --------------------------------------------------------------------------
 
@@ -392,8 +461,9 @@ class EventSearch:
                         fleet.templates[:index] + fleet.templates[index + 1 :],
                         counts[:index] + counts[index + 1 :],
                     )
+        yield from self._smaller(fleet, total)
         for lot in range(len(self.lots)):
-            for template in self.templates((lot,), b, total)[:TEMPLATES_PER_LOT]:
+            for template in self.templates((lot,), b, total):
                 if template in fleet.templates:
                     continue
                 room = room_for(template, self.lots, fleet.groups())
@@ -440,6 +510,13 @@ class EventSearch:
             return others if others.templates else fleet
         templates[index], counts[index] = template, room
         return Fleet(tuple(templates), tuple(counts))
+
+
+def _family(fleet: Fleet) -> object:
+    """What makes plans of one kind: their GPUs, TP degrees, stages and micro batch."""
+    steps = {(step.lot, step.tp) for template in fleet.templates for step in template.steps}
+    stages = {len(template.steps) for template in fleet.templates}
+    return fleet.templates[0].micro_batch, frozenset(steps), frozenset(stages)
 
 
 def micro_batch_sizes(job: Job, most: int = 64) -> tuple[int, ...]:

@@ -26,6 +26,8 @@ from simulator.sites import Sites
 
 SEEDED_ENDS_MAX = 6
 SEEDS_MAX = 8
+SMALL_BUDGET = 400
+"""Plans judged by default where there are up to 64 GPUs."""
 
 
 def plan_job(question: Question, tables: Tables | None = None) -> Answer:
@@ -103,6 +105,12 @@ def _check(lots: tuple[Lot, ...], limits: Limits) -> None:
             "set price_usd_per_gpu_hour of the pool in the cluster file, or the goal throughput",
         )
     problems.raise_if_any()
+
+
+def _event_budget(lots: tuple[Lot, ...]) -> int:
+    """More plans where judging one takes less."""
+    gpus = sum(lot.gpus for lot in lots)
+    return max(DEFAULT_BUDGETS["event"], min(SMALL_BUDGET, SMALL_BUDGET * 64 // gpus))
 
 
 def tp_degrees(job: Job) -> tuple[int, ...]:
@@ -201,7 +209,7 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
         limits,
         sizes,
         degrees,
-        question.budget or DEFAULT_BUDGETS["event"],
+        question.budget or _event_budget(lots),
         seeds,
     )
     best = search.run()

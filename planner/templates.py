@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,15 @@ from simulator.sites import Sites
 
 Array = NDArray[np.float64]
 
+BACKWARD_SHARE = 2 / 3
+"""Of a micro batch's time on a stage, roughly."""
+MANY = 1 << 30
+"""More pipelines than any plan has."""
+
+
+HALVINGS = 10
+"""After which boundaries hardly change."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -36,23 +46,18 @@ class Template:
     """A pipeline of some micro batch size, with its rough times."""
 
     micro_batch: int
-    cuts: tuple[int, ...]
-    steps: tuple[Step, ...]
+    # Times tell nearly all templates apart, so that the rest need not be hashed.
+    cuts: tuple[int, ...] = field(hash=False)
+    steps: tuple[Step, ...] = field(hash=False)
     level_s: float
     """Seconds between two micro batches in the steady state."""
     fill_s: float
     """Seconds of one micro batch through the whole pipeline, there and back."""
-    synced_bytes: float
-    """The most that one GPU of it syncs."""
-
-    @property
-    def gpus(self) -> dict[tuple[int, int], int]:
-        """Groups by (lot, TP)."""
-        found: dict[tuple[int, int], int] = {}
-        for step in self.steps:
-            key = (step.lot, step.tp)
-            found[key] = found.get(key, 0) + 1
-        return found
+    synced: tuple[tuple[float, float], ...] = field(hash=False)
+    """By stage: bytes that a GPU of it sums, and seconds from its last backward to the end of
+    the pipeline's."""
+    gpus: Mapping[tuple[int, int], int] = field(compare=False)
+    """Groups by (lot, TP)."""
 
     def pipeline(self, micro_batches: int, lots: Sequence[Lot]) -> Pipeline:
         return Pipeline(
@@ -84,9 +89,8 @@ class TemplateMaker:
     sites: Sites
     lots: tuple[Lot, ...]
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
-    _held: dict[tuple[int, int, int, Recompute], tuple[Array, Array, Array, float]] = field(
-        default_factory=dict
-    )
+    _rooms: dict[tuple[str, int, int, Recompute, int], Array] = field(default_factory=dict)
+    _parameters: dict[int, list[float]] = field(default_factory=dict)
     _furthest: dict[tuple[Step, int, int], list[int]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
 
@@ -117,55 +121,58 @@ class TemplateMaker:
         key = (step, micro_batch, in_flight)
         found = self._furthest.get(key)
         if found is None:
-            found, end = [], 0
-            for first in range(self.costs.layer_count):
-                end = max(end, first)
-                while end < self.costs.layer_count and self.holds(
-                    step, micro_batch, first=first, end=end + 1, in_flight=in_flight
-                ):
-                    end += 1
-                found.append(end)
-            self._furthest[key] = found
+            fits = self.most_in_flight(step, micro_batch, MANY) >= in_flight
+            firsts = np.arange(self.costs.layer_count)
+            counts = np.array([int(fits[first, first + 1 :].sum()) for first in firsts])
+            found = self._furthest[key] = (firsts + counts).tolist()
         return found
 
-    def holds(self, step: Step, micro_batch: int, *, first: int, end: int, in_flight: int) -> bool:
-        """Whether the layers fit a device of the step, by the same sums as the memory model."""
-        key = (step.lot, step.tp, micro_batch, step.recompute)
-        found = self._held.get(key)
-        if found is None:
-            found = self._held[key] = self._tables(step, micro_batch)
-        states, kept, work, room = found
-        count = self.costs.layer_count
-        head = end == count
-        largest = float(work[first : end - head].max(initial=0.0)) + (
-            float(work[-1]) if head else 0
-        )
-        edges = max(
-            micro_batch * self.costs.output_bytes(first - 1) if first else 0.0,
-            micro_batch * self.costs.output_bytes(end - 1) if not head else 0.0,
-        )
-        if self.costs.runtime.keeps_stage_outputs and not head:
-            edges += in_flight * micro_batch * self.costs.output_bytes(end - 1)
-        needed = states[end] - states[first] + in_flight * (kept[end] - kept[first])
-        return bool(needed + RESERVED_OVER_LIVE * largest + edges <= room)
+    def most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Array:
+        """Micro batches of which a device of the step can keep the activations.
 
-    def _tables(self, step: Step, micro_batch: int) -> tuple[Array, Array, Array, float]:
+        By [first layer, end], by the same sums as the memory model.
+        """
+        gpu = self.lots[step.lot].gpu
+        key = (gpu, step.tp, micro_batch, step.recompute, self._sharing(pipelines))
+        found = self._rooms.get(key)
+        if found is None:
+            found = self._rooms[key] = self._most_in_flight(step, micro_batch, pipelines)
+        return found
+
+    def _sharing(self, pipelines: int) -> int:
+        """What of the number of pipelines memory depends on."""
+        return pipelines if self.costs.job.zero else min(pipelines, 2)
+
+    def _most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Array:
         costs, job, lot = self.costs, self.costs.job, self.lots[step.lot]
-        platform = platform_of(lot.gpu)
+        platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
+        first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         full = job.precision == "fp32"
         moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full else 4)
-        # With ZeRO-1 the optimizer is shared between the holders, here taken as many.
-        per_parameter = (4 if full else 2) + 4 + (0 if job.zero else moments)
-        parameters = costs.parameters(step.tp)
-        kept = costs.kept_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
+        held = _ranges_of(costs.parameters(step.tp))
+        held[0, -1] -= costs.tied_parameters(step.tp)
+        shares = pipelines if job.zero else 1
+        states = ((4 if full else 2) + 4 + moments / shares) * held
+        sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
+        sizes *= micro_batch
+        messages = np.maximum(sizes[first], sizes[end])
+        if runtime.flattens_gradients:
+            messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
+        elif pipelines > 1:
+            messages = messages + 2 * runtime.sync_bucket_bytes
+        kept = _ranges_of(
+            costs.kept_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
+        )
+        if runtime.keeps_stage_outputs:
+            kept = kept + sizes[end]
+        kept = kept * (1 + platform.fragmentation)
         work = costs.workspace_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
-        buffers = (
-            2 if not costs.runtime.flattens_gradients else 1
-        ) * costs.runtime.sync_bucket_bytes
-        room = self.sites.capacity_bytes(lot.place) - platform.context_bytes - buffers
-        states = np.concatenate([[0.0], np.cumsum(per_parameter * parameters)])
-        activations = np.concatenate([[0.0], np.cumsum(kept * (1 + platform.fragmentation))])
-        return states, activations, work, room
+        room = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states - messages
+        room = room - RESERVED_OVER_LIVE * _largest(work)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count = np.where(kept > 0, np.floor(room / kept * (1 + 1e-12)), np.inf)
+        fits: Array = np.where((room >= 0) & (first < end), count, 0.0)
+        return fits
 
     def template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
         """The best balanced boundaries for a sequence of steps, or none if it cannot fit."""
@@ -184,7 +191,7 @@ class TemplateMaker:
             self.seconds(self.lots[x.lot].gpu, x.tp, micro_batch, x.recompute)[-1] for x in steps
         ]
         low, high = min(totals) / len(steps) / 2, max(totals)
-        for _ in range(14):
+        for _ in range(HALVINGS):
             middle = math.sqrt(low * high)
             if self._cuts(steps, micro_batch, most, middle) is None:
                 low = middle
@@ -196,7 +203,7 @@ class TemplateMaker:
 
     def timed(self, steps: tuple[Step, ...], micro_batch: int, cuts: tuple[int, ...]) -> Template:
         """A template with given boundaries."""
-        levels, messages, synced = [], 0.0, 0.0
+        levels, hops, synced, home = [], [], [], 0.0
         for s, step in enumerate(steps):
             gpu = self.lots[step.lot].gpu
             row = self.seconds(gpu, step.tp, micro_batch, step.recompute)
@@ -205,10 +212,29 @@ class TemplateMaker:
             level += platform.message_s * 2 * ((s > 0) + (s + 1 < len(steps)))
             levels.append(level)
             if s + 1 < len(steps):
-                messages += 2 * self._message_s(step, steps[s + 1], micro_batch, cuts[s + 1])
-            held = self.costs.parameters(step.tp)[cuts[s] : cuts[s + 1]]
-            synced = max(synced, 4 * float(held.sum()))
-        return Template(micro_batch, cuts, steps, max(levels), sum(levels) + messages, synced)
+                hops.append(2 * self._message_s(step, steps[s + 1], micro_batch, cuts[s + 1]))
+            synced.append((4 * self._held(step.tp, cuts[s], cuts[s + 1]), home))
+            home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
+        # A micro batch is back before the one that is as many behind it as there are stages left
+        # begins.
+        rounds = [(sum(levels[s:]) + sum(hops[s:])) / (len(steps) - s) for s in range(len(steps))]
+        return Template(
+            micro_batch,
+            cuts,
+            steps,
+            max(levels + rounds),
+            sum(levels) + sum(hops),
+            tuple(synced),
+            Counter((step.lot, step.tp) for step in steps),
+        )
+
+    def _held(self, tp: int, first: int, end: int) -> float:
+        """Parameters of a range of layers on one rank."""
+        sums = self._parameters.get(tp)
+        if sums is None:
+            sums = [0.0, *np.cumsum(self.costs.parameters(tp)).tolist()]
+            self._parameters[tp] = sums
+        return sums[end] - sums[first]
 
     def _message_s(self, one: Step, other: Step, micro_batch: int, cut: int) -> float:
         flows = min(one.tp, other.tp)
@@ -254,3 +280,21 @@ def step_sequences(
                 for ahead in range(1, min(4, stages_max)):
                     for behind in range(1, min(4, stages_max - ahead) + 1):
                         yield (one,) * ahead + (other,) * behind
+
+
+def _ranges_of(row: Array) -> Array:
+    """Sums of all ranges, by [first, end]."""
+    sums = np.concatenate([[0.0], np.cumsum(row)])
+    ranges: Array = sums[None, :] - sums[:, None]
+    return ranges
+
+
+def _largest(work: Array) -> Array:
+    """The largest transient of each range; the head's comes on top, as in the memory model."""
+    layers = len(work)
+    found = np.zeros((layers + 1, layers + 1))
+    for first in range(layers):
+        body = np.maximum.accumulate(work[first:-1]) if first < layers - 1 else work[:0]
+        found[first, first + 1 : layers] = body
+        found[first, layers] = (body[-1] if len(body) else 0.0) + work[-1]
+    return found
