@@ -64,33 +64,19 @@ class Menu:
         return np.array([option.kind for option in self.options])
 
 
-def menu_of(
-    model: PaperModel,
-    micro_batch: int,
-    *,
-    degrees: Sequence[int],
-    sites: Sequence[Sequence[int]],
-    hopeful: bool,
-) -> Menu | None:
+def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> Menu | None:
     """The options of one micro batch size, or none where nothing was measured.
 
-    Messages stay within a site. They take the time of the best link if ``hopeful``, as a bound
-    needs it, and of the worst between groups of equal TP if not, as a plan may get it.
+    Messages take the time of the best link, as a bound needs it.
     """
-    chosen = sorted({lot for site in sites for lot in site})
-    kinds = tuple(sorted({model.lots[lot].gpu for lot in chosen}))
+    kinds = tuple(sorted({lot.gpu for lot in model.lots}))
     options, sends, capacity, updates = [], [], [], []
     ends = []
     for index, gpu in enumerate(kinds):
-        lots = [k for k in chosen if model.lots[k].gpu == gpu]
+        lots = [k for k, lot in enumerate(model.lots) if lot.gpu == gpu]
         for tp in model.profile.degrees(gpu):
             usable = [k for k in lots if model.lots[k].room(tp)]
-            if (
-                not usable
-                or tp not in degrees
-                or (gpu, tp, micro_batch) not in model.profile.timings
-                or tp not in model.profile.sizes
-            ):
+            if not usable or tp not in degrees or not model.measured(lots[0], tp, micro_batch):
                 continue
             options.append(Option(index, gpu, tp))
             ends.append([(lot, tp) for lot in usable])
@@ -100,22 +86,19 @@ def menu_of(
         return None
     sizes = {model.output_bytes(cut, micro_batch) for cut in range(1, model.layers)}
     size = min(sizes, default=0.0)
-    site_of = {lot: {n for n, site in enumerate(sites) if lot in site} for lot in chosen}
     every = [end for group in ends for end in group]
     for group in ends:
-        times = [
-            time
-            for one in group
-            for other in every
-            if site_of[one[0]] & site_of[other[0]] and (hopeful or one[1] == other[1])
-            for time in (model.send_s(*one, *other, size), model.send_s(*other, *one, size))
-        ]
-        sends.append(min(times) if hopeful else max(times))
-    gpus = [sum(model.lots[k].gpus for k in chosen if model.lots[k].gpu == gpu) for gpu in kinds]
-    prices = [
-        min(model.lots[k].price_usd_per_gpu_hour or 0.0 for k in chosen if model.lots[k].gpu == gpu)
-        for gpu in kinds
-    ]
+        sends.append(
+            min(
+                time
+                for one in group
+                for other in every
+                for time in (model.send_s(*one, *other, size), model.send_s(*other, *one, size))
+            )
+        )
+    by_kind = [[lot for lot in model.lots if lot.gpu == gpu] for gpu in kinds]
+    gpus = [sum(lot.gpus for lot in lots) for lots in by_kind]
+    prices = [min(lot.price_usd_per_gpu_hour or 0.0 for lot in lots) for lots in by_kind]
     return Menu(
         micro_batch,
         tuple(options),
@@ -148,12 +131,6 @@ class Rings:
         limits[:, -1] = self.sizes[-1]
         return limits
 
-    def slowest_s(self, limits: Array) -> Array:
-        """[replicas index, limit]: what a sync within the limits takes at most."""
-        positions = np.searchsorted(self.sizes, limits * (1 - 1e-12))
-        found: Array = self._at(np.minimum(positions, len(self.sizes) - 1)).max(axis=0)
-        return found
-
     def least_s(self, limits: Array) -> Array:
         """[replicas index, limit]: what a sync takes at least that is beyond one of the limits."""
         positions = np.searchsorted(self.sizes, limits * (1 + 1e-12), side="right")
@@ -182,20 +159,12 @@ class Family:
     """In what is minimised."""
 
 
-def rings_of(
-    model: PaperModel,
-    replicas: Sequence[int],
-    *,
-    lots: Sequence[int],
-    hopeful: bool,
-    most: int = 0,
-) -> Rings:
-    """The rings of each kind for every possible stage.
+def rings_of(model: PaperModel, replicas: Sequence[int], *, most: int) -> Rings:
+    """The least times of rings of each kind, for every possible stage.
 
-    A hopeful ring knows the best link that a kind has to any other, which no ring with such a
-    replica can beat, and the best number of replicas up to the next one asked for, ``most`` at
-    the end: more replicas than needed may be quicker to sync. Else the worst link within the
-    kind is taken.
+    A ring is no quicker than the best link that one of its replicas has to any other, and the
+    best number of replicas up to the next one asked for, ``most`` at the end: more replicas than
+    needed may be quicker to sync.
     """
     whole = model.gradient_bytes()
     first, end = np.triu_indices(model.layers + 1, 1)
@@ -203,20 +172,19 @@ def rings_of(
     ways = (1, 2, MOST_TP_SHARING_GRADIENTS)
     sizes = np.array(sorted({size / way for size in bytes_of for way in ways}))
     asked = np.array(replicas)
-    count = (np.arange(asked[0], max(most, asked[-1]) + 1.0) if hopeful else asked)[:, None]
+    count = np.arange(asked[0], max(most, asked[-1]) + 1.0)[:, None]
     known: dict[tuple[float, float, float], Array] = {}
     rows = []
-    for kind in sorted({model.lots[lot].gpu for lot in lots}):
-        links = _links(model, lots, kind, hopeful)
+    for kind in sorted({lot.gpu for lot in model.lots}):
+        links = _links(model, kind)
         for link in links:
             if link not in known:
                 known[link] = _ring_s(link, sizes, count)
         every = [known[link] for link in links] or [np.full((len(count), len(sizes)), np.inf)]
-        row = np.minimum.reduce(every) if hopeful else np.maximum.reduce(every)
-        if hopeful:
-            # Larger stages never count as quicker: the table serves as a bound.
-            row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
-            row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - asked[0], axis=0)
+        row = np.minimum.reduce(every)
+        # Larger stages never count as quicker: the table serves as a bound.
+        row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
+        row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - asked[0], axis=0)
         rows.append(np.where(asked[:, None] > 1, row, 0.0))
     seconds = np.stack(rows)
     per_byte = (seconds / sizes).min(axis=2)
@@ -226,14 +194,12 @@ def rings_of(
     return Rings(sizes, seconds, per_byte, scale)
 
 
-def _links(
-    model: PaperModel, lots: Sequence[int], kind: str, hopeful: bool
-) -> list[tuple[float, float, float]]:
+def _links(model: PaperModel, kind: str) -> list[tuple[float, float, float]]:
     """The fitted curves that a ring with replicas of a kind may run over."""
-    ends = sorted({(model.lots[lot].zone, model.lots[lot].gpu) for lot in lots})
+    ends = sorted({(lot.zone, lot.gpu) for lot in model.lots})
     found: dict[tuple[float, float, float], None] = {}
     for one, other in itertools.product(ends, repeat=2):
-        if (kind in (one[1], other[1])) if hopeful else (kind == one[1] == other[1]):
+        if kind in (one[1], other[1]):
             curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))
             if curve is not None and curve.polynomial is not None:
                 found[curve.polynomial] = None

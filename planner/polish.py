@@ -1,19 +1,18 @@
-"""A good plan from good boundaries: limits found by halving, then small changes while they help."""
+"""A good plan made better: boundaries moved, and replicas dealt to kinds of GPUs as they fit."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.mixing import Mixer, Site
 from planner.paper_model import PaperModel, Shape, Verdict, micro_batch_counts
 from simulator.paper import MOST_TP_SHARING_GRADIENTS
 
 Sites = tuple[Site, ...]
-TURNED_WORSE = 1.1
-"""Stages in another order are polished if they start no worse than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,66 +125,37 @@ class Workbench:
                 break
         return found
 
-    def polish(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
-        """Move boundaries, replicas and the limit on synced bytes as long as that helps."""
-        best = found
-        improved = True
-        while improved and not self.is_spent:
-            improved = False
-            for order, cuts, count, synced in self._neighbours(best.shape, sites, replicas):
-                tried = self.best_of_cuts(
-                    order,
-                    micro_batch=best.shape.micro_batch,
-                    cuts=cuts,
-                    replicas=count,
-                    synced=synced,
-                    at_most=math.inf if self.counts_money else best.verdict.seconds,
-                )
-                if tried is not None and tried.worth < best.worth:
-                    best, sites, improved = tried, order, True
-                    break
-        return best
-
-    def turned(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
-        """Polish from the same stages in another order: those are too far for small changes."""
+    def slide(self, found: Found) -> Found:
+        """Move boundaries and reorder sites while that helps; what runs the stages stays."""
         best, improved = found, True
         while improved and not self.is_spent:
             improved = False
-            for cuts in _turned(best.shape.cuts):
-                tried = self.best_of_cuts(
-                    sites,
-                    micro_batch=best.shape.micro_batch,
-                    cuts=cuts,
-                    replicas=best.shape.replicas,
-                    synced=self.synced_bytes(best.shape),
-                )
-                if tried is None or tried.worth[0] > best.worth[0] * TURNED_WORSE:
-                    continue
-                tried = self.polish(tried, sites, replicas)
-                if tried.worth < best.worth:
+            for shape in _slid(best.shape):
+                tried = self.judge(shape)
+                if tried is not None and tried.worth < best.worth:
                     best, improved = tried, True
-                    break
         return best
 
-    def _neighbours(
-        self, shape: Shape, sites: Sites, replicas: Sequence[int]
-    ) -> Iterator[tuple[Sites, tuple[int, ...], int, Mapping[str, float]]]:
-        synced = self.synced_bytes(shape)
-        count = shape.replicas
-        for cuts in _moved(shape.cuts):
-            yield sites, cuts, count, synced
-            yield sites, cuts, count, {}
-        index = replicas.index(count) if count in replicas else None
-        for step in (-1, 1):
-            if index is not None and 0 <= index + step < len(replicas):
-                yield sites, shape.cuts, replicas[index + step], synced
-        for factor in (0.5, 2.0):
-            more = {kind: size * factor for kind, size in synced.items()}
-            yield sites, shape.cuts, count, more
-        for a, b in itertools.combinations(range(len(sites)), 2):
-            swapped = list(sites)
-            swapped[a], swapped[b] = sites[b], sites[a]
-            yield tuple(swapped), shape.cuts, count, synced
+    def mix(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
+        """Other numbers of pipelines, whose replicas are dealt to kinds of GPUs as they fit."""
+        best, improved = found, True
+        while improved and not self.is_spent:
+            improved = False
+            index = bisect.bisect_left(replicas, best.shape.replicas)
+            synced = self.synced_bytes(best.shape)
+            for count in replicas[max(0, index - 1) : index + 3]:
+                for limits in (synced, {}):
+                    tried = self.best_of_cuts(
+                        sites,
+                        micro_batch=best.shape.micro_batch,
+                        cuts=best.shape.cuts,
+                        replicas=count,
+                        synced=limits,
+                        at_most=math.inf if self.counts_money else best.verdict.seconds,
+                    )
+                    if tried is not None and tried.worth < best.worth:
+                        best, improved = self.slide(tried), True
+        return best
 
     def synced_bytes(self, shape: Shape) -> dict[str, float]:
         """The most that a group of each kind syncs, and of kinds that are not used the same."""
@@ -200,17 +170,18 @@ class Workbench:
         return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}
 
 
-def _turned(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The same stage sizes the other way round, or with two of them swapped."""
-    sizes = [b - a for a, b in itertools.pairwise(cuts)]
-    orders = [sizes[::-1]]
-    for a, b in itertools.combinations(range(len(sizes)), 2):
-        swapped = list(sizes)
-        swapped[a], swapped[b] = sizes[b], sizes[a]
-        orders.append(swapped)
-    for order in orders:
-        if order != sizes:
-            yield tuple(itertools.accumulate(order, initial=0))
+def _slid(shape: Shape) -> Iterator[Shape]:
+    """The same columns with boundaries moved, or with runs of pipelines in another order."""
+    for cuts in _moved(shape.cuts):
+        yield replace(shape, cuts=cuts)
+    counts = [count for _, _, count in shape.columns[0]]
+    if all([count for _, _, count in column] == counts for column in shape.columns):
+        for a, b in itertools.combinations(range(len(counts)), 2):
+            order = list(range(len(counts)))
+            order[a], order[b] = b, a
+            yield replace(
+                shape, columns=tuple(tuple(column[n] for n in order) for column in shape.columns)
+            )
 
 
 def _moved(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

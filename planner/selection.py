@@ -27,7 +27,7 @@ class Selection:
 def selections(model: PaperModel) -> Iterator[Selection]:
     """Which kinds and zones to use together, small selections first."""
     kinds = sorted({lot.gpu for lot in model.lots})
-    zones = _zone_chain(model)
+    zones = zone_chain(model)
     kind_sets = [
         chosen
         for size in range(1, len(kinds) + 1)
@@ -70,7 +70,7 @@ def selections(model: PaperModel) -> Iterator[Selection]:
                     yield Selection(split)
 
 
-def _zone_chain(model: PaperModel) -> list[str]:
+def zone_chain(model: PaperModel) -> list[str]:
     """The zones, from the largest on each the one that is closest to those before."""
     gpus: dict[str, int] = {}
     for lot in model.lots:
