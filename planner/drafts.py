@@ -10,12 +10,12 @@ from planner.event_search import EventSearch
 from planner.fleets import Fleet, room_for
 from planner.running import Broken
 from planner.supply import Lot
-from planner.templates import Step, Template
+from planner.templates import MANY, Step, Template
 
 PURE_PER_LOT = 2
 MIXED_PER_PAIR = 2
-FILLERS_MAX = 16
-FILL_WITH = 5
+FILLERS_MAX = 12
+FILL_WITH = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,14 @@ class Drafts:
             yield from self._refilled(fewer, spare[:FILL_WITH])
 
     def _refilled(self, base: Fleet, spare: Sequence[Template]) -> Iterator[Fleet]:
+        """More of one template; then also of others in the same pools; then of anything."""
+        used = set(base.groups())
+        near = [t for t in spare if all(step.lot in used for step in t.steps)]
         for first in spare:
+            yield self.filled(base, [first])
+            if first in near:
+                yield self.filled(base, [first, *near[:FILL_WITH]])
+        for first in spare[:FILL_WITH]:
             yield self.filled(base, [first, *spare[:FILL_WITH]])
 
     def filled(self, base: Fleet, templates: Iterable[Template]) -> Fleet:
@@ -116,9 +123,20 @@ class Drafts:
                     spare[step.lot] -= step.tp
             for other in self._stand_ins(template.steps[one.lost_stages[0]], spare):
                 steps = tuple(other if s in lost else step for s, step in enumerate(template.steps))
+                if self._holds(steps, template.cuts):
+                    yield maker.timed(steps, self.micro_batch, template.cuts)
                 balanced = maker.template(steps, self.micro_batch, self.total)
                 if balanced is not None:
                     yield balanced
+
+    def _holds(self, steps: Sequence[Step], cuts: Sequence[int]) -> bool:
+        """Whether stages with these boundaries fit their devices."""
+        maker, b = self.atlas.maker, self.micro_batch
+        return all(
+            maker.most_in_flight(step, b, MANY)[cuts[s], cuts[s + 1]]
+            >= min(self.total, len(steps) - s)
+            for s, step in enumerate(steps)
+        )
 
     def _stand_ins(self, step: Step, spare: Sequence[int]) -> Iterator[Step]:
         """Steps that could take the place of a lost one, with as many GPUs or fewer."""

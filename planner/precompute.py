@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.nodes import Node, nodes_used
-from planner.replan import Replan, Replanner
+from planner.replan import FORESEE_BUDGET, Replan, Replanner
 from planner.running import Running, damage
 
 Role = tuple[object, ...]
@@ -46,13 +46,16 @@ class Precomputed:
             again = None
             if known is not None and known.plan is not None:
                 again = self.replanner.replan_as(self.running, live, known.plan)
-            self.by_loss[lost] = again or self.replanner.replan(self.running, live)
+            self.by_loss[lost] = again or self._foreseen(live)
             first_of.setdefault(role, self.by_loss[lost])
             yield lost
         for zone in sorted({node.zone for node in self.nodes if node.id in self.used}):
             lost = frozenset(node.id for node in self.nodes if node.zone == zone)
-            self.by_loss[lost] = self.replanner.replan(self.running, self.without(lost))
+            self.by_loss[lost] = self._foreseen(self.without(lost))
             yield lost
+
+    def _foreseen(self, live: Sequence[Node]) -> Replan:
+        return self.replanner.replan(self.running, live, budget=FORESEE_BUDGET)
 
     def all(self) -> Precomputed:
         """Everything at once."""

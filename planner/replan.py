@@ -8,7 +8,6 @@ what is broken. ``improve`` searches on, from the running plan and from nothing.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from planner.answer import Question
 from planner.assignment import assign, with_homes
 from planner.drafts import Drafts, template_lots
 from planner.event_search import EventSearch, micro_batch_sizes
-from planner.fleets import Fleet, plan_of
+from planner.fleets import Fleet, plan_of, rough_seconds
 from planner.holdings import State, placed_stages, state_of
 from planner.limits import Figures, Limits
 from planner.moving import DEFAULT_TIMES, MoveCost, MoveTimes, cost_of_move, usd_per_hour_of
@@ -38,7 +37,15 @@ from simulator.plan_check import share_out
 from simulator.request import Measurements, estimator
 
 REPLAN_BUDGET = 4
-"""Plans that are placed and judged after a change; each takes milliseconds at 512 GPUs."""
+"""Plans that are placed and judged after a change; each takes milliseconds at 512 GPUs.
+
+Before a change there is more time, and in the background more still.
+"""
+ROUGH_OTHER_CUTS = 1.1
+"""What other boundaries than those of the other pipelines cost beyond rough times."""
+ROUGH_WORSE_MAX = 1.5
+"""Drafts that are so much worse than what survives by rough times are not judged."""
+FORESEE_BUDGET = 12
 IMPROVE_BUDGET = 60
 UNPRICED_USD_PER_GPU_HOUR = 2.0
 """Stands for an unknown price where only the weight of a second against egress depends on it."""
@@ -348,16 +355,44 @@ class _Search:
             return
         drafted = dict.fromkeys([base, *self._drafts.around(base, self._damage.broken)])
         fresh = [f for f in drafted if f not in self._seen and f.pipelines <= self._total]
-        rough = self.by._atlas.rough
-        ranked = sorted((rough(fleet, self._total), n, fleet) for n, fleet in enumerate(fresh))
-        for rough_s, _, fleet in ranked:
-            if self.evaluations >= self.budget or math.isinf(rough_s):
+        for fleet in self._ranked(fresh, base):
+            if self.evaluations >= self.budget:
                 return
             found = self.placed(self._at_home(fleet))
             self._seen[fleet] = found
             if found is not None:
                 self._fleet_of[id(found.plan)] = fleet
                 yield found
+
+    def _ranked(self, fleets: Iterable[Fleet], base: Fleet) -> list[Fleet]:
+        """The most promising first: two in the pools that run now for one that uses others.
+
+        Rough times are fair among fleets of the same pools only, so the two do not compete.
+        """
+        running = self.running.templates
+        used = {step.lot for template in running for step in template.steps}
+        cuts = {template.cuts for template in running}
+        some = [base, *fleets]
+        seconds = rough_seconds(some, [self._total] * len(some)).tolist()
+        roughly = list(map(self.by._atlas.rough, some, seconds))
+        now = dict(zip(base.templates, base.counts, strict=True))
+        order: tuple[list[tuple[float, int, int, Fleet]], ...] = ([], [])
+        for number, (fleet, rough) in enumerate(zip(some[1:], roughly[1:], strict=True)):
+            if rough > ROUGH_WORSE_MAX * roughly[0]:
+                continue
+            # Layers that all pipelines cut alike are summed with the fewest messages.
+            is_odd = any(template.cuts not in cuts for template in fleet.templates)
+            worth = rough * ROUGH_OTHER_CUTS if is_odd else rough
+            counts = dict(zip(fleet.templates, fleet.counts, strict=True))
+            changes = sum(abs(counts.get(t, 0) - now.get(t, 0)) for t in {**counts, **now})
+            strays = any(s.lot not in used for t in fleet.templates for s in t.steps)
+            order[strays].append((worth, changes, number, fleet))
+        places = [
+            (3 * place + 2 if strays else place + place // 2, fleet)
+            for strays, some in enumerate(order)
+            for place, (*_, fleet) in enumerate(sorted(some, key=lambda one: one[:3]))
+        ]
+        return [fleet for _, fleet in sorted(places, key=lambda pair: pair[0])]
 
     def _at_home(self, fleet: Fleet) -> Plan:
         """The fleet as a plan, with the pipelines that run on where they run."""

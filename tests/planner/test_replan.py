@@ -230,7 +230,7 @@ def test_plans_that_it_does_not_know_are_refused() -> None:
 # -- precomputed --------------------------------------------------------------------------------
 
 
-def test_what_was_made_before_is_what_would_be_made_now() -> None:
+def test_what_was_made_before_is_no_worse_than_what_would_be_made_now() -> None:
     for number in (1, 3):
         begun = started(case_of(f"sequence {number}"))
         if begun is None:
@@ -246,7 +246,7 @@ def test_what_was_made_before_is_what_would_be_made_now() -> None:
             if known.plan is not None and now.estimate is not None:
                 check(known, replanner, live)
                 assert known.estimate is not None
-                assert known.estimate.iteration_s == pytest.approx(now.estimate.iteration_s)
+                assert known.estimate.iteration_s <= now.estimate.iteration_s * (1 + 1e-9)
 
 
 def test_more_losses_meanwhile_amend_it() -> None:
