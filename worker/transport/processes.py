@@ -1,0 +1,219 @@
+"""Ranks as processes: gloo between CPUs, NCCL between GPUs.
+
+Process groups are built directly on a store, each generation under a prefix of its own. There is
+no default group and no global state, so that a process may leave one generation and join the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOp,
+    Store,
+    Work,
+)
+
+from worker.transport.base import (
+    Aborted,
+    DeadlinePassed,
+    PeerLost,
+    Pending,
+    Reduction,
+    TransportError,
+)
+from worker.transport.watch import Watch
+
+Result = TypeVar("Result")
+
+# torch's own type stubs lack half of what these have.
+_Gloo: Any = ProcessGroupGloo
+_OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
+_TELL_S = 0.5
+"""How long the watch may take to say why, when a wait has already broken."""
+_MAIL_TAG, _NEVER_TAG = 1, 2
+
+
+class ProcessTransport:
+    """All processes of a generation, seen from one of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        generation: str = "0",
+        device: torch.device | str = "cpu",
+        deadline_s: float = 60.0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.deadline_s = deadline_s
+        self._device = torch.device(device)
+        self._store = PrefixStore(f"generation/{generation}", store)
+        self._groups: dict[tuple[int, ...], ProcessCollective] = {}
+        self._opened: list[Any] = []
+        self._link = None
+        if self._device.type == "cpu":
+            self._link = _Gloo.create_device(hostname=host)
+        self._watch = Watch(
+            self._store, rank, size, host=host, deadline_s=deadline_s, on_failure=self._end_waits
+        )
+        everybody = tuple(range(size))
+        # One for each direction: what travels between two ranks in one group does so in turn,
+        # and neither may have to wait with what it sends for what it is sent.
+        self._upwards = self._open("upwards", everybody)
+        self._downwards = self._upwards if self._link else self._open("downwards", everybody)
+
+    def group(self, ranks: tuple[int, ...]) -> ProcessCollective:
+        if ranks not in self._groups:
+            name = "-".join(map(str, ranks))
+            everybody = len(ranks) == self.size and self._link is not None
+            backend = self._upwards if everybody else self._open(name, ranks)
+            self._groups[ranks] = ProcessCollective(self, backend, ranks)
+        return self._groups[ranks]
+
+    def send(self, tensor: Tensor, *, to: int) -> Pending:
+        backend = self._upwards if to > self.rank else self._downwards
+        doing = f"sending to rank {to}"
+        return self.start(lambda: backend.send([tensor.detach()], to, _MAIL_TAG), doing)
+
+    def receive(self, tensor: Tensor, *, source: int) -> Pending:
+        backend = self._upwards if source < self.rank else self._downwards
+        doing = f"receiving from rank {source}"
+        return self.start(lambda: backend.recv([tensor.detach()], source, _MAIL_TAG), doing)
+
+    def abort(self, reason: str) -> None:
+        self._watch.fail(Aborted(reason, rank=self.rank))
+
+    def close(self) -> None:
+        """Leave in peace; of use after a failure too, to free what is open."""
+        self._watch.close()
+        for backend in self._opened:
+            backend.shutdown()
+        self._groups.clear()
+        self._opened.clear()
+
+    def start(self, begin: Callable[[], Work], doing: str) -> Pending:
+        """Start something on a group, unless all is over."""
+        if self._watch.failure is not None:
+            raise _as_noticed(self._watch.failure, doing)
+        return _ProcessWait(self, self.translate(begin, doing), doing)
+
+    def translate(self, act: Callable[[], Result], doing: str) -> Result:
+        """Do something; what breaks is told as what this rank knows to be the cause."""
+        try:
+            return act()
+        except RuntimeError as error:
+            # A connection may break before the watch has heard who broke it.
+            self._watch.failed.wait(_TELL_S)
+            if self._watch.failure is None:
+                late = "timed out" in str(error).lower()
+                cause: TransportError = TransportError(f"{doing}: {error}")
+                if late:
+                    cause = DeadlinePassed(doing, seconds=self.deadline_s)
+                self._watch.fail(cause)
+            assert self._watch.failure is not None
+            raise _as_noticed(self._watch.failure, doing) from error
+
+    def _open(self, name: str, ranks: tuple[int, ...]) -> Any:
+        store = PrefixStore(name, self._store)
+        size, index = len(ranks), ranks.index(self.rank)
+        timeout = timedelta(seconds=self.deadline_s)
+
+        def build() -> Any:
+            if self._link is None:
+                return _nccl(store, index, size, timeout)
+            options = _Gloo._Options()
+            options._timeout = timeout
+            options._devices = [self._link]
+            options._threads = 1
+            return _Gloo(store, index, size, options)
+
+        backend = self.translate(build, f"opening the group of ranks {ranks}")
+        self._opened.append(backend)
+        return backend
+
+    def _end_waits(self) -> None:
+        """Break whatever waits in any group; called from the watch's thread."""
+        for backend in tuple(self._opened):
+            if self._link is None:
+                backend.abort()
+            elif backend.size() > 1:
+                _break(backend)
+
+
+def _as_noticed(failure: TransportError, doing: str) -> TransportError:
+    return PeerLost(failure.rank, doing) if isinstance(failure, PeerLost) else failure
+
+
+def _break(backend: Any) -> None:
+    """Close a gloo group's connections: a receive that is given up closes all of them.
+
+    Its own ``abort`` leaves what waits waiting.
+    """
+    somebody = (backend.rank() + 1) % backend.size()
+    try:
+        backend.recv([torch.zeros(1)], somebody, _NEVER_TAG).wait(timedelta(milliseconds=1))
+    except RuntimeError:
+        return
+
+
+def _nccl(store: Store, index: int, size: int, timeout: timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - CPU builds have none
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, index, size, options)
+
+
+class _ProcessWait:
+    """Something under way in a process group."""
+
+    def __init__(self, transport: ProcessTransport, work: Work, doing: str) -> None:
+        self._transport, self._work, self._doing = transport, work, doing
+
+    def wait(self) -> None:
+        self._transport.translate(self._work.wait, self._doing)
+
+    def is_done(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+class ProcessCollective:
+    """A group of processes, seen from one of them."""
+
+    def __init__(self, transport: ProcessTransport, backend: Any, ranks: tuple[int, ...]) -> None:
+        self.size = len(ranks)
+        self.index = ranks.index(transport.rank)
+        self._transport = transport
+        self._backend = backend
+        self._doing = f"a collective of ranks {ranks}"
+
+    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
+        self.start_all_reduce(tensor, op).wait()
+        return tensor
+
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+        options = AllreduceOptions()
+        options.reduceOp = _OPS[op]
+        return self._transport.start(
+            lambda: self._backend.allreduce([tensor.detach()], options), self._doing
+        )
+
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
+        options = BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return self._transport.start(
+            lambda: self._backend.broadcast([tensor.detach()], options), self._doing
+        )
