@@ -100,13 +100,14 @@ def _learn(state: State, event: Event) -> Outcome:
 def _tested(state: State, event: SelfTested) -> Outcome:
     if event.why_not:
         return state, (Note(f"not ready: {event.why_not}"),)
-    if state.node.state != "joining":
-        return state, ()
-    node = replace(state.node, state="ready")
+    node = state.node
+    if node.state == "joining":
+        node = replace(node, state="ready")
     return replace(state, node=node), (Register(node),)
 
 
 def _read(state: State, record: GenerationRecord | None) -> State:
+    state = replace(state, has_read=True)
     if record is None:
         return replace(state, record=None)
     fence = Fence(record.term, record.number)
@@ -190,7 +191,7 @@ def _withdraw(state: State, event: NoticeWithdrawn) -> Outcome:
 
 def _next_move(state: State) -> Outcome | None:
     gang = state.gang
-    if gang is not None and not _is_wanted(state, gang):
+    if gang is not None and state.has_read and not _is_wanted(state, gang):
         return _end_gang(state, gang)
     if gang is not None and _is_cut_off(state, gang):
         failed = _failed(gang, "cut off from the store, and no step was done")

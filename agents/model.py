@@ -60,6 +60,8 @@ class State:
     heard: Fence = UNHEARD
     record: GenerationRecord | None = None
     """The newest generation that the store showed; ``None``: there is no job."""
+    has_read: bool = False
+    """The store was read since this agent began: before that, workers it found are let be."""
     gang: Gang | None = None
     left: int = 0
     """The last generation that this node took part in and left: it never goes back to it."""

@@ -19,9 +19,19 @@ JobId = NewType("JobId", str)
 NodeState = Literal["joining", "ready", "draining", "cordoned"]
 GenerationState = Literal["open", "stopping", "closed"]
 JobState = Literal["queued", "running", "paused", "held", "done", "failed", "cancelled"]
-Taking = Literal["idle", "fetching", "rebuilding", "verifying", "running", "stopped", "failed"]
+Taking = Literal[
+    "idle",
+    "fetching",
+    "rebuilding",
+    "verifying",
+    "running",
+    "stopped",
+    "broken",
+    "failed",
+]
 """What a node does for the generation in which it takes part: ``stopped`` is parked at a step's
-end with everything sealed; ``failed`` says that a process of it is gone or cannot go on."""
+end with everything sealed; ``broken`` waits, sound itself, for word about peers to which it lost
+the connection; ``failed`` says that a process of it is gone or cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

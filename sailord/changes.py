@@ -62,16 +62,21 @@ def _is_usable(node: Node, is_member: bool) -> bool:
 
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Members that are lost, or whose workers failed: without them the generation is over."""
-    return tuple(
-        sorted(
-            id_
-            for id_ in generation.members
-            if (node := state.nodes.get(id_)) is None
-            or node.is_lost
-            or node.failed_since is not None
-        )
-    )
+    """Members that are lost, failed, or cut from a peer for too long: the generation is over."""
+    return tuple(id_ for id_ in generation.members if _broken_since(state, id_) is not None)
+
+
+def _broken_since(state: State, id_: NodeId) -> float | None:
+    node = state.nodes.get(id_)
+    if node is None:
+        return state.now
+    if node.lost_at is not None:
+        return node.lost_at
+    if node.failed_since is not None:
+        return node.failed_since
+    if node.broken_since is not None and state.now >= node.broken_since + state.options.broken_s:
+        return node.broken_since
+    return None
 
 
 def _losses(state: State, active: Active) -> list[Change]:
@@ -79,17 +84,21 @@ def _losses(state: State, active: Active) -> list[Change]:
         return []
     found = []
     for id_ in broken_members(state, active.generation):
-        node = state.nodes.get(id_)
-        if node is None:
-            found.append(Change(f"{id_} is gone", state.now, is_forced=True))
-            continue
-        since = node.lost_at if node.lost_at is not None else node.failed_since
+        since = _broken_since(state, id_)
         assert since is not None
-        name = node.record.name
-        why = node.report.failure if node.report else ""
-        reason = f"{name} is lost: {node.why_lost}" if node.is_lost else f"{name} failed: {why}"
-        found.append(Change(reason, since + state.options.failures_gather_s, is_forced=True))
+        due = since + state.options.failures_gather_s
+        found.append(Change(_what_broke(state, id_), due, is_forced=True))
     return found
+
+
+def _what_broke(state: State, id_: NodeId) -> str:
+    node = state.nodes.get(id_)
+    if node is None:
+        return f"{id_} is gone"
+    if node.is_lost:
+        return f"{node.record.name} is lost: {node.why_lost}"
+    why = node.report.failure if node.report is not None else ""
+    return f"{node.record.name} failed: {why or 'it lost the connection to a peer'}"
 
 
 def _notices(state: State, active: Active) -> list[Change]:
@@ -120,7 +129,7 @@ def _additions(state: State, active: Active) -> list[Change]:
 
 
 def _orders(active: Active, now: float) -> list[Change]:
-    if active.order is not None and active.order.kind == "replan":
+    if active.orders and active.orders[0].kind == "replan":
         return [Change("a new plan was ordered", now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":
         return [Change("the generation was told to stop", now, is_forced=True)]

@@ -59,6 +59,7 @@ from sailord.standing import (
     all_members,
     is_alive,
     is_due,
+    is_informed,
     is_running_plan,
     is_too_late_to_stop,
     restore_now,
@@ -75,7 +76,8 @@ def decide(state: State, event: Event) -> Outcome:
     if state.term is None:
         led = before.term is not None and isinstance(event, WriteRefused)
         return state, (Resign("the store holds what another leader wrote"),) if led else ()
-    commands: list[Command] = []
+    commands: list[Command] = [SettleIntent(id_) for id_ in state.settled]
+    state = replace(state, settled=())
     for _ in range(RULES_MAX):
         outcome = _next_move(state)
         if outcome is None:
@@ -138,13 +140,15 @@ def _while_planning(state: State, active: Active, phase: Planning) -> Outcome | 
         case str() as why:
             return _refuse(state, active, phase, why)
         case Proposal() as proposal:
+            if not alive and not is_informed(state, active):
+                return None
             if not alive:
                 return _open(state, active, proposal, phase.reason)
             if not phase.is_forced and not proposal.is_worth_it:
                 return _enter(state, phase.before, _note(active, f"stays: {proposal.why}"))
             if is_running_plan(active, proposal):
                 return _enter(state, phase.before, _note(active, "stays: no better plan"))
-            if is_too_late_to_stop(state, active, proposal):
+            if is_too_late_to_stop(state, active, proposal) and is_informed(state, active):
                 return _open(state, active, proposal, phase.reason)
             return _stop(state, active, proposal, phase.reason)
 
@@ -156,6 +160,8 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> Outcome | 
         return None
     if not isinstance(phase.then, Proposal):
         return _close(state, active, phase.then, phase.reason)
+    if stopped is None and not is_informed(state, active):
+        return None
     if not set(phase.then.members) <= set(usable(state, active)):
         return _enter(state, Waiting(f"{phase.reason}; a node of the new plan is gone", state.now))
     return _open(state, active, phase.then, phase.reason, stopped)
@@ -220,29 +226,30 @@ def _while_closing(state: State, active: Active, phase: Closing) -> Outcome | No
 
 def _obey(state: State, active: Active) -> Outcome | None:
     """Carry out what an operator asked of the job, as soon as the phase allows it."""
-    order = active.order
-    if order is None or order.kind == "replan" or isinstance(active.phase, Opening | Closing):
-        return None  # A new plan is asked for by ``changes``.
-    state = replace(state, active=replace(active, order=None))
-    active = replace(active, order=None)
-    done = SettleIntent(order.id)
+    if not active.orders or isinstance(active.phase, Opening | Closing):
+        return None
+    order = active.orders[0]
     reason = order.reason or f"{order.kind} was ordered"
     match order.kind:
         case "cancel":
-            return _with(_close(state, active, "cancelled", reason), done)
-        case "pause" if isinstance(active.phase, Running | Planning | Stopping):
-            if is_alive(state, active):
-                return _with(_stop(state, active, "paused", reason), done)
-            return _with(_close(state, active, "paused", reason), done)
+            return _close(state, active, "cancelled", reason)
+        case "pause" if isinstance(active.phase, Stopping) and active.phase.then == "paused":
+            return None
+        case "pause" if is_alive(state, active):
+            return _stop(state, active, "paused", reason)
         case "pause":
-            return _with(_close(state, active, "paused", reason), done)
+            return _close(state, active, "paused", reason)
         case "resume" if isinstance(active.phase, Held):
             job = replace(active.job, state="running", reason=reason)
             again = replace(active, job=job, failures=0, not_before=state.now, is_refused=False)
-            state = replace(state, active=replace(again, considered=frozenset()))
-            return _enter(state, Waiting(reason, state.now), done)
-        case _:
-            return state, (done,)
+            again = replace(again, considered=frozenset(), orders=active.orders[1:])
+            waiting = Waiting(reason, state.now)
+            return _enter(replace(state, active=again), waiting, SettleIntent(order.id))
+        case "replan":
+            return None  # ``changes`` asks for it.
+        case _:  # It goes on already.
+            left = replace(active, orders=active.orders[1:])
+            return replace(state, active=left), (SettleIntent(order.id),)
 
 
 def _take_next_job(state: State) -> Outcome | None:
@@ -267,9 +274,9 @@ def _ask(state: State, active: Active, change: Change | None) -> Outcome:
     nodes = usable(state, active)
     considered = replace(active, considered=frozenset(nodes), considered_at=state.now)
     settled: tuple[Command, ...] = ()
-    if active.order is not None and active.order.kind == "replan":
-        settled = (SettleIntent(active.order.id),)
-        considered = replace(considered, order=None)
+    if active.orders and active.orders[0].kind == "replan":
+        settled = (SettleIntent(active.orders[0].id),)
+        considered = replace(considered, orders=active.orders[1:])
     if not nodes:
         refused = replace(considered, is_refused=True)
         return replace(state, active=refused), (*settled, _note(active, "no node is ready"))
@@ -387,6 +394,9 @@ def _finish(state: State, active: Active, then: JobState, reason: str) -> Outcom
     if then == "held":
         held = replace(active, job=job, phase=Held(reason, state.now))
         return replace(state, active=held), wake
+    wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
+    if then == "paused" and any(order.kind == "resume" for order in active.orders):
+        job = replace(job, state="queued", reason="resume was ordered")
     generations = dict(state.generations)
     if active.generation is not None:
         generations[job.id] = active.generation
@@ -421,10 +431,6 @@ def _probe_suspects(state: State) -> Outcome | None:
 def _enter(state: State, phase: Phase, *commands: Command) -> Outcome:
     assert state.active is not None
     return replace(state, active=replace(state.active, phase=phase)), commands
-
-
-def _with(outcome: Outcome, *commands: Command) -> Outcome:
-    return outcome[0], (*outcome[1], *commands)
 
 
 def _note(active: Active, text: str, *, is_transition: bool = False) -> Note:

@@ -184,13 +184,22 @@ def _hear(state: State, report: Report) -> State:
         # It was given up and lives: it is welcome, as if it had just come.
         node = Node(node.record, state.now, absent_since=node.absent_since)
     active = state.active
-    failed_since = None
+    failed_since = broken_since = None
     if active is not None and _speaks_of(active.generation, report):
         if report.taking == "failed":
             failed_since = state.now if node.failed_since is None else node.failed_since
+        if report.taking == "broken":
+            broken_since = state.now if node.broken_since is None else node.broken_since
         if report.step > active.step:
             active = replace(active, step=report.step, advanced_at=state.now)
-    heard = replace(node, report=report, failed_since=failed_since, unreachable_since=None)
+    heard = replace(
+        node,
+        report=report,
+        heard_at=state.now,
+        failed_since=failed_since,
+        broken_since=broken_since,
+        unreachable_since=None,
+    )
     return replace(state, nodes={**state.nodes, report.node: heard}, active=active)
 
 
@@ -245,7 +254,8 @@ def _marked(node: Node, intent: Intent, now: float) -> Node:
 def _order(state: State, intent: Intent) -> State:
     active = state.active
     if active is not None and active.job.id == intent.target:
-        return replace(state, active=replace(active, order=intent))
+        return replace(state, active=replace(active, orders=(*active.orders, intent)))
+    state = replace(state, settled=(*state.settled, intent.id))
     job = state.jobs.get(JobId(intent.target))
     if job is None:
         return state
@@ -278,7 +288,10 @@ def _recorded(state: State, record: GenerationRecord) -> State:
     match active.phase:
         case Opening() if record == active.phase.record:
             # A new generation counts its own steps and failures.
-            nodes = {i: replace(n, failed_since=None) for i, n in state.nodes.items()}
+            nodes = {
+                id_: replace(node, failed_since=None, broken_since=None)
+                for id_, node in state.nodes.items()
+            }
             step = record.restore.point.step
             opened = replace(active, generation=record, step=step, advanced_at=state.now)
             return replace(state, nodes=nodes, active=opened)

@@ -40,6 +40,8 @@ class Options:
     """A node without a lease is lost when no step was done for so long."""
     stall_s: float = 120.0
     """Without a step for so long, a running generation counts as stuck."""
+    broken_s: float = 1.0
+    """A generation whose members lost connections is over after so long, whoever is to blame."""
     probe_s: float = 0.2
     """How often a node is probed that a peer lost its connection to."""
     reconsider_s: float = 600.0
@@ -62,6 +64,7 @@ class Node:
     since: float
     """Since when it is ready for work, or was first seen."""
     report: Report | None = None
+    heard_at: float = 0.0
     absent_since: float | None = None
     """Its lease is gone since then."""
     unreachable_since: float | None = None
@@ -69,6 +72,8 @@ class Node:
     probed_at: float | None = None
     failed_since: float | None = None
     """Its workers of the current generation failed then."""
+    broken_since: float | None = None
+    """Its workers lost the connection to a peer then, and are sound themselves."""
     leaving_since: float | None = None
     """A notice, a drain or the agent itself said then that it goes."""
     is_cordoned: bool = False
@@ -196,8 +201,8 @@ class Active:
     """Failed attempts in a row that no lost machine explains."""
     not_before: float = 0.0
     """A pause after such a failure: no planning earlier than this."""
-    order: Intent | None = None
-    """What an operator asked of this job and was not yet done."""
+    orders: tuple[Intent, ...] = ()
+    """What operators asked of this job and was not yet done, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,8 @@ class State:
     active: Active | None = None
     intents: frozenset[str] = frozenset()
     """Those that were heard of: each has one effect."""
+    settled: tuple[str, ...] = ()
+    """Those that had all their effect when they were heard; the store is to forget them."""
     requests: int = 0
 
 
@@ -361,6 +368,9 @@ Event = (
 
 
 # ---- commands ---------------------------------------------------------------------------------
+#
+# Those that write to the store are carried out in their order, each once the one before it is
+# settled: an order is forgotten only after what came of it is stored.
 
 
 @dataclass(frozen=True, slots=True)

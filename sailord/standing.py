@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.protocol import GenerationRecord, Point, Restore
 from sailord.changes import Change, broken_members, usable
-from sailord.model import Active, Planning, Proposal, State, Waiting
+from sailord.model import Active, Node, Planning, Proposal, State, Waiting
 from sailord.recover import restore_point
 
 
@@ -72,12 +72,30 @@ def all_members(state: State, generation: GenerationRecord, *taking: str) -> boo
     )
 
 
+def is_informed(state: State, active: Active) -> bool:
+    """Say whether all who may hold snapshots were heard, or had their time to speak.
+
+    A leader that has just come knows nothing yet of what stands in the nodes' memory; and a node
+    that lost its lease may be cut off from the store alone.
+    """
+    if active.generation is None:
+        return True
+    members = (state.nodes.get(id_) for id_ in active.generation.members)
+    return all(node is None or node.is_lost or _speaks(node) for node in members)
+
+
+def _speaks(node: Node) -> bool:
+    """Its agent reports, even if it is not in the store."""
+    is_there = node.absent_since is None or node.heard_at > node.absent_since
+    return node.report is not None and is_there
+
+
 def restore_now(state: State, active: Active) -> Restore:
     """Choose the restore point from what agents report of their snapshots."""
     reports = [
         node.report
         for _, node in sorted(state.nodes.items())
-        if node.report is not None and not node.is_lost and node.absent_since is None
+        if node.report is not None and not node.is_lost and _speaks(node)
     ]
     return restore_point(
         (sealed for report in reports for sealed in report.sealed),
