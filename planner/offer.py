@@ -51,9 +51,11 @@ def _sums(old: Estimate, new: Estimate, move: MoveCost, goal: Goal) -> tuple[flo
     """Gain per second, cost of the move, and what both are counted in."""
     if goal == "cost":
         old_usd, new_usd = old.money.total_usd, new.money.total_usd
-        assert old_usd is not None, "a cost objective refuses unknown prices"
         assert new_usd is not None, "a cost objective refuses unknown prices"
         assert move.rent_usd is not None, "a cost objective refuses unknown prices"
+        if old_usd is None:
+            # It stood on something that is gone, price and all.
+            return 0.0, move.rent_usd + move.egress_usd, "$"
         cost = move.rent_usd + move.egress_usd + move.steps_lost * old_usd
         return (old_usd - new_usd) / new.iteration_s, cost, "$"
     pace = old.throughput_samples_per_s

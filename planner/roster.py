@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from planner.nodes import Node, is_placed, nodes_of
-from simulator.cluster import Cluster
+from simulator.cluster import Cluster, Pool
 from simulator.errors import Problems, nearest
 from simulator.plan import Place, Plan
 from simulator.plan_supply import PlaceKey
@@ -70,6 +70,24 @@ def roster_of(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Roster:
         fresh = _fresh_names(key, named)
         now += [replace(m, id=next(fresh)) for m in largest_first[len(kept) :]]
     return Roster(tuple(before), tuple(now))
+
+
+def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
+    """The cluster with an empty pool wherever the plan runs and nothing is left."""
+    known = {(pool.gpu, pool.machine, pool.zone) for pool in cluster.pools}
+    sizes: dict[PlaceKey, int] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for place in stage.places:
+                key = (place.gpu, place.machine, place.zone)
+                most = max([stage.tp, *(device + 1 for device in place.devices)])
+                sizes[key] = max(sizes.get(key, 1), most)
+    gone = tuple(
+        Pool(zone, gpu, machine, size, 0)
+        for (gpu, machine, zone), size in sorted(sizes.items())
+        if (gpu, machine, zone) not in known
+    )
+    return replace(cluster, pools=(*cluster.pools, *gone)) if gone else cluster
 
 
 def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:

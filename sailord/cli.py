@@ -16,6 +16,7 @@ import click
 from sailord import offline
 from sailord.compare_command import compare
 from sailord.plan_command import plan
+from sailord.replan_command import replan_command
 from simulator.errors import InputError
 
 SOME_FAILED = 1
@@ -69,4 +70,5 @@ def main() -> None:
 main.add_command(offline.simulate)
 main.add_command(offline.validate)
 main.add_command(plan)
+main.add_command(replan_command)
 main.add_command(compare)
