@@ -107,15 +107,8 @@ class Answer:
         """The form that ``sailorctl plan --json`` prints."""
         assert self.plan is not None
         assert self.estimate is not None
-        estimate = self.estimate.to_json()
-        kept = (
-            *("iteration_s", "iteration_error", "throughput_samples_per_s"),
-            *("cost_usd_per_iteration", "egress_usd_per_iteration", "cost_usd_per_hour"),
-            *("peak_memory_bytes", "capacity_bytes", "fits", "estimator", "bottleneck", "notes"),
-        )
-        return {
-            "plan": plan_to_json(self.plan),
-            "estimate": {key: estimate[key] for key in kept},
+        return plan_document(self.plan, self.estimate) | {
+            "planner": "sailor",
             "search": {
                 "seconds": seconds,
                 "evaluations": self.evaluations,
@@ -125,7 +118,6 @@ class Answer:
                 "goal": self.goal,
             },
             "batch_exact": self.batch_exact,
-            "gpus_used": self.plan.gpus_used(),
             "explain": list(self.why),
             "rejected": [
                 {
@@ -137,3 +129,18 @@ class Answer:
                 for r in self.rejected
             ],
         }
+
+
+def plan_document(plan: Plan, estimate: Estimate) -> dict[str, Any]:
+    """What is said of every plan, whoever found it."""
+    found = estimate.to_json()
+    kept = (
+        *("iteration_s", "iteration_error", "throughput_samples_per_s"),
+        *("cost_usd_per_iteration", "egress_usd_per_iteration", "cost_usd_per_hour"),
+        *("peak_memory_bytes", "capacity_bytes", "fits", "estimator", "bottleneck", "notes"),
+    )
+    return {
+        "plan": plan_to_json(plan),
+        "estimate": {key: found[key] for key in kept},
+        "gpus_used": plan.gpus_used(),
+    }

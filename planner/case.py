@@ -37,6 +37,8 @@ class Proposal:
     plan: Plan | None
     """``None`` where the common form cannot say it; ``why_not`` then tells the reason."""
     why_not: str = ""
+    usd: float | None = None
+    """The planner's own estimate of an iteration's cost, where it has one."""
 
 
 class Planner(Protocol):

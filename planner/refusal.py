@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -101,18 +102,7 @@ def _limits_in_the_way(
     if limits.seconds_max is not None:
         fast = ask(quickest).estimate
         if fast is not None and fast.iteration_s > limits.seconds_max:
-            name = "min_iterations_per_s" if objective.min_iterations_per_s else "deadline"
-            found.append(
-                Problem(
-                    f"objective.{name}",
-                    f"wants iterations of {limits.seconds_max:.4g} s, and the fastest plan"
-                    f" {others} takes {fast.iteration_s:.4g} s"
-                    f" ({1 / fast.iteration_s:.4g} iterations/s)",
-                    f"lower it by {1 - limits.seconds_max / fast.iteration_s:.0%}"
-                    if name == "min_iterations_per_s"
-                    else "give it more time",
-                )
-            )
+            found.append(_too_slow(objective, limits, fast.iteration_s, others))
     if objective.max_spot_share is not None:
         without = ask(replace(objective, max_spot_share=None)).estimate
         if without is not None:
@@ -124,3 +114,34 @@ def _limits_in_the_way(
                 )
             )
     return found
+
+
+def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: str) -> Problem:
+    """Which limit of time is in the way of the fastest plan, and by how much."""
+    assert limits.seconds_max is not None
+    least = objective.min_iterations_per_s
+    if least is not None and fastest_s * least > 1:
+        return Problem(
+            "objective.min_iterations_per_s",
+            f"wants iterations of {1 / least:.4g} s, and the fastest plan {others} takes"
+            f" {fastest_s:.4g} s ({1 / fastest_s:.4g} iterations/s)",
+            f"lower it by {1 - 1 / (least * fastest_s):.0%}",
+        )
+    assert limits.steps is not None
+    assert limits.seconds_left is not None
+    total_s = fastest_s * limits.steps
+    left = f"is {span(limits.seconds_left)} away" if limits.seconds_left > 0 else "has passed"
+    return Problem(
+        "objective.deadline",
+        f"{left}, and {limits.steps} steps of the fastest plan {others} take {span(total_s)}"
+        f" ({fastest_s:.4g} s each)",
+        f"move it by {span(total_s - limits.seconds_left)}, or train for fewer steps",
+    )
+
+
+def span(seconds: float) -> str:
+    """A time as people say it, rounded up so that it is surely enough."""
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{math.ceil(seconds / unit * 10) / 10:g} {name}"
+    return f"{math.ceil(seconds)} s"

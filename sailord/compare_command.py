@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.answer import Question
-from planner.case import Case, Mode
-from planner.contest import Entry, enter
+from planner.answer import Question, read_ahead
+from planner.case import Mode
+from planner.contest import Entry, case_of, enter
 from planner.registry import SAILOR, baseline, names
 from planner.sailor import plan_job
+from sailord.deadline import seconds_left
 from sailord.inputs import FILE, JSON, PROFILES, load_job_and_cluster
 from sailord.table import table
-from simulator.cluster import Cluster
-from simulator.costs import LayerCosts
 from simulator.errors import InputError, Problem, nearest
-from simulator.job import Job
-from simulator.request import Measurements, estimator, load_measurements, network_of
-from simulator.sites import Sites
+from simulator.request import ESTIMATORS, estimator, load_measurements
 
 NO_PLAN = 1
 
@@ -45,9 +42,25 @@ NO_PLAN = 1
     show_default=True,
     help="Planners of the literature with their known defects mended, or as published.",
 )
+@click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"What judges all plans: one of {', '.join(ESTIMATORS)}.",
+)
+@click.option("--budget", type=click.IntRange(min=1), help="Plans that our own planner may judge.")
 @JSON
 def compare(
-    job: Path, cluster: Path, planners: str, profiles: Path | None, mode: Mode, as_json: bool
+    job: Path,
+    cluster: Path,
+    planners: str,
+    profiles: Path | None,
+    mode: Mode,
+    estimator_name: str,
+    budget: int | None,
+    as_json: bool,
 ) -> None:
     """Let all planners plan JOB on CLUSTER, and judge their plans by one simulator.
 
@@ -57,7 +70,12 @@ def compare(
     the_job, the_cluster = load_job_and_cluster(job, cluster)
     wanted = _wanted(planners)
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
-    contest = _Contest(the_job, the_cluster, measurements, mode)
+    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
+    left = seconds_left(the_job)
+    question = Question(
+        the_job, the_cluster, measurements, estimator_name, budget=budget, seconds_left=left
+    )
+    contest = _Contest(question, mode)
     rows = []
     for name in wanted:
         started = time.perf_counter()
@@ -66,7 +84,7 @@ def compare(
     if as_json:
         click.echo(json.dumps([_to_json(*row) for row in rows], indent=1, allow_nan=False))
     else:
-        click.echo(_text(rows))
+        click.echo(_text(rows, the_job.objective.goal))
     if all(entry.plan is None for entry, _ in rows):
         raise SystemExit(NO_PLAN)
 
@@ -85,33 +103,31 @@ def _wanted(text: str) -> list[str]:
 class _Contest:
     """One case, with the tables that all planners share."""
 
-    def __init__(self, job: Job, cluster: Cluster, measurements: Measurements, mode: Mode) -> None:
-        self.question = Question(job, cluster, measurements)
+    def __init__(self, question: Question, mode: Mode) -> None:
+        self.question = question
         self.mode: Mode = mode
-        network = network_of(cluster, measurements.network)
-        profile = None
-        if job.profile is not None:
-            profile = measurements.profile(job.profile, catalogue=cluster.catalogue)
-        costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
-        self.case = Case(job, cluster, costs, network, Sites(cluster, measurements.network))
-        self.judge = estimator("event", job=job, cluster=cluster, measurements=measurements)
+        self.case = case_of(question)
+        self.judge = estimator(
+            question.estimator,
+            job=question.job,
+            cluster=question.cluster,
+            measurements=question.measurements,
+        )
 
     def enter(self, name: str) -> Entry:
         """One planner's entry; a planner that cannot start on this case says why."""
-        ask: Callable[[], Entry] = (
-            self._own
-            if name == SAILOR
-            else lambda: enter(baseline(name), self.case, self.mode, self.judge)
-        )
         try:
-            return ask()
+            if name == SAILOR:
+                return self._own()
+            left = self.question.seconds_left
+            return enter(baseline(name), self.case, self.mode, self.judge, left)
         except InputError as error:
-            return Entry(name, None, None, None, why_not=str(error.problems[0]))
+            return Entry(name, None, None, why_not=str(error.problems[0]))
 
     def _own(self) -> Entry:
         answer = plan_job(self.question)
         why_not = str(answer.problems[0]) if answer.problems else ""
-        return Entry(SAILOR, answer.plan, answer.estimate, None, why_not=why_not)
+        return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not)
 
 
 def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
@@ -120,11 +136,7 @@ def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
         "planner": entry.planner,
         "found": entry.plan is not None,
         "search_s": seconds,
-        "rejected": {
-            "inexpressible": entry.inexpressible,
-            "not_allowed": entry.unlawful,
-            "out_of_memory": entry.too_large,
-        },
+        "rejected": dict(entry.passed_over),
     }
     if entry.plan is None or estimate is None:
         return found | {"why_not": entry.why_not}
@@ -138,12 +150,18 @@ def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
     }
 
 
-def _text(rows: list[tuple[Entry, float]]) -> str:
+def _text(rows: list[tuple[Entry, float]], goal: str) -> str:
     header = ["planner", "s/iteration", "samples/s", "$/iteration", "GPUs", "pipelines",
-              "out of memory", "not sayable", "own error", "search s"]  # fmt: skip
-    ranked = sorted(
-        rows, key=lambda row: row[0].estimate.iteration_s if row[0].estimate else float("inf")
-    )
+              "passed over", "own error", "search s"]  # fmt: skip
+
+    def worth(row: tuple[Entry, float]) -> float:
+        estimate = row[0].estimate
+        if estimate is None:
+            return math.inf
+        worth = estimate.money.total_usd if goal == "cost" else estimate.iteration_s
+        return math.inf if worth is None else worth
+
+    ranked = sorted(rows, key=worth)
     cells, reasons = [], []
     for entry, seconds in ranked:
         cells.append([entry.planner, *_cells(entry), f"{seconds:.2f}"])
@@ -153,9 +171,10 @@ def _text(rows: list[tuple[Entry, float]]) -> str:
 
 
 def _cells(entry: Entry) -> list[str]:
-    counts = [str(entry.too_large), str(entry.inexpressible + entry.unlawful)]
+    passed = [f"{n} {what.replace('_', ' ')}" for what, n in entry.passed_over.items() if n]
+    counts = ", ".join(passed) or "-"
     if entry.plan is None or entry.estimate is None:
-        return ["-"] * 5 + counts + ["-"]
+        return ["-"] * 5 + [counts, "-"]
     estimate, usd = entry.estimate, entry.estimate.money.total_usd
     return [
         f"{estimate.iteration_s:.3f}",
@@ -163,6 +182,6 @@ def _cells(entry: Entry) -> list[str]:
         "-" if usd is None else f"{usd:.4g}",
         str(entry.plan.device_count),
         str(len(entry.plan.pipelines)),
-        *counts,
+        counts,
         "-" if entry.own_error is None else f"{entry.own_error:+.0%}",
     ]

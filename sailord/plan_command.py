@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from planner.answer import DEFAULT_BUDGETS, SPACES, Answer, Question, Space, read_ahead
-from planner.registry import SAILOR, names
+from planner.case import Mode
+from planner.contest import Entry, case_of, enter
+from planner.registry import SAILOR, baseline, names
 from planner.sailor import plan_job
 from sailord import report
+from sailord.deadline import seconds_left
 from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.plot import write_plot
 from simulator.errors import InputError, Problem, nearest
-from simulator.job import Job
+from simulator.estimate import Estimate
+from simulator.plan import Plan
 from simulator.plan_file import plan_text
-from simulator.request import ESTIMATORS, load_measurements
+from simulator.request import ESTIMATORS, estimator, load_measurements
 
 NO_PLAN = 1
 
@@ -25,7 +32,20 @@ NO_PLAN = 1
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
 @PROFILES
-@click.option("--planner", default="sailor", show_default=True, metavar="NAME")
+@click.option(
+    "--planner",
+    default=SAILOR,
+    show_default=True,
+    metavar="NAME",
+    help=f"Ours, or one of the literature: {', '.join(names())}.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["fixed", "published"]),
+    default="fixed",
+    show_default=True,
+    help="A planner of the literature with its known defects mended, or as published.",
+)
 @click.option(
     "--estimator",
     "estimator_name",
@@ -42,6 +62,7 @@ NO_PLAN = 1
     + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
 )
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
 @click.option("--explain", is_flag=True, help="Say why this plan, and why not others.")
 @JSON
 def plan(
@@ -49,10 +70,12 @@ def plan(
     cluster: Path,
     profiles: Path | None,
     planner: str,
+    mode: Mode,
     estimator_name: str,
     space: Space,
     budget: int | None,
     save: Path | None,
+    plot: Path | None,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -60,40 +83,97 @@ def plan(
 
     Exits with 0 exactly when it prints a plan, with 1 if there is none.
     """
-    check_outputs((save,), (job, cluster))
+    check_outputs((save, plot), (job, cluster))
     the_job, the_cluster = load_job_and_cluster(job, cluster)
-    if planner != SAILOR:
-        cure = nearest(planner, names())
-        if planner in names():
-            cure = f"judge it with sailorctl compare --planners {planner}"
-        raise InputError(Problem("--planner", f'"{planner}" does not plan here', cure))
+    if planner not in names():
+        raise InputError(
+            Problem("--planner", f'"{planner}" is not known', nearest(planner, names()))
+        )
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
-    question = Question(the_job, the_cluster, measurements, estimator_name, space, budget)
-    started = time.perf_counter()
-    answer = plan_job(question)
-    seconds = time.perf_counter() - started
-    if answer.plan is None:
-        for problem in answer.problems:
+    question = Question(
+        the_job, the_cluster, measurements, estimator_name, space, budget, seconds_left(the_job)
+    )
+    if planner == SAILOR:
+        found = _ours(question, explain=explain)
+    else:
+        found = _of_the_literature(question, planner, mode)
+    if isinstance(found, list):
+        for problem in found:
             click.echo(f"no plan: {problem}", err=True)
         raise SystemExit(NO_PLAN)
     if save is not None:
-        save.write_text(plan_text(answer.plan), encoding="utf-8")
+        save.write_text(plan_text(found.plan), encoding="utf-8")
+    if plot is not None:
+        judge = estimator(
+            estimator_name, job=the_job, cluster=the_cluster, measurements=measurements
+        )
+        write_plot(found.plan, found.estimate, judge, plot)
     if as_json:
-        click.echo(json.dumps(answer.to_json(seconds=seconds), indent=1, allow_nan=False))
+        click.echo(json.dumps(found.document, indent=1, allow_nan=False))
     else:
-        click.echo(_text(answer, the_job, seconds, explain=explain))
+        page = report.estimate_text(found.plan, the_job, found.estimate)
+        click.echo("\n".join([page, *found.lines]))
 
 
-def _text(answer: Answer, job: Job, seconds: float, *, explain: bool) -> str:
-    assert answer.plan is not None
-    assert answer.estimate is not None
-    lines = [report.estimate_text(answer.plan, job, answer.estimate)]
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan, with what programs and people are told beyond its estimate."""
+
+    plan: Plan
+    estimate: Estimate
+    document: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def _ours(question: Question, *, explain: bool) -> _Found | list[Problem]:
+    started = time.perf_counter()
+    answer = plan_job(question)
+    seconds = time.perf_counter() - started
+    if answer.plan is None or answer.estimate is None:
+        return list(answer.problems)
+    lines = [_search_line(answer, seconds)]
+    if explain:
+        lines += ["", *answer.why]
+    return _Found(answer.plan, answer.estimate, answer.to_json(seconds=seconds), tuple(lines))
+
+
+def _search_line(answer: Answer, seconds: float) -> str:
     unit = "$" if answer.goal == "cost" else "s"
-    lines.append(
+    return (
         f"search      {seconds:.3f} s, {answer.evaluations} plans judged; no plan is better than "
         f"{answer.lower_bound:.4g} {unit} (gap {answer.gap or 0:.1%})"
     )
-    if explain:
-        lines += ["", *answer.why]
-    return "\n".join(lines)
+
+
+def _of_the_literature(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
+    judge = estimator(
+        question.estimator,
+        job=question.job,
+        cluster=question.cluster,
+        measurements=question.measurements,
+    )
+    started = time.perf_counter()
+    entry = enter(baseline(name), case_of(question), mode, judge, question.seconds_left)
+    seconds = time.perf_counter() - started
+    if entry.plan is None or entry.estimate is None:
+        return [_nothing(entry)]
+    document = entry.to_json(seconds=seconds, goal=question.job.objective.goal)
+    own = ""
+    if entry.own_seconds is not None:
+        own = f"; it thought {entry.own_seconds:.4g} s ({entry.own_error:+.0%})"
+    line = f"search      {seconds:.3f} s by {name}, {_passed_over(entry)}{own}"
+    return _Found(entry.plan, entry.estimate, document, (line,))
+
+
+def _passed_over(entry: Entry) -> str:
+    """What came before the answer in the planner's own list."""
+    counts = [
+        f"{count} {what.replace('_', ' ')}" for what, count in entry.passed_over.items() if count
+    ]
+    return f"passed over {', '.join(counts)}" if counts else "its first plan"
+
+
+def _nothing(entry: Entry) -> Problem:
+    counts = _passed_over(entry) if any(entry.passed_over.values()) else "no plan at all"
+    return Problem(entry.planner, f"{entry.why_not} ({counts})", "ask another planner")

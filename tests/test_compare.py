@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,7 +18,8 @@ from sailord.cli import main
 from simulator.catalogue import load_catalogue
 from simulator.cluster import Cluster, Pool
 from simulator.costs import LayerCosts
-from simulator.job import Job
+from simulator.errors import InputError
+from simulator.job import Job, Objective
 from simulator.plan import Pipeline, Place, Plan, Stage
 from simulator.presets import preset
 from simulator.request import Measurements, estimator, network_of
@@ -74,7 +76,8 @@ def test_the_first_plan_that_can_run_is_judged() -> None:
         Proposal(4.0, whole(4, 128)),
         Proposal(5.0, whole(2, 256)),
     )
-    assert (entry.inexpressible, entry.unlawful, entry.too_large) == (1, 1, 1)
+    counts = {k: n for k, n in entry.passed_over.items() if n}
+    assert counts == {"inexpressible": 1, "not_allowed": 1, "out_of_memory": 1}
     assert entry.plan == whole(4, 128)
     assert entry.estimate is not None
     assert entry.own_error == pytest.approx(4.0 / entry.estimate.iteration_s - 1)
@@ -89,6 +92,45 @@ def test_a_planner_without_an_estimate_of_its_own_has_no_error() -> None:
 def test_a_planner_that_finds_nothing_says_why() -> None:
     assert judged(one_pool()).why_not == "it proposed nothing"
     assert judged(one_pool(), Proposal(1.0, None, "uneven")).why_not == "uneven"
+
+
+def with_objective(case: Case, **wanted: Any) -> Case:
+    return replace(case, job=replace(case.job, objective=Objective(**wanted)))
+
+
+def test_plans_that_break_a_limit_are_passed_over() -> None:
+    free = judged(one_pool(), Proposal(1.0, whole(4, 2)))
+    assert free.estimate is not None
+    slow = judged(one_pool(), Proposal(1.0, whole(1, 8)))
+    assert slow.estimate is not None
+    assert slow.estimate.iteration_s > free.estimate.iteration_s
+    least = 1.001 / slow.estimate.iteration_s
+    case = with_objective(one_pool(), min_iterations_per_s=least)
+    entry = judged(case, Proposal(1.0, whole(1, 8)), Proposal(2.0, whole(4, 2)))
+    assert entry.plan == whole(4, 2)
+    assert entry.passed_over["beyond_limits"] == 1
+    none = judged(case, Proposal(1.0, whole(1, 8)), Proposal(2.0, None, "no words"))
+    assert none.plan is None
+    assert "min_iterations_per_s" in none.why_not, "what came closest is told, not what came last"
+
+
+def test_where_cost_is_the_goal_the_cheapest_comes_first() -> None:
+    """By its own dollars, or by what its own seconds would cost on the GPUs that it takes."""
+    two = Plan(4, (Pipeline(1, whole(4, 1).pipelines[0].stages),) * 2)
+    case = with_objective(one_pool(), goal="cost")
+    assert judged(case, Proposal(1.0, two), Proposal(1.9, whole(4, 2))).plan == whole(4, 2)
+    assert judged(case, Proposal(1.0, two), Proposal(2.1, whole(4, 2))).plan == two
+    said = judged(case, Proposal(1.0, two, usd=5.0), Proposal(9.0, whole(4, 2), usd=4.0))
+    assert said.plan == whole(4, 2)
+
+
+def test_plans_without_a_price_have_no_cost() -> None:
+    case = with_objective(one_pool(), goal="cost")
+    unpriced = replace(case.cluster.pools[0], price_usd_per_gpu_hour=None)
+    cluster = Cluster((unpriced,), case.cluster.catalogue)
+    case = replace(case, cluster=cluster, sites=Sites(cluster, Measurements().network))
+    with pytest.raises(InputError, match="no price is known"):
+        judged(case, Proposal(1.0, whole(4, 2)))
 
 
 def test_every_name_has_its_planner() -> None:

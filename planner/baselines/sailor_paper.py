@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -219,7 +220,10 @@ class SailorPaperPlanner:
         else:
             goal = Goal(usd_max=objective.max_usd_per_iteration or math.inf)
         found = dict.fromkeys(search(inputs, goal, mode))
-        return [proposal(one.seconds, to_plan(one, case, fleets, zones)) for one in found]
+        return [
+            replace(proposal(one.seconds, to_plan(one, case, fleets, zones)), usd=one.usd)
+            for one in found
+        ]
 
 
 def _gpus(fleet: Fleet, zone: str) -> int:
