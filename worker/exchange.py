@@ -42,21 +42,11 @@ class Outbox:
         self._sending.clear()
 
 
-class Arriving:
-    """A tensor on its way."""
-
-    def __init__(self, tensor: Tensor, pending: Pending) -> None:
-        self._tensor = tensor
-        self._pending = pending
-
-    def wait(self) -> Tensor:
-        """Return it when it is there."""
-        self._pending.wait()
-        return self._tensor
-
-
 class Inbox:
-    """Receives tensors of one shape from one rank; the first is preceded by its shape."""
+    """Receives tensors of one shape from one rank, one after the other.
+
+    If nobody sets the shape, the first tensor is preceded by it.
+    """
 
     def __init__(
         self, transport: Transport, source: int, *, dtype: torch.dtype, device: torch.device
@@ -66,16 +56,31 @@ class Inbox:
         self._dtype = dtype
         self._device = device
         self.shape: tuple[int, ...] | None = None
+        self._arriving: tuple[Tensor, Pending] | None = None
 
-    def expect(self) -> Arriving:
-        """Begin to receive the next tensor."""
+    def expect(self) -> None:
+        """Begin to receive the next tensor, if its shape is known already."""
+        if self.shape is not None:
+            self._arriving = self._begin(self.shape)
+
+    def take(self) -> Tensor:
+        """Wait for the next tensor."""
         if self.shape is None:
-            header = torch.zeros(_DIMS_MAX + 1, dtype=torch.int64, device=self._device)
-            self._transport.receive(header, source=self._source).wait()
-            dims, *sizes = header.tolist()
-            self.shape = tuple(sizes[:dims])
-        tensor = torch.empty(self.shape, dtype=self._dtype, device=self._device)
-        return Arriving(tensor, self._transport.receive(tensor, source=self._source))
+            self.shape = self._receive_shape()
+        tensor, pending = self._arriving or self._begin(self.shape)
+        self._arriving = None
+        pending.wait()
+        return tensor
+
+    def _begin(self, shape: tuple[int, ...]) -> tuple[Tensor, Pending]:
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return tensor, self._transport.receive(tensor, source=self._source)
+
+    def _receive_shape(self) -> tuple[int, ...]:
+        header = torch.zeros(_DIMS_MAX + 1, dtype=torch.int64, device=self._device)
+        self._transport.receive(header, source=self._source).wait()
+        dims, *sizes = header.tolist()
+        return tuple(sizes[:dims])
 
 
 def _header(tensor: Tensor) -> Tensor:

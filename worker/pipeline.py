@@ -17,7 +17,7 @@ from simulator.plan import Plan
 from simulator.schedule import Op, device_orders
 from worker.context import MicroBatch
 from worker.data.samples import Data
-from worker.exchange import Arriving, Inbox, Outbox
+from worker.exchange import Inbox, Outbox
 from worker.layout import Seat, neighbours, sample_positions, seats_of, source_of, targets_of
 from worker.loss import NO_LABEL
 from worker.stage import Stage
@@ -92,11 +92,11 @@ class PipelineRank:
         """
         consumed = self._nothing()
         last = max(index for index, op in enumerate(self._order) if op.kind == "B")
-        arriving = self._expect(self._order[0])
+        self._expect(self._order[0])
         for index, op in enumerate(self._order):
-            arrived = self._wait(arriving, op)
+            arrived = self._take(op)
             if index + 1 < len(self._order):
-                arriving = self._expect(self._order[index + 1])
+                self._expect(self._order[index + 1])
             if op.kind == "F":
                 self._forward(op, self._work(op, arrived, step, consumed), consumed)
             else:
@@ -112,8 +112,7 @@ class PipelineRank:
         found: list[int] = []
         for op in self._order:
             if op.kind == "F":
-                arrived = self._wait(self._expect(op), op)
-                work = self._work(op, arrived, step, self._nothing())
+                work = self._work(op, self._take(op), step, self._nothing())
                 bad, result = self._stage.first_bad_layer(
                     work.input, now=work.moment, labels=work.labels
                 )
@@ -171,15 +170,20 @@ class PipelineRank:
             consumed.labels += int((samples.labels != NO_LABEL).sum())
         return _Work(arrived, moment, samples.labels.to(self._device))
 
-    def _expect(self, op: Op) -> Arriving | None:
-        box = self._inputs if op.kind == "F" else self._gradients
-        return None if box is None else box.expect()
+    def _expect(self, op: Op) -> None:
+        box = self._box(op)
+        if box is not None:
+            box.expect()
 
-    def _wait(self, arriving: Arriving | None, op: Op) -> Tensor | None:
-        if arriving is None:
+    def _take(self, op: Op) -> Tensor | None:
+        box = self._box(op)
+        if box is None:
             return None
         with self._recorder.span("receive", micro_batch=op.micro_batch):
-            return arriving.wait()
+            return box.take()
+
+    def _box(self, op: Op) -> Inbox | None:
+        return self._inputs if op.kind == "F" else self._gradients
 
     def _nothing(self) -> Consumed:
         return Consumed(torch.zeros((), dtype=torch.float64, device=self._device))
