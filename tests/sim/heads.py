@@ -138,7 +138,7 @@ class Head:
         if self.state.term is not None and self.now >= self.sure_until:
             self._step_down()
         self.feed(Ticked(self.now))
-        self.clock.after(0.1, self._tick)
+        self.clock.after(0.25, self._tick)
 
     # ---- looking --------------------------------------------------------------------------
 

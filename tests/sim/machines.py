@@ -235,7 +235,7 @@ class Agent:
         if self.is_there:
             self.feed(SnapshotsChanged(self.now, self.machine.sealed))
             self.feed(Ticked(self.now))
-            self.clock.after(0.25, self._tick)
+            self.clock.after(0.5, self._tick)
 
     def hear_abort(self, fence: Fence) -> None:
         self.feed(AbortHeard(self.now, fence))

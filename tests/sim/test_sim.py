@@ -12,8 +12,8 @@ from tests.sim.world import GENTLE, Faults, World
 
 SEEDS = int(os.environ.get("SEEDS", "25"))
 FIRST = int(os.environ.get("FIRST", "1"))
-TROUBLE_S = 200.0
-CALM_S = 200.0
+TROUBLE_S = 120.0
+CALM_S = 90.0
 CHUNK = 25
 
 
