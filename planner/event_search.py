@@ -405,8 +405,8 @@ class EventSearch:
         key = (*used, members, piece, near)
         per_byte = self._syncs.get(key)
         if per_byte is None:
-            pairs = itertools.product(used, repeat=2)
-            per_byte = max(self._step_s(*pair, piece / members, near) for pair in pairs)
+            pairs = [(one, other) for one in used for other in used]
+            per_byte = max(self._step_s(*pair, piece / members, near=near) for pair in pairs)
             per_byte *= 2 * (members - 1) / piece
             self._syncs[key] = per_byte
         return max(0.0, *(per_byte * size - home for size, home in synced))
@@ -421,7 +421,7 @@ class EventSearch:
         return side_by_side or gpus <= lot.gpus_per_machine
 
     def _step_s(
-        self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, near: bool
+        self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, *, near: bool
     ) -> float:
         """Roughly one step of a ring over this hop, within a machine or between two."""
         a, b = self.lots[one[0]].place, self.lots[other[0]].place

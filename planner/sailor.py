@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.answer import DEFAULT_BUDGETS, Answer, Question
-from planner.event_bound import event_bounds
-from planner.event_search import EventSearch, micro_batch_sizes
+from planner.certificate import Bounds
+from planner.event_bound import EventBound
+from planner.event_search import EventSearch, Judged, micro_batch_sizes
 from planner.explain import explain_event, explain_paper
 from planner.fleets import Fleet, fleet_of
 from planner.limits import Limits
 from planner.paper_model import PaperModel
 from planner.paper_search import PaperSearch
 from planner.refusal import refusals
+from planner.stage_floors import StageFloors
 from planner.supply import Lot, grants_of, lots_of
 from planner.tables import Tables
 from planner.templates import TemplateMaker
@@ -214,22 +216,35 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
     )
     best = search.run()
     tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
-    bounds = event_bounds(
-        maker,
-        lots,
-        limits,
-        global_batch=job.global_batch,
-        micro_batches=sizes,
-        degrees=degrees,
-    )
-    if best is not None and search.is_complete:
-        bounds = replace(bounds, objective=best.worth[0])
-        if not limits.goal_is_cost:
-            bounds = replace(bounds, seconds=best.worth[0])
-    figures = (search.evaluations, bounds.objective, bounds.seconds)
     if best is None:
-        return Answer(None, None, *figures, job.objective.goal)
+        return Answer(None, None, search.evaluations, 0.0, 0.0, job.objective.goal)
+    bounds = _event_bounds(search, judge.overlaps, best)
+    figures = (search.evaluations, bounds.objective, bounds.seconds)
     rejected, why = explain_event(search, best)
     return Answer(
         best.plan, best.estimate, *figures, job.objective.goal, rejected=rejected, why=why
     )
+
+
+def _event_bounds(search: EventSearch, overlaps: bool, best: Judged) -> Bounds:
+    """What no plan can beat, and what is known where all plans were looked at."""
+    floors = StageFloors(
+        search.maker,
+        search.lots,
+        degrees=search.degrees,
+        recomputes=search.recomputes,
+        per_layer_sync=overlaps,
+    )
+    bound = EventBound(
+        floors,
+        search.lots,
+        search.grants,
+        search.limits,
+        search.job.global_batch,
+        search.micro_batches,
+    )
+    bounds = bound.bounds(best.estimate.iteration_s, best.worth[0])
+    if not search.is_complete:
+        return bounds
+    seconds = bounds.seconds if search.limits.goal_is_cost else best.worth[0]
+    return Bounds(seconds, best.worth[0])

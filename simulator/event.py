@@ -132,7 +132,8 @@ class EventEstimator:
         )
 
     @property
-    def _overlaps(self) -> bool:
+    def overlaps(self) -> bool:
+        """Whether each layer's gradients are summed while backwards are still running."""
         runtime, job = self.costs.runtime, self.costs.job
         return (job.gradient_sync if runtime.sync == "job" else runtime.sync) == "overlap"
 
@@ -147,7 +148,7 @@ class EventEstimator:
         sync = GradientSync(
             layout.groups.plan, layout, self.costs, self.network, prices=self._hop_prices
         )
-        return sync.jobs(per_layer=self._overlaps)
+        return sync.jobs(per_layer=self.overlaps)
 
     # -- when it is done ------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class EventEstimator:
     def _finish(self, layout: Layout, ends: Ends, jobs: Sequence[SyncJob]) -> _Finish:
         """Run the sync jobs in their order, then each group's optimizer step."""
         groups, owner = layout.groups, layout.groups.owner
-        overlaps = self._overlaps
+        overlaps = self.overlaps
         ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
         channel, busy = np.zeros(len(groups)), np.zeros(len(groups))
         sync = []

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from planner.answer import Question
-from planner.event_bound import event_bounds
+from planner.event_bound import EventBound
 from planner.limits import Limits
 from planner.sailor import plan_job
+from planner.stage_floors import StageFloors
 from planner.supply import lots_of
 from planner.templates import TemplateMaker
 from simulator.event import EventEstimator
@@ -81,13 +82,16 @@ def test_no_plan_is_better_than_the_planners(goal: str, examples: int) -> None:
         )
         assert isinstance(judge, EventEstimator)
         lots = lots_of(case.cluster, judge.sites)
-        bounds = event_bounds(
+        floors = StageFloors(
             TemplateMaker(judge.costs, judge.network, judge.sites, lots),
             lots,
-            Limits(case.job.objective),
-            global_batch=case.job.global_batch,
-            micro_batches=[b for b in (1, 2, 4) if case.job.global_batch % b == 0],
             degrees=(1, 2, 4),
+            recomputes=("none",),
+            per_layer_sync=judge.overlaps,
+        )
+        sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
+        bound = EventBound(
+            floors, lots, (), Limits(case.job.objective), case.job.global_batch, sizes
         )
         best = fastest = float("inf")
         for plan in every_plan(case):
@@ -104,7 +108,8 @@ def test_no_plan_is_better_than_the_planners(goal: str, examples: int) -> None:
             continue
         assert answer.plan is not None, seed
         assert answer.objective == pytest.approx(best, rel=1e-9), seed
-        # The closed bound by itself, which a search to the end does not need.
+        # The bound by itself, which a search to the end does not need, with worse plans known.
+        bounds = bound.bounds(2 * fastest, 2 * best)
         assert bounds.seconds <= fastest, seed
         assert bounds.objective <= best, seed
         assert answer.lower_bound <= best * (1 + 1e-9), seed
