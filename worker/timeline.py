@@ -113,6 +113,7 @@ class Recorder:
         micro_batch: int | None = None,
     ) -> Span:
         """Note that something has begun that goes on beside what this thread does."""
+        self.turn_to(self.turn_to(activity))
         span = Span(
             activity, self.step, time.perf_counter_ns(), 0, layer, micro_batch, in_background=True
         )

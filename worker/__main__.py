@@ -1,0 +1,14 @@
+"""``python -m worker``: training without a daemon, and what its data is made with."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Ranks are forked, and a fork takes one thread along: numpy must not start others when imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from worker.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The commands of ``python -m worker``.
+
+Exit codes: 0 done; 1 a rank failed; 2 the input cannot be used; 128 and more: ended by a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from simulator.errors import InputError
+from worker.launch import Interrupted, RanksFailed
+
+SOME_FAILED = 1
+UNUSABLE_INPUT = 2
+
+
+def main() -> int:
+    """Run a command; a mistake is answered with sentences, never with a stack trace."""
+    try:
+        commands.main(prog_name="python -m worker", standalone_mode=False)
+        sys.stdout.flush()
+    except InputError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem}", err=True)
+        return UNUSABLE_INPUT
+    except RanksFailed as error:
+        click.echo(f"error: {error}", err=True)
+        return SOME_FAILED
+    except Interrupted as signal:
+        click.echo(f"ended by {signal}", err=True)
+        return 128 + signal.number
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output has gone (as `| head` does); nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def commands() -> None:
+    """Train a plan on this machine, or prepare data for it."""
+
+
+@commands.command()
+@click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
+@click.option("--plan", type=click.Path(path_type=Path), help="Plan file; default: one rank.")
+@click.option("--steps", type=click.IntRange(1), help="Steps to train; default: the job's.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a step.")
+@click.option("--timeline", type=click.Path(path_type=Path), help="Write what each rank did.")
+@click.option("--save", type=click.Path(path_type=Path), help="Folder for the trained weights.")
+@click.option("--ranks-max", type=click.IntRange(1), help="Refuse plans of more ranks.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: GPUs if enough.")
+def run(
+    job: Path,
+    plan: Path | None,
+    steps: int | None,
+    as_json: bool,
+    timeline: Path | None,
+    save: Path | None,
+    ranks_max: int | None,
+    device: str | None,
+) -> None:
+    """Train a job: every rank of a plan becomes a process of this machine.
+
+    Prints a line for each step; what each rank needed goes to the standard error in the end.
+    """
+    from worker.run import Wishes, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
+
+    wishes = Wishes(job, plan, steps, as_json, timeline, save, ranks_max, device)
+    train_alone(wishes)
+
+
+@commands.command("convert-tokens")
+@click.argument("text", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File of tokens.")
+@click.option("--vocabulary", type=click.Path(path_type=Path), help="JSON: text to number.")
+def convert_tokens(text: Path, out: Path, vocabulary: Path | None) -> None:
+    """Turn a text into a file of tokens: its bytes, or the pieces of a vocabulary."""
+    from worker.data.conversion import convert_text  # noqa: PLC0415 - loads numpy
+
+    count = convert_text(text, out, vocabulary)
+    click.echo(f"{out}: {count:,} tokens")

@@ -1,0 +1,83 @@
+"""How a run is shown while it goes on: a line for each step, and one about what is left."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+_CLEAR = "\r\x1b[K"
+_MIB = 2**20
+
+
+@dataclass(slots=True)
+class Progress:
+    """Prints steps on the standard output; people also see how far it is, on a terminal."""
+
+    steps: int
+    as_json: bool
+    _begin_s: float = field(default_factory=time.monotonic)
+    _done: int = 0
+    _samples: int = 0
+
+    def __enter__(self) -> Progress:
+        self._show(f"starting, {self.steps} steps to go")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._show("")
+
+    def step(self, line: dict[str, Any]) -> None:
+        """Print a step."""
+        self._show("")
+        self._done += 1
+        self._samples += line["samples"]
+        print(json.dumps(line) if self.as_json else _in_words(line), flush=True)
+        seconds = time.monotonic() - self._begin_s
+        left = (self.steps - self._done) * seconds / self._done
+        rate = self._samples / seconds
+        self._show(f"{self._done} of {self.steps} steps, {rate:.3g} samples/s, {_about(left)} left")
+
+    def finish(self, ranks: list[dict[str, Any]]) -> None:
+        """Tell, on the standard error, what each rank needed."""
+        if self.as_json:
+            print(json.dumps({"ranks": ranks}), file=sys.stderr)
+            return
+        print("rank  pipeline  stage  layers   peak memory", file=sys.stderr)
+        for rank in ranks:
+            first, end = rank["layers"]
+            print(
+                f"{rank['rank']:4}  {rank['pipeline']:8}  {rank['stage']:5}  "
+                f"{f'{first}-{end - 1}':7}  {rank['peak_memory_bytes'] / _MIB:7.1f} MiB",
+                file=sys.stderr,
+            )
+
+    def _show(self, text: str) -> None:
+        """Replace the last line of the terminal, if there is one to look at."""
+        if not self.as_json and sys.stderr.isatty():
+            print(f"{_CLEAR}{text}", end="", file=sys.stderr, flush=True)
+
+
+def _in_words(line: dict[str, Any]) -> str:
+    loss, norm = (
+        "none" if line[key] is None else f"{line[key]:.5f}" for key in ("loss", "grad_norm")
+    )
+    skipped = "  skipped: overflow" if line.get("skipped") else ""
+    return (
+        f"step {line['step']:<6} loss {loss:<10} norm {norm:<9} {line['samples']} samples  "
+        f"{line['seconds']:.3f} s  {line['sample_hash']}{skipped}"
+    )
+
+
+def _about(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,236 @@
+"""A run on this machine: everything is checked and opened, then the ranks are forked."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from simulator.errors import InputError, Problem
+from simulator.job import Job
+from simulator.job_file import load_job
+from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
+from simulator.plan_file import load_plan
+from worker.data.opening import open_data
+from worker.huggingface import to_huggingface
+from worker.launch import run_ranks
+from worker.layout import TIED, Seat, own_tensors, problems_with, seats_of
+from worker.models import exact
+from worker.progress import Progress
+from worker.rank import Orders, train, warm_up
+from worker.state import merge
+from worker.table import table_of
+from worker.timeline import Board, FailPoint, RankTimeline, Span, trace
+
+FAIL_POINT = "SAILOR_FAIL_AT"
+"""Environment variable that lets a rank die: ``RANK:ACTIVITY:STEP`` (for tests)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a person asked for."""
+
+    job: Path
+    plan: Path | None
+    steps: int | None
+    as_json: bool
+    timeline: Path | None
+    save: Path | None
+    ranks_max: int | None
+    device: str | None
+
+
+def train_alone(wishes: Wishes) -> None:
+    """Train a job under a plan, with nobody's help."""
+    job = load_job(wishes.job)
+    plan = _plan(wishes, job)
+    steps = wishes.steps or job.steps
+    if steps is None:
+        raise InputError(Problem("--steps", "neither it nor the job says how long to train"))
+    ranks = plan.device_count
+    device = _device(wishes.device, ranks)
+    with ExitStack() as stack:
+        timeline = stack.enter_context(_timeline_file(wishes.timeline))
+        pieces = stack.enter_context(_pieces_folder(wishes.save))
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
+        orders = Orders(
+            job=job,
+            plan=plan,
+            data=open_data(job, wishes.job.parent),
+            steps=steps,
+            device=device,
+            threads=max(1, torch.get_num_threads() // ranks),
+            listening=listening,
+            keeps_spans=timeline is not None,
+            fail_at=_fail_point(),
+            pieces=pieces,
+        )
+        warm_up()
+        threads = len(os.listdir("/proc/self/task"))
+        assert threads == 1, f"{threads} threads run, and a fork would take only one of them along"
+        account = _Account(Progress(steps, as_json=wishes.as_json))
+        board = Board(ranks)
+        with account.progress:
+            run_ranks(
+                partial(train, orders, board=board), ranks=ranks, board=board, hear=account.hear
+            )
+        account.progress.finish(_summary(seats_of(plan), account, device))
+        if timeline is not None:
+            _write_timeline(timeline, seats_of(plan), account)
+        if pieces is not None and wishes.save is not None:
+            _save(job, ranks, pieces, wishes.save)
+
+
+@dataclass(slots=True)
+class _Account:
+    """What was heard from the ranks."""
+
+    progress: Progress
+    summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if kind == "step":
+            self.progress.step(message)
+        else:
+            self.summaries[rank] = message
+
+
+# -- what is asked for ----------------------------------------------------------------------------
+
+
+def _plan(wishes: Wishes, job: Job) -> Plan:
+    found = list(exact.problems_with(job)) if job.model.family == "exact" else []
+    plan = _one_rank(job) if wishes.plan is None else load_plan(wishes.plan)
+    place = "plan" if wishes.plan is None else wishes.plan.name
+    found += problems_with(plan, job, place=place)
+    ranks = plan.device_count
+    if wishes.ranks_max is not None and ranks > wishes.ranks_max:
+        what = f"needs {ranks} ranks, more than the {wishes.ranks_max} allowed"
+        found.append(Problem(place, what, "raise --ranks-max or give a smaller plan"))
+    if found:
+        raise InputError(found)
+    return plan
+
+
+_ALONE_MICRO_BATCH_MAX = 8
+
+
+def _one_rank(job: Job) -> Plan:
+    """The plan where none is given: all layers on one device."""
+    fits = (n for n in range(_ALONE_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
+    allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
+    size = next(allowed, None) or next(fits)
+    recompute: Recompute = "full" if job.recompute == "full" else "none"
+    stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),), recompute)
+    return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))
+
+
+def _device(wished: str | None, ranks: int) -> str:
+    # Asking how many there are opens none of them.
+    count = torch.cuda.device_count()
+    if wished == "cuda" and count < ranks:
+        what = f"{ranks} ranks need as many GPUs, and there are {count} here"
+        raise InputError(Problem("--device", what, "give --device cpu or a smaller plan"))
+    return wished or ("cuda" if count >= ranks else "cpu")
+
+
+def _fail_point() -> FailPoint | None:
+    text = os.environ.get(FAIL_POINT)
+    return None if text is None else FailPoint.parse(text)
+
+
+# -- what is written ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _timeline_file(path: Path | None) -> Iterator[Any]:
+    """Open the file before hours of training, not after."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    with file:
+        yield file
+
+
+@contextmanager
+def _pieces_folder(folder: Path | None) -> Iterator[Path | None]:
+    """A folder for the ranks' shares, beside where they are put together."""
+    if folder is None:
+        yield None
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pieces = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with pieces as name:
+        yield Path(name)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    what = f"cannot be written: {error.strerror or error}"
+    return InputError(Problem(str(path), what, "name another place"))
+
+
+def _summary(seats: tuple[Seat, ...], account: _Account, device: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": seat.rank,
+            "pipeline": seat.pipeline,
+            "stage": seat.stage,
+            "tp_index": seat.index,
+            "layers": list(seat.layers),
+            "device": device,
+            "peak_memory_bytes": account.summaries[seat.rank]["peak_memory_bytes"],
+        }
+        for seat in seats
+    ]
+
+
+def _write_timeline(file: Any, seats: tuple[Seat, ...], account: _Account) -> None:
+    timelines = [
+        RankTimeline(
+            rank=seat.rank,
+            pipeline=seat.pipeline,
+            stage=seat.stage,
+            tp_index=seat.index,
+            tp=seat.tp,
+            layers=seat.layers,
+            spans=tuple(Span(**span) for span in account.summaries[seat.rank]["spans"]),
+        )
+        for seat in seats
+    ]
+    json.dump(trace(timelines), file, separators=(",", ":"), allow_nan=False)
+    file.write("\n")
+
+
+def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
+    """Put the ranks' shares together; families that are published are written as published."""
+    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+    merged = merge(shares, tables)
+    whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
+    published = job.factory is None and job.model.family != "exact"
+    named = (
+        to_huggingface(job, whole)
+        if published
+        else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
+    )
+    unfinished = pieces / "model.safetensors"
+    save_file(named, unfinished, metadata={"format": "pt"})
+    unfinished.replace(folder / "model.safetensors")
