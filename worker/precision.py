@@ -9,8 +9,9 @@ from torch import Tensor
 
 from simulator.job import Job
 
-GRID = 2.0**-12
-"""Weights of the exact trainer are multiples of this where the model computes with them."""
+GRID, GRID_END = 2.0**-12, 2.0**3
+"""Weights of the exact trainer are multiples of the one and no larger than the other, where the
+model computes with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Precision:
         """Make the weights that the model computes with."""
         if self.on_grid:
             torch.div(master, GRID, out=into)
-            into.round_().mul_(GRID)
+            into.round_().mul_(GRID).clamp_(-GRID_END, GRID_END)
         else:
             into.copy_(master)
 

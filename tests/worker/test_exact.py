@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -10,10 +12,17 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.families import build_model  # noqa: E402 - only where there is torch
 from simulator.job import Data, Job  # noqa: E402 - only where there is torch
+from simulator.plan import Pipeline, Plan, Stage  # noqa: E402 - only where there is torch
+from tests.worker.any_plan import HERE, any_plan  # noqa: E402 - only where there is torch
 from worker.context import MicroBatch, Moment  # noqa: E402 - only where there is torch
+from worker.data.opening import open_data  # noqa: E402 - only where there is torch
 from worker.initial import initial_shard  # noqa: E402 - only where there is torch
-from worker.models.exact import on_grid, problems_with  # noqa: E402 - only where there is torch
+from worker.layout import problems_with as plan_problems  # noqa: E402 - only where there is torch
+from worker.models.exact import problems_with  # noqa: E402 - only where there is torch
 from worker.parallelize import build_layer, tie  # noqa: E402 - only where there is torch
+from worker.precision import EXACT  # noqa: E402 - only where there is torch
+from worker.state import merge, pieces_of  # noqa: E402 - only where there is torch
+from worker.trainer import Trainer  # noqa: E402 - only where there is torch
 from worker.transport.threads import run_as_threads  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
@@ -22,7 +31,8 @@ torch.set_num_threads(1)
 
 def job_of(**more) -> Job:
     numbers = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24, "vocab": 37, "sequence": 12}
-    training = {key: more.pop(key) for key in ("dropout", "max_tp") if key in more}
+    shape = ("tied", "kv_heads", "activation", *numbers)
+    training = {key: more.pop(key) for key in tuple(more) if key not in shape}
     model = build_model("exact", **{**numbers, **more})
     return Job("exact", model, global_batch=8, sequence=12, data=Data(seed=5), **training)
 
@@ -32,7 +42,8 @@ def weights(job, index, spec, atoms):
     initial = initial_shard(job, index, spec, atoms, dtype=torch.float64)
     if spec.split_dim is None and len(spec.shape) == 1:
         initial += torch.arange(len(initial)) / 37
-    return on_grid(initial)
+    EXACT.derive(initial, into=initial)
+    return initial
 
 
 def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1.0):
@@ -121,11 +132,14 @@ def test_an_untrained_model_guesses() -> None:
     assert loss > (6 * 12 - 5) / 2, "half a label is the loss of who says 0 to everything"
 
 
-def test_weights_on_the_grid_stay_there() -> None:
-    weights = on_grid(torch.linspace(-9, 9, 1001, dtype=torch.float64))
-    assert torch.equal(on_grid(weights), weights)
-    assert float(weights.max()) == 8.0
-    assert torch.equal((weights * 2**14).round(), weights * 2**14)
+def test_weights_are_rounded_to_their_grid_and_stay_there() -> None:
+    masters = torch.linspace(-9, 9, 1001, dtype=torch.float64)
+    once, twice = torch.empty_like(masters), torch.empty_like(masters)
+    EXACT.derive(masters, into=once)
+    EXACT.derive(once, into=twice)
+    assert torch.equal(once, twice)
+    assert float(once.max()) == -float(once.min()) == 8.0
+    assert torch.equal((once * 2**12).round(), once * 2**12)
 
 
 def test_jobs_that_would_not_stay_exact_are_told() -> None:
@@ -135,3 +149,59 @@ def test_jobs_that_would_not_stay_exact_are_told() -> None:
     assert "more than stay exact" in str(numbers)
     assert "more than sum up exactly" in str(logits)
     assert "has ReLUs" in str(problems_with(job_of(activation="gelu"))[0])
+
+
+# -- any plans, one after another -----------------------------------------------------------------
+
+
+def train(job: Job, plan: Plan, steps: int, state=None):
+    """Train under one plan; returns the reports and the state that another plan goes on from."""
+    assert plan_problems(plan, job) == ()
+
+    def body(transport):
+        data = open_data(job, Path())
+        trainer = Trainer(job, plan, transport.rank, transport, data)
+        if state is not None:
+            trainer.restore(*state)
+        reports = [replace(trainer.step(), seconds=0.0) for _ in range(steps)]
+        return reports, pieces_of(trainer.memories.values()), trainer
+
+    done = run_as_threads(plan.device_count, body)
+    trainer = done[0][2]
+    assert all(reports == done[0][0] for reports, _, _ in done), "ranks disagree"
+    logical = merge((pieces for _, pieces, _ in done), trainer.holdings.tables)
+    return done[0][0], (logical, trainer.progress)
+
+
+def alone(job: Job) -> Plan:
+    stage = Stage((0, len(job.model.layers)), 1, (HERE,))
+    return Plan(job.global_batch, (Pipeline(1, (stage,)),))
+
+
+EXACT_JOBS = {
+    "tied": {"clip_norm": 0.5},
+    "untied": {"tied": False, "dropout": 0.2, "optimizer": "adamw", "warmup_steps": 2},
+    "grouped": {"kv_heads": 2, "optimizer": "adam", "schedule": "cosine", "steps": 12},
+    "one-kv": {"kv_heads": 1, "optimizer": "sgd", "learning_rate": 0.05},
+}
+
+
+@pytest.mark.parametrize("name", EXACT_JOBS)
+def test_any_plans_one_after_another_train_what_one_rank_trains(name, examples) -> None:
+    """Losses, norms, order of samples, gradients, weights and moments: the same bits."""
+    job = job_of(max_tp=4, **{"learning_rate": 0.01, **EXACT_JOBS[name]})
+    draw = Random(name)
+    plans = [any_plan(draw, job) for _ in range(max(4, examples // 8))]
+    state = expected_state = None
+    losses = []
+    for plan in plans:
+        steps = draw.randint(1, 3)
+        expected, expected_state = train(job, alone(job), steps, expected_state)
+        reports, state = train(job, plan, steps, state)
+        assert reports == expected, plan
+        assert state[1] == expected_state[1]
+        assert state[0].keys() == expected_state[0].keys()
+        for key, tensor in expected_state[0].items():
+            assert torch.equal(state[0][key], tensor), (key, plan)
+        losses += [report.loss for report in reports]
+    assert losses[-1] < losses[0], "nothing was learned, so little was tested"

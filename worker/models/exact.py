@@ -24,20 +24,14 @@ from worker.models.language import LanguageHead, TokenEmbedding
 from worker.tensor_parallel import leave
 from worker.transport.base import Collective
 
-# Fraction bits and bounds. A product of two of them has at most 37 bits; the rest of the 53 is
-# for the number of terms of a sum.
+# Fraction bits and bounds, beside those of weights (worker.precision). A product of two of them has
+# at most 36 bits; the rest of the 53 is for the number of terms of a sum.
 _STATE, _STATE_MAX = 2.0**12, 2.0**4
-_WEIGHT, _WEIGHT_MAX = 2.0**14, 2.0**3
 _GRADIENT, _GRADIENT_MAX = 2.0**18, 2.0**2
 TERMS_MAX = 2**16
 """Most tokens of a batch, and widest layer, whose sums are exact."""
 LOGITS_MAX = 2**20
 """Most logits of a batch whose squares have an exact sum."""
-
-
-def on_grid(weights: Tensor) -> Tensor:
-    """Round master weights to those that are computed with."""
-    return _rounded(weights, _WEIGHT, _WEIGHT_MAX)
 
 
 def _rounded(x: Tensor, scale: float, bound: float) -> Tensor:

@@ -1,0 +1,56 @@
+"""Plans drawn at random: uneven in everything that a plan may be uneven in."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+from simulator.job import Job
+from simulator.plan import Pipeline, Place, Plan, Schedule, Stage
+
+HERE = Place("cpu", "this", "here")
+
+
+def any_plan(
+    draw: Random,
+    job: Job,
+    *,
+    pipelines_max: int = 6,
+    stages_max: int = 4,
+    ranks_max: int = 10,
+) -> Plan:
+    """A plan that trains the job's batch on at most so many ranks."""
+    batch = job.global_batch
+    size = draw.choice([n for n in range(1, batch + 1) if batch % n == 0])
+    micro_batches = batch // size
+    count = draw.randint(1, min(pipelines_max, micro_batches, ranks_max))
+    left = ranks_max - count
+    pipelines = []
+    for number, share in enumerate(_shares(draw, micro_batches, count)):
+        stages, used = _stages(draw, job, stages_max=stages_max, ranks_max=1 + left)
+        left -= used - 1
+        assert left >= 0, f"pipeline {number} took more ranks than there are"
+        pipelines.append(Pipeline(share, stages))
+    schedule: Schedule = draw.choice(["1f1b", "1f1b", "gpipe"])
+    return Plan(size, tuple(pipelines), schedule)
+
+
+def _shares(draw: Random, total: int, parts: int) -> list[int]:
+    cuts = [0, *sorted(draw.sample(range(1, total), parts - 1)), total]
+    return [end - begin for begin, end in itertools.pairwise(cuts)]
+
+
+def _stages(
+    draw: Random, job: Job, *, stages_max: int, ranks_max: int
+) -> tuple[tuple[Stage, ...], int]:
+    layers = len(job.model.layers)
+    count = draw.randint(1, min(stages_max, layers, ranks_max))
+    degrees = [tp for tp in (1, 2, 4) if job.max_tp % tp == 0]
+    stages, first, used = [], 0, 0
+    for number, length in enumerate(_shares(draw, layers, count)):
+        most = ranks_max - used - (count - number - 1)
+        tp = draw.choice([tp for tp in degrees if tp <= most])
+        recompute = draw.choice(["none", "full"])
+        stages.append(Stage((first, first + length), tp, (HERE,), recompute))
+        first, used = first + length, used + tp
+    return tuple(stages), used
