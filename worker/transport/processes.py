@@ -39,6 +39,7 @@ _Gloo: Any = ProcessGroupGloo
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
 _TELL_S = 0.5
 """How long the watch may take to say why, when a wait has already broken."""
+_UPWARDS, _DOWNWARDS = "upwards", "downwards"
 _MAIL_TAG, _NEVER_TAG = 1, 2
 
 
@@ -58,39 +59,47 @@ class ProcessTransport:
     ) -> None:
         self.rank, self.size = rank, size
         self.deadline_s = deadline_s
-        self._device = torch.device(device)
+        self._on_gpu = torch.device(device).type == "cuda"
         self._store = PrefixStore(f"generation/{generation}", store)
+        # Nobody else keeps a backend, so that its connections close when it is dropped here.
+        self._backends: dict[str, Any] = {}
         self._groups: dict[tuple[int, ...], ProcessCollective] = {}
-        self._opened: list[Any] = []
-        self._link = None
-        if self._device.type == "cpu":
-            self._link = _Gloo.create_device(hostname=host)
+        self._gloo_device = None if self._on_gpu else _Gloo.create_device(hostname=host)
         self._watch = Watch(
             self._store, rank, size, host=host, deadline_s=deadline_s, on_failure=self._end_waits
         )
         everybody = tuple(range(size))
-        # One for each direction: what travels between two ranks in one group does so in turn,
-        # and neither may have to wait with what it sends for what it is sent.
-        self._upwards = self._open("upwards", everybody)
-        self._downwards = self._upwards if self._link else self._open("downwards", everybody)
+        # One for each direction: what travels between two ranks in one group of NCCL does so in
+        # turn, and neither may have to wait with what it sends for what it is sent.
+        everybody = tuple(range(size))
+        self._open(_UPWARDS, everybody)
+        if self._on_gpu:
+            self._open(_DOWNWARDS, everybody)
 
     def group(self, ranks: tuple[int, ...]) -> ProcessCollective:
         if ranks not in self._groups:
-            name = "-".join(map(str, ranks))
-            everybody = len(ranks) == self.size and self._link is not None
-            backend = self._upwards if everybody else self._open(name, ranks)
-            self._groups[ranks] = ProcessCollective(self, backend, ranks)
+            everybody = len(ranks) == self.size and not self._on_gpu
+            name = _UPWARDS if everybody else "-".join(map(str, ranks))
+            if not everybody:
+                self._open(name, ranks)
+            self._groups[ranks] = ProcessCollective(self, name, ranks)
         return self._groups[ranks]
 
     def send(self, tensor: Tensor, *, to: int) -> Pending:
-        backend = self._upwards if to > self.rank else self._downwards
-        doing = f"sending to rank {to}"
-        return self.start(lambda: backend.send([tensor.detach()], to, _MAIL_TAG), doing)
+        name = _UPWARDS if to > self.rank or not self._on_gpu else _DOWNWARDS
+        return self.start(
+            name,
+            lambda backend: backend.send([tensor.detach()], to, _MAIL_TAG),
+            f"sending to rank {to}",
+        )
 
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
-        backend = self._upwards if source < self.rank else self._downwards
-        doing = f"receiving from rank {source}"
-        return self.start(lambda: backend.recv([tensor.detach()], source, _MAIL_TAG), doing)
+        name = _UPWARDS if source < self.rank or not self._on_gpu else _DOWNWARDS
+        return self.start(
+            name,
+            lambda backend: backend.recv([tensor.detach()], source, _MAIL_TAG),
+            f"receiving from rank {source}",
+        )
 
     def abort(self, reason: str) -> None:
         self._watch.fail(Aborted(reason, rank=self.rank))
@@ -98,16 +107,18 @@ class ProcessTransport:
     def close(self) -> None:
         """Leave in peace; of use after a failure too, to free what is open."""
         self._watch.close()
-        for backend in self._opened:
+        for backend in self._backends.values():
             backend.shutdown()
+        self._backends.clear()
         self._groups.clear()
-        self._opened.clear()
+        self._gloo_device = None
 
-    def start(self, begin: Callable[[], Work], doing: str) -> Pending:
+    def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> Pending:
         """Start something on a group, unless all is over."""
         if self._watch.failure is not None:
             raise _as_noticed(self._watch.failure, doing)
-        return _ProcessWait(self, self.translate(begin, doing), doing)
+        work = self.translate(lambda: begin(self._backends[group]), doing)
+        return _ProcessWait(self, work, doing)
 
     def translate(self, act: Callable[[], Result], doing: str) -> Result:
         """Do something; what breaks is told as what this rank knows to be the cause."""
@@ -125,28 +136,27 @@ class ProcessTransport:
             assert self._watch.failure is not None
             raise _as_noticed(self._watch.failure, doing) from error
 
-    def _open(self, name: str, ranks: tuple[int, ...]) -> Any:
+    def _open(self, name: str, ranks: tuple[int, ...]) -> None:
         store = PrefixStore(name, self._store)
         size, index = len(ranks), ranks.index(self.rank)
         timeout = timedelta(seconds=self.deadline_s)
 
         def build() -> Any:
-            if self._link is None:
+            if self._on_gpu:
                 return _nccl(store, index, size, timeout)
             options = _Gloo._Options()
             options._timeout = timeout
-            options._devices = [self._link]
+            options._devices = [self._gloo_device]
             options._threads = 1
             return _Gloo(store, index, size, options)
 
-        backend = self.translate(build, f"opening the group of ranks {ranks}")
-        self._opened.append(backend)
-        return backend
+        doing = f"opening the group of ranks {ranks}"
+        self._backends[name] = self.translate(build, doing)
 
     def _end_waits(self) -> None:
         """Break whatever waits in any group; called from the watch's thread."""
-        for backend in tuple(self._opened):
-            if self._link is None:
+        for backend in tuple(self._backends.values()):
+            if self._on_gpu:
                 backend.abort()
             elif backend.size() > 1:
                 _break(backend)
@@ -192,11 +202,11 @@ class _ProcessWait:
 class ProcessCollective:
     """A group of processes, seen from one of them."""
 
-    def __init__(self, transport: ProcessTransport, backend: Any, ranks: tuple[int, ...]) -> None:
+    def __init__(self, transport: ProcessTransport, name: str, ranks: tuple[int, ...]) -> None:
         self.size = len(ranks)
         self.index = ranks.index(transport.rank)
         self._transport = transport
-        self._backend = backend
+        self._name = name
         self._doing = f"a collective of ranks {ranks}"
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
@@ -206,14 +216,13 @@ class ProcessCollective:
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
         options = AllreduceOptions()
         options.reduceOp = _OPS[op]
-        return self._transport.start(
-            lambda: self._backend.allreduce([tensor.detach()], options), self._doing
-        )
+        return self._start(lambda backend: backend.allreduce([tensor.detach()], options))
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
         options = BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        return self._transport.start(
-            lambda: self._backend.broadcast([tensor.detach()], options), self._doing
-        )
+        return self._start(lambda backend: backend.broadcast([tensor.detach()], options))
+
+    def _start(self, begin: Callable[[Any], Work]) -> Pending:
+        return self._transport.start(self._name, begin, self._doing)

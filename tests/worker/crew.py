@@ -1,0 +1,172 @@
+"""Ranks as real processes: forked from one that has loaded torch, gone when the test is over."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import FileStore
+
+from simulator.job import Job
+from simulator.plan import Plan
+from tests.worker.trained import SomeLabels
+from worker.precision import FP64
+from worker.state import checksums
+from worker.timeline import FailPoint, Recorder
+from worker.trainer import Trainer
+from worker.transport.base import Aborted, DeadlinePassed, PeerLost, TransportError
+from worker.transport.processes import ProcessTransport
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
+Body = Callable[..., Any]
+
+
+def as_processes(folder: Path, size: int, body: Body, *args: Any) -> list[Any]:
+    """Run ``body(rank, size, store, *args)`` in a process each; a killed rank returns ``None``."""
+    path = folder / f"store {time.monotonic_ns()}"
+    processes, ends = [], []
+    for rank in range(size):
+        end, theirs = _CONTEXT.Pipe(duplex=False)
+        arguments = (theirs, rank, size, str(path), body, args)
+        processes.append(_CONTEXT.Process(target=_be, args=arguments, daemon=True))
+        processes[-1].start()
+        theirs.close()
+        ends.append(end)
+    try:
+        return [_result(end) for end in ends]
+    finally:
+        for process in processes:
+            process.join(30)
+            assert process.exitcode in (0, -signal.SIGKILL), f"a rank ended by {process.exitcode}"
+
+
+def _result(end: Connection) -> Any:
+    try:
+        return end.recv()
+    except EOFError:
+        return None
+
+
+def _be(end: Connection, rank: int, size: int, path: str, body: Body, args: Any) -> None:
+    torch.set_num_threads(1)
+    end.send(body(rank, size, FileStore(path, size), *args))
+    end.close()
+
+
+# -- what ranks do --------------------------------------------------------------------------------
+
+
+def noticed(failure: TransportError) -> tuple[str, int | None]:
+    """A failure as something to compare."""
+    rank = failure.rank if isinstance(failure, PeerLost | Aborted) else None
+    return type(failure).__name__, rank
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def train_generations(
+    rank: int, _: int, store: FileStore, job: Job, plans: list[Plan], steps: int
+) -> tuple[list[Any], list[int]]:
+    """Train under one plan after the other; tell what each came to, and what it left open."""
+    results, left = [], []
+    for generation, plan in enumerate(plans):
+        size = plan.device_count
+        if rank < size:
+            transport = ProcessTransport(store, rank, size, generation=str(generation))
+            trainer = Trainer(job, plan, rank, transport, SomeLabels(job), precision=FP64)
+            reports = [trainer.step() for _ in range(steps)]
+            transport.close()
+            sums = {k: v for m in trainer.memories.values() for k, v in checksums(m).items()}
+            results.append(([(r.loss, r.grad_norm, r.sample_hash) for r in reports], sums))
+        else:
+            results.append(None)
+        left.append(open_files())
+    return results, left
+
+
+def train_until_lost(
+    rank: int, size: int, store: FileStore, job: Job, plan: Plan, fail_at: FailPoint
+) -> Any:
+    """Train until somebody dies."""
+    transport = ProcessTransport(store, rank, size)
+    recorder = Recorder(rank, fail_at=fail_at)
+    trainer = Trainer(job, plan, rank, transport, SomeLabels(job), recorder=recorder)
+    try:
+        while True:
+            trainer.step()
+    except TransportError as failure:
+        return noticed(failure)
+    finally:
+        transport.close()
+
+
+def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
+    """Wait for rank 0 in some way, while it dies."""
+    transport = ProcessTransport(store, rank, size)
+    tensor = torch.ones(2**22)
+    everybody = transport.group(tuple(range(size)))
+    others = transport.group(tuple(range(1, size))) if rank > 0 else None
+    everybody.all_reduce(torch.zeros(1))
+    if rank == 0:
+        time.sleep(0.1)  # Most often the others wait by now; if not, they notice as they begin.
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        match what:
+            case "all-reduce":
+                everybody.all_reduce(tensor)
+            case "send":
+                transport.send(tensor, to=0).wait()
+            case "receive":
+                transport.receive(tensor, source=0).wait()
+            case "others":
+                # Rank 1 never comes: those who wait for it do not wait for the dead one.
+                assert others is not None
+                if rank == 1:
+                    transport.receive(tensor, source=0).wait()
+                others.all_reduce(tensor)
+    except TransportError as failure:
+        return noticed(failure), str(failure)
+    finally:
+        transport.close()
+    return "nothing"
+
+
+def abort_while_others_wait(rank: int, size: int, store: FileStore) -> Any:
+    """Rank 1 gives up; all others are in the middle of something."""
+    transport = ProcessTransport(store, rank, size)
+    try:
+        if rank == 1:
+            transport.abort("bad sample")
+        transport.group(tuple(range(size))).all_reduce(torch.zeros(1))
+    except Aborted as failure:
+        return str(failure)
+    finally:
+        transport.close()
+    return "nothing"
+
+
+def outlast_the_deadline(rank: int, size: int, store: FileStore) -> Any:
+    """Rank 0 waits for a message that nobody sends."""
+    transport = ProcessTransport(store, rank, size, deadline_s=2.0)
+    try:
+        if rank == 0:
+            transport.receive(torch.zeros(1), source=1).wait()
+        else:
+            time.sleep(0.1)
+            transport.receive(torch.zeros(1), source=0).wait()
+    except (DeadlinePassed, Aborted) as failure:
+        return noticed(failure)
+    finally:
+        transport.close()
+    return "nothing"

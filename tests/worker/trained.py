@@ -1,0 +1,203 @@
+"""Jobs small enough for hundreds of plans, runs of them, and a plain loop to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from simulator.families import build_model
+from simulator.job import Job
+from simulator.plan import Pipeline, Place, Plan, Stage
+from worker.context import MicroBatch, Moment
+from worker.data.samples import Samples
+from worker.layout import Tables, own_tensors
+from worker.loss import NO_LABEL
+from worker.parallelize import LocalLayer, build_layer, tie
+from worker.precision import Precision
+from worker.state import Key, checksums, merge, pieces_of
+from worker.table import table_of
+from worker.trainer import StepReport, Trainer
+from worker.transport.threads import ThreadTransport, run_as_threads
+
+HERE = Place("cpu", "local", "local")
+
+
+def small_job(family: str = "gpt2", **changes: Any) -> Job:
+    """Four or five layers, eight samples, four atoms; ``changes`` are of the job."""
+    numbers: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 30}
+    if family == "llama":
+        numbers |= {"kv_heads": 2, "ffn": 32}
+    tied = changes.pop("tied", None)
+    if tied is not None:
+        numbers["tied"] = tied
+    job = Job(
+        "small",
+        build_model(family, **numbers),
+        global_batch=8,
+        sequence=6,
+        precision="fp32",
+        max_tp=4,
+        learning_rate=1e-3,
+    )
+    return replace(job, **changes)
+
+
+def plan_of(size: int, *pipelines: tuple[int, Sequence[tuple[int, int, int]]]) -> Plan:
+    """A plan from (micro batches, [(first layer, end, TP degree), ...])."""
+    return Plan(
+        size,
+        tuple(
+            Pipeline(count, tuple(Stage((first, end), tp, (HERE,)) for first, end, tp in stages))
+            for count, stages in pipelines
+        ),
+    )
+
+
+def alone(job: Job) -> Plan:
+    """The whole job on one rank."""
+    return plan_of(job.global_batch, (1, [(0, len(job.model.layers), 1)]))
+
+
+class SomeLabels:
+    """Random tokens, of which some are not learned from; more in some samples than in others."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        """A sample depends on its place alone."""
+        job, rows = self._job, []
+        for position in positions:
+            generator = torch.Generator().manual_seed(1000 * step + position)
+            row = torch.randint(job.model.vocab, (job.sequence + 1,), generator=generator)
+            labels = row[1:].clone()
+            labels[: position % job.sequence] = NO_LABEL
+            rows.append((row[:-1], labels))
+        inputs, labels_of = (torch.stack(each) for each in zip(*rows, strict=True))
+        return Samples(inputs, labels_of, inputs.sum(1) * 8 + torch.tensor(list(positions)))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run came to, as all ranks together know it."""
+
+    reports: list[StepReport]
+    state: dict[Key, torch.Tensor]
+    disagreements: list[str]
+    """Who holds other bits than another holder, after which step."""
+    trainers: list[Trainer]
+
+
+def tables_of(job: Job) -> Tables:
+    """The tensors of the job's layers."""
+    return own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+
+
+def trained(
+    job: Job,
+    plan: Plan,
+    *,
+    steps: int = 1,
+    precision: Precision | None = None,
+    compare: bool = True,
+    data: Any = None,
+) -> Run:
+    """Train under a plan, all ranks as threads."""
+    data = data or SomeLabels(job)
+
+    def body(transport: ThreadTransport) -> tuple[Any, ...]:
+        trainer = Trainer(job, plan, transport.rank, transport, data, precision=precision)
+        reports, sums = [], []
+        for _ in range(steps):
+            reports.append(trainer.step())
+            memories = trainer.memories.values() if compare else ()
+            sums.append({k: v for memory in memories for k, v in checksums(memory).items()})
+        return trainer, reports, sums, pieces_of(trainer.memories.values())
+
+    size = sum(stage.tp for pipeline in plan.pipelines for stage in pipeline.stages)
+    ranks = run_as_threads(size, body)
+    disagreements = []
+    for step in range(steps):
+        known: dict[Any, str] = {}
+        for rank, (_, _, sums, _) in enumerate(ranks):
+            for key, digest in sums[step].items():
+                if known.setdefault(key, digest) != digest:
+                    disagreements.append(f"step {step}: rank {rank} has another {key}")
+    for _, reports, _, _ in ranks:
+        assert [replace(r, seconds=0) for r in reports] == [
+            replace(r, seconds=0) for r in ranks[0][1]
+        ]
+    state = merge([pieces for _, _, _, pieces in ranks], tables_of(job))
+    return Run(ranks[0][1], state, disagreements, [rank[0] for rank in ranks])
+
+
+# -- the oracle: plain autograd over the whole batch ----------------------------------------------
+
+
+class PlainLoop:
+    """The job in a plain loop: whole layers, one batch, torch's own autograd and optimizer."""
+
+    def __init__(self, job: Job, *, dtype: torch.dtype, data: Any = None) -> None:
+        self.job, self.data = job, data or SomeLabels(job)
+        self._moment = Moment()
+        self.layers: list[LocalLayer] = [
+            build_layer(
+                job,
+                index,
+                tp=1,
+                tp_index=0,
+                group=None,
+                moment=self._moment,
+                dtype=dtype,
+                device="cpu",
+            )
+            for index in range(len(job.model.layers))
+        ]
+        tie(self.layers)
+        self.parameters = list(
+            {p: None for layer in self.layers for p in layer.module.parameters()}
+        )
+
+    def backward(self, step: int) -> float:
+        """Differentiate the mean loss of the batch; return it."""
+        everything = range(self.job.global_batch)
+        samples = self.data.batch(step, everything)
+        self._moment.now = MicroBatch(self.job.data.seed, step, torch.tensor(list(everything)))
+        for parameter in self.parameters:
+            parameter.grad = None
+        x = samples.inputs
+        for layer in self.layers:
+            x = layer.module(x)
+        logits = x.flatten(0, -2)[:, : self.job.model.vocab]
+        loss = functional.cross_entropy(logits, samples.labels.flatten(), ignore_index=NO_LABEL)
+        loss.backward()
+        return loss.item()
+
+    def gradients(self) -> dict[tuple[int, str], torch.Tensor]:
+        """The gradient of each tensor by its layer and name, without second uses."""
+        return {
+            (layer.index, tensor.spec.name): tensor.parameter.grad
+            for layer in self.layers
+            for tensor in layer.tensors
+            if tensor.spec.tied_name is None and tensor.parameter.grad is not None
+        }
+
+
+def mean_gradients(run: Run, job: Job) -> dict[tuple[int, str], torch.Tensor]:
+    """A run's gradients of its last step, as means over the labels, shared ones in layer 0."""
+    scale = job.global_batch * job.sequence / run.reports[-1].label_tokens
+    return {
+        (max(layer, 0), name): values * scale
+        for (layer, name, kind), values in run.state.items()
+        if kind == "gradient"
+    }
+
+
+def drawn(seed: int) -> Random:
+    """Chance that is the same everywhere."""
+    return Random(f"plans {seed}")
