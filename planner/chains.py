@@ -133,9 +133,11 @@ class Terms:
                 continue
             for link in links:
                 step = _step_s(link, rest / replicas) + np.where(
-                    full > 0, full * _step_s(link, BUCKET_BYTES / replicas), 0.0
+                    full > 0, np.maximum(full, 1) * _step_s(link, BUCKET_BYTES / replicas), 0.0
                 )
-                found = np.where(here, np.maximum(found, 2 * (replicas - 1) * step), found)
+                # Over a link without a speed no time is short enough, but for one replica alone.
+                around = np.where(replicas > 1, 2 * np.maximum(replicas - 1, 1) * step, 0.0)
+                found = np.where(here, np.maximum(found, around), found)
         return found
 
     def usage(self, chains: Ints) -> Array:
