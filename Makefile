@@ -8,6 +8,9 @@ STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt scripts/ins
 PACKAGES := agents planner sailord simulator worker
 # How many random cases each property tries in `make sim` and `make chaos`.
 EXAMPLES ?= 500
+# How many lives of a simulated cluster `make sim` tries, and from which seed on.
+SEEDS ?= 2000
+FIRST ?= 1
 
 .DEFAULT_GOAL := help
 
@@ -37,8 +40,9 @@ check: $(STAMP) ## lint, formatting and types
 # Today: the estimator against its oracle, on many random plans. It grows into the whole
 # cluster on a virtual clock as sailord and agents come.
 .PHONY: sim
-sim: $(STAMP) ## long random comparison with the oracle (EXAMPLES=500)
-	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q
+sim: $(STAMP) ## random cases against the oracles (EXAMPLES=500), lives of a cluster (SEEDS=2000 FIRST=1)
+	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q --ignore=tests/sim
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 
 # Today: input files damaged at random must be answered with a list of problems. It grows
 # into killed processes and cut networks as there are processes and networks.

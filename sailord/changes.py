@@ -82,8 +82,11 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
 def _losses(state: State, active: Active) -> list[Change]:
     if active.generation is None:
         return []
+    broken = broken_members(state, active.generation)
+    lost = tuple(id_ for id_ in broken if (node := state.nodes.get(id_)) is None or node.is_lost)
     found = []
-    for id_ in broken_members(state, active.generation):
+    # Where a machine is lost, what its loss did to the others goes without saying.
+    for id_ in lost or broken:
         since = _broken_since(state, id_)
         assert since is not None
         due = since + state.options.failures_gather_s

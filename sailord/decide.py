@@ -295,7 +295,7 @@ def _ask(state: State, active: Active, change: Change | None) -> Outcome:
     asked = replace(considered, phase=phase, is_refused=False)
     return replace(state, active=asked, requests=request), (
         *settled,
-        _note(active, f"planning for {len(nodes)} nodes: {change.reason}"),
+        _note(active, f"planning for {_count(nodes)}: {change.reason}"),
         RequestPlan(request, active.job.id, nodes, active.generation, is_safe),
     )
 
@@ -345,7 +345,7 @@ def _open(
         lineage=() if last is None else lineage_of(last),
     )
     lost = max(active.step - restore.point.step, 0)
-    text = f"generation {record.number} on {len(record.members)} nodes from step"
+    text = f"generation {record.number} on {_count(record.members)} from step"
     text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
     return _enter(
         state,
@@ -431,6 +431,10 @@ def _probe_suspects(state: State) -> Outcome | None:
 def _enter(state: State, phase: Phase, *commands: Command) -> Outcome:
     assert state.active is not None
     return replace(state, active=replace(state.active, phase=phase)), commands
+
+
+def _count(nodes: tuple[NodeId, ...]) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
 def _note(active: Active, text: str, *, is_transition: bool = False) -> Note:

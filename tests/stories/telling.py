@@ -1,0 +1,226 @@
+"""Stories: what happens is written by hand in lines that begin with ``>``, the replies are told.
+
+A line is ``> <seconds> <what> <words>``; see ``_EVENTS`` for the words of each. ``report`` speaks
+for the present generation. What the controller orders is told below it, then the job's phase
+where it is another one now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agents.protocol import (
+    Durable,
+    Fence,
+    GenerationRecord,
+    Holding,
+    Intent,
+    JobId,
+    JobRecord,
+    NodeId,
+    NodeRecord,
+    Point,
+    Report,
+    Sealed,
+)
+from sailord import invariants
+from sailord.decide import decide
+from sailord.model import (
+    AbortGeneration,
+    CheckpointCommitted,
+    Command,
+    Deposed,
+    Elected,
+    Event,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    Note,
+    PlanFound,
+    PlanRefused,
+    ProbeAgent,
+    ProbeFailed,
+    Proposal,
+    Reported,
+    RequestPlan,
+    Resign,
+    SettleIntent,
+    State,
+    StoreReturned,
+    Ticked,
+    WakeAgents,
+    WriteGeneration,
+    WriteJob,
+    WriteRefused,
+)
+
+JOB = JobId("job")
+
+
+@dataclass
+class Story:
+    """The controller, and the little that a story's lines leave out."""
+
+    state: State = field(default_factory=State)
+    written: GenerationRecord | None = None
+    """The record that waits for the store's answer."""
+    stored: GenerationRecord | None = None
+    job: JobRecord = field(default_factory=lambda: JobRecord(JOB, "queued"))
+    numbers: dict[str, int] = field(default_factory=dict)
+    intents: int = 0
+
+    def tell(self, line: str) -> list[str]:
+        """What the controller says to one line."""
+        at, what, *words = line.removeprefix(">").split()
+        values = dict(word.split("=", 1) for word in words if "=" in word)
+        names = [word for word in words if "=" not in word]
+        event = _EVENTS[what](self, float(at), names, values)
+        before = self.state
+        self.state, commands = decide(before, event)
+        invariants.check(before, self.state, commands)
+        told = [self._told(command) for command in commands]
+        if _phase(self.state) != _phase(before):
+            told.append(f"  now {_phase(self.state)}")
+        return told
+
+    def _told(self, command: Command) -> str:
+        match command:
+            case RequestPlan():
+                safe = ", the safest" if command.is_safe else ""
+                return f"  ask for plan {command.request} on {_list(command.nodes)}{safe}"
+            case WriteGeneration():
+                self.written = record = command.record
+                restore = f"{record.restore.source} {record.restore.point.step}"
+                members = _list(record.members)
+                return (
+                    f"  write generation {record.number} {record.state}: {members} from {restore}"
+                )
+            case WriteJob():
+                self.job = command.job
+                return f"  write job {command.job.state}: {command.job.reason}"
+            case SettleIntent():
+                return f"  settle {command.id}"
+            case AbortGeneration():
+                return f"  abort generation {command.generation} on {_list(command.nodes)}"
+            case WakeAgents():
+                return f"  wake {_list(command.nodes)}"
+            case ProbeAgent():
+                return f"  probe {command.node}"
+            case Resign():
+                return f"  resign: {command.why}"
+            case Note():
+                return f"  note: {command.text}"
+
+
+def _phase(state: State) -> str:
+    if state.term is None:
+        return "follows"
+    return "idle" if state.active is None else type(state.active.phase).__name__.lower()
+
+
+def _list(names: tuple[NodeId, ...]) -> str:
+    return ", ".join(names) or "nobody"
+
+
+def _nodes(names: list[str]) -> tuple[NodeRecord, ...]:
+    """``a`` is ready, ``a:draining`` is something else."""
+    records = []
+    for name in names:
+        id_, _, state = name.partition(":")
+        records.append(
+            NodeRecord(NodeId(id_), id_, "zone", "box", "A100-40", 1, id_, state or "ready")  # type: ignore[arg-type] # stories are written with care
+        )
+    return tuple(records)
+
+
+def _elected(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+    generations = () if story.stored is None else (story.stored,)
+    term = int(values["term"])
+    steps = values.get("steps")
+    if steps is not None:
+        story.job = JobRecord(JOB, "queued", steps=int(steps))
+    return Elected(at, term, _nodes(names), (story.job,), generations)
+
+
+def _report(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+    """``report a running step=5 sealed=5``: for layer 0 of one; ``sealed=5@1`` of generation 1."""
+    name, taking = names[0], names[1]
+    story.numbers[name] = story.numbers.get(name, 0) + 1
+    generation = 0 if story.stored is None else story.stored.number
+    sealed = []
+    for mark in values.get("sealed", "").split(","):
+        if mark:
+            step, _, of = mark.partition("@")
+            point = Point(int(step), int(of or generation))
+            sealed.append(Sealed(point, (Holding(0, 0, 1),)))
+    report = Report(
+        node=NodeId(name),
+        number=story.numbers[name],
+        heard=Fence(1, generation),
+        generation=0 if taking == "idle" else generation,
+        taking=taking,  # type: ignore[arg-type] # stories are written with care
+        step=int(values.get("step", "0")),
+        sealed=tuple(sealed),
+        broken_peers=tuple(NodeId(n) for n in values.get("lost", "").split(",") if n),
+        failure=values.get("why", "").replace("_", " "),
+        is_bug="bug" in names,
+    )
+    return Reported(at, report)
+
+
+def _written(story: Story, at: float, *_: object) -> Event:
+    assert story.written is not None, "nothing waits to be written"
+    story.stored = story.written
+    return GenerationWritten(at, story.written)
+
+
+def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+    """``plan 1 a b``; ``worth=no`` if moving does not pay, ``name=`` for the same plan again."""
+    request, *nodes = names
+    members = tuple(NodeId(node) for node in sorted(nodes))
+    plan = values.get("name", "plan-" + "".join(sorted(nodes)))
+    worth = values.get("worth", "yes") == "yes"
+    return PlanFound(at, int(request), Proposal(plan, members, worth, "it would not pay", 0.5, 1.0))
+
+
+def _order(story: Story, at: float, names: list[str], values: dict[str, str]) -> Event:
+    """``order drain a``, ``order pause job``; ``leaves=`` for a notice."""
+    story.intents += 1
+    leaves = values.get("leaves")
+    id_ = values.get("id", f"order-{story.intents}")
+    leaves_at = None if leaves is None else float(leaves)
+    return IntentGiven(at, Intent(id_, names[0], names[1], leaves_at))  # type: ignore[arg-type] # stories are written with care
+
+
+_EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], Event]] = {
+    "elected": _elected,
+    "report": _report,
+    "written": _written,
+    "plan": _plan,
+    "order": _order,
+    "deposed": lambda _, at, __, ___: Deposed(at),
+    "nodes": lambda _, at, names, __: NodesObserved(at, _nodes(names)),
+    "silent": lambda _, at, names, __: ProbeFailed(at, NodeId(names[0])),
+    "submit": lambda story, at, _, __: JobSubmitted(at, story.job),
+    "refused": lambda _, at, names, __: PlanRefused(at, int(names[0]), " ".join(names[1:])),
+    "conflict": lambda _, at, __, ___: WriteRefused(at),
+    "back": lambda _, at, __, ___: StoreReturned(at),
+    "durable": lambda _, at, names, __: CheckpointCommitted(
+        at, JOB, Durable(Point(int(names[0]), int(names[1])), "manifest", "")
+    ),
+    "tick": lambda _, at, __, ___: Ticked(at),
+}
+
+
+def told(text: str) -> str:
+    """The story with the controller's replies, old ones replaced."""
+    story = Story()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(">"):
+            lines += [line, *story.tell(line)]
+        elif not line.startswith("  "):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
