@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.event_search import EventSearch
@@ -31,8 +31,10 @@ class Drafts:
 
     def around(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Fleet]:
         """Fleets that keep most of what runs, in no order."""
+        running = (*base.templates, *(one.template for one in broken))
+        near = {step.lot for template in running for step in template.steps}
         spare = self._fitting(base, [*self._mended(base, broken), *self._known(base, broken)])
-        yield from self._refilled(base, spare)
+        yield from self._refilled(base, spare, near)
         for index in range(len(base.templates)):
             # One pipeline given up: by itself where dollars count, else for what it makes room.
             fewer = _one_less(base, index)
@@ -42,12 +44,13 @@ class Drafts:
             others = self._known(fewer, broken)
             given_up = base.templates[index]
             spare = [t for t in self._fitting(fewer, others) if t != given_up]
-            yield from self._refilled(fewer, spare[:FILL_WITH])
+            yield from self._refilled(fewer, spare[:FILL_WITH], near)
 
-    def _refilled(self, base: Fleet, spare: Sequence[Template]) -> Iterator[Fleet]:
-        """More of one template; then also of others in the same pools; then of anything."""
-        used = set(base.groups())
-        near = [t for t in spare if all(step.lot in used for step in t.steps)]
+    def _refilled(
+        self, base: Fleet, spare: Sequence[Template], lots: Collection[int]
+    ) -> Iterator[Fleet]:
+        """More of one template; then also of others in these lots; then of anything."""
+        near = [t for t in spare if all(step.lot in lots for step in t.steps)]
         for first in spare:
             yield self.filled(base, [first])
             if first in near:

@@ -8,6 +8,7 @@ what is broken. ``improve`` searches on, from the running plan and from nothing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from simulator.plan import Pipeline, Plan
 from simulator.plan_check import share_out
 from simulator.request import Measurements, estimator
 
-REPLAN_BUDGET = 4
+REPLAN_BUDGET = 3
 """Plans that are placed and judged after a change; each takes milliseconds at 512 GPUs.
 
 Before a change there is more time, and in the background more still.
@@ -45,7 +46,7 @@ ROUGH_OTHER_CUTS = 1.1
 """What other boundaries than those of the other pipelines cost beyond rough times."""
 ROUGH_WORSE_MAX = 1.5
 """Drafts that are so much worse than what survives by rough times are not judged."""
-FORESEE_BUDGET = 12
+FORESEE_BUDGET = 8
 IMPROVE_BUDGET = 60
 UNPRICED_USD_PER_GPU_HOUR = 2.0
 """Stands for an unknown price where only the weight of a second against egress depends on it."""
@@ -277,18 +278,13 @@ class _Search:
     def first(self) -> Candidate | None:
         """The best of what survives and of a few fleets around it."""
         simple = self.survivors()
-        base = self._base()
-        if base is None:
-            return simple
         found = [simple] if simple is not None else []
-        found += self._best_of(base)
+        found += self._best_of(self._base())
         return min(found, key=_worth, default=None)
 
     def around(self, best: Candidate) -> Candidate | None:
         """Something better near a plan, or none."""
         fleet = self._fleet_of.get(id(best.plan)) or self._base()
-        if fleet is None:
-            return None
         found = min(self._best_of(fleet), key=_worth, default=None)
         return found if found is not None and found.worth < best.worth else None
 
@@ -343,10 +339,9 @@ class _Search:
             self.needed = "the running plan breaks a limit of the job"
         return found
 
-    def _base(self) -> Fleet | None:
+    def _base(self) -> Fleet:
+        """What survives, which may be nothing."""
         templates = Counter(self.running.templates[p] for p in self._damage.alive)
-        if not templates:
-            return None
         return Fleet(tuple(templates), tuple(templates.values()))
 
     def _best_of(self, base: Fleet) -> Iterable[Candidate]:
@@ -354,6 +349,7 @@ class _Search:
         if self.evaluations >= self.budget:
             return
         drafted = dict.fromkeys([base, *self._drafts.around(base, self._damage.broken)])
+        drafted.pop(Fleet((), ()), None)
         fresh = [f for f in drafted if f not in self._seen and f.pipelines <= self._total]
         for fleet in self._ranked(fresh, base):
             if self.evaluations >= self.budget:
@@ -364,7 +360,7 @@ class _Search:
                 self._fleet_of[id(found.plan)] = fleet
                 yield found
 
-    def _ranked(self, fleets: Iterable[Fleet], base: Fleet) -> list[Fleet]:
+    def _ranked(self, fleets: Sequence[Fleet], base: Fleet) -> list[Fleet]:
         """The most promising first: two in the pools that run now for one that uses others.
 
         Rough times are fair among fleets of the same pools only, so the two do not compete.
@@ -372,13 +368,16 @@ class _Search:
         running = self.running.templates
         used = {step.lot for template in running for step in template.steps}
         cuts = {template.cuts for template in running}
-        some = [base, *fleets]
+        some = [*fleets, *([base] if base.templates else ())]
+        if not some:
+            return []
         seconds = rough_seconds(some, [self._total] * len(some)).tolist()
         roughly = list(map(self.by._atlas.rough, some, seconds))
+        most = ROUGH_WORSE_MAX * roughly.pop() if base.templates else math.inf
         now = dict(zip(base.templates, base.counts, strict=True))
         order: tuple[list[tuple[float, int, int, Fleet]], ...] = ([], [])
-        for number, (fleet, rough) in enumerate(zip(some[1:], roughly[1:], strict=True)):
-            if rough > ROUGH_WORSE_MAX * roughly[0]:
+        for number, (fleet, rough) in enumerate(zip(fleets, roughly, strict=True)):
+            if rough > most:
                 continue
             # Layers that all pipelines cut alike are summed with the fewest messages.
             is_odd = any(template.cuts not in cuts for template in fleet.templates)

@@ -1,0 +1,168 @@
+"""How long replanning takes after a loss on 512 GPUs of two kinds in three zones.
+
+    python benchmarks/replan.py [--profiles DIR] [--repeat N] [--model NAME]
+
+Each row loses random nodes that the running plan uses. Times are of the wall clock and of this
+process, which is fairer where others share the machine; ``x`` says how many times longer than
+the plan that was made before. ``slower`` is what the next plan loses against the running one;
+the row ``dropped`` does nothing but drop the broken pipelines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from planner.answer import Question, read_ahead
+from planner.nodes import Node, nodes_of, nodes_used
+from planner.precompute import Precomputed
+from planner.replan import Replan, Replanner
+from planner.running import Running
+from planner.sailor import plan_job
+from sailord.table import table
+from simulator.catalogue import load_catalogue
+from simulator.cluster import Cluster, Pool
+from simulator.job import Job
+from simulator.presets import preset
+from simulator.request import load_measurements
+
+ZONES = ("us-central1-a", "us-central1-b", "us-west1-b")
+POOLS = {"A100-40": (72, 3.0), "V100-16": (96, 2.0)}
+"""GPUs in each zone, and what one costs; eight more A100s stand in the first zone."""
+MODELS = {"opt-350m": ("OPT-350", 1024), "gpt-neo-2.7b": ("GPT-Neo-2.7", 2048)}
+
+Losses = list[tuple[Node, ...]]
+"""What is left after each loss."""
+
+
+def question(model: str, profiles: Path | None) -> Question:
+    """The job and its 512 GPUs."""
+    catalogue = load_catalogue()
+    pools = tuple(
+        Pool(
+            zone=zone,
+            gpu=gpu,
+            machine=f"{gpu}x4",
+            gpus_per_machine=4,
+            gpus=gpus + 8 * (zone == ZONES[0] and gpu == "A100-40"),
+            price_usd_per_gpu_hour=price,
+            price_source="cluster file",
+        )
+        for zone in ZONES
+        for gpu, (gpus, price) in POOLS.items()
+    )
+    profile, batch = MODELS[model]
+    job = Job(
+        model,
+        preset(model),
+        global_batch=batch,
+        sequence=2048,
+        profile=profile if profiles is not None else None,
+        precision="fp32",
+        optimizer="adam",
+        max_tp=4,
+    )
+    measurements = read_ahead(load_measurements(profiles, catalogue=catalogue), job, catalogue)
+    return Question(job, Cluster(pools, catalogue), measurements)
+
+
+def losses(running: Running, nodes: Sequence[Node], *, count: int, repeat: int) -> Losses:
+    """Random sets of nodes that the plan uses are lost, one set after the other."""
+    rng = random.Random(f"{count} of {len(nodes)}")
+    used = sorted(nodes_used(running.plan))
+    gone = [set(rng.sample(used, count)) for _ in range(repeat)]
+    return [tuple(node for node in nodes if node.id not in lost) for lost in gone]
+
+
+def row(
+    name: str, ask: Callable[[Sequence[Node]], Replan], left: Losses, running: Running
+) -> tuple[list[str], float]:
+    """One line of the table, and the median seconds."""
+    wall, own, slower = [], [], []
+    for live in left:
+        began, began_own = time.perf_counter(), time.process_time()
+        found = ask(live)
+        wall.append(time.perf_counter() - began)
+        own.append(time.process_time() - began_own)
+        if found.estimate is not None:
+            slower.append(found.estimate.iteration_s / running.estimate.iteration_s - 1)
+    cuts = [statistics.median(wall), *(quantile(wall, q) for q in (0.99, 1.0))]
+    line = [
+        name,
+        str(len(wall)),
+        *(f"{1e3 * seconds:.3g}" for seconds in cuts),
+        f"{1e3 * quantile(own, 0.99):.3g}",
+        f"{statistics.mean(slower):+.1%}" if slower else "-",
+    ]
+    return line, cuts[0]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that this share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--profiles", type=Path)
+    parser.add_argument("--model", choices=sorted(MODELS), default="opt-350m")
+    parser.add_argument("--repeat", type=int, default=200)
+    given = parser.parse_args()
+    asked = question(given.model, given.profiles)
+    began = time.perf_counter()
+    answer = plan_job(asked)
+    search_s = time.perf_counter() - began
+    assert answer.plan is not None
+    nodes = nodes_of(asked.cluster)
+    replanner = Replanner(asked.job, asked.cluster, asked.measurements)
+    placed = replanner.place(answer.plan, nodes)
+    assert placed is not None
+    began = time.perf_counter()
+    running = replanner.look_at(placed)
+    look_s = time.perf_counter() - began
+    began = time.perf_counter()
+    ready = Precomputed(replanner, running, nodes).all()
+    ahead_s = time.perf_counter() - began
+    used = len(nodes_used(running.plan))
+    gpus = sum(node.gpus for node in nodes)
+    print(f"{given.model} on {gpus} GPUs, {len(nodes)} nodes, of which {used} are used")
+    print(f"search from nothing {search_s:.2f} s, making ready {look_s:.2f} s")
+    print(
+        f"precomputing {len(ready.by_loss)} losses {ahead_s:.2f} s:"
+        f" {len(ready.roles)} kinds of nodes\n"
+    )
+    one = losses(running, nodes, count=1, repeat=given.repeat)
+    zones = sorted({node.zone for node in nodes if node.id in ready.used})
+    gone = [tuple(node for node in nodes if node.zone != zone) for zone in zones]
+
+    def drop(live: Sequence[Node]) -> Replan:
+        return replanner.replan(running, live, budget=1)
+
+    def now(live: Sequence[Node]) -> Replan:
+        return replanner.replan(running, live)
+
+    cases = [
+        ("a node, made before", ready.after, one),
+        ("a node, dropped", drop, one),
+        ("a node", now, one),
+        ("three nodes", now, losses(running, nodes, count=3, repeat=given.repeat // 4)),
+        ("a zone, made before", ready.after, gone),
+        ("a zone", now, gone),
+    ]
+    lines, medians = zip(*(row(*case, running) for case in cases), strict=True)
+    rows = [
+        [*line, f"{median / medians[0]:.0f}"] for line, median in zip(lines, medians, strict=True)
+    ]
+    header = ["lost", "times", "p50 ms", "p99 ms", "most ms", "p99 own ms", "slower", "x"]
+    print(table(header, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
