@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from simulator.job import Job
 from worker.context import Moment
@@ -121,7 +123,7 @@ def build_layer(
 def _made(job: Job, index: int) -> tuple[nn.Module, Values | None]:
     """Make a whole layer; a user's own comes with the weights that its code gave it."""
     if job.factory is None:
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             return family_layer(job, index), None
     layer = factory_layer(job, index)
     weights = {name: each.detach() for name, each in layer.named_parameters()}
@@ -133,6 +135,24 @@ def _made(job: Job, index: int) -> tuple[nn.Module, Values | None]:
         return cut(whole, shard_of(spec, held, of=job.max_tp))
 
     return layer, values
+
+
+_FILLING = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out the random initial values of torch's modules, which nobody would see.
+
+    On tensors without memory they cost a second: torch loads its compiler to make none of them.
+    """
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _cut(
