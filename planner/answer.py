@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from simulator.catalogue import Catalogue
@@ -68,6 +68,68 @@ class Rejected:
     loses: float
     """By how much it is worse than the chosen plan, as a share of the objective."""
 
+    def __str__(self) -> str:
+        return f"rejected: {self.family}: {self.iteration_s:.4g} s, {self.loses:+.1%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """GPUs that the plan leaves out."""
+
+    gpu: str
+    zone: str
+    gpus: int
+    of: int
+    loses: float | None
+    """How much worse the best plan is that was judged with more of them; ``None``: none was."""
+    reason: Literal["", "does not fit", "does not pay", "does not help"] = ""
+    """Why, where it was asked."""
+    because: str = ""
+
+    def __str__(self) -> str:
+        if self.loses is None:
+            evidence = "no plan that was judged could use more of them"
+        else:
+            evidence = f"the best plan judged with more of them is {self.loses:.1%} worse"
+        parts = [self.reason, self.because or evidence]
+        said = ": ".join(part for part in parts if part)
+        return f"idle: {self.gpus} of {self.of} {self.gpu} in {self.zone}; {said}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneMore:
+    """What one more machine of a kind in a zone would bring."""
+
+    gpu: str
+    zone: str
+    gpus: int
+    iteration_s: float
+    usd: float | None
+    seconds_gained: float
+    usd_gained: float | None
+    """Per iteration; less than 0 where the better plan costs more."""
+    why_none: str = ""
+    """Where it brings nothing."""
+
+    def __str__(self) -> str:
+        what = f"one more: {self.gpus} x {self.gpu} in {self.zone}"
+        if self.why_none:
+            return f"{what}: {self.why_none}"
+        said = f"{what}: {self.iteration_s:.4g} s an iteration ({-self.seconds_gained:+.3g} s)"
+        if self.usd is not None and self.usd_gained is not None:
+            said += f", ${self.usd:.4g} (${-self.usd_gained:+.3g})"
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The reasons of an answer."""
+
+    sentences: tuple[str, ...] = ()
+    idle: tuple[Idle, ...] = ()
+    one_more: tuple[OneMore, ...] = ()
+    """Only where it was asked for: each is a search."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -83,8 +145,7 @@ class Answer:
     goal: str
     batch_exact: bool = True
     rejected: tuple[Rejected, ...] = ()
-    why: tuple[str, ...] = ()
-    """Sentences of ``explain``."""
+    why: Why = field(default_factory=Why)
     problems: tuple[Problem, ...] = ()
     """Where there is no plan: what stands in the way, and what would help."""
 
@@ -94,6 +155,12 @@ class Answer:
         if self.estimate is None:
             return None
         return self.estimate.money.total_usd if self.goal == "cost" else self.estimate.iteration_s
+
+    @property
+    def explain(self) -> tuple[str, ...]:
+        """All that there is to say of why this plan, as sentences."""
+        idle, one_more = map(str, self.why.idle), map(str, self.why.one_more)
+        return (*self.why.sentences, *idle, *one_more, *map(str, self.rejected))
 
     @property
     def gap(self) -> float | None:
@@ -118,7 +185,9 @@ class Answer:
                 "goal": self.goal,
             },
             "batch_exact": self.batch_exact,
-            "explain": list(self.why),
+            "explain": list(self.explain),
+            "idle": [asdict(idle) for idle in self.why.idle],
+            "one_more": [asdict(one) for one in self.why.one_more],
             "rejected": [
                 {
                     "family": r.family,

@@ -72,6 +72,8 @@ class Entry:
             "own_iteration_s": self.own_seconds,
             "own_error": self.own_error,
             "explain": [],
+            "idle": [],
+            "one_more": [],
             "rejected": [],
         }
 

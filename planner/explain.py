@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.answer import Rejected
+from planner.answer import Idle, Rejected, Why
 from planner.event_search import EventSearch, Judged
 from planner.limits import Limits
 from planner.paper_model import PaperModel, Shape, micro_batch_counts
@@ -22,7 +22,7 @@ _NEAR = 0.03
 
 def explain_paper(
     model: PaperModel, limits: Limits, result: Result
-) -> tuple[tuple[Rejected, ...], tuple[str, ...]]:
+) -> tuple[tuple[Rejected, ...], Why]:
     """Rejected families and sentences, for a search under the paper estimator."""
     best = result.best
     assert best is not None
@@ -49,15 +49,11 @@ def explain_paper(
         f"{devices}) takes {verdict.levels[slowest]:.4g} s per micro batch, {share:.0%} of the "
         f"iteration; gradient sync {verdict.sync_s / verdict.seconds:.0%}",
         *_binding(limits, verdict.seconds, verdict.usd),
-        *_idle(model.lots, used, richer),
-        *_lost(rejected),
     ]
-    return rejected, tuple(why)
+    return rejected, Why(tuple(why), tuple(_idle(model.lots, used, richer)))
 
 
-def explain_event(
-    search: EventSearch, best: Judged
-) -> tuple[tuple[Rejected, ...], tuple[str, ...]]:
+def explain_event(search: EventSearch, best: Judged) -> tuple[tuple[Rejected, ...], Why]:
     """The same for a search that judges whole plans."""
     families: dict[str, Judged] = {}
     for judged in search.judged:
@@ -79,10 +75,9 @@ def explain_event(
     why = [
         f"bottleneck: {estimate.bottleneck}",
         *_binding(search.limits, estimate.iteration_s, estimate.money.total_usd),
-        *_idle(search.lots, _used(search.lots, best.plan), richer),
-        *_lost(rejected),
     ]
-    return rejected, tuple(why)
+    idle = _idle(search.lots, _used(search.lots, best.plan), richer)
+    return rejected, Why(tuple(why), tuple(idle))
 
 
 def _family(model: PaperModel, shape: Shape) -> str:
@@ -123,21 +118,12 @@ def _binding(limits: Limits, seconds: float, usd: float | None) -> Iterable[str]
 
 def _idle(
     lots: Sequence[Lot], used: dict[int, int], others: Sequence[tuple[dict[int, int], float]]
-) -> Iterable[str]:
+) -> Iterable[Idle]:
     """GPUs left out, and what the best plan that was judged with more of them loses."""
     for index, lot in enumerate(lots):
         idle = lot.gpus - used.get(index, 0)
-        if not idle:
-            continue
-        with_more = [loses for taken, loses in others if taken.get(index, 0) > used.get(index, 0)]
-        reason = (
-            f"the best plan judged with more of them is {min(with_more):.1%} worse"
-            if with_more
-            else "no plan that was judged could use them"
-        )
-        yield f"idle: {idle} of {lot.gpus} {lot.gpu} in {lot.zone}; {reason}"
-
-
-def _lost(rejected: Sequence[Rejected]) -> Iterable[str]:
-    for one in rejected:
-        yield f"rejected: {one.family}: {one.iteration_s:.4g} s, {one.loses:+.1%}"
+        if idle:
+            with_more = [
+                loses for taken, loses in others if taken.get(index, 0) > used.get(index, 0)
+            ]
+            yield Idle(lot.gpu, lot.zone, idle, lot.gpus, min(with_more, default=None))

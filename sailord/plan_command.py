@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from planner.answer import DEFAULT_BUDGETS, SPACES, Answer, Question, Space, read_ahead
+from planner.asking import explained
 from planner.case import Mode
 from planner.contest import Entry, case_of, enter
 from planner.registry import SAILOR, baseline, names
@@ -132,10 +133,11 @@ def _ours(question: Question, *, explain: bool) -> _Found | list[Problem]:
     seconds = time.perf_counter() - started
     if answer.plan is None or answer.estimate is None:
         return list(answer.problems)
-    lines = [_search_line(answer, seconds)]
+    plan, estimate, lines = answer.plan, answer.estimate, [_search_line(answer, seconds)]
     if explain:
-        lines += ["", *answer.why]
-    return _Found(answer.plan, answer.estimate, answer.to_json(seconds=seconds), tuple(lines))
+        answer = explained(question, answer)
+        lines += ["", *answer.explain]
+    return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
 
 
 def _search_line(answer: Answer, seconds: float) -> str:
