@@ -24,7 +24,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "planner": ("simulator",),
     "worker": ("simulator",),
     "agents": ("simulator", "worker.protocol"),
-    "sailord": ("simulator", "planner", "agents.protocol", "agents.store", "worker.protocol"),
+    "sailord": (
+        *("simulator", "planner", "worker.protocol"),
+        *("agents.protocol", "agents.store", "agents.wire"),
+    ),
 }
 TORCH = ("torch", "deepspeed", "torchvision")
 TORCH_FREE = (
