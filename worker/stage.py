@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+# Autograd loads this when it is first given a gradient, which takes half a second. Loaded here it
+# is loaded once, by the process from which all ranks are forked.
+import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from worker.context import MicroBatch, Moment
