@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,7 +23,7 @@ from worker.data.samples import FIRST_HASH, Data, next_hash
 from worker.layout import TIED, atoms_held, groups_of, holdings_of, seats_of
 from worker.memory import LayerMemory, memories_of
 from worker.optimizer import Update, clip_factor, learning_rate
-from worker.parallelize import LocalLayer, build_layer, tie
+from worker.parallelize import LocalLayer, Values, build_layer, tie
 from worker.pipeline import PipelineRank
 from worker.precision import LossScale, Precision, loss_seed, precision_of
 from worker.stage import Stage
@@ -91,6 +91,7 @@ class Trainer:
         device: torch.device | str = "cpu",
         recorder: Recorder | None = None,
         precision: Precision | None = None,
+        weights: Callable[[int], Values] | None = None,
     ) -> None:
         self.job, self.plan, self.rank = job, plan, rank
         self.precision = precision or precision_of(job)
@@ -107,7 +108,8 @@ class Trainer:
             if rank in ranks
         }
         moment = Moment()
-        layers = self._build(opened.get(self.seat.tp_ranks) if self.seat.tp > 1 else None, moment)
+        group = opened.get(self.seat.tp_ranks) if self.seat.tp > 1 else None
+        layers = self._build(group, moment, weights)
         held = atoms_held(tp=self.seat.tp, index=self.seat.index, atoms=job.max_tp)
         self.memories: Mapping[int, LayerMemory] = memories_of(
             layers,
@@ -187,7 +189,12 @@ class Trainer:
             load(memory, logical, self.precision)
         self.progress = progress
 
-    def _build(self, group: Collective | None, moment: Moment) -> list[LocalLayer]:
+    def _build(
+        self,
+        group: Collective | None,
+        moment: Moment,
+        weights: Callable[[int], Values] | None,
+    ) -> list[LocalLayer]:
         layers = [
             build_layer(
                 self.job,
@@ -198,6 +205,7 @@ class Trainer:
                 moment=moment,
                 dtype=self.precision.master,
                 device=self.device,
+                values=weights(index) if weights is not None else None,
             )
             for index in range(*self.seat.layers)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from simulator.errors import InputError  # noqa: E402 - only where there is torc
 from simulator.families import build_model  # noqa: E402 - only where there is torch
 from simulator.huggingface import model_from_config  # noqa: E402 - only where there is torch
 from simulator.job import Job  # noqa: E402 - only where there is torch
+from simulator.plan import Pipeline, Place, Plan, Stage  # noqa: E402 - only where there is torch
 from worker.context import Moment  # noqa: E402 - only where there is torch
+from worker.data.opening import open_data  # noqa: E402 - only where there is torch
 from worker.huggingface import open_checkpoint, save_huggingface  # noqa: E402 - where torch is
 from worker.parallelize import build_layer, tie  # noqa: E402 - only where there is torch
+from worker.trainer import Trainer  # noqa: E402 - only where there is torch
 from worker.transport.threads import run_as_threads  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
@@ -222,6 +226,34 @@ def test_a_body_saved_without_its_head_is_read_with_its_buffers(tmp_path: Path) 
     body["h.0.attn.bias"] = torch.ones(1, 1, 24, 24)
     safetensors.save_file(body, folder / "model.safetensors")
     assert torch.equal(logits_of(job, folder, inputs), expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "vit"])
+def test_training_begins_from_a_checkpoint_under_any_plan(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    folder = saved(model, tmp_path)
+    job = replace(job_of(folder, max_tp=2), precision="fp32", global_batch=4)
+    if job.model.architecture.image:
+        job = replace(job, sequence=job.model.sequence_max)
+    data = open_data(job, tmp_path)
+    samples = data.batch(0, range(4))
+    with torch.no_grad():
+        logits = model(samples.inputs.double() if name == "vit" else samples.inputs).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, -2), samples.labels.flatten())
+    layers = len(job.model.layers)
+    place = (Place("cpu", "this", "here"),)
+    cut = Pipeline(1, (Stage((0, 2), 2, place), Stage((2, layers), 1, place)))
+    plan = Plan(2, (cut, Pipeline(1, (Stage((0, layers), 1, place),))))
+    checkpoint = open_checkpoint(folder, job)
+
+    def body(transport: Any) -> float:
+        weights = checkpoint.values
+        trainer = Trainer(job, plan, transport.rank, transport, data, weights=weights)
+        return trainer.step().loss
+
+    losses = run_as_threads(4, body)
+    assert len(set(losses)) == 1
+    assert losses[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def problems_of(path: Path, job: Job) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from tests.worker.tiny_models import MODELS, job_of, layers_of, one_pass, together  # noqa: E402 - only where there is torch
+from tests.worker.tiny_models import MODELS, batch_of, job_of, layers_of, one_pass, together  # noqa: E402 - only where there is torch
 from worker.parallelize import table_of  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
@@ -48,6 +48,23 @@ def test_the_largest_degree_changes_no_loss(name: str) -> None:
     """It pads, but what is padded is never predicted and never learns."""
     losses = [together(job_of(name, max_tp=atoms, dropout=0.2), 1).loss for atoms in (1, 2, 4)]
     assert all(torch.equal(loss, losses[0]) for loss in losses)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_half_precision_computes_about_the_same(name: str, dropout: float) -> None:
+    job = job_of(name, dropout=dropout)
+    exact = together(job, 1).loss
+    layers = layers_of(job, tp=1, index=0, group=None, dtype=torch.bfloat16)
+    x, labels = batch_of(job)
+    x = x.bfloat16() if x.is_floating_point() else x
+    for layer in layers:
+        x = layer(x)
+        assert x.dtype == torch.bfloat16
+    loss = layers[-1].loss_sum(x, labels)
+    loss.backward()
+    assert all(t.parameter.grad is not None for layer in layers for t in layer.tensors)
+    assert loss.item() == pytest.approx(exact.item(), rel=0.01)
 
 
 def test_rows_that_pad_the_vocabulary_are_zero_and_never_learn() -> None:

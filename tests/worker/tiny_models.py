@@ -73,8 +73,15 @@ class Pass:
     gradients: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
 
-def layers_of(job: Job, *, tp: int, index: int, group: Collective | None) -> list[LocalLayer]:
-    """All layers as one of the ranks holds them, in fp64, the tied ones tied."""
+def layers_of(
+    job: Job,
+    *,
+    tp: int,
+    index: int,
+    group: Collective | None,
+    dtype: torch.dtype = torch.float64,
+) -> list[LocalLayer]:
+    """All layers as one of the ranks holds them, the tied ones tied."""
     now = MicroBatch(seed=3, step=7, samples=torch.tensor([4, 0, 6]))
     layers = [
         build_layer(
@@ -84,7 +91,7 @@ def layers_of(job: Job, *, tp: int, index: int, group: Collective | None) -> lis
             tp_index=index,
             group=group,
             moment=Moment(now),
-            dtype=torch.float64,
+            dtype=dtype,
             device="cpu",
         )
         for number in range(len(job.model.layers))
