@@ -6,8 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,67 +15,16 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from safetensors.torch import load_file  # noqa: E402 - only where there is torch
 
-from tests.worker.warm import ROOT, Warm  # noqa: E402 - only where there is torch
+from tests.worker.small_run import PLAN, run, stage, write  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
-
-JOB = """
-[model]
-family = "FAMILY"
-layers = 2
-hidden = 16
-heads = 4
-vocab = 64
-sequence = 8
-
-[training]
-global_batch = 8
-sequence = 8
-precision = "fp32"
-max_tp = 2
-steps = 3
-learning_rate = 0.01
-"""
-WHERE = {"gpu": "any", "machine": "this", "zone": "here"}
-
-
-def stage(first, end, *, tp=1, recompute="none"):
-    return {"layers": [first, end], "tp": tp, "recompute": recompute, **WHERE}
-
-
-PLAN = {
-    "micro_batch_size": 1,
-    "pipelines": [
-        {"micro_batches": 5, "stages": [stage(0, 2, tp=2), stage(2, 4)]},
-        {"micro_batches": 3, "stages": [stage(0, 4, recompute="full")]},
-    ],
-}
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    process = Warm(tmp_path_factory.mktemp("warm"))
-    yield process
-    process.close()
 
 
 @pytest.fixture
 def files(tmp_path):
     """A job and a plan in a folder."""
-    write(tmp_path, JOB.replace("FAMILY", "gpt2"))
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    write(tmp_path)
     return tmp_path
-
-
-def write(folder: Path, job: str) -> None:
-    (folder / "job.toml").write_text(job)
-
-
-def run(warm, folder: Path, *args, plan=True, **env):
-    given = ["--plan", folder / "plan.json"] if plan else []
-    done = warm.run("run", "--job", folder / "job.toml", *given, "--json", *args, **env)
-    assert done.left == [], "processes were left behind"
-    return done
 
 
 def refusal(done) -> str:
@@ -102,7 +49,7 @@ def test_each_step_is_a_line_and_the_plan_changes_no_loss(warm, files):
 
 
 def test_the_exact_model_trains_to_the_same_bits_under_both_plans(warm, files):
-    write(files, JOB.replace("FAMILY", "exact"))
+    write(files, family="exact")
     results = []
     for plan in (False, True):
         done = run(warm, files, "--save", files / f"{plan}", plan=plan)
@@ -160,7 +107,7 @@ def test_tokens_from_a_text_are_trained_on(warm, files):
         files / "v.json",
     )
     assert (done.code, done.out) == (0, f"{files / 'c.bin'}: 320 tokens\n")
-    write(files, JOB.replace("FAMILY", "gpt2") + '[data]\ntokens = "c.bin"\n')
+    write(files, more='[data]\ntokens = "c.bin"\n')
     done = run(warm, files)
     assert done.code == 0, done.err
     assert done.steps[-1]["loss"] < done.steps[0]["loss"]
@@ -195,7 +142,7 @@ def test_a_plan_of_too_many_ranks_is_refused(warm, files):
 
 
 def test_unusable_tokens_are_refused_before_anything_starts(warm, files):
-    write(files, JOB.replace("FAMILY", "gpt2") + '[data]\ntokens = "c.bin"\n')
+    write(files, more='[data]\ntokens = "c.bin"\n')
     assert "c.bin: " in refusal(run(warm, files))
     np.save(files / "c.npy", np.arange(100, dtype=np.uint16))
     (files / "c.npy").rename(files / "c.bin")
@@ -216,11 +163,11 @@ def test_unwritable_outputs_are_refused_before_anything_starts(warm, files):
 
 
 def test_other_mistakes_are_sentences(warm, files):
-    write(files, JOB.replace("FAMILY", "gpt2").replace("steps = 3\n", ""))
+    write(files, change=("steps = 3\n", ""))
     assert "how long to train" in refusal(run(warm, files))
-    write(files, JOB.replace("FAMILY", "exact").replace("vocab = 64", "vocab = 32768"))
+    write(files, family="exact", change=("vocab = 64", "vocab = 32768"))
     assert "more than sum up exactly" in refusal(run(warm, files))
-    write(files, JOB.replace("FAMILY", "gpt2"))
+    write(files)
     if torch.cuda.device_count() < 4:
         assert "4 ranks need as many GPUs" in refusal(run(warm, files, "--device", "cuda"))
     assert "Missing option" in warm.run("run").err
@@ -229,30 +176,21 @@ def test_other_mistakes_are_sentences(warm, files):
 # -- ends -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_all_ranks(files, number):
-    command = [sys.executable, "-m", "worker", "run", "--job", files / "job.toml", "--json"]
-    process = subprocess.Popen(
-        [*command, "--plan", files / "plan.json", "--steps", "1000000"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert json.loads(process.stdout.readline())["step"] == 0
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_ends_all_ranks(warm, files, number):
+    plan = ["--plan", files / "plan.json"]
+    pid = warm.start("run", "--job", files / "job.toml", *plan, "--json", "--steps", "1000000")
+    warm.wait_for_output()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     lives = [os.pidfd_open(int(child)) for child in children]
     assert len(lives) == 4
-    process.send_signal(number)
-    _, told = process.communicate(timeout=30)
-    expected = -number if number == signal.SIGKILL else 128 + number
-    assert process.returncode == expected
-    if number != signal.SIGKILL:
-        assert told.decode() == f"ended by {number.name}\n"
+    os.kill(pid, number)
+    done = warm.end()
+    if number == signal.SIGKILL:
+        assert done.code == -number
+    else:
+        assert (done.code, done.err) == (128 + number, f"ended by {number.name}\n")
+        assert done.left == []
     for life in lives:
         with os.fdopen(life):
-            wait_for_death(life)
-
-
-def wait_for_death(life: int) -> None:
-    assert select.select([life], [], [], 10.0)[0], "a rank outlived its parent"
+            assert select.select([life], [], [], 10.0)[0], "a rank outlived its parent"

@@ -11,13 +11,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_SERVER = """
+_SERVER = '''
 import ctypes, json, os, sys, time
 sys.argv = ["worker"]
 import worker.__main__
@@ -27,6 +28,12 @@ warm_up()
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: who is left behind becomes our child.
 
 def children():
+    """Who was left behind and still lives."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return []
     return [int(pid) for pid in open("/proc/self/task/%d/children" % os.getpid()).read().split()]
 
 for line in sys.stdin:
@@ -45,10 +52,11 @@ for line in sys.stdin:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    print(json.dumps({"pid": pid}), flush=True)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     answer = {"code": code, "seconds": time.monotonic() - begin, "left": children()}
     print(json.dumps(answer), flush=True)
-"""
+'''
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +91,33 @@ class Warm:
 
     def run(self, *args: str | Path, **env: str) -> Done:
         """Run a command to its end."""
-        case = {
-            "args": [str(arg) for arg in args],
-            "env": env,
-            "out": str(self._out),
-            "err": str(self._err),
-        }
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        self.start(*args, **env)
+        return self.end()
+
+    def start(self, *args: str | Path, **env: str) -> int:
+        """Begin to run a command, and return its process."""
+        told = self._process.stdin
+        assert told is not None
+        self._out.unlink(missing_ok=True)
+        case = {"args": [str(arg) for arg in args], "env": env}
+        told.write(json.dumps({**case, "out": str(self._out), "err": str(self._err)}) + "\n")
+        told.flush()
+        pid: int = self._heard()["pid"]
+        return pid
+
+    def wait_for_output(self) -> None:
+        """Return when the command has written a line."""
+        while not (self._out.exists() and "\n" in self._out.read_text()):
+            time.sleep(0.01)
+
+    def end(self) -> Done:
+        """Return what the command came to."""
+        answer = self._heard()
         return Done(out=self._out.read_text(), err=self._err.read_text(), **answer)
+
+    def _heard(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
         self._process.communicate()
