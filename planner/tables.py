@@ -14,6 +14,20 @@ from simulator.plan import Plan
 from simulator.request import estimator
 
 
+class Remembering(EventEstimator):
+    """The event estimator that judges each plan once."""
+
+    def __init__(self, judge: EventEstimator) -> None:
+        super().__init__(judge.costs, judge.network, judge.sites)
+        self._known: dict[Plan, Estimate] = {}
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """What is known of the plan, or found out now."""
+        if plan not in self._known:
+            self._known[plan] = super().estimate(plan)
+        return self._known[plan]
+
+
 @dataclass(slots=True, eq=False)
 class Tables:
     """Kept from one search to the next; the job's objective and limits may differ between them."""
@@ -38,5 +52,5 @@ class Tables:
             )
             assert isinstance(judge, EventEstimator)
             maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
-            self._made[key] = (judge, maker)
+            self._made[key] = (Remembering(judge), maker)
         return self._made[key]
