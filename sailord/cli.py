@@ -15,8 +15,10 @@ import click
 
 from sailord import offline
 from sailord.compare_command import compare
+from sailord.frontier_command import frontier_command
 from sailord.plan_command import plan
 from sailord.replan_command import replan_command
+from sailord.replay_command import replay
 from simulator.errors import InputError
 
 SOME_FAILED = 1
@@ -72,3 +74,5 @@ main.add_command(offline.validate)
 main.add_command(plan)
 main.add_command(replan_command)
 main.add_command(compare)
+main.add_command(frontier_command)
+main.add_command(replay)
