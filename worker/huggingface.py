@@ -145,6 +145,14 @@ def _indexed(index: Path) -> list[Path]:
         raise InputError(Problem(str(index), what, "fetch it again")) from None
 
 
+def is_published(job: Job) -> bool:
+    """Say whether Hugging Face has a name for every tensor of the job's model."""
+    try:
+        return job.factory is None and len(list(_places(job.model))) > 0
+    except InputError:
+        return False
+
+
 def to_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor]) -> dict[str, Tensor]:
     """Name and shape whole tensors, by (layer, name), as Hugging Face keeps them.
 

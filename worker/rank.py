@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -20,6 +20,7 @@ from simulator.job import Job
 from simulator.plan import Plan
 from worker.data.samples import Data
 from worker.launch import PeerFailed, RunFailed, Say
+from worker.parallelize import Values
 from worker.state import pieces_of
 from worker.timeline import Board, FailPoint, Recorder
 from worker.trainer import NotANumberError, StepReport, Trainer
@@ -54,6 +55,8 @@ class Orders:
     """Of each rank, where it computes on the CPU."""
     listening: socket.socket
     """Where the ranks meet."""
+    weights: Callable[[int], Values] | None = None
+    """What each layer begins with, where it is not its own initial weights."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
     pieces: Path | None = None
@@ -81,6 +84,7 @@ def train(orders: Orders, rank: int, say: Say, *, board: Board) -> None:
             orders.data,
             device=device,
             recorder=recorder,
+            weights=orders.weights,
         )
         for _ in range(orders.steps):
             report = trainer.step()

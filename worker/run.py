@@ -21,8 +21,9 @@ from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
 from simulator.plan_file import load_plan
+from worker.beginning import open_weights
 from worker.data.opening import open_data
-from worker.huggingface import to_huggingface
+from worker.huggingface import is_published, to_huggingface
 from worker.launch import run_ranks
 from worker.layout import TIED, Seat, own_tensors, problems_with, seats_of
 from worker.models import exact
@@ -67,6 +68,7 @@ def train_alone(wishes: Wishes) -> None:
             job=job,
             plan=plan,
             data=open_data(job, wishes.job.parent),
+            weights=open_weights(job, wishes.job.parent),
             steps=steps,
             device=device,
             threads=max(1, torch.get_num_threads() // ranks),
@@ -225,10 +227,9 @@ def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     merged = merge(shares, tables)
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
-    published = job.factory is None and job.model.family != "exact"
     named = (
         to_huggingface(job, whole)
-        if published
+        if is_published(job)
         else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
     )
     unfinished = pieces / "model.safetensors"
