@@ -336,7 +336,7 @@ class _Search:
         self._simple = plan
         found = self._judged(plan)
         if found is None and self.needed is None:
-            self.needed = "the running plan breaks a limit of the job"
+            self.needed = "what runs does not fit its devices, or breaks a limit of the job"
         return found
 
     def _base(self) -> Fleet:

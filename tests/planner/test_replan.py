@@ -19,12 +19,15 @@ from planner.precompute import Precomputed
 from planner.replan import REPLAN_BUDGET, Replan, Replanner
 from planner.running import Running
 from planner.sailor import plan_job
-from simulator.cluster import Cluster
+from simulator.catalogue import load_catalogue
+from simulator.cluster import Cluster, Pool
 from simulator.errors import InputError
-from simulator.job import Objective
+from simulator.job import Job, Objective
 from simulator.plan import Pipeline, Plan, Stage
 from simulator.plan_check import check_plan, share_out
 from simulator.plan_file import plan_text
+from simulator.presets import preset
+from simulator.request import Measurements
 from tests.planner.small_cases import SmallCase, random_case
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -218,7 +221,27 @@ def test_no_room_says_what_would_help() -> None:
     found = strict.replan(strict.look_at(running.plan), nodes_of(case.cluster))
     assert found.plan is None
     assert any("max_usd_per_iteration" in str(problem) for problem in found.problems)
-    assert found.needed == "the running plan breaks a limit of the job"
+    assert found.needed is not None
+    assert "breaks a limit" in found.needed
+
+
+def test_a_plan_that_does_not_fit_is_left() -> None:
+    """A running plan is no candidate where its devices are too small for it."""
+    catalogue = load_catalogue()
+    pool = Pool("us-central1-a", "V100-16", "V100-16x4", 4, 16)
+    job = Job(
+        "large", preset("gpt-neo-2.7b"), global_batch=16, sequence=2048, precision="fp32", max_tp=4
+    )
+    replanner = Replanner(job, Cluster((pool,), catalogue), Measurements())
+    nodes = nodes_of(replanner.cluster)
+    place = replace(nodes[0].place, node=nodes[0].id, devices=(0, 1, 2, 3))
+    stages = (Stage((0, len(job.model.layers)), 4, (place,)),)
+    running = replanner.look_at(Plan(1, (Pipeline(16, stages),)))
+    assert not running.estimate.fits
+    found = replanner.replan(running, nodes)
+    check(found, replanner, nodes)
+    assert found.needed is not None
+    assert "does not fit" in found.needed
 
 
 def test_plans_that_it_does_not_know_are_refused() -> None:
