@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,11 +119,9 @@ def open_image_arrays(
 
 def open_image_folder(path: Path, *, image: int, channels: int, classes: int) -> ImageFolder:
     """List the images of a folder, or say why they cannot be trained on."""
-    try:
-        import PIL  # noqa: F401, PLC0415 - only folders need it
-    except ImportError:
+    if importlib.util.find_spec("PIL") is None:
         what = "a folder of images needs the package Pillow"
-        raise InputError(Problem("images", what, "install pillow, or give arrays")) from None
+        raise InputError(Problem("images", what, "install pillow, or give arrays"))
     if channels not in (1, 3):
         what = f"files of images have 1 or 3 channels, the model's images {channels}"
         raise InputError(Problem("images", what, "give arrays"))
