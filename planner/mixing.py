@@ -78,7 +78,7 @@ class Mixer:
         for tp in self._degrees[kind]:
             memory = model.memory(tp, b, self.stages - s)
             held = float(memory[end] - memory[first]) + model.overhead_bytes(tp)
-            if held > model.capacity_bytes[lot]:
+            if held > model.capacity_bytes[lot] or not model.allows(self.cuts, s, kind, tp, b):
                 continue
             row = model.seconds(kind, tp, b)
             level = float(row[end] - row[first])

@@ -266,6 +266,12 @@ class PaperModel:
                     return False
         return True
 
+    def allows(
+        self, _cuts: tuple[int, ...], _s: int, _gpu: str, _tp: int, _micro_batch: int, /
+    ) -> bool:
+        """Whether a kind may run a stage at a TP degree: here it always may."""
+        return True
+
     def to_plan(self, shape: Shape) -> Plan:
         """The same plan written out pipeline by pipeline."""
         counts = self._counts(shape, self._egress_rates(shape))

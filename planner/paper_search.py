@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,7 @@ from planner.limits import Figures, Limits
 from planner.mixing import Site
 from planner.paper_model import PaperModel, Shape, Verdict
 from planner.polish import Found, Workbench
-from planner.selection import selections
+from planner.selection import Selection, selections
 from planner.supply import Grant
 from planner.worth_arrays import Worths
 
@@ -150,27 +150,40 @@ class PaperSearch:
             for column in range(family.worth.shape[1])
             if math.isfinite(family.worth[row, column])
         )
-        found = []
+        found: list[Found] = []
         every = list(selections(self.model))
-        for bound, micro_batch, replicas, stages in order:
-            known = self.bench.best
-            if self.bench.is_spent or (known is not None and bound > known.worth[0]):
-                break
-            at_most = math.inf
-            if known is not None and not self.limits.needs_prices:
-                at_most = known.verdict.seconds
-            for selection in every:
-                one = self.bench.best_of_cuts(
-                    selection.sites,
-                    micro_batch=micro_batch,
-                    cuts=uniform_cuts(self.model.layers, stages),
-                    replicas=replicas,
-                    synced={},
-                    at_most=at_most,
-                )
-                if one is not None:
-                    found.append(one)
+        kinds = [len({self.model.lots[lot].gpu for lot in one.lots}) for one in every]
+        # What one kind can do is soon known, and spares most of what several kinds could.
+        for count in sorted(set(kinds)):
+            some = [one for one, of in zip(every, kinds, strict=True) if of == count]
+            for bound, micro_batch, replicas, stages in order:
+                known = self.bench.best
+                if self.bench.is_spent or (known is not None and bound > known.worth[0]):
+                    break
+                found += self._uniform(some, micro_batch, replicas, stages)
+            if self.bench.best is not None:
+                self.bench.slide(self.bench.best)
         return tuple(sorted(found, key=lambda f: f.worth))
+
+    def _uniform(
+        self, some: Sequence[Selection], micro_batch: int, replicas: int, stages: int
+    ) -> Iterator[Found]:
+        """The best plan of a family on each selection."""
+        known = self.bench.best
+        at_most = math.inf
+        if known is not None and not self.limits.needs_prices:
+            at_most = known.verdict.seconds
+        for selection in some:
+            one = self.bench.best_of_cuts(
+                selection.sites,
+                micro_batch=micro_batch,
+                cuts=uniform_cuts(self.model.layers, stages),
+                replicas=replicas,
+                synced={},
+                at_most=at_most,
+            )
+            if one is not None:
+                yield one
 
     def effort(self, usual: int) -> int:
         """How many of something the budget is good for."""

@@ -13,6 +13,7 @@ from planner.fleets import Fleet, fleet_of
 from planner.limits import Limits
 from planner.paper_model import PaperModel
 from planner.paper_search import PaperSearch
+from planner.published_space import PublishedModel
 from planner.refusal import refusals
 from planner.stage_floors import StageFloors
 from planner.supply import Lot, grants_of, lots_of
@@ -48,7 +49,10 @@ def find_plan(question: Question, tables: Tables) -> Answer:
     _check(lots, limits)
     answer = _search(question, lots, limits, tables)
     if answer.plan is not None:
-        faults = check_plan(answer.plan, question.job, question.cluster)
+        job = question.job
+        if not answer.batch_exact:
+            job = replace(job, global_batch=answer.plan.samples_per_iteration)
+        faults = check_plan(answer.plan, job, question.cluster)
         assert not faults, faults
     return answer
 
@@ -137,31 +141,65 @@ def _paper(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
         )
     search = _paper_search(question, lots, limits, profile)
     result = search.run()
-    figures = (result.evaluations, result.bounds.objective, result.bounds.seconds)
+    evaluations, bounds = result.evaluations, [result.bounds]
+    if question.space == "paper":
+        for size in _uneven_sizes(job, profile):
+            other = _paper_search(question, lots, limits, profile, rounded_to=size)
+            rounded = other.run()
+            evaluations += rounded.evaluations
+            bounds.append(rounded.bounds)
+            if rounded.best is not None and (
+                result.best is None or rounded.best.worth[:1] < result.best.worth[:1]
+            ):
+                search, result = other, rounded
+    figures = (evaluations, min(b.objective for b in bounds), min(b.seconds for b in bounds))
     if result.best is None:
         return Answer(None, None, *figures, job.objective.goal)
     plan = search.model.to_plan(result.best.shape)
     rejected, why = explain_paper(search.model, limits, result)
-    return Answer(
-        plan, judge.estimate(plan), *figures, job.objective.goal, rejected=rejected, why=why
-    )
+    is_exact = plan.samples_per_iteration == job.global_batch
+    goal, estimate = job.objective.goal, judge.estimate(plan)
+    return Answer(plan, estimate, *figures, goal, is_exact, rejected=rejected, why=why)
+
+
+def _uneven_sizes(job: Job, profile: Profile) -> tuple[int, ...]:
+    """Micro batches that do not divide the batch: the published planner rounds it up for them."""
+    measured = {b for _, _, b in profile.timings}
+    wanted = sorted(measured.intersection(job.micro_batches or measured))
+    return tuple(b for b in wanted if b < job.global_batch and job.global_batch % b)
 
 
 def _paper_search(
-    question: Question, lots: tuple[Lot, ...], limits: Limits, profile: Profile
+    question: Question,
+    lots: tuple[Lot, ...],
+    limits: Limits,
+    profile: Profile,
+    *,
+    rounded_to: int | None = None,
 ) -> PaperSearch:
+    """The search; where the batch is rounded up to a micro batch, among its multiples alone."""
     job, cluster = question.job, question.cluster
-    model = PaperModel(
+    measured = {b for _, _, b in profile.timings}
+    wanted = sorted(measured.intersection(job.micro_batches or measured))
+    batch, sizes = job.global_batch, tuple(b for b in wanted if job.global_batch % b == 0)
+    if rounded_to is not None:
+        batch, sizes = -(-batch // rounded_to) * rounded_to, (rounded_to,)
+    tables = (
         profile,
         network_of(cluster, question.measurements.network),
         lots,
         tuple(float(cluster.catalogue.gpu(lot.gpu).memory_bytes) for lot in lots),
-        job.global_batch,
+        batch,
     )
-    measured = tuple(sorted({b for _, _, b in profile.timings}))
-    sizes = tuple(
-        b for b in job.micro_batches or measured if b in measured and job.global_batch % b == 0
-    )
+    if question.space == "paper":
+        regions = dict(cluster.zone_regions)
+        model: PaperModel = PublishedModel(
+            *tables,
+            degrees=tp_degrees(job),
+            regions=tuple(cluster.catalogue.zone_region(lot.zone, regions) for lot in lots),
+        )
+    else:
+        model = PaperModel(*tables)
     budget = question.budget if question.estimator == "paper" else None
     return PaperSearch(
         model,
