@@ -14,8 +14,8 @@ from worker.random import bell, key_of
 from worker.shards import Shard, shard_of
 
 # Rows are made in portions of about this many elements, so that a large table needs little more
-# memory than itself.
-_PORTION = 2**22
+# memory than itself, and a core's cache holds what is worked on.
+_PORTION = 2**18
 _STANDARD_DEVIATION = 0.02
 
 

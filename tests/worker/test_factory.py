@@ -15,7 +15,9 @@ from simulator.model import Layer, Model, Moment, Term  # noqa: E402 - only wher
 from tests.worker import own_model  # noqa: E402 - only where there is torch
 from tests.worker.test_parallelize import assert_equal_passes  # noqa: E402 - where torch is
 from tests.worker.tiny_models import layers_of, together  # noqa: E402 - only where there is torch
+from worker.context import Moment as Now  # noqa: E402 - only where there is torch
 from worker.factory import check_factory, factory_layer, tensors_of  # noqa: E402 - where torch is
+from worker.parallelize import build_layer  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
 TERM = (Term("all", per_token=1),)
@@ -89,6 +91,25 @@ def test_weights_are_those_of_the_users_code_and_of_the_seed(name: str) -> None:
     held = layers_of(job, tp=1, index=0, group=None)
     assert torch.equal(held[0].tensors[0].parameter[:19], one[0].double())
     assert not held[0].tensors[0].parameter[19:].any()
+
+
+@pytest.mark.parametrize("name", ["layers", "recipes"])
+def test_a_head_apart_from_its_embedding_begins_as_the_embedding(name: str) -> None:
+    job = job_of(name)
+    first, last = (
+        build_layer(
+            job,
+            index,
+            tp=1,
+            tp_index=0,
+            group=None,
+            moment=Now(),
+            dtype=torch.float32,
+            device="cpu",
+        )
+        for index in (0, 3)
+    )
+    assert torch.equal(first.tensors[0].parameter, last.tensors[0].parameter)
 
 
 def problems_of(job: Job) -> list[str]:

@@ -117,3 +117,19 @@ def test_dropout_without_a_moment_is_our_mistake() -> None:
     dropout = KeyedDropout(0.5, layer=0, site="a", index=0, moment=Moment())
     with pytest.raises(AssertionError, match="which samples"):
         dropout(torch.ones(1, 4))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("first", [0, 2**32 - 500])
+def test_a_gpu_makes_the_same_bits(first: int) -> None:
+    index = places(first, 100_000)
+    key = key_of("weights", 1)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        here = bell(index, key, spread=0.02, dtype=dtype)
+        there = bell(index.cuda(), key, spread=0.02, dtype=dtype)
+        assert torch.equal(there.cpu(), here)
+    samples = torch.arange(5)
+    mask = dropout_mask(sample_keys(key, samples), index, 0.3)
+    assert torch.equal(
+        dropout_mask(sample_keys(key, samples.cuda()), index.cuda(), 0.3).cpu(), mask
+    )
