@@ -53,6 +53,23 @@ def fleet_of(shape: Shape, maker: TemplateMaker) -> Fleet:
     return Fleet(templates, tuple(rows.values()))
 
 
+def fleet_of_plan(plan: Plan, maker: TemplateMaker) -> Fleet | None:
+    """A plan as a fleet of templates, where no stage of it is split."""
+    lot_of = {lot.place: index for index, lot in enumerate(maker.lots)}
+    if any(len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
+        return None
+    rows = Counter(pipeline.stages for pipeline in plan.pipelines)
+    templates = tuple(
+        maker.timed(
+            tuple(Step(lot_of[stage.place], stage.tp, stage.recompute) for stage in stages),
+            plan.micro_batch_size,
+            (0, *(stage.layers[1] for stage in stages)),
+        )
+        for stages in rows
+    )
+    return Fleet(templates, tuple(rows.values()))
+
+
 def room_for(
     template: Template, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
 ) -> int:
