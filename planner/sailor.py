@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.answer import DEFAULT_BUDGETS, Answer, Question
+from planner.baselines.megatron import MegatronPlanner
+from planner.baselines.varuna import VarunaPlanner
+from planner.baselines.whale import WhalePlanner
+from planner.case import Case
 from planner.certificate import Bounds
 from planner.event_bound import EventBound
 from planner.event_search import EventSearch, Judged, micro_batch_sizes
@@ -20,15 +24,20 @@ from planner.supply import Lot, grants_of, lots_of
 from planner.tables import Tables
 from planner.templates import TemplateMaker
 from simulator.errors import InputError, Problem, Problems
+from simulator.event import EventEstimator
 from simulator.job import Job, Objective, RecomputePolicy
 from simulator.job_model import unfit_tp
+from simulator.plan import Plan
 from simulator.plan_check import check_plan
+from simulator.plan_file import complete_plan
 from simulator.profile import Profile
 from simulator.request import estimator, network_of
 from simulator.sites import Sites
 
 SEEDED_ENDS_MAX = 6
 SEEDS_MAX = 8
+GIVEN_MAX = 3
+"""Plans of each other planner that are judged too."""
 SMALL_BUDGET = 400
 """Plans judged by default where there are up to 64 GPUs."""
 
@@ -231,6 +240,21 @@ def _seeds(
     return tuple(dict.fromkeys(fleet_of(one.shape, maker) for one in chosen))
 
 
+def _given(question: Question, judge: EventEstimator) -> tuple[Plan, ...]:
+    """The first lawful plans of planners that answer at once, so that ours is no worse."""
+    case = Case(question.job, question.cluster, judge.costs, judge.network, judge.sites)
+    found = []
+    for planner in (MegatronPlanner(), WhalePlanner(), VarunaPlanner()):
+        try:
+            proposals = planner.proposals(case, "fixed")
+        except InputError:
+            continue  # It cannot start on this case.
+        plans = (one.plan for one in proposals[:GIVEN_MAX] if one.plan is not None)
+        complete = (complete_plan(plan, question.cluster) for plan in plans)
+        found += [p for p in complete if not check_plan(p, question.job, question.cluster)]
+    return tuple(found)
+
+
 def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Tables) -> Answer:
     job, cluster = question.job, question.cluster
     if question.space == "paper":
@@ -251,6 +275,7 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
         degrees,
         question.budget or _event_budget(lots),
         seeds,
+        _given(question, judge),
     )
     best = search.run()
     tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
