@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from planner.answer import Answer
+from planner.baselines.fleet import state_bytes_per_parameter
 from planner.limits import Limits
 from planner.supply import Lot
 from simulator.errors import Problem
@@ -59,7 +60,9 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     return Problem(
         "cluster",
         f"{job.model.name} does not fit on its {gpus} GPUs ({kinds}) however it is divided",
-        "; ".join(cures) or "use GPUs with more memory, or more of them",
+        "; ".join(cures)
+        or "use GPUs with more memory, or more of them: weights, gradients and optimizer states"
+        f" alone take {job.model.parameters * state_bytes_per_parameter(job) / 1e9:.3g} GB",
     )
 
 
