@@ -263,6 +263,8 @@ class _Search:
     _simple: Plan | None = None
 
     def __post_init__(self) -> None:
+        unknown = {n.key for n in self.nodes} - {(x.gpu, x.machine, x.zone) for x in self.by.lots}
+        assert not unknown, f"made for other pools than {sorted(unknown)}"
         self.lots = lots_on(self.by.lots, self.nodes)
         self._damage = damage(self.running, self.nodes)
         self._grants = grants_of(self.by.cluster, self.lots)
