@@ -49,7 +49,7 @@ class TracePlans:
     states: dict[Counts, int] = field(default_factory=dict)
     known: list[KnownPlan] = field(default_factory=list)
     searched: int = 0
-    hopeless: list[tuple[Counts, Answer]] = field(default_factory=list)
+    hopeless: list[Counts] = field(default_factory=list)
     """Searched in vain: whatever has no more than these has no plan either."""
     _counts: list[Counts] = field(default_factory=list)
     _fits: dict[tuple[int, int], bool] = field(default_factory=dict)
@@ -134,12 +134,12 @@ def plans_for(
         plans.state(gpus)
         if plans.searched >= searches or not sum(gpus):
             continue
-        if any(_no_more(gpus, than=other) for other, _ in plans.hopeless):
+        if any(_no_more(gpus, than=other) for other in plans.hopeless):
             continue
         plans.searched += 1
         answer = search(replace(question, cluster=cluster_at(question.cluster, gpus)))
         if answer.plan is None:
-            plans.hopeless.append((gpus, answer))
+            plans.hopeless.append(gpus)
             continue
         assert answer.estimate is not None
         found = KnownPlan(answer.plan, answer.estimate, groups_by_lot(answer.plan))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,8 @@ import click
 
 from planner.answer import Question, read_ahead
 from planner.replaying import POLICIES, Replay, replayed
-from planner.sailor import plan_job
+from planner.sailor import find_plan, plan_job
+from planner.tables import Tables
 from planner.trace_plans import DEFAULT_SEARCHES
 from sailord.canvas import check_picture
 from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
@@ -21,7 +23,7 @@ from sailord.table import table
 from simulator.cluster import Cluster
 from simulator.errors import InputError, Problem, nearest
 from simulator.request import ESTIMATORS, load_measurements
-from simulator.trace import Taken, Trace
+from simulator.trace import Taken, Trace, cluster_at
 from simulator.trace_file import TraceChoice, load_trace
 from simulator.trace_player import MoveCosts, Tale
 
@@ -125,7 +127,7 @@ def replay(
         the_trace,
         costs,
         taken=machines_taken(the_trace, the_cluster, seed),
-        search=plan_job,
+        search=lambda asked: find_plan(asked, Tables()),
         searches=searches,
     )
     shown = [tale for tale in result.tales if tale.policy in wanted]
@@ -136,7 +138,7 @@ def replay(
     else:
         click.echo(_text(result, shown, the_job.name))
     if not result.plans.known:
-        _refuse(result)
+        _refuse(question, result)
 
 
 def _wanted(text: str) -> tuple[str, ...]:
@@ -180,16 +182,18 @@ def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int
     return tuple(sorted(slots[:gone]))
 
 
-def _refuse(result: Replay) -> None:
+def _refuse(question: Question, result: Replay) -> None:
     """Say why nothing ran, and end."""
     most = max(result.plans.states, key=lambda gpus: (sum(gpus), gpus))
     click.echo(
-        f"never enough: at no moment of {result.trace.name} can the job run;"
+        f"nothing runs: at no moment of {result.trace.name} is there a plan for the job;"
         f" at most {sum(most)} GPUs are up",
         err=True,
     )
-    for problem in result.plans.hopeless[0][1].problems if result.plans.hopeless else ():
-        click.echo(f"no plan: {problem}", err=True)
+    if sum(most):
+        asked = replace(question, cluster=cluster_at(question.cluster, most))
+        for problem in plan_job(asked).problems:
+            click.echo(f"no plan: {problem}", err=True)
     raise SystemExit(NEVER_RAN)
 
 
