@@ -21,6 +21,8 @@ SHARES_FINE = (np.inf, 2.5, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.25, 1.2, 1.15, 1.1,
 ROUNDS = 6
 CUT_PER_ROUND = 120
 ROUGH_SLACK = 1.25
+NEVER_S = 1e30
+"""A time that is as good as infinite, and may be multiplied by zero."""
 VARIED = 0.02
 """A chain counts as so much worse for each better one of the same length."""
 STEPS_BACK = (0, 1, 2)
@@ -184,7 +186,7 @@ class ChainSearch:
         found = terms.ring_s(
             terms.resource[None, :], np.broadcast_to(size, (1, len(terms.tp))), replicas
         )
-        return np.where(replicas > 1, found / size, 0.0)
+        return np.where(replicas > 1, np.minimum(found / size, NEVER_S), 0.0)
 
     def _most_layers(self, width: int) -> Ints:
         """[stages left, option]: layers that memory holds at the very most."""

@@ -122,27 +122,14 @@ class Rings:
     """[kind, replicas index, size]."""
     per_byte: Array
     """[kind, replicas index]: the least."""
-    scale: Array
-    """[kind]: bytes that take a kind about as long as a byte takes the quickest."""
 
-    def limits(self, shares: Sequence[float]) -> Array:
-        """[kind, limit]: bytes that take about as long on each kind; the last allow all."""
-        limits: Array = float(self.sizes[-1]) * self.scale[:, None] * np.array(shares)[None, :]
-        limits[:, -1] = self.sizes[-1]
-        return limits
-
-    def least_s(self, limits: Array) -> Array:
-        """[replicas index, limit]: what a sync takes at least that is beyond one of the limits."""
-        positions = np.searchsorted(self.sizes, limits * (1 + 1e-12), side="right")
-        beyond = positions[:, None, :] < len(self.sizes)
-        found = self._at(np.minimum(positions, len(self.sizes) - 1))
-        least: Array = np.where(beyond, found, np.inf).min(axis=0)
-        return least
-
-    def _at(self, positions: NDArray[np.int64]) -> Array:
-        found: Array = np.stack(
-            [row[:, at] for row, at in zip(self.seconds, positions, strict=True)]
-        )
+    def within(self, kind: int, rows: NDArray[np.int64], seconds: Array) -> Array:
+        """The most bytes that a kind can sync in so many seconds, per row of replicas."""
+        found = np.zeros(len(rows))
+        for row in set(rows.tolist()):
+            here = rows == row
+            at = np.searchsorted(self.seconds[kind, row], seconds[here] * (1 + 1e-9), side="right")
+            found[here] = np.where(at > 0, self.sizes[np.maximum(at - 1, 0)], 0.0)
         return found
 
 
@@ -189,9 +176,7 @@ def rings_of(model: PaperModel, replicas: Sequence[int], *, most: int) -> Rings:
     seconds = np.stack(rows)
     per_byte = (seconds / sizes).min(axis=2)
     per_byte = np.where(np.isfinite(per_byte), per_byte, 0.0)
-    middle = per_byte[:, len(replicas) // 2]
-    scale = np.where(middle > 0, middle.min() / np.where(middle > 0, middle, 1.0), 1.0)
-    return Rings(sizes, seconds, per_byte, scale)
+    return Rings(sizes, seconds, per_byte)
 
 
 def _links(model: PaperModel, kind: str) -> list[tuple[float, float, float]]:
