@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 # Ranks are forked, and a fork takes one thread along: numpy must not start others when imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -11,4 +10,4 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from worker.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(prog_name="python -m worker")

@@ -18,36 +18,36 @@ SOME_FAILED = 1
 UNUSABLE_INPUT = 2
 
 
-def main() -> int:
-    """Run a command; a mistake is answered with sentences, never with a stack trace."""
-    try:
-        commands.main(prog_name="python -m worker", standalone_mode=False)
-        sys.stdout.flush()
-    except InputError as error:
-        for problem in error.problems:
-            click.echo(f"error: {problem}", err=True)
-        return UNUSABLE_INPUT
-    except RanksFailed as error:
-        click.echo(f"error: {error}", err=True)
-        return SOME_FAILED
-    except Interrupted as signal:
-        click.echo(f"ended by {signal}", err=True)
-        return 128 + signal.number
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output has gone (as `| head` does); nothing is left to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+class _Group(click.Group):
+    """Answers a mistake with sentences, never with a stack trace."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except InputError as error:
+            for problem in error.problems:
+                click.echo(f"error: {problem}", err=True)
+            ctx.exit(UNUSABLE_INPUT)
+        except RanksFailed as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(SOME_FAILED)
+        except Interrupted as signal:
+            click.echo(f"ended by {signal}", err=True)
+            ctx.exit(128 + signal.number)
+        except BrokenPipeError:
+            # The reader of our output has gone (as `| head` does); nothing is left to say.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def commands() -> None:
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
     """Train a plan on this machine, or prepare data for it."""
 
 
-@commands.command()
+@main.command()
 @click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Plan file; default: one rank.")
 @click.option("--steps", type=click.IntRange(1), help="Steps to train; default: the job's.")
@@ -76,7 +76,7 @@ def run(
     train_alone(wishes)
 
 
-@commands.command("convert-tokens")
+@main.command("convert-tokens")
 @click.argument("text", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File of tokens.")
 @click.option("--vocabulary", type=click.Path(path_type=Path), help="JSON: text to number.")

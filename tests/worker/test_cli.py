@@ -176,6 +176,12 @@ def test_other_mistakes_are_sentences(warm, files):
 # -- ends -----------------------------------------------------------------------------------------
 
 
+def test_a_reader_that_goes_ends_all_ranks(warm, files):
+    command = ["run", "--job", files / "job.toml", "--plan", files / "plan.json", "--json"]
+    done = warm.run(*command, "--steps", "1000000", reader_is_gone=True)
+    assert (done.code, done.err, done.left) == (0, "", [])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_ends_all_ranks(warm, files, number):
     plan = ["--plan", files / "plan.json"]

@@ -43,13 +43,19 @@ for line in sys.stdin:
     if pid == 0:
         for name, number in (("out", 1), ("err", 2)):
             os.dup2(os.open(case[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        if case["gone"]:
+            reading, writing = os.pipe()
+            os.dup2(writing, 1)
+            os.close(reading)
+            os.close(writing)
         os.environ.update(case["env"])
         sys.argv = ["worker", *case["args"]]
         code = 99
         try:
-            code = main()
+            main()
+        except SystemExit as ended:
+            code = ended.code
         finally:
-            sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
     print(json.dumps({"pid": pid}), flush=True)
@@ -89,17 +95,17 @@ class Warm:
             text=True,
         )
 
-    def run(self, *args: str | Path, **env: str) -> Done:
+    def run(self, *args: str | Path, reader_is_gone: bool = False, **env: str) -> Done:
         """Run a command to its end."""
-        self.start(*args, **env)
+        self.start(*args, reader_is_gone=reader_is_gone, **env)
         return self.end()
 
-    def start(self, *args: str | Path, **env: str) -> int:
+    def start(self, *args: str | Path, reader_is_gone: bool = False, **env: str) -> int:
         """Begin to run a command, and return its process."""
         told = self._process.stdin
         assert told is not None
         self._out.unlink(missing_ok=True)
-        case = {"args": [str(arg) for arg in args], "env": env}
+        case = {"args": [str(arg) for arg in args], "env": env, "gone": reader_is_gone}
         told.write(json.dumps({**case, "out": str(self._out), "err": str(self._err)}) + "\n")
         told.flush()
         pid: int = self._heard()["pid"]
