@@ -58,9 +58,11 @@ class Cluster:
     quotas: tuple[Quota, ...] = ()
     zone_links: tuple[ZoneLink, ...] = ()
 
-    def pool_of(self, gpu: str, machine: str, zone: str) -> Pool | None:
-        """The pool that a stage's place draws from (on demand wins over spot by order)."""
-        for pool in self.pools:
-            if (pool.gpu, pool.machine, pool.zone) == (gpu, machine, zone):
-                return pool
-        return None
+    def pools_of(self, gpu: str, machine: str, zone: str) -> tuple[Pool, ...]:
+        """The pools that a stage's place draws from, in their order: on demand before spot."""
+        here = [
+            pool
+            for pool in self.pools
+            if (pool.gpu, pool.machine, pool.zone) == (gpu, machine, zone)
+        ]
+        return tuple(sorted(here, key=lambda pool: pool.spot))

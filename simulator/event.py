@@ -80,7 +80,7 @@ class EventEstimator:
         money = money_of(
             devices_by_place(groups),
             iteration_s=iteration_s,
-            price=self.sites.price_usd_per_gpu_hour,
+            usd_per_hour=self.sites.usd_per_hour,
             egress_bytes=self._egress(groups, jobs),
             egress_usd_per_byte=self.network.egress_usd_per_byte,
         )
