@@ -6,6 +6,8 @@ import os
 
 # Ranks are forked, and a fork takes one thread along: numpy must not start others when imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Threads that wait give the core to others: while they spin, other ranks cannot compute.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from worker.command import main
 
