@@ -50,6 +50,7 @@ class GradientSync:
 
     def start(self, layer: int) -> None:
         """Begin to sum the gradients of a layer, which are complete on this rank."""
+        self._note_ends()
         memory = self._memories[layer]
         for unit, group in self._units.get(layer, ()):
             if unit.with_whole and self._seat.index > 0:
@@ -63,11 +64,18 @@ class GradientSync:
         """Wait until all sums stand in memory."""
         for each in self._under_way:
             each.pending.wait()
-            self._recorder.end(each.span)
+            if each.span.end_ns == 0:
+                self._recorder.end(each.span)
             memory = self._memories[each.unit.layer]
             if len(each.unit.atoms) > 0 and not each.unit.with_whole:
                 memory.put_atoms(memory.gradient, each.unit.atoms, each.values)
         self._under_way.clear()
+
+    def _note_ends(self) -> None:
+        """See which sums are done; a layer's pass is how finely their ends are known."""
+        for each in self._under_way if self._recorder.keeps_spans else ():
+            if each.span.end_ns == 0 and each.pending.is_done():
+                self._recorder.end(each.span)
 
 
 def _values(memory: LayerMemory, unit: SyncUnit) -> Tensor:
