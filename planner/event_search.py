@@ -232,7 +232,9 @@ class EventSearch(EventDrafts):
                 if moved[s - 1] < moved[s] < moved[s + 1]:
                     yield self.maker.timed(steps, b, moved)
         for s, one in enumerate(steps):
-            others = [replace(one, tp=tp) for tp in self.degrees if tp in (one.tp * 2, one.tp // 2)]
+            near = [tp for tp in self.degrees if tp < one.tp][-1:]
+            near += [tp for tp in self.degrees if tp > one.tp][:1]
+            others = [replace(one, tp=tp) for tp in near]
             others += [replace(one, recompute=r) for r in self.recomputes if r != one.recompute]
             for other in others:
                 if self.lots[other.lot].room(other.tp):

@@ -129,9 +129,8 @@ def _event_budget(lots: tuple[Lot, ...]) -> int:
 
 
 def tp_degrees(job: Job) -> tuple[int, ...]:
-    """The TP degrees that the job's model and limit allow, powers of two."""
-    degrees = [2**n for n in range(job.max_tp.bit_length()) if 2**n <= job.max_tp]
-    return tuple(tp for tp in degrees if unfit_tp(job.model, tp) is None)
+    """The TP degrees that the job's model and limit allow."""
+    return tuple(tp for tp in range(1, job.max_tp + 1) if unfit_tp(job.model, tp) is None)
 
 
 def _paper(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:
@@ -189,6 +188,8 @@ def _paper_search(
     """The search; where the batch is rounded up to a micro batch, among its multiples alone."""
     job, cluster = question.job, question.cluster
     measured = {b for _, _, b in profile.timings}
+    timed = {tp for _, tp, _ in profile.timings}
+    degrees = tuple(tp for tp in tp_degrees(job) if tp in timed)
     wanted = sorted(measured.intersection(job.micro_batches or measured))
     batch, sizes = job.global_batch, tuple(b for b in wanted if job.global_batch % b == 0)
     if rounded_to is not None:
@@ -204,7 +205,7 @@ def _paper_search(
         regions = dict(cluster.zone_regions)
         model: PaperModel = PublishedModel(
             *tables,
-            degrees=tp_degrees(job),
+            degrees=degrees,
             regions=tuple(cluster.catalogue.zone_region(lot.zone, regions) for lot in lots),
         )
     else:
@@ -215,7 +216,7 @@ def _paper_search(
         limits,
         grants_of(cluster, lots),
         sizes,
-        tp_degrees(job),
+        degrees,
         budget or DEFAULT_BUDGETS["paper"],
         is_uniform=question.space == "paper",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from simulator.cluster import Cluster
 from simulator.plan import Place, Plan
@@ -35,13 +36,34 @@ class Lot:
         return sum(times * (size // tp) for size, times in self.machines)
 
     def holds(self, groups: Mapping[int, int]) -> bool:
-        """Whether groups of these sizes (powers of two) fit together, each within a machine."""
+        """Whether groups of these sizes fit together, each within a machine."""
+        sizes = sorted(size for size, count in groups.items() if count)
+        if any(larger % smaller for smaller, larger in pairwise(sizes)):
+            return self._packs({size: groups[size] for size in sizes})
+        # Where each size divides the next, whatever is left over by larger ones is of use.
         return all(
-            sum(count * (size // tp) for size, count in groups.items() if size >= tp)
-            <= self.room(tp)
-            for tp, wanted in groups.items()
-            if wanted
+            sum(groups[size] * (size // tp) for size in sizes if size >= tp) <= self.room(tp)
+            for tp in sizes
         )
+
+    def _packs(self, groups: Mapping[int, int]) -> bool:
+        """The same for any sizes: the largest first, each where it leaves the least over."""
+        free = Counter(dict(self.machines))
+        for tp in sorted(groups, reverse=True):
+            left = groups[tp]
+            while left:
+                fitting = [size for size, times in free.items() if size >= tp and times]
+                if not fitting:
+                    return False
+                best = min(fitting, key=lambda size: (size % tp, size))
+                each = best // tp
+                # Machines that are filled as full as they can be, and one for the rest.
+                whole = min(free[best], left // each)
+                free[best] -= whole or 1
+                taken = each if whole else left
+                free[best - taken * tp] += whole or 1
+                left -= taken * (whole or 1)
+        return True
 
 
 def lots_of(cluster: Cluster, sites: Sites) -> tuple[Lot, ...]:
