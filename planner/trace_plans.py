@@ -18,7 +18,7 @@ from simulator.trace_player import Spell, Way
 
 DEFAULT_SEARCHES = 32
 """Availabilities that are searched in full, the longest first; the others take the best plan
-that is known and fits."""
+that is known and fits, and are searched only if there is none."""
 
 Search = Callable[[Question], Answer]
 
@@ -131,8 +131,15 @@ def plans_for(
     for interval, gpus in zip(trace.intervals, trace.never_regained(taken), strict=True):
         seconds[gpus] = seconds.get(gpus, 0.0) + interval.seconds
     for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus)):
-        plans.state(gpus)
-        if plans.searched >= searches or not sum(gpus):
+        state = plans.state(gpus)
+        # Where nothing known can run, a search is made whatever the budget: to stand still for
+        # want of a search would be no answer.
+        is_spent = plans.searched >= searches
+        if (
+            not sum(gpus)
+            or (is_spent
+            and any(plans.fits(way, state) for way in range(len(plans.known))))
+        ):
             continue
         if any(_no_more(gpus, than=other) for other in plans.hopeless):
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -148,6 +147,12 @@ def test_the_longest_availabilities_are_searched_first() -> None:
     assert plans.best(plans.state((3,))) is None
 
 
+def test_nobody_stands_still_for_want_of_a_search() -> None:
+    plans = plans_of(trace((0, 16), (500, 4), (600, 8), end_s=620), 1)
+    assert plans.searched == 2
+    assert [known.plan.device_count for known in plans.known] == [16, 4]
+
+
 def test_what_is_hopeless_is_not_searched_again() -> None:
     given = trace((0, 3), (100, 2), (150, 1), (160, 0), end_s=170)
     plans = plans_of(given, 9)
@@ -225,10 +230,6 @@ def run(folder: Path, *more: str, trace: str = TRACE_FILE, cluster: str = CLUSTE
     return CliRunner().invoke(main, ["replay", *files, "--budget", "10", *more])
 
 
-def told(done: Result) -> Sequence[str]:
-    return done.stderr.splitlines()
-
-
 def test_the_command_tells_and_draws_all_policies(tmp_path: Path) -> None:
     plot = tmp_path / "replay.svg"
     done = run(tmp_path, "--json", "--plot", str(plot))
@@ -262,8 +263,8 @@ def test_a_trace_without_enough_gpus_says_so(tmp_path: Path) -> None:
     none = "end_s = 60\n[[event]]\ntime_s = 0\ngpus = 0\n"
     done = run(tmp_path, trace=none)
     assert done.exit_code == 1
-    assert "never enough: at no moment of trace can the job run; at most 0 GPUs are up" in told(
-        done
+    assert done.stderr.strip() == (
+        "nothing runs: at no moment of trace is there a plan for the job; at most 0 GPUs are up"
     )
     assert [line.split()[1] for line in done.stdout.splitlines()[-4:]] == ["0"] * 4
 
