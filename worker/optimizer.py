@@ -85,10 +85,10 @@ class Update:
     def _adam(
         self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *, a: Tensor, b: Tensor
     ) -> None:
-        torch.mul(gradient, self.gradient_factor, out=a)
-        torch.mul(a, 1 - BETA_1, out=b)
+        torch.mul(gradient, self.gradient_factor * (1 - BETA_1), out=b)
         m.mul_(BETA_1).add_(b)
-        a.mul_(a).mul_(1 - BETA_2)
+        torch.mul(gradient, gradient, out=a)
+        a.mul_(self.gradient_factor**2 * (1 - BETA_2))
         v.mul_(BETA_2).add_(a)
         # Both corrections for the moments' start at zero are put into two constants:
         # lr/c1 * m / (sqrt(v/c2) + e) = lr sqrt(c2)/c1 * m / (sqrt(v) + e sqrt(c2)).
