@@ -6,17 +6,17 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
 
-from simulator.errors import InputError, Problem
+from simulator.errors import InputError, Problem, Problems
 from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
@@ -32,6 +32,8 @@ from worker.rank import Orders, train, warm_up
 from worker.state import merge
 from worker.table import table_of
 from worker.timeline import Board, FailPoint, RankTimeline, Span, trace
+
+T = TypeVar("T")
 
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable that lets a rank die: ``RANK:ACTIVITY:STEP`` (for tests)."""
@@ -54,43 +56,71 @@ class Wishes:
 def train_alone(wishes: Wishes) -> None:
     """Train a job under a plan, with nobody's help."""
     job = load_job(wishes.job)
-    plan = _plan(wishes, job)
+    with ExitStack() as stack:
+        orders, timeline = _prepare(wishes, job, stack)
+        seats, ranks = seats_of(orders.plan), orders.plan.device_count
+        account = _Account(Progress(orders.steps, as_json=wishes.as_json))
+        board = Board(ranks)
+        body = partial(train, orders, board=board)
+        with account.progress:
+            run_ranks(body, ranks=ranks, board=board, hear=account.hear)
+        account.progress.finish(_summary(seats, account, orders.device))
+        if timeline is not None:
+            _write_timeline(timeline, seats, account)
+        if orders.pieces is not None and wishes.save is not None:
+            _save(job, ranks, orders.pieces, wishes.save)
+
+
+def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str] | None]:
+    """Read, check and open everything; all that is wrong with it is told at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # A user's code may compute here, and must start no others by it.
+    problems, folder = Problems(), wishes.job.parent
+    plan = _tried(problems, lambda: _plan(wishes, job))
+    data = _tried(problems, lambda: open_data(job, folder))
+    weights = _tried(problems, lambda: open_weights(job, folder))
+    timeline = _tried(problems, lambda: stack.enter_context(_timeline_file(wishes.timeline)))
+    pieces = _tried(problems, lambda: stack.enter_context(_pieces_folder(wishes.save)))
     steps = wishes.steps or job.steps
     if steps is None:
-        raise InputError(Problem("--steps", "neither it nor the job says how long to train"))
+        problems.add("--steps", "neither it nor the job says how long to train")
+    device = _tried(problems, lambda: _device(wishes.device, plan.device_count if plan else 1))
+    problems.raise_if_any()
+    assert plan is not None
+    assert data is not None
+    assert steps is not None
+    assert device is not None
+    warm_up()
+    others = len(os.listdir("/proc/self/task")) - 1
+    if others > 0:
+        what = f"code that is loaded for the job has started {others} threads"
+        cure = "no rank could have them: start them in a layer"
+        raise InputError(Problem(wishes.job.name, what, cure))
     ranks = plan.device_count
-    device = _device(wishes.device, ranks)
-    with ExitStack() as stack:
-        timeline = stack.enter_context(_timeline_file(wishes.timeline))
-        pieces = stack.enter_context(_pieces_folder(wishes.save))
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
-        orders = Orders(
-            job=job,
-            plan=plan,
-            data=open_data(job, wishes.job.parent),
-            weights=open_weights(job, wishes.job.parent),
-            steps=steps,
-            device=device,
-            threads=max(1, torch.get_num_threads() // ranks),
-            listening=listening,
-            keeps_spans=timeline is not None,
-            fail_at=_fail_point(),
-            pieces=pieces,
-        )
-        warm_up()
-        threads = len(os.listdir("/proc/self/task"))
-        assert threads == 1, f"{threads} threads run, and a fork would take only one of them along"
-        account = _Account(Progress(steps, as_json=wishes.as_json))
-        board = Board(ranks)
-        with account.progress:
-            run_ranks(
-                partial(train, orders, board=board), ranks=ranks, board=board, hear=account.hear
-            )
-        account.progress.finish(_summary(seats_of(plan), account, device))
-        if timeline is not None:
-            _write_timeline(timeline, seats_of(plan), account)
-        if pieces is not None and wishes.save is not None:
-            _save(job, ranks, pieces, wishes.save)
+    listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
+    orders = Orders(
+        job=job,
+        plan=plan,
+        data=data,
+        weights=weights,
+        steps=steps,
+        device=device,
+        threads=max(1, threads // ranks),
+        listening=listening,
+        keeps_spans=timeline is not None,
+        fail_at=_fail_point(),
+        pieces=pieces,
+    )
+    return orders, timeline
+
+
+def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
+    """Do something; what is wrong is noted, so that the rest can be looked at too."""
+    try:
+        return act()
+    except InputError as error:
+        problems.take(error)
+        return None
 
 
 @dataclass(slots=True)
@@ -156,7 +186,7 @@ def _fail_point() -> FailPoint | None:
 
 
 @contextmanager
-def _timeline_file(path: Path | None) -> Iterator[Any]:
+def _timeline_file(path: Path | None) -> Iterator[IO[str] | None]:
     """Open the file before hours of training, not after."""
     if path is None:
         yield None
@@ -204,7 +234,7 @@ def _summary(seats: tuple[Seat, ...], account: _Account, device: str) -> list[di
     ]
 
 
-def _write_timeline(file: Any, seats: tuple[Seat, ...], account: _Account) -> None:
+def _write_timeline(file: IO[str], seats: tuple[Seat, ...], account: _Account) -> None:
     timelines = [
         RankTimeline(
             rank=seat.rank,

@@ -173,6 +173,17 @@ def test_other_mistakes_are_sentences(warm, files):
     assert "Missing option" in warm.run("run").err
 
 
+def test_all_mistakes_are_told_at_once(warm, files):
+    write(files, change=("steps = 3\n", ""), more='[data]\ntokens = "c.bin"\n')
+    told = refusal(run(warm, files, "--ranks-max", "1", "--save", files / "job.toml"))
+    assert [line.split(":")[1].strip() for line in told.splitlines()] == [
+        "plan.json",
+        "c.bin",
+        f"{files / 'job.toml'}",
+        "--steps",
+    ]
+
+
 # -- ends -----------------------------------------------------------------------------------------
 
 
