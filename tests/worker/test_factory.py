@@ -81,8 +81,8 @@ def test_ranks_compute_what_one_computes(name: str, tp: int, atoms: int) -> None
 def test_weights_are_those_of_the_users_code_and_of_the_seed(name: str) -> None:
     job = job_of(name)
     torch.manual_seed(1)
-    one = [p.clone() for i in range(4) for p in factory_layer(job, i).parameters()]
     state = torch.get_rng_state()
+    one = [p.clone() for i in range(4) for p in factory_layer(job, i).parameters()]
     again = [p for i in range(4) for p in factory_layer(job, i).parameters()]
     assert all(map(torch.equal, one, again))
     assert torch.equal(torch.get_rng_state(), state), "the user's own random numbers moved"
