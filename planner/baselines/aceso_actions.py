@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
@@ -18,6 +18,8 @@ ACTIONS: dict[str, tuple[int, int, int]] = {
     "inc_mbs": (-1, 1, 0),
     "dec_mbs": (1, -1, 0),
 }
+_Way = tuple[float, OwnStage]
+"""What a stage would take (ms), changed so."""
 ROUNDS_MAX = 5
 """Partners to which operators are moved in one action."""
 SIZES_MAX = 8
@@ -37,6 +39,8 @@ class Actions:
     model: Model
     tried: set[tuple[Config, int, int]] = field(default_factory=set)
     """Configuration, target and partner between which operators were moved already."""
+    _resizings: dict[object, tuple[_Way | None, _Way | None]] = field(default_factory=dict)
+    """Of stages, the quickest way to half and to twice the GPUs."""
 
     def apply(self, action: str, config: Config, target: int) -> Config | None:
         """The configuration after an action, or nothing where it cannot be done."""
@@ -108,13 +112,13 @@ class Actions:
             for count in range(one.end - one.first):
                 if step > 0:
                     left, taker = (
-                        replace(one, end=one.end - count),
-                        replace(other, first=other.first - count),
+                        one._replace(end=one.end - count),
+                        other._replace(first=other.first - count),
                     )
                 else:
                     left, taker = (
-                        replace(one, first=one.first + count),
-                        replace(other, end=other.end + count),
+                        one._replace(first=one.first + count),
+                        other._replace(end=other.end + count),
                     )
                 if self._worth(left, config, giver, by_time=by_time) < goal:
                     stages[giver], stages[giver + step] = left, taker
@@ -141,12 +145,14 @@ class Actions:
         givers, takers = self._sorted_others(config, target)
         for index, counterpart in (givers if grows else takers)[: len(config.stages) - 1]:
             stages = {target: changed, index: counterpart}
-            stages = self._balanced(config, stages, givers, takers)
+            stages, spare = self._balanced(config, stages, givers, takers)
+            if spare:
+                continue
             result = replace(
                 config,
                 stages=tuple(stages.get(i, stage) for i, stage in enumerate(config.stages)),
             )
-            if result.gpus == config.gpus and self._keeps_nodes(result):
+            if self._keeps_nodes(result):
                 return result
         return None
 
@@ -159,16 +165,32 @@ class Actions:
         for index, stage in enumerate(config.stages):
             if index == target:
                 continue
-            for change, found in ((_halved, halves), (_doubled, doubles)):
-                ways = [way for way in (change(stage, "tp"), change(stage, "dp")) if way]
-                ways = [way for way in ways if self._is_possible(way, config)]
-                if ways:
-                    timed = [(self.model.predicted_ms(w, config.micro_batch), w) for w in ways]
-                    ms, best = min(timed)
-                    found.append((ms, index, best))
+            key = (stage, config.micro_batch, len(config.stages))
+            if key not in self._resizings:
+                self._resizings[key] = (
+                    self._best_way(stage, _halved, config),
+                    self._best_way(stage, _doubled, config),
+                )
+            for found, best in zip((halves, doubles), self._resizings[key], strict=True):
+                if best is not None:
+                    found.append((best[0], index, best[1]))
         halves.sort(key=lambda one: one[:2])
         doubles.sort(key=lambda one: (-one[0], one[1]))
         return [one[1:] for one in halves], [one[1:] for one in doubles]
+
+    def _best_way(
+        self, stage: OwnStage, change: Callable[[OwnStage, str], OwnStage | None], config: Config
+    ) -> _Way | None:
+        """The quickest of the ways to change a stage's GPUs."""
+        ways = [way for way in (change(stage, "tp"), change(stage, "dp")) if way]
+        return min(
+            (
+                (self.model.predicted_ms(way, config.micro_batch), way)
+                for way in ways
+                if self._is_possible(way, config)
+            ),
+            default=None,
+        )
 
     def _balanced(
         self,
@@ -176,8 +198,11 @@ class Actions:
         stages: dict[int, OwnStage],
         givers: list[tuple[int, OwnStage]],
         takers: list[tuple[int, OwnStage]],
-    ) -> dict[int, OwnStage]:
-        """Let further stages give what is still missing, then others take what is left over."""
+    ) -> tuple[dict[int, OwnStage], int]:
+        """Let further stages give what is still missing, then others take what is left over.
+
+        Also says how many GPUs are spare in the end, fewer than 0 where some are missing.
+        """
         stages = dict(stages)
         spare = sum(config.stages[index].gpus - stage.gpus for index, stage in stages.items())
         for index, stage in givers:
@@ -189,7 +214,7 @@ class Actions:
             if wanted <= spare and index not in stages:
                 stages[index] = stage
                 spare -= wanted
-        return stages
+        return stages, spare
 
     def _is_possible(self, stage: OwnStage, config: Config) -> bool:
         inputs = self.model.inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 Key = tuple[int, int]
 """Samples of a replica's micro batch and tensor degree, by which profiles are looked up."""
@@ -59,8 +60,7 @@ FIXED = Repairs()
 PUBLISHED = Repairs(False, False, False, False)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class OwnStage:
+class OwnStage(NamedTuple):
     """Operators ``first`` to ``end - 1`` on ``d`` replicas of ``t`` GPUs."""
 
     first: int

@@ -168,19 +168,17 @@ def _gains(
     member[np.arange(inputs.devices), labels] = 1.0
     means = send @ member / np.maximum(member.sum(axis=0), 1.0)
     gain = np.full((inputs.stages, inputs.stages), -np.inf)
-    movers = {}
-    for group in range(inputs.stages):
-        mine = [device for device, label in enumerate(labels) if label == group]
-        own = send[np.ix_(mine, mine)].copy()
-        np.fill_diagonal(own, np.inf)
-        cheapest = own.min(axis=1, initial=np.inf)
-        free = [i for i, device in enumerate(mine) if device not in locked]
-        if not free:
-            continue
-        index = min(free, key=lambda i: (cheapest[i], mine[i]))
-        if math.isfinite(cheapest[index]):
-            movers[group] = mine[index]
-            gain[group] = means[mine[index]] - cheapest[index]
+    group_of = np.asarray(labels)
+    others = group_of[:, None] == group_of
+    np.fill_diagonal(others, val=False)
+    cheapest = np.where(others, send, np.inf).min(axis=1, initial=np.inf)
+    order = [int(k) for k in np.argsort(cheapest, kind="stable") if int(k) not in locked]
+    movers: dict[int, int] = {}
+    for device in order:
+        group = labels[device]
+        if group not in movers and math.isfinite(cheapest[device]):
+            movers[group] = device
+            gain[group] = means[device] - cheapest[device]
             gain[group, group] = -np.inf
     return gain, movers
 
