@@ -97,6 +97,7 @@ class Trainer:
         self.precision = precision or precision_of(job)
         self.device = torch.device(device)
         self.recorder = recorder or Recorder(rank)
+        self._transport = transport
         self.progress = Progress(scale=LossScale.first(self.precision))
         self.seat = seats_of(plan)[rank]
         tables = [table_of(job, index) for index in range(len(job.model.layers))]
@@ -163,6 +164,8 @@ class Trainer:
         )
         with self.recorder.span("vote"):
             verdict = self._vote.cast(self.memories, ballot)
+            # What was aborted on an accelerator ends like what was completed.
+            self._transport.check()
         self._refuse_what_is_no_number(verdict)
         # Losses and gradients are sums; only here do they become means over the step's labels.
         mean = 1.0 / (seed * max(verdict.labels, 1))

@@ -99,6 +99,9 @@ class Transport(Protocol):
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
         """Begin to receive into the tensor what ``source`` sends, message by message in order."""
 
+    def check(self) -> None:
+        """Raise what has ended the generation, if anything has."""
+
     def abort(self, reason: str) -> None:
         """End every wait, here and at the peers; may be called from any thread, more than once."""
 

@@ -101,6 +101,10 @@ class ProcessTransport:
             f"receiving from rank {source}",
         )
 
+    def check(self) -> None:
+        if self._watch.failure is not None:
+            raise _as_noticed(self._watch.failure, "looking")
+
     def abort(self, reason: str) -> None:
         self._watch.fail(Aborted(reason, rank=self.rank))
 

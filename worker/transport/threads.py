@@ -185,6 +185,10 @@ class ThreadTransport:
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
         return self._world.receive(tensor.detach(), source=source, to=self.rank)
 
+    def check(self) -> None:
+        if self._world.failure is not None:
+            raise self._world.failure
+
     def abort(self, reason: str) -> None:
         self._world.fail(Aborted(reason, rank=self.rank))
 
