@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.answer import Answer, Question
-from planner.policies import IgnoreAdditions, Restart, Sailor
 from planner.replaying import POLICIES, Replay, replayed
 from planner.trace_plans import TracePlans, plans_for, spells_of
 from sailord.cli import main
@@ -23,7 +22,7 @@ from simulator.presets import preset
 from simulator.provenance import MEASURED
 from simulator.request import Measurements
 from simulator.trace import Trace, trace_of
-from simulator.trace_player import MoveCosts, Policy, Tale
+from simulator.trace_player import MoveCosts, Tale
 
 PLACE = Place("A100-40", "A100-40x4", "us-central1-a")
 POOL = Pool(PLACE.zone, PLACE.gpu, PLACE.machine, 4, 16, price_usd_per_gpu_hour=3.6)
@@ -184,12 +183,6 @@ def test_whole_machines_go_and_the_seed_says_which() -> None:
         assert len(second[0]) == 8
         assert len({slot // 4 for slot in second[0]}) == 2
         assert len(last[0]) == 6
-
-
-@pytest.mark.parametrize("kind", [Sailor, Restart, IgnoreAdditions])
-def test_policies_say_how_they_move(kind: type[Policy]) -> None:
-    assert kind.__dataclass_fields__["name"].default in POLICIES  # type: ignore[attr-defined]  # dataclasses
-    assert kind.__dataclass_fields__["is_live"].default is (kind is not Restart)  # type: ignore[attr-defined]  # dataclasses
 
 
 # -- the command ---------------------------------------------------------------------------------
