@@ -31,8 +31,8 @@ STEPS_BACK_MONEY = (0, 1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 52, 65, 80)
 STEPS_AROUND = (-2, -1, 0, 1, 2)
 STEPS_AROUND_MONEY = (-6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6)
 """And exactly, around the one that is best by the rough estimate."""
-CUT = 16
-IMPROVED = 5
+CUT = 10
+IMPROVED = 4
 FIRST = 24
 BEAM = 12
 """For each of the best layouts and micro batch sizes, the chains that are cut, and kept."""
@@ -289,7 +289,7 @@ def best_chains(
                     STEPS_BACK_MONEY if worths.limits.needs_prices else STEPS_BACK,
                     STEPS_AROUND_MONEY if worths.limits.needs_prices else STEPS_AROUND,
                     worths,
-                    effort(BEAM),
+                    effort(min(BEAM, 2 * len(terms.options))),
                 )
                 searches.append((search.first(), search))
     searches.sort(key=lambda pair: pair[0])

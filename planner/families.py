@@ -146,12 +146,18 @@ class Family:
     """In what is minimised."""
 
 
-def rings_of(model: PaperModel, replicas: Sequence[int], *, most: int) -> Rings:
+Link = tuple[float, float, float]
+"""A fitted curve of bandwidth."""
+
+
+def rings_of(
+    model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Array]
+) -> Rings:
     """The least times of rings of each kind, for every possible stage.
 
     A ring is no quicker than the best link that one of its replicas has to any other, and the
     best number of replicas up to the next one asked for, ``most`` at the end: more replicas than
-    needed may be quicker to sync.
+    needed may be quicker to sync. ``known`` keeps what was computed for each link.
     """
     whole = model.gradient_bytes()
     first, end = np.triu_indices(model.layers + 1, 1)
@@ -159,19 +165,20 @@ def rings_of(model: PaperModel, replicas: Sequence[int], *, most: int) -> Rings:
     ways = (1, 2, MOST_TP_SHARING_GRADIENTS)
     sizes = np.array(sorted({size / way for size in bytes_of for way in ways}))
     asked = np.array(replicas)
-    count = np.arange(asked[0], max(most, asked[-1]) + 1.0)[:, None]
-    known: dict[tuple[float, float, float], Array] = {}
+    count = np.arange(1, max(most, asked[-1]) + 1.0)[:, None]
     rows = []
     for kind in sorted({lot.gpu for lot in model.lots}):
-        links = _links(model, kind)
+        links = _quickest(_links(model, kind), float(sizes[0]) / len(count), BUCKET_BYTES)
         for link in links:
-            if link not in known:
+            if link not in known or len(known[link]) < len(count):
                 known[link] = _ring_s(link, sizes, count)
-        every = [known[link] for link in links] or [np.full((len(count), len(sizes)), np.inf)]
+        every = [known[link][: len(count)] for link in links] or [
+            np.full((len(count), len(sizes)), np.inf)
+        ]
         row = np.minimum.reduce(every)
         # Larger stages never count as quicker: the table serves as a bound.
         row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
-        row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - asked[0], axis=0)
+        row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - 1, axis=0)
         rows.append(np.where(asked[:, None] > 1, row, 0.0))
     seconds = np.stack(rows)
     per_byte = (seconds / sizes).min(axis=2)
@@ -179,10 +186,10 @@ def rings_of(model: PaperModel, replicas: Sequence[int], *, most: int) -> Rings:
     return Rings(sizes, seconds, per_byte)
 
 
-def _links(model: PaperModel, kind: str) -> list[tuple[float, float, float]]:
+def _links(model: PaperModel, kind: str) -> list[Link]:
     """The fitted curves that a ring with replicas of a kind may run over."""
     ends = sorted({(lot.zone, lot.gpu) for lot in model.lots})
-    found: dict[tuple[float, float, float], None] = {}
+    found: dict[Link, None] = {}
     for one, other in itertools.product(ends, repeat=2):
         if kind in (one[1], other[1]):
             curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))
@@ -191,7 +198,25 @@ def _links(model: PaperModel, kind: str) -> list[tuple[float, float, float]]:
     return list(found)
 
 
-def _ring_s(link: tuple[float, float, float], sizes: Array, count: Array) -> Array:
+def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
+    """The links that no other one beats at all sizes of messages in between."""
+    low, high = (float(np.log2(size / 1e6)) for size in (least, most))
+
+    def beats(one: Link, other: Link) -> bool:
+        a, b, c = (x - y for x, y in zip(one, other, strict=True))
+        points = [low, high]
+        if a and low < -b / (2 * a) < high:
+            points.append(-b / (2 * a))
+        return all((a * x + b) * x + c >= 0 for x in points)
+
+    kept: list[Link] = []
+    for link in sorted(links, reverse=True):
+        if not any(beats(other, link) for other in kept):
+            kept = [other for other in kept if not beats(link, other)] + [link]
+    return kept
+
+
+def _ring_s(link: Link, sizes: Array, count: Array) -> Array:
     """[replicas index, size]: infinite where the fitted bandwidth is not positive."""
     full, rest = np.divmod(sizes, BUCKET_BYTES)
 

@@ -13,7 +13,9 @@ from planner.certificate import Bounds, certify
 from planner.chain_search import best_chains
 from planner.exhaust import Exhaustion
 from planner.families import (
+    Array,
     Family,
+    Link,
     bounds_of,
     cost_bounds_of,
     menu_of,
@@ -201,16 +203,19 @@ class PaperSearch:
 
     def hopeful_families(self) -> list[Family]:
         """All families on the best links there are, so that their bounds hold for every plan."""
-        return [family for b in self.micro_batches if (family := self._family(b)) is not None]
+        links: dict[Link, Array] = {}
+        # The smallest micro batches ask for the most replicas: what follows finds all it needs.
+        families = [self._family(b, links) for b in sorted(self.micro_batches)]
+        return [family for family in families if family is not None]
 
-    def _family(self, micro_batch: int) -> Family | None:
+    def _family(self, micro_batch: int, links: dict[Link, Array]) -> Family | None:
         """All the families of one micro batch size."""
         menu = menu_of(self.model, micro_batch, degrees=self.degrees)
         if menu is None:
             return None
         counts = [c for c in self.replica_counts(micro_batch) if c <= menu.gpus.sum()]
         total = self.model.global_batch // micro_batch
-        rings = rings_of(self.model, counts, most=min(total, int(menu.gpus.sum())))
+        rings = rings_of(self.model, counts, most=min(total, int(menu.gpus.sum())), known=links)
         replicas = np.array(counts, dtype=float)
         stages = np.arange(1.0, min(self.model.layers, int(menu.gpus.sum())) + 1)
         bounds = bounds_of(
