@@ -15,6 +15,7 @@ from planner.paper_model import PaperModel
 from planner.paper_search import PaperSearch
 from planner.sailor import plan_job
 from planner.supply import lots_of
+from simulator.cluster import Cluster
 from simulator.job import Objective
 from simulator.network import Network
 from simulator.sites import Sites
@@ -133,3 +134,30 @@ def test_the_plain_formula_is_the_estimators(seed: int) -> None:
     assert plain
     assert plain <= estimated
     assert min(plain) == min(estimated)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_more_gpus_are_never_worse_and_tighter_limits_never_better(
+    goal: str, examples: int
+) -> None:
+    for seed in range(max(4, examples // 5)):
+        case = random_case(random.Random(f"grown {seed}"), gpus_max=5, layers_max=5, goal=goal)
+        pool, *others = case.cluster.pools
+        grown = Cluster(
+            (replace(pool, gpus=pool.gpus + pool.gpus_per_machine), *others),
+            case.cluster.catalogue,
+        )
+        before = plan_job(Question(case.job, case.cluster, case.measurements, "paper"))
+        after = plan_job(Question(case.job, grown, case.measurements, "paper"))
+        if before.objective is None:
+            continue
+        assert after.objective is not None, seed
+        assert after.objective <= before.objective * (1 + 1e-9), seed
+        assert before.estimate is not None
+        pace = 1.05 / before.estimate.iteration_s
+        tight = replace(
+            case.job, objective=Objective(goal=case.job.objective.goal, min_iterations_per_s=pace)
+        )
+        answer = plan_job(Question(tight, case.cluster, case.measurements, "paper"))
+        assert answer.objective is None or answer.objective >= before.objective * (1 - 1e-9), seed
