@@ -26,7 +26,6 @@ from worker.trainer import Trainer  # noqa: E402 - only where there is torch
 from worker.transport.threads import run_as_threads  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
-torch.set_num_threads(1)
 
 
 def job_of(**more) -> Job:

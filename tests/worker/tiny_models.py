@@ -18,7 +18,6 @@ from worker.parallelize import LocalLayer, build_layer, tie
 from worker.transport.base import Collective
 from worker.transport.threads import ThreadTransport, run_as_threads
 
-torch.set_num_threads(1)  # The ranks are threads already.
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24}
 # 37 words are no multiple of any number of ranks.
 TEXT: dict[str, Any] = {**SMALL, "vocab": 37, "sequence": 12}
