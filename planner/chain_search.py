@@ -146,7 +146,7 @@ class ChainSearch:
         terms = self.terms
         stages = (chains >= 0).sum(axis=1)
         index = self._index(chains)
-        sends = terms._sent_s(chains, stages)
+        sends = terms.sent_s(chains, stages)
         level = terms.rough_level(chains, sends)
         used = chains >= 0
         pace = terms.seconds[:, -1] / terms.model.layers
@@ -192,7 +192,7 @@ class ChainSearch:
         """[stages left, option]: layers that memory holds at the very most."""
         ends = np.arange(self.terms.model.layers + 1)
         return np.stack(
-            [(ends - self.terms._memory_start(n + 1)).max(axis=1) for n in range(width)]
+            [(ends - self.terms.memory_start(n + 1)).max(axis=1) for n in range(width)]
         )
 
     # -- which chains ---------------------------------------------------------------------------

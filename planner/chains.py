@@ -170,7 +170,7 @@ class Terms:
         equally long; each such share is tried.
         """
         stages = (chains >= 0).sum(axis=1)
-        sends = self._sent_s(chains, stages)
+        sends = self.sent_s(chains, stages)
         whole = float(self.model.gradient_bytes()[-1])
         scale = whole / stages[:, None] * self._sync_scale(chains)
         scale = np.maximum(scale, 1.0)
@@ -195,7 +195,7 @@ class Terms:
         found: Array = rate / (rate.sum(axis=1) / (chains >= 0).sum(axis=1))[:, None]
         return found
 
-    def _sent_s(self, chains: Ints, stages: Ints) -> Array:
+    def sent_s(self, chains: Ints, stages: Ints) -> Array:
         """[chain, stage from the last]: seconds of messages within a stage's level."""
         found = np.zeros(chains.shape)
         count = chains.shape[1]
@@ -255,7 +255,7 @@ class Terms:
             reach = self._flat[own * (layers + 1) + end] - np.maximum(budget, 0.0) * (1 + HAIR)
             lowest = own * self._stride
             start = np.searchsorted(self._flat, np.maximum(reach, lowest)) - own * (layers + 1)
-            start = np.maximum(start, self._memory_start(left + 1)[own, end])
+            start = np.maximum(start, self.memory_start(left + 1)[own, end])
             if np.isfinite(size).any():
                 held = gradient[end] - size[:, left] * (1 + HAIR)
                 start = np.maximum(start, np.searchsorted(gradient, held))
@@ -267,7 +267,7 @@ class Terms:
             end = np.where(active, start, end)
         return starts, possible
 
-    def _memory_start(self, left: int) -> Ints:
+    def memory_start(self, left: int) -> Ints:
         """[option, end]: the first layer from which memory holds, with so many stages left."""
         while len(self._memory) < left:
             following = len(self._memory) + 1
@@ -287,7 +287,7 @@ class Terms:
         ends = np.where(used, ends, 0)
         begins = np.where(used, starts, 0)
         compute = self.seconds[chains, ends] - self.seconds[chains, begins]
-        levels = np.where(used, compute + self._sent_s(chains, stages), 0.0)
+        levels = np.where(used, compute + self.sent_s(chains, stages), 0.0)
         gradient = self.model.gradient_bytes()
         size = (gradient[ends] - gradient[begins]) / self.sharing[chains]
         count = np.maximum(replicas, 1)[:, None].astype(float)
