@@ -26,7 +26,7 @@ from planner.supply import Grant, Lot
 
 SPAN = 1.01
 """Spans narrower than this are not halved."""
-WORK_MAX = 6e6
+WORK_MAX = 4e6
 """Entries of tables that are made before the best bound so far is taken."""
 NARROW = 1.2
 """Families whose numbers of pipelines are this close are not halved."""

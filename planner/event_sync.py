@@ -24,6 +24,8 @@ from simulator.platform import platform_of
 
 PIPELINES_RATIO = 1.04
 """Numbers of pipelines this close to each other are looked at as one."""
+WAYS_MAX, COARSE_RATIO = 30, 1.6
+"""With more links than this, those that are less close."""
 
 Way = tuple[Place, Place]
 """From a machine at one place to one at another, or to a neighbour in the same machine."""
@@ -69,7 +71,8 @@ class SyncFloor:
         """For a group of ``tp`` GPUs of a kind, where there are so many pipelines."""
         key = ("floor", gpu, tp, fewest, most)
         if key not in self._known:
-            each = [self._of_range(gpu, tp, low, high) for low, high in _ranges(fewest, most)]
+            ranges = _ranges(fewest, most, self._ratio)
+            each = [self._of_range(gpu, tp, low, high) for low, high in ranges]
             self._known[key] = np.min(each, axis=0)
         return self._known[key]
 
@@ -108,6 +111,11 @@ class SyncFloor:
             for flows in self.degrees
         )
 
+    @property
+    def _ratio(self) -> float:
+        """Coarser where there are many links to ask about."""
+        return PIPELINES_RATIO if len(self._near) + len(self._far) <= WAYS_MAX else COARSE_RATIO
+
     def _of_range(self, gpu: str, tp: int, low: int, high: int) -> Array:
         """As many steps as for ``low`` pipelines, each as short as for ``high``."""
         if low < 2:
@@ -137,7 +145,10 @@ class SyncFloor:
             return np.zeros(self.costs.layer_count)
         near = self._into("near")
         least: Array = np.min(
-            [2 * (a - 1) * self._step(near, self.degrees, b) for a, b in _ranges(fewest, most)],
+            [
+                2 * (a - 1) * self._step(near, self.degrees, b)
+                for a, b in _ranges(fewest, most, self._ratio)
+            ],
             axis=0,
         )
         return least
@@ -223,12 +234,12 @@ class _Ways:
     ways: tuple[Way, ...]
 
 
-def _ranges(fewest: int, most: int) -> Iterator[tuple[int, int]]:
+def _ranges(fewest: int, most: int, ratio: float) -> Iterator[tuple[int, int]]:
     """Runs of numbers that are close to each other; the last may go beyond the most."""
     low, high = fewest, 0
     while low <= most:
         while high < low:
             # The same ends whatever the beginning, so that prices are asked for once.
-            high = max(high + 1, int(high * PIPELINES_RATIO))
+            high = max(high + 1, int(high * ratio))
         yield low, high
         low = high + 1

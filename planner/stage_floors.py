@@ -153,7 +153,7 @@ class StageFloors:
             forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
             backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
         fills, drains = (np.stack([_up_to(row) for row in rows]) for rows in (forwards, backwards))
-        out_s = min(map(self.sync.way_out_s, sizes[:-1].tolist()), default=0.0)
+        out_s = min(map(self.sync.way_out_s, sorted(set(sizes[:-1].tolist()))), default=0.0)
         gpus = sorted({choice.gpu for choice in self.choices})
         message = min(platform_of(gpu).message_s for gpu in gpus)
         load = min(platform_of(gpu).load_s for gpu in gpus)
