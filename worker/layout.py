@@ -12,6 +12,7 @@ All of this is arithmetic on the plan: no tensor, no torch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -171,8 +172,8 @@ def holdings_of(plan: Plan, tables: Iterable[tuple[TensorSpec, ...]], *, atoms: 
 
 
 @dataclass(frozen=True, slots=True)
-class SyncUnit:
-    """Gradients that one collective sums."""
+class Part:
+    """Gradients, and weights, that the same ranks hold: what one collective carries."""
 
     layer: int
     atoms: range
@@ -180,40 +181,63 @@ class SyncUnit:
     with_whole: bool
     """The tensors that are not cut are in it too."""
     ranks: tuple[int, ...]
+    owner: int
+    """The one that keeps the optimizer's moments where only one does."""
 
 
-def sync_units(holdings: Holdings) -> tuple[SyncUnit, ...]:
+def sync_parts(holdings: Holdings) -> tuple[Part, ...]:
     """All sums of a step, in the one order in which every rank starts those it takes part in.
 
     Layers descend, as the backward pass does; within a layer atoms ascend, and what is not cut
     comes last; what layers share comes at the very end. Groups overlap, so that any other
     agreement than one order for all could let two ranks wait for each other for ever.
     """
-    return tuple(
-        unit
+    return tuple(part for part in all_parts(holdings) if len(part.ranks) > 1)
+
+
+def all_parts(holdings: Holdings) -> tuple[Part, ...]:
+    """Everything there is, also what only one rank holds, in the same order.
+
+    Each part is owned by that of its holders who owns least, the largest being dealt out first.
+    """
+    parts = [
+        (layer, *rest)
         for layer in sorted(holdings.holders, reverse=True)
-        for unit in _units_of_layer(holdings, layer)
-    )
+        for rest in _parts_of_layer(holdings, layer)
+    ]
+    sizes = [_elements(holdings, layer, atoms, whole) for layer, atoms, whole, _ in parts]
+    owned: Counter[int] = Counter()
+    owners: dict[int, int] = {}
+    for number in sorted(range(len(parts)), key=lambda number: (-sizes[number], number)):
+        *_, ranks = parts[number]
+        owners[number] = min(ranks, key=lambda rank: (owned[rank], rank))
+        owned[owners[number]] += sizes[number]
+    return tuple(Part(*part, owners[number]) for number, part in enumerate(parts))
 
 
-def _units_of_layer(holdings: Holdings, layer: int) -> Iterator[SyncUnit]:
+def _elements(holdings: Holdings, layer: int, atoms: range, with_whole: bool) -> int:
+    specs = holdings.tables[layer]
+    cut = image_of_atoms(specs, atoms, atoms=holdings.atoms).elements
+    return cut + (image_of_whole(specs).elements if with_whole else 0)
+
+
+def _parts_of_layer(
+    holdings: Holdings, layer: int
+) -> Iterator[tuple[range, bool, tuple[int, ...]]]:
     holders = holdings.holders[layer]
     ranks = tuple(holder.rank for holder in holders)
     split, whole = holdings.has_split(layer), holdings.has_whole(layer)
-    if len(ranks) < 2:
-        return
     if all(holder.tp == 1 for holder in holders):
         # Nobody cuts this layer: all that it has is one sum between the same ranks.
         if split or whole:
-            yield SyncUnit(layer, range(holdings.atoms if split else 0), whole, ranks)
+            yield range(holdings.atoms if split else 0), whole, ranks
         return
     if split:
         for segment in segments(holders, atoms=holdings.atoms):
             members = tuple(h.rank for h in holders if segment[0] in h.atoms)
-            if len(members) > 1:
-                yield SyncUnit(layer, segment, False, members)
+            yield segment, False, members
     if whole:
-        yield SyncUnit(layer, range(0), True, ranks)
+        yield range(0), True, ranks
 
 
 def segments(holders: Iterable[Holder], *, atoms: int) -> tuple[range, ...]:
@@ -226,7 +250,7 @@ def groups_of(plan: Plan, holdings: Holdings) -> tuple[tuple[int, ...], ...]:
     """All groups of ranks that a plan needs, in the order in which they are opened."""
     seats = seats_of(plan)
     groups = {seat.tp_ranks: None for seat in seats if seat.tp > 1}
-    groups |= {unit.ranks: None for unit in sync_units(holdings)}
+    groups |= {part.ranks: None for part in sync_parts(holdings)}
     groups |= {tuple(range(len(seats))): None} if len(seats) > 1 else {}
     return tuple(groups)
 

@@ -7,13 +7,13 @@ atom is contiguous wherever a rank holds just one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from worker.layout import TIED, Image, Slot, image_of_atoms, image_of_whole
+from worker.layout import TIED, Image, Part, Slot, image_of_atoms, image_of_whole
 from worker.parallelize import LocalLayer
 from worker.precision import Precision
 from worker.protocol import TensorSpec
@@ -36,6 +36,9 @@ class LayerMemory:
     """The same memory as ``master`` where the model computes with what is kept."""
     gradient: Tensor
     moments: tuple[Tensor, ...]
+    """Empty where another rank keeps them all."""
+    owned: tuple[Part, ...]
+    """The parts of which this rank keeps the moments."""
     _gradients: list[Tensor] = field(default_factory=list)
 
     @property
@@ -53,38 +56,50 @@ class LayerMemory:
     def whole_part(self, flat: Tensor) -> Tensor:
         return flat[self.split.elements :]
 
+    def views_of(self, flat: Tensor, wanted: range) -> list[Tensor]:
+        """Some atoms of the tensors that are cut, within flat memory."""
+        assert set(wanted) <= set(self.held), "a rank has its own atoms"
+        found = []
+        for slot, view in zip(
+            self.split.slots, _views(self.split_part(flat), self.split), strict=True
+        ):
+            dim = slot.spec.split_dim
+            assert dim is not None, "what is cut is cut somewhere"
+            each = slot.shape[dim] // len(self.held)
+            first = (wanted.start - self.held.start) * each
+            found.append(view.narrow(dim, first, each * len(wanted)))
+        return found
+
     def atoms_of(self, flat: Tensor, wanted: range) -> Tensor:
         """The flat form of some atoms: memory itself if these are all, else a copy."""
         if wanted == self.held:
             return self.split_part(flat)
         image = image_of_atoms(self.specs, wanted, atoms=self.atoms)
         copy = flat.new_zeros(image.elements)
-        for mine, theirs in self._pairs(flat, copy, image, wanted):
+        for mine, theirs in zip(self.views_of(flat, wanted), _views(copy, image), strict=True):
             theirs.copy_(mine)
         return copy
 
     def put_atoms(self, flat: Tensor, wanted: range, values: Tensor) -> None:
         """Write back what ``atoms_of`` copied out."""
-        if wanted == self.held:
-            if values.data_ptr() != flat.data_ptr():
-                self.split_part(flat).copy_(values)
-            return
+        if values.data_ptr() == flat.data_ptr():
+            return  # It was no copy.
         image = image_of_atoms(self.specs, wanted, atoms=self.atoms)
-        for mine, theirs in self._pairs(flat, values, image, wanted):
+        for mine, theirs in zip(self.views_of(flat, wanted), _views(values, image), strict=True):
             mine.copy_(theirs)
 
-    def _pairs(
-        self, flat: Tensor, copy: Tensor, image: Image, wanted: range
-    ) -> Iterable[tuple[Tensor, Tensor]]:
-        """Each tensor's atoms here and in their own flat form."""
-        assert set(wanted) <= set(self.held), "a rank has its own atoms"
-        mine = _views(self.split_part(flat), self.split)
-        for slot, part, whole in zip(image.slots, _views(copy, image), mine, strict=True):
-            dim = slot.spec.split_dim
-            assert dim is not None
-            size = slot.shape[dim]
-            first = (wanted.start - self.held.start) * size // len(wanted)
-            yield whole.narrow(dim, first, size), part
+    def part_of(self, flat: Tensor, part: Part) -> Tensor:
+        """What flat memory has of a part: in place where it lies in one piece, else a copy."""
+        if part.with_whole and len(part.atoms) > 0:
+            return flat
+        if part.with_whole:
+            return self.whole_part(flat)
+        return self.atoms_of(flat, part.atoms)
+
+    def put_part(self, flat: Tensor, part: Part, values: Tensor) -> None:
+        """Write back what ``part_of`` copied out."""
+        if not part.with_whole:
+            self.put_atoms(flat, part.atoms, values)
 
     def begin_step(self) -> None:
         """Forget the gradients of the step before."""
@@ -122,8 +137,12 @@ def memories_of(
     held: range,
     precision: Precision,
     moments: int,
+    owned: Sequence[Part],
 ) -> dict[int, LayerMemory]:
-    """Move the parameters of a rank's layers into flat memory, in the order of the sync."""
+    """Move the parameters of a rank's layers into flat memory, in the order of the sync.
+
+    ``owned`` are the parts of which this rank keeps the moments.
+    """
     found: dict[int, dict[str, nn.Parameter]] = {}
     shared = {spec.name for spec in tables[TIED]}
     for layer in sorted(layers, key=lambda layer: -layer.index):
@@ -143,6 +162,7 @@ def memories_of(
             held=held,
             precision=precision,
             moments=moments,
+            owned=tuple(part for part in owned if part.layer == layer),
         )
         for layer in sorted(found, reverse=True)
     }
@@ -157,6 +177,7 @@ def _memory(
     held: range,
     precision: Precision,
     moments: int,
+    owned: tuple[Part, ...],
 ) -> LayerMemory:
     split = image_of_atoms(specs, held, atoms=atoms)
     whole = image_of_whole(specs)
@@ -180,7 +201,8 @@ def _memory(
         master,
         compute,
         zeros(precision.master),
-        tuple(zeros(precision.master) for _ in range(moments)),
+        tuple(zeros(precision.master) for _ in range(moments if owned else 0)),
+        owned,
     )
     for parameter, view in zip(ordered, memory.views(master), strict=True):
         view.copy_(parameter.detach())

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from worker.layout import Slot
 from worker.memory import LayerMemory
 from worker.precision import Precision
 from worker.protocol import TensorSpec
@@ -32,13 +33,29 @@ def kinds_of(memory: LayerMemory) -> dict[Kind, Tensor]:
 def pieces_of(memories: Iterable[LayerMemory]) -> Pieces:
     """Copies of all that one rank holds."""
     found: Pieces = {}
+
+    def add(memory: LayerMemory, slot: Slot, kind: Kind, held: range | None, view: Tensor) -> None:
+        key = (memory.layer, slot.spec.name, kind)
+        found.setdefault(key, []).append((held, view.detach().cpu().clone()))
+
     for memory in memories:
         for kind, flat in kinds_of(memory).items():
-            for slot, view in zip(memory.slots, memory.views(flat), strict=True):
-                held = None if slot.spec.split_dim is None else memory.held
-                key = (memory.layer, slot.spec.name, kind)
-                found.setdefault(key, []).append((held, view.detach().cpu().clone()))
+            for atoms, with_whole in _kept(memory, kind):
+                views = memory.views_of(flat, atoms) if atoms else []
+                for slot, view in zip(memory.split.slots, views, strict=False):
+                    add(memory, slot, kind, atoms, view)
+                if with_whole:
+                    whole = memory.views(flat)[len(memory.split.slots) :]
+                    for slot, view in zip(memory.whole.slots, whole, strict=True):
+                        add(memory, slot, kind, None, view)
     return found
+
+
+def _kept(memory: LayerMemory, kind: Kind) -> list[tuple[range, bool]]:
+    """Of which atoms, and whether of what is not cut, a rank keeps this kind of state."""
+    if kind.startswith("moment"):
+        return [(part.atoms, part.with_whole) for part in memory.owned]
+    return [(memory.held, True)]
 
 
 def merge(
@@ -90,12 +107,12 @@ def checksums(memory: LayerMemory) -> dict[tuple[int, int | None, Kind], str]:
     """A digest of each atom, and of what is not cut: equal on all that hold the same."""
     found: dict[tuple[int, int | None, Kind], str] = {}
     for kind, flat in kinds_of(memory).items():
-        if memory.split.slots:
-            for atom in memory.held:
+        for atoms, with_whole in _kept(memory, kind):
+            for atom in atoms if memory.split.slots else ():
                 part = memory.atoms_of(flat, range(atom, atom + 1))
                 found[memory.layer, atom, kind] = _digest(part)
-        if memory.whole.slots:
-            found[memory.layer, None, kind] = _digest(memory.whole_part(flat))
+            if with_whole and memory.whole.slots:
+                found[memory.layer, None, kind] = _digest(memory.whole_part(flat))
     return found
 
 

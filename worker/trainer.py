@@ -33,6 +33,7 @@ from worker.table import table_of
 from worker.timeline import Recorder
 from worker.transport.base import Collective, Transport
 from worker.vote import Ballot, Verdict, Vote
+from worker.zero import OwnersUpdate, owned_parts
 
 
 class NotANumberError(RuntimeError):
@@ -119,6 +120,10 @@ class Trainer:
             held=held,
             precision=self.precision,
             moments=Update.moments(job),
+            owned=owned_parts(self.holdings, rank, zero=job.zero),
+        )
+        self._owners = (
+            OwnersUpdate(rank, self.holdings, self.memories, transport) if job.zero else None
         )
         stage = Stage(
             layers, recomputed=self._recomputed(), moment=moment, collect=self._collect_gradients
@@ -234,8 +239,11 @@ class Trainer:
             gradient_factor=factor,
             count=before.updates + 1,
         )
+        if self._owners is not None:
+            self._owners.apply(update)
         for memory in self.memories.values():
-            update.apply(memory.master, memory.gradient, memory.moments)
+            if self._owners is None:
+                update.apply(memory.master, memory.gradient, memory.moments)
             if memory.compute is not memory.master:
                 self.precision.derive(memory.master, into=memory.compute)
 

@@ -24,7 +24,7 @@ from worker.layout import (
     segments,
     source_of,
     speakers,
-    sync_units,
+    sync_parts,
     targets_of,
 )
 from worker.protocol import TensorSpec
@@ -55,7 +55,7 @@ def test_every_replica_holds_every_atom_once(examples):
 
 def test_each_atom_is_summed_once_over_all_that_hold_it(examples):
     for _, _, holdings in cases(examples):
-        units = sync_units(holdings)
+        units = sync_parts(holdings)
         for layer, holders in holdings.holders.items():
             mine = [unit for unit in units if unit.layer == layer]
             for atom in range(holdings.atoms if holdings.has_split(layer) else 0):
@@ -69,7 +69,7 @@ def test_each_atom_is_summed_once_over_all_that_hold_it(examples):
 
 def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
     for _, _, holdings in cases(examples):
-        for unit in sync_units(holdings):
+        for unit in sync_parts(holdings):
             for holder in holdings.holders[unit.layer]:
                 common = set(unit.atoms) & set(holder.atoms)
                 assert common in (set(), set(unit.atoms))
@@ -77,7 +77,7 @@ def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
 
 def test_all_ranks_share_one_order_that_follows_the_backward_pass(examples):
     for _, _, holdings in cases(examples):
-        units = sync_units(holdings)
+        units = sync_parts(holdings)
         assert [unit.layer for unit in units] == sorted((u.layer for u in units), reverse=True)
         for one, other in pairwise(units):
             if one.layer == other.layer:
@@ -128,7 +128,7 @@ def test_every_group_is_opened_before_it_is_needed(examples):
     for _, plan, holdings in cases(examples):
         groups = groups_of(plan, holdings)
         assert len(set(groups)) == len(groups)
-        assert {unit.ranks for unit in sync_units(holdings)} <= set(groups)
+        assert {unit.ranks for unit in sync_parts(holdings)} <= set(groups)
         assert {s.tp_ranks for s in seats_of(plan) if s.tp > 1} <= set(groups)
 
 
@@ -147,7 +147,7 @@ def test_layers_that_nobody_cuts_are_one_message():
     job = small_job(tied=False)
     tables = [table_of(job, index) for index in range(5)]
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
-    units = sync_units(holdings_of(plan, tables, atoms=4))
+    units = sync_parts(holdings_of(plan, tables, atoms=4))
     assert [(unit.layer, unit.with_whole) for unit in units] == [(n, True) for n in (4, 3, 2, 1, 0)]
 
 
@@ -159,7 +159,7 @@ def test_a_shared_tensor_belongs_to_both_ends_and_is_summed_last():
     assert [h.rank for h in holdings.holders[TIED]] == [0, 1, 3, 4, 5, 6]
     assert [spec.name for spec in holdings.tables[TIED]] == ["token.weight"]
     assert "token.weight" not in [spec.name for spec in holdings.tables[0]]
-    last = sync_units(holdings)[-1]
+    last = sync_parts(holdings)[-1]
     assert (last.layer, last.atoms, last.ranks) == (TIED, range(3, 4), (1, 6))
 
 

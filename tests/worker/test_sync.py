@@ -17,6 +17,7 @@ from worker.sync import GradientSync  # noqa: E402 - after the skip
 from worker.table import table_of  # noqa: E402 - after the skip
 from worker.timeline import Recorder  # noqa: E402 - after the skip
 from worker.transport.threads import run_as_threads  # noqa: E402 - after the skip
+from worker.zero import owned_parts  # noqa: E402 - after the skip
 
 pytestmark = pytest.mark.torch
 
@@ -24,7 +25,9 @@ TIED_JOB = small_job(tied=True)
 LLAMA = small_job("llama", tied=False)  # Two key and value heads for four atoms: partial sums.
 
 
-def memories(job, seat, group):
+def memories(job, plan, seat, group):
+    tables = [table_of(job, index) for index in range(len(job.model.layers))]
+    holdings = holdings_of(plan, tables, atoms=job.max_tp)
     layers = [
         build_layer(
             job,
@@ -41,7 +44,13 @@ def memories(job, seat, group):
     tie(layers)
     held = atoms_held(tp=seat.tp, index=seat.index, atoms=job.max_tp)
     return memories_of(
-        layers, tables_of(job), atoms=job.max_tp, held=held, precision=FP64, moments=2
+        layers,
+        tables_of(job),
+        atoms=job.max_tp,
+        held=held,
+        precision=FP64,
+        moments=2,
+        owned=owned_parts(holdings, seat.rank, zero=0),
     )
 
 
@@ -57,7 +66,7 @@ def synced(job, plan, *, fill):
             if seat.rank in ranks:
                 transport.group(ranks)
         group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
-        kept = memories(job, seat, group)
+        kept = memories(job, plan, seat, group)
         for memory in kept.values():
             for slot, view in zip(memory.slots, memory.views(memory.gradient), strict=True):
                 view.fill_(fill(seat, slot.spec))
@@ -92,7 +101,7 @@ def test_of_gradients_that_a_stage_has_alike_one_counts_and_parts_are_added():
 
 def test_atoms_leave_and_enter_flat_memory_unchanged():
     plan = plan_of(8, (1, [(0, 5, 1)]))
-    memory = memories(TIED_JOB, seats_of(plan)[0], None)[2]
+    memory = memories(TIED_JOB, plan, seats_of(plan)[0], None)[2]
     flat = torch.zeros_like(memory.master)
     for number, view in enumerate(memory.views(flat)):
         view.copy_(torch.arange(view.numel()).view(view.shape) + 1000.0 * number)
@@ -129,7 +138,7 @@ def merged(job, plan, logical):
     def body(transport):
         seat = seats[transport.rank]
         group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
-        kept = memories(job, seat, group)
+        kept = memories(job, plan, seat, group)
         for memory in kept.values():
             if logical is None:
                 for number, moment in enumerate(memory.moments):

@@ -32,7 +32,7 @@ def verdicts(plan, *, ballot):
         seat = seats[transport.rank]
         everybody = transport.group(tuple(range(len(seats))))
         group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
-        kept = memories(JOB, seat, group)
+        kept = memories(JOB, plan, seat, group)
         for memory in kept.values():
             memory.gradient.copy_(memory.master)
         vote = Vote(seat.rank, holdings, everybody, torch.device("cpu"))
@@ -54,7 +54,7 @@ def test_the_norm_has_the_same_bits_under_every_plan(examples):
 def test_a_shared_tensor_counts_once_in_the_norm():
     plan = plan_of(8, (1, [(0, 5, 1)]))
     (verdict,) = verdicts(plan, ballot=lambda _: Ballot())
-    kept = memories(JOB, seats_of(plan)[0], None)
+    kept = memories(JOB, plan, seats_of(plan)[0], None)
     wanted = math.sqrt(sum((memory.master**2).sum().item() for memory in kept.values()))
     assert verdict.norm == pytest.approx(wanted, rel=1e-13)
     assert (

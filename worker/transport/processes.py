@@ -129,14 +129,11 @@ class ProcessTransport:
         try:
             return act()
         except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                self._watch.fail(DeadlinePassed(doing, seconds=self.deadline_s))
             # A connection may break before the watch has heard who broke it.
             self._watch.failed.wait(_TELL_S)
-            if self._watch.failure is None:
-                late = "timed out" in str(error).lower()
-                cause: TransportError = TransportError(f"{doing}: {error}")
-                if late:
-                    cause = DeadlinePassed(doing, seconds=self.deadline_s)
-                self._watch.fail(cause)
+            self._watch.fail(TransportError(f"{doing}: {error}"))
             assert self._watch.failure is not None
             raise _as_noticed(self._watch.failure, doing) from error
 
