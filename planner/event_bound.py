@@ -74,9 +74,8 @@ class EventBound:
     gpus: dict[str, float] = field(default_factory=dict)
     usd_per_s: dict[str, float] = field(default_factory=dict)
     work: float = 0.0
+    """Entries of tables so far."""
     work_max: float = 0.0
-    last_left: list[Family] = field(default_factory=list)
-    """The families that were possible in the last span in which any was."""
     _known_tariffs: dict[int, list[Tariff]] = field(default_factory=dict)
     _known_quickest: dict[int, float] = field(default_factory=dict)
 
@@ -155,7 +154,6 @@ class EventBound:
                 # One is enough: the others are looked at when it is gone.
                 left += reversed(waiting)
                 break
-        self.last_left = left or self.last_left
         return _Span(max(span.worth, least), span.low, span.high, left, is_seen=True)
 
     def _usd_per_s(self, family: Family, low: float, high: float) -> float:
