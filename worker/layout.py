@@ -346,6 +346,9 @@ def problems_with(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem
     if plan.schedule == "interleaved":
         what = "the interleaved schedule is not supported by the training runtime"
         found.append(Problem(f"{place}: schedule", what, "give 1f1b or gpipe"))
+    if job.schedule != "constant" and job.steps is None:
+        what = f"the {job.schedule} schedule must know where it ends"
+        found.append(Problem("training.steps", what, "give the number of steps"))
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
             at = f"{place}: pipelines[{number}].stages[{index}]"

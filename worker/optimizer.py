@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from simulator.errors import InputError, Problem
 from simulator.job import OPTIMIZER_MOMENTS, Job
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
@@ -33,9 +32,7 @@ def learning_rate(job: Job, step: int) -> float:
         return job.learning_rate * (step + 1) / job.warmup_steps
     if job.schedule == "constant":
         return job.learning_rate
-    if job.steps is None:
-        what = f"the {job.schedule} schedule must know where it ends"
-        raise InputError(Problem("training.steps", what, "give the number of steps"))
+    assert job.steps is not None, "a schedule that decays has an end"
     decaying = max(job.steps - job.warmup_steps, 1)
     done = min((step - job.warmup_steps) / decaying, 1.0)
     left = (1 + math.cos(math.pi * done)) / 2 if job.schedule == "cosine" else 1 - done

@@ -187,11 +187,14 @@ def test_flat_memory_is_aligned_and_holds_each_element_once():
         ({"tp": 2, "max_tp": 3}, "plan: pipelines[0].stages[0].tp: 2 does not divide"),
         ({"tp": 8}, "plan: pipelines[0].stages[0].tp: "),
         ({"layers": (0, 4)}, "layers: [0, 4) leaves out layer 4 at the end"),
+        ({"decay": "cosine"}, "training.steps: the cosine schedule must know where it ends"),
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )
 def test_plans_that_cannot_run_are_refused_with_a_word(change, said):
-    job = replace(small_job(), max_tp=change.get("max_tp", 4))
+    job = replace(
+        small_job(), max_tp=change.get("max_tp", 4), schedule=change.get("decay", "constant")
+    )
     plan = plan_of(4, (change.get("micro_batches", 2), [(0, 5, change.get("tp", 1))]))
     stage = plan.pipelines[0].stages[0]
     stage = replace(stage, **{k: v for k, v in change.items() if k in ("layers", "split")})

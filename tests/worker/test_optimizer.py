@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.errors import InputError
-
 torch = pytest.importorskip("torch")
 
 from tests.worker.trained import small_job  # noqa: E402 - after the skip
@@ -80,11 +78,6 @@ def test_the_rate_is_a_function_of_the_step():
     cosine = replace(job, schedule="cosine")
     rates = [learning_rate(cosine, step) for step in (4, 6, 8, 12, 99)]
     assert rates == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, 0.0, 0.0])
-
-
-def test_a_schedule_without_an_end_is_refused():
-    with pytest.raises(InputError, match="give the number of steps"):
-        learning_rate(small_job(schedule="cosine"), 0)
 
 
 def test_gradients_are_cut_to_the_norm_that_the_job_allows():
