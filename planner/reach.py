@@ -67,6 +67,8 @@ def cheapest_pipelines(
         memory = _memory_reach(model, menu, left)
         first = np.minimum(_first_reach(menu, levels_s, left), synced)
         before, cost = cost, np.full_like(cost, np.inf)
+        # Wide limits may leave nothing for the last stages: then those are free.
+        cost[layers : nowhere : layers + 1] = 0.0
         for o in range(options):
             at = np.minimum(first[o], memory[o, 0])
             rows = np.where(at > 0, base + at, nowhere)
