@@ -51,6 +51,16 @@ def main() -> None:
 @click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Plan file; default: one rank.")
 @click.option("--steps", type=click.IntRange(1), help="Steps to train; default: the job's.")
+@click.option(
+    "--engine",
+    type=click.Choice(["sailor", "deepspeed"]),
+    default="sailor",
+    show_default=True,
+    help="Who trains; DeepSpeed trains plans whose pipelines are alike.",
+)
+@click.option(
+    "--deepspeed-config", type=click.Path(path_type=Path), help="Its configuration, in JSON."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a step.")
 @click.option("--timeline", type=click.Path(path_type=Path), help="Write what each rank did.")
 @click.option("--save", type=click.Path(path_type=Path), help="Folder for the trained weights.")
@@ -60,6 +70,8 @@ def run(
     job: Path,
     plan: Path | None,
     steps: int | None,
+    engine: str,
+    deepspeed_config: Path | None,
     as_json: bool,
     timeline: Path | None,
     save: Path | None,
@@ -72,7 +84,18 @@ def run(
     """
     from worker.run import Wishes, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
 
-    wishes = Wishes(job, plan, steps, as_json, timeline, save, ranks_max, device)
+    wishes = Wishes(
+        job=job,
+        plan=plan,
+        steps=steps,
+        engine=engine,
+        deepspeed_config=deepspeed_config,
+        as_json=as_json,
+        timeline=timeline,
+        save=save,
+        ranks_max=ranks_max,
+        device=device,
+    )
     train_alone(wishes)
 
 

@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from simulator.job import Job
 from simulator.plan import Plan
 from worker.data.samples import Data
+from worker.deepspeed_engine import DeepSpeedTrainer
 from worker.launch import PeerFailed, RunFailed, Say
 from worker.parallelize import Values
-from worker.state import pieces_of
+from worker.state import Pieces, pieces_of
 from worker.timeline import Board, FailPoint, Recorder
 from worker.trainer import NotANumberError, StepReport, Trainer
 from worker.transport.base import Transport, TransportError
@@ -59,6 +60,8 @@ class Orders:
     """What each layer begins with, where it is not its own initial weights."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
+    deepspeed: Mapping[str, Any] | None = None
+    """DeepSpeed's configuration, where its engine trains."""
     pieces: Path | None = None
     """A folder in which each rank leaves its share of the trained weights."""
 
@@ -72,6 +75,22 @@ def train(orders: Orders, rank: int, say: Say, *, board: Board) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         recorder.finish_device_work = torch.cuda.synchronize
+    if orders.deepspeed is None:
+        _train(orders, rank, say, device=device, recorder=recorder)
+    else:
+        _train_by_deepspeed(orders, rank, say, device=device, recorder=recorder)
+    if device.type == "cuda":
+        peak_bytes = torch.cuda.max_memory_allocated(device)
+    else:
+        # What the warm parent had is not counted: it is the same for all, and shared.
+        peak_bytes = _memory_bytes("VmHWM") - resident_bytes
+    spans = [asdict(span) for span in recorder.spans]
+    say({"kind": "summary", "peak_memory_bytes": peak_bytes, "spans": spans})
+
+
+def _train(
+    orders: Orders, rank: int, say: Say, *, device: torch.device, recorder: Recorder
+) -> None:
     with recorder.span("start"):
         ranks = orders.plan.device_count
         transport = connect(rank, ranks=ranks, listening=orders.listening, device=device)
@@ -87,20 +106,43 @@ def train(orders: Orders, rank: int, say: Say, *, board: Board) -> None:
             weights=orders.weights,
         )
         for _ in range(orders.steps):
-            report = trainer.step()
-            if rank == 0:
-                say({"kind": "step", **_line(report)})
+            _say_step(say, rank, trainer.step())
         with recorder.span("end"):
             if orders.pieces is not None:
-                _leave_pieces(trainer, orders.pieces / f"{rank}.pt")
+                _leave(pieces_of(trainer.memories.values()), rank, orders.pieces)
             transport.close()
-    if device.type == "cuda":
-        peak_bytes = torch.cuda.max_memory_allocated(device)
-    else:
-        # What the warm parent had is not counted: it is the same for all, and shared.
-        peak_bytes = _memory_bytes("VmHWM") - resident_bytes
-    spans = [asdict(span) for span in recorder.spans]
-    say({"kind": "summary", "peak_memory_bytes": peak_bytes, "spans": spans})
+
+
+def _train_by_deepspeed(
+    orders: Orders, rank: int, say: Say, *, device: torch.device, recorder: Recorder
+) -> None:
+    assert orders.deepspeed is not None
+    try:
+        with recorder.span("start"):
+            store = _meet(rank, listening=orders.listening)
+            trainer = DeepSpeedTrainer(
+                orders.job,
+                orders.plan,
+                rank,
+                store,
+                orders.data,
+                orders.deepspeed,
+                device=device,
+                deadline_s=DEADLINE_S,
+                weights=orders.weights,
+            )
+        for number in range(orders.steps):
+            recorder.at_step(number)
+            with recorder.span("step"):
+                report = trainer.step()
+            _say_step(say, rank, report)
+        with recorder.span("end"):
+            if orders.pieces is not None:
+                _leave(trainer.pieces(), rank, orders.pieces)
+            trainer.close()
+    except RuntimeError as error:
+        # Torch says so of connections that break; if that was the cause, the parent knows whose.
+        raise PeerFailed(str(error).partition("\n")[0]) from error
 
 
 @contextmanager
@@ -116,6 +158,12 @@ def _told(transport: Transport) -> Iterator[None]:
     except BaseException as error:
         transport.abort(f"{type(error).__name__}: {error}")
         raise
+
+
+def _say_step(say: Say, rank: int, report: StepReport) -> None:
+    """Every rank knows the same of a step; one tells it."""
+    if rank == 0:
+        say({"kind": "step", **_line(report)})
 
 
 def _line(report: StepReport) -> dict[str, Any]:
@@ -135,9 +183,9 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _leave_pieces(trainer: Trainer, path: Path) -> None:
-    pieces = pieces_of(trainer.memories.values())
-    torch.save({key: parts for key, parts in pieces.items() if key[2] == "master"}, path)
+def _leave(pieces: Pieces, rank: int, folder: Path) -> None:
+    masters = {key: parts for key, parts in pieces.items() if key[2] == "master"}
+    torch.save(masters, folder / f"{rank}.pt")
 
 
 def _memory_bytes(field: str) -> int:
@@ -148,27 +196,26 @@ def _memory_bytes(field: str) -> int:
 
 
 def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.device) -> Transport:
-    """Open a rank's way to the others, who meet at a socket that was opened before the fork."""
+    """Open a rank's way to the others."""
     if ranks == 1:
         listening.close()
         return ThreadWorld(1).transport(0)
-    host, port = listening.getsockname()
-    wait = timedelta(seconds=DEADLINE_S)
     try:
-        if rank == 0:
-            # The store takes the socket over, and closes it.
-            socket_of_store = listening.detach()
-            store = TCPStore(
-                host,
-                port,
-                is_master=True,
-                timeout=wait,
-                wait_for_workers=False,
-                master_listen_fd=socket_of_store,
-            )
-        else:
-            listening.close()
-            store = TCPStore(host, port, is_master=False, timeout=wait)
+        store = _meet(rank, listening=listening)
         return ProcessTransport(store, rank, ranks, device=device, deadline_s=DEADLINE_S)
     except (RuntimeError, OSError) as error:
         raise PeerFailed(f"the ranks did not meet: {error}") from None
+
+
+def _meet(rank: int, *, listening: socket.socket) -> Store:
+    """Open what the ranks share, at a socket that was bound before the fork."""
+    host, port = listening.getsockname()
+    shared: dict[str, Any] = {"timeout": timedelta(seconds=DEADLINE_S)}
+    if rank > 0:
+        listening.close()
+        return TCPStore(host, port, is_master=False, **shared)
+    # The store takes the socket over, and closes it.
+    taken = listening.detach()
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=taken, **shared
+    )

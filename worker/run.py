@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
 from simulator.plan_file import load_plan
+from worker import deepspeed_engine
 from worker.beginning import open_weights
 from worker.data.opening import open_data
 from worker.huggingface import is_published, to_huggingface
@@ -46,6 +48,8 @@ class Wishes:
     job: Path
     plan: Path | None
     steps: int | None
+    engine: str
+    deepspeed_config: Path | None
     as_json: bool
     timeline: Path | None
     save: Path | None
@@ -81,6 +85,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
     weights = _tried(problems, lambda: open_weights(job, folder))
     timeline = _tried(problems, lambda: stack.enter_context(_timeline_file(wishes.timeline)))
     pieces = _tried(problems, lambda: stack.enter_context(_pieces_folder(wishes.save)))
+    config = _tried(problems, lambda: _deepspeed_config(wishes, plan, job))
     steps = wishes.steps or job.steps
     if steps is None:
         problems.add("--steps", "neither it nor the job says how long to train")
@@ -109,6 +114,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
         listening=listening,
         keeps_spans=timeline is not None,
         fail_at=_fail_point(),
+        deepspeed=config,
         pieces=pieces,
     )
     return orders, timeline
@@ -153,6 +159,28 @@ def _plan(wishes: Wishes, job: Job) -> Plan:
     if found:
         raise InputError(found)
     return plan
+
+
+def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, Any] | None:
+    """What DeepSpeed is told; ``None``: our own engine trains."""
+    if wishes.engine == "sailor":
+        if wishes.deepspeed_config is not None:
+            what, cure = "is of no use to the sailor engine", "give --engine deepspeed"
+            raise InputError(Problem("--deepspeed-config", what, cure))
+        return None
+    if importlib.util.find_spec("deepspeed") is None:
+        what = "the package deepspeed is not installed"
+        raise InputError(Problem("--engine", what, "install it, or give --engine sailor"))
+    found = []
+    if wishes.timeline is not None:
+        what = "DeepSpeed does not tell what it does when"
+        found.append(Problem("--timeline", what, "give --engine sailor"))
+    if plan is not None:
+        place = "plan" if wishes.plan is None else wishes.plan.name
+        found += deepspeed_engine.problems_with(plan, job, place=place)
+    if found or plan is None:
+        raise InputError(found or Problem("--engine", "there is no plan for it"))
+    return deepspeed_engine.read_config(wishes.deepspeed_config, plan, job)
 
 
 _ALONE_MICRO_BATCH_MAX = 8

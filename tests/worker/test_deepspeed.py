@@ -1,0 +1,103 @@
+"""The deepspeed engine trains what our own trains, where pipelines are alike."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from safetensors.torch import load_file
+
+from tests.worker.small_run import run, stage, write
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
+]
+
+ALIKE = {"micro_batches": 2, "stages": [stage(0, 1), stage(1, 4)]}
+WHOLE = {"micro_batches": 4, "stages": [stage(0, 4)]}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    write(tmp_path)
+    give_plan(tmp_path, ALIKE, ALIKE)
+    return tmp_path
+
+
+def give_plan(folder: Path, *pipelines) -> None:
+    plan = {"micro_batch_size": 2, "pipelines": list(pipelines)}
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def both(warm, files: Path, *args):
+    """The same job by both engines; DeepSpeed's start is not silent on the standard error."""
+    runs = [
+        run(warm, files, "--engine", engine, "--save", files / engine, *args)
+        for engine in ("sailor", "deepspeed")
+    ]
+    for done in runs:
+        assert done.code == 0, done.err
+    return runs
+
+
+@pytest.mark.parametrize("case", ["tied apart", "tied in one stage", "dropout", "zero"])
+def test_losses_samples_and_weights_are_those_of_our_engine(warm, files, case):
+    if case == "tied in one stage":
+        # DeepSpeed has no pipelines of one stage in two; this is the whole model, twice.
+        give_plan(
+            files, {"micro_batches": 2, "stages": [stage(0, 4)]}, WHOLE | {"micro_batches": 2}
+        )
+    elif case != "tied apart":
+        added = {"dropout": "dropout = 0.2", "zero": "zero = 1"}[case]
+        write(files, change=("steps = 3", f"steps = 3\n{added}"))
+        give_plan(files, ALIKE, ALIKE)
+    ours, theirs = both(warm, files)
+    for mine, other in zip(ours.steps, theirs.steps, strict=True):
+        assert other["loss"] == pytest.approx(mine["loss"], rel=1e-5)
+        assert other["sample_hash"] == mine["sample_hash"]
+    weights = [load_file(files / name / "model.safetensors") for name in ("sailor", "deepspeed")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        assert tensor.shape == weights[1][name].shape
+        # Adam's first steps blow up differences of gradients that are nearly 0.
+        assert (tensor - weights[1][name]).abs().max() < 2e-3, name
+
+
+def test_a_users_configuration_is_honoured(warm, files):
+    optimizer = {"type": "SGD", "params": {"lr": 0.0}}
+    (files / "ds.json").write_text(json.dumps({"optimizer": optimizer}))
+    saved = []
+    for steps in ("1", "2"):
+        args = ["--engine", "deepspeed", "--deepspeed-config", files / "ds.json"]
+        done = run(warm, files, *args, "--steps", steps, "--save", files / steps)
+        assert done.code == 0, done.err
+        saved.append(load_file(files / steps / "model.safetensors"))
+    assert all(bool((saved[0][name] == saved[1][name]).all()) for name in saved[0])
+
+
+def test_what_it_cannot_do_is_refused(warm, files):
+    uneven = {"micro_batches": 1, "stages": [stage(0, 4, tp=2, recompute="full")]}
+    give_plan(files, {**ALIKE, "micro_batches": 3}, uneven)
+    (files / "ds.json").write_text('{"train_batch_size": 7}')
+    done = run(warm, files, "--engine", "deepspeed", "--timeline", files / "t.json")
+    assert done.code == 2
+    for told in ("pipelines differ", "TP degrees above 1", "recomputes", "--timeline: "):
+        assert told in done.err
+    give_plan(files, ALIKE, ALIKE)
+    config = ["--deepspeed-config", files / "ds.json"]
+    done = run(warm, files, "--engine", "deepspeed", *config)
+    assert "train_batch_size is 7, but the plan says 8; leave it out" in done.err
+    assert "give --engine deepspeed" in run(warm, files, *config).err
+
+
+def test_a_rank_that_dies_ends_the_run(warm, files):
+    done = run(warm, files, "--engine", "deepspeed", SAILOR_FAIL_AT="2:step:1")
+    assert done.code == 1
+    last = done.err.splitlines()[-1]
+    assert last.startswith("error: rank 2 was killed by SIGKILL in the optimizer step of step 1")
