@@ -80,9 +80,9 @@ class Vote:
             first = self._layers.index(share.layer) * self._per_layer
             for atom in share.atoms:
                 image = memory.atoms_of(memory.gradient, range(atom, atom + 1))
-                slots[first + atom] = _square_sum(image)
+                slots[first + atom] = square_sum(image)
             if share.whole:
-                slots[first + self._per_layer - 1] = _square_sum(memory.whole_part(memory.gradient))
+                slots[first + self._per_layer - 1] = square_sum(memory.whole_part(memory.gradient))
         told = (
             ballot.loss_sum,
             ballot.samples,
@@ -118,7 +118,7 @@ class Vote:
         return Verdict(by_layer, loss_sum, int(samples), int(labels), int(digest_sum), stop > 0)
 
 
-def _square_sum(flat: Tensor) -> Tensor:
+def square_sum(flat: Tensor) -> Tensor:
     """The sum of squares in fp64, always in the same portions and so with the same bits."""
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
     for begin in range(0, len(flat), _PORTION):

@@ -142,6 +142,20 @@ def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
     return "nothing"
 
 
+def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
+    """Rank 0 dies before it opens the groups that others open with it."""
+    transport = ProcessTransport(store, rank, size)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        transport.group((0, rank))
+    except TransportError as failure:
+        return noticed(failure)
+    finally:
+        transport.close()
+    return "nothing"
+
+
 def abort_while_others_wait(rank: int, size: int, store: FileStore) -> Any:
     """Rank 1 gives up; all others are in the middle of something."""
     transport = ProcessTransport(store, rank, size)

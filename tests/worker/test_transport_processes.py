@@ -59,6 +59,11 @@ def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
         assert message.startswith("rank 0 is gone (noticed in ")
 
 
+def test_no_group_waits_for_a_member_that_is_gone(tmp_path):
+    results = crew.as_processes(tmp_path, 3, crew.wait_for_one_who_never_joins)
+    assert results == [None, ("PeerLost", 0), ("PeerLost", 0)]
+
+
 def test_who_gives_up_tells_the_others_why(tmp_path):
     results = crew.as_processes(tmp_path, 3, crew.abort_while_others_wait)
     assert results == ["rank 1: bad sample"] * 3

@@ -15,7 +15,7 @@ from worker.layout import holdings_of, seats_of  # noqa: E402 - after the skip
 from worker.table import table_of  # noqa: E402 - after the skip
 from worker.trainer import Trainer  # noqa: E402 - after the skip
 from worker.transport.threads import run_as_threads  # noqa: E402 - after the skip
-from worker.vote import Ballot, Vote  # noqa: E402 - after the skip
+from worker.vote import Ballot, Vote, square_sum  # noqa: E402 - after the skip
 
 pytestmark = pytest.mark.torch
 
@@ -101,3 +101,12 @@ def test_what_is_not_finite_is_told():
         found = verdicts(plan, ballot=lambda seat, loss=loss: Ballot(loss if seat.rank else 0.0))
         assert not any(verdict.is_finite for verdict in found)
     assert all(v.is_finite for v in verdicts(plan, ballot=lambda _: Ballot(1.0)))
+
+
+def test_squares_are_summed_in_double_precision():
+    large = torch.tensor([1e30, 3.0, 1e-30])
+    assert square_sum(large).item() == (large.double() ** 2).sum().item()
+    many = torch.full((200_001,), 0.1)
+    assert square_sum(many).item() == pytest.approx(
+        200_001 * float(many[0].double() ** 2), rel=1e-12
+    )

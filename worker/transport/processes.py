@@ -6,6 +6,7 @@ no default group and no global state, so that a process may leave one generation
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -39,6 +40,8 @@ _Gloo: Any = ProcessGroupGloo
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
 _TELL_S = 0.5
 """How long the watch may take to say why, when a wait has already broken."""
+_LOOK_S = 0.001
+"""How often a rank looks whether the others have come."""
 _UPWARDS, _DOWNWARDS = "upwards", "downwards"
 _MAIL_TAG, _NEVER_TAG = 1, 2
 
@@ -103,7 +106,7 @@ class ProcessTransport:
 
     def check(self) -> None:
         if self._watch.failure is not None:
-            raise _as_noticed(self._watch.failure, "looking")
+            raise _as_noticed(self._watch.failure, "looking around")
 
     def abort(self, reason: str) -> None:
         self._watch.fail(Aborted(reason, rank=self.rank))
@@ -152,7 +155,19 @@ class ProcessTransport:
             return _Gloo(store, index, size, options)
 
         doing = f"opening the group of ranks {ranks}"
+        self._wait_present(store, ranks, doing)
         self._backends[name] = self.translate(build, doing)
+
+    def _wait_present(self, store: Store, ranks: tuple[int, ...], doing: str) -> None:
+        """Wait until all members want the group; torch's own wait would not hear of a death."""
+        store.set(f"present/{self.rank}", "")
+        names = [f"present/{rank}" for rank in ranks]
+        deadline = time.monotonic() + self.deadline_s
+        while not store.check(names):
+            self.check()
+            if time.monotonic() > deadline:
+                self._watch.fail(DeadlinePassed(doing, seconds=self.deadline_s))
+            time.sleep(_LOOK_S)
 
     def _end_waits(self) -> None:
         """Break whatever waits in any group; called from the watch's thread."""
