@@ -244,7 +244,7 @@ class DeepSpeedTrainer:
             for own, parameter in local[index].named_parameters() if index in local else ():
                 if own != name:
                     # Only the shared weight is held twice; the rest counts in the norm.
-                    parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # theirs
+                    parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # theirs alone
         return model
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
