@@ -22,7 +22,6 @@ from simulator.sites import Sites
 from tests.planner.plain_formula import Outcome, outcomes
 from tests.planner.small_cases import SmallCase, every_common_plan, is_possible, random_case
 
-
 FOUND = (645,)
 """Cases that once were answered wrongly."""
 
