@@ -119,7 +119,7 @@ class DeepSpeedTrainer:
         self._follows_job = config["optimizer"] == _optimizer(job) and "scheduler" not in config
         self._step, self._number, self._hash = 0, 0, FIRST_HASH
         self._moment = Moment()
-        self._digests = torch.zeros(2, dtype=torch.int64)
+        self._digests = torch.zeros(2, dtype=torch.int64, device=device)
         count = len(seats_of(plan))
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -129,8 +129,7 @@ class DeepSpeedTrainer:
             dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
             self._layers = self._build(weights)
             self._engine = _engine(self._model, config)
-        dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
-        self._dtype = dtype
+        self._dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
         self._layers[0].module.register_forward_pre_hook(self._next_moment)
 
     def step(self) -> StepReport:

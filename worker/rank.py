@@ -135,6 +135,8 @@ def _train_by_deepspeed(
             recorder.at_step(number)
             with recorder.span("step"):
                 report = trainer.step()
+            if not (math.isfinite(report.loss) or report.skipped):
+                raise RunFailed(f"step {number}: the loss is not finite")
             _say_step(say, rank, report)
         with recorder.span("end"):
             if orders.pieces is not None:

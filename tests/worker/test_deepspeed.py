@@ -96,6 +96,14 @@ def test_what_it_cannot_do_is_refused(warm, files):
     assert "give --engine deepspeed" in run(warm, files, *config).err
 
 
+def test_a_loss_that_is_no_number_ends_the_run(warm, files):
+    write(files, change=("learning_rate = 0.01", "learning_rate = 1e30"))
+    give_plan(files, ALIKE, ALIKE)
+    done = run(warm, files, "--engine", "deepspeed")
+    assert done.code == 1
+    assert done.err.endswith("error: step 1: the loss is not finite\n")
+
+
 def test_a_rank_that_dies_ends_the_run(warm, files):
     done = run(warm, files, "--engine", "deepspeed", SAILOR_FAIL_AT="2:step:1")
     assert done.code == 1
