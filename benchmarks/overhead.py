@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,7 @@ def _train(folder: Path, asked: argparse.Namespace, *, stages: int, pipelines: i
     count = asked.layers + 2  # Embedding and head are layers too.
     bounds = [count * number // stages for number in range(stages + 1)]
     where = {"gpu": "any", "machine": "this", "zone": "here"}
-    cut = [
-        {"layers": [first, end], "tp": 1, **where}
-        for first, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    cut = [{"layers": [first, end], "tp": 1, **where} for first, end in pairwise(bounds)]
     pipeline = {"micro_batches": 8 // pipelines, "stages": cut}
     plan = {"micro_batch_size": 2, "pipelines": [pipeline] * pipelines}
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
