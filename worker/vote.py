@@ -20,7 +20,8 @@ from worker.layout import Holdings, Share, speakers
 from worker.memory import LayerMemory
 from worker.transport.base import Collective
 
-_PORTION = 2**16
+_PORTION = {"cpu": 2**16}
+_PORTION_ELSEWHERE = 2**24
 """A norm is summed in portions of this many elements, counted from the beginning of the atom."""
 
 
@@ -121,7 +122,8 @@ class Vote:
 def square_sum(flat: Tensor) -> Tensor:
     """The sum of squares in fp64, always in the same portions and so with the same bits."""
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
-    for begin in range(0, len(flat), _PORTION):
-        wide = flat[begin : begin + _PORTION].double()
+    size = _PORTION.get(flat.device.type, _PORTION_ELSEWHERE)
+    for begin in range(0, len(flat), size):
+        wide = flat[begin : begin + size].double()
         total += torch.dot(wide, wide)
     return total

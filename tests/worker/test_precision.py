@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.families import build_model
+
 torch = pytest.importorskip("torch")
 
 from tests.worker.trained import (  # noqa: E402 - after the skip
@@ -16,6 +18,7 @@ from tests.worker.trained import (  # noqa: E402 - after the skip
     small_job,
     trained,
 )
+from worker.data.synthetic import SyntheticImages  # noqa: E402 - after the skip
 from worker.precision import (  # noqa: E402 - after the skip
     EXACT,
     FP64,
@@ -46,6 +49,24 @@ def test_low_precision_trains_as_single_precision_does_but_for_rounding(precisio
     if precision == "bf16":
         losses = [report.loss for report in run.reports]
         assert losses == pytest.approx([report.loss for report in wanted], rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt-neo", "vit"])
+def test_every_family_trains_in_low_precision_under_a_mixed_plan(family, precision):
+    if family == "vit":
+        model = build_model(
+            "vit", layers=3, hidden=16, heads=4, classes=10, image=8, patch=4, channels=3
+        )
+        job = replace(small_job(), model=model, sequence=model.sequence_max)
+        data = SyntheticImages(job.global_batch, 8, 3, 10, 0)
+    else:
+        job, data = small_job(family), None
+    (wanted,) = trained(job, alone(job), compare=False, data=data).reports
+    run = trained(replace(job, precision=precision), MIXED, data=data)
+    assert run.disagreements == []
+    assert run.reports[0].loss == pytest.approx(wanted.loss, rel=2e-3)
+    assert run.reports[0].grad_norm == pytest.approx(wanted.grad_norm, rel=0.05)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

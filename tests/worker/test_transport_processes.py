@@ -19,7 +19,10 @@ RANKS = 5
 
 
 def test_any_plan_trains_as_it_does_with_threads_one_generation_after_the_other(tmp_path, examples):
-    plans = [any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS) for n in range(examples // 10)]
+    plans = [
+        any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
+        for n in range(max(3, examples // 10))
+    ]
     ranks = crew.as_processes(tmp_path, RANKS, crew.train_generations, JOB, plans, 2)
     for number, plan in enumerate(plans):
         found = [results[number] for results, _ in ranks if results[number] is not None]
