@@ -9,93 +9,32 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
-from simulator.errors import InputError, Problem
-from simulator.files import load_document
 from simulator.job import Job
 from simulator.plan import Plan
 from worker.context import MicroBatch, Moment
 from worker.data.samples import FIRST_HASH, Data, next_hash
+from worker.deepspeed_config import optimizer_of
 from worker.layout import TIED, Seat, own_tensors, sample_positions, seats_of
 from worker.loss import NO_LABEL, loss_sum
-from worker.optimizer import BETA_1, BETA_2, EPSILON, MOMENTUM, WEIGHT_DECAY, learning_rate
+from worker.optimizer import learning_rate
 from worker.parallelize import LocalLayer, Values, build_layer, tie
 from worker.state import Pieces
 from worker.table import table_of
-from worker.trainer import StepReport
-
-_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-
-
-def problems_with(plan: Plan, job: Job, *, place: str) -> list[Problem]:
-    """Say what of a plan or a job DeepSpeed's engine cannot do."""
-    found = []
-    first = plan.pipelines[0]
-    shape = (first.micro_batches, [stage.layers for stage in first.stages])
-    for pipeline in plan.pipelines[1:]:
-        if (pipeline.micro_batches, [stage.layers for stage in pipeline.stages]) != shape:
-            found.append(Problem(place, "its pipelines differ", "the sailor engine trains it"))
-            break
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    if any(stage.tp > 1 for stage in stages):
-        found.append(Problem(place, "has TP degrees above 1", "the sailor engine trains it"))
-    if any(stage.recompute != "none" for stage in stages):
-        found.append(Problem(place, "recomputes activations", "the sailor engine does so"))
-    if plan.schedule != "1f1b":
-        found.append(Problem(place, f"has the schedule {plan.schedule}", "DeepSpeed's is 1f1b"))
-    if job.model.family == "exact":
-        found.append(Problem("[model] family", "is exact, which DeepSpeed's sums are not"))
-    return found
-
-
-def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
-    """The configuration of DeepSpeed: the user's, and from the job what the user does not say."""
-    given = {} if path is None else load_document(path).data
-    ours = dict(
-        zip(
-            _BATCH_KEYS,
-            (job.global_batch, plan.micro_batch_size, plan.pipelines[0].micro_batches),
-            strict=True,
-        )
-    )
-    found = [
-        Problem(str(path), f"{key} is {given[key]!r}, but the plan says {value}", "leave it out")
-        for key, value in ours.items()
-        if given.get(key, "auto") not in ("auto", value)
-    ]
-    if found:
-        raise InputError(found)
-    defaults: dict[str, Any] = {
-        "steps_per_print": 10**9,
-        "optimizer": _optimizer(job),
-        "zero_optimization": {"stage": job.zero},
-        "gradient_clipping": job.clip_norm or 0.0,
-    }
-    if job.precision != "fp32":
-        defaults[job.precision] = {"enabled": True}
-    return {**defaults, **given, **ours}
-
-
-def _optimizer(job: Job) -> dict[str, Any]:
-    rate = {"lr": job.learning_rate}
-    if job.optimizer == "sgd":
-        return {"type": "SGD", "params": {**rate, "momentum": MOMENTUM}}
-    adam = {**rate, "betas": [BETA_1, BETA_2], "eps": EPSILON, "torch_adam": True}
-    decay = WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
-    params = {**adam, "weight_decay": decay, "adam_w_mode": job.optimizer == "adamw"}
-    return {"type": "AdamW" if job.optimizer == "adamw" else "Adam", "params": params}
+from worker.trainer import NotANumberError, StepReport
 
 
 class DeepSpeedTrainer:
@@ -116,10 +55,10 @@ class DeepSpeedTrainer:
     ) -> None:
         self.job, self.plan, self.data, self.device = job, plan, data, device
         self.seat: Seat = seats_of(plan)[rank]
-        self._follows_job = config["optimizer"] == _optimizer(job) and "scheduler" not in config
+        self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
         self._step, self._number, self._hash = 0, 0, FIRST_HASH
         self._moment = Moment()
-        self._digests = torch.zeros(2, dtype=torch.int64, device=device)
+        self._per_label = 0.0
         count = len(seats_of(plan))
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -129,8 +68,13 @@ class DeepSpeedTrainer:
             dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
             self._layers = self._build(weights)
             self._engine = _engine(self._model, config)
+            _keep_norm(self._engine)
         self._dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
         self._layers[0].module.register_forward_pre_hook(self._next_moment)
+        # Which layers have put out what is no number, noted without waiting for a device.
+        self._bad = torch.zeros(len(job.model.layers), dtype=torch.bool, device=device)
+        for layer in self._layers:
+            layer.module.register_forward_hook(partial(self._look_at, layer.index))
 
     def step(self) -> StepReport:
         """Train on the next batch."""
@@ -138,12 +82,17 @@ class DeepSpeedTrainer:
         if self._follows_job:
             for group in self._engine.optimizer.param_groups:
                 group["lr"] = learning_rate(self.job, self._step)
-        self._digests.zero_()
+        batches, digest_sum, labels = self._read()
+        count = len(batches) * len(self.plan.pipelines)
+        # DeepSpeed takes the mean over micro batches; what it shall take is that over labels.
+        self._per_label = count / max(labels, 1)
         self._number = 0
-        loss = float(self._engine.train_batch(self._batches()))
+        self._bad.zero_()
+        loss = float(self._engine.train_batch(iter(batches)))
         norm = self._engine.get_global_grad_norm()
-        dist.all_reduce(self._digests)
-        digest_sum, labels = self._digests.tolist()
+        skipped = bool(getattr(self._engine.optimizer, "overflow", False))
+        if not (skipped or math.isfinite(loss)):
+            self._refuse_what_is_no_number()
         self._hash = next_hash(self._hash, step=self._step, digest_sum=digest_sum)
         self._step += 1
         return StepReport(
@@ -154,7 +103,7 @@ class DeepSpeedTrainer:
             seconds=time.perf_counter() - begin_s,
             sample_hash=self._hash,
             label_tokens=labels,
-            skipped=bool(getattr(self._engine.optimizer, "overflow", False)),
+            skipped=skipped,
             stop=False,
         )
 
@@ -244,22 +193,38 @@ class DeepSpeedTrainer:
                 if own != name:
                     # Only the shared weight is held twice; the rest counts in the norm.
                     parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # theirs alone
+        for parameter in model.parameters():
+            # Without this mark the first stage's gradients alone would make the norm.
+            replicated = getattr(parameter, "ds_pipe_replicated", False)
+            parameter.model_parallel = not replicated  # type: ignore[attr-defined]  # theirs alone
         return model
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return loss_sum(logits, labels, vocabulary=self.job.model.vocab) / labels.numel()
+        loss = loss_sum(logits, labels, vocabulary=self.job.model.vocab) * self._per_label
+        self._bad[-1] |= ~torch.isfinite(loss.detach())
+        return loss
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int]:
+        """The micro batches of this pipeline; of all: the sum of digests, how many labels."""
         seat = self.seat
+        batches: list[tuple[Tensor, Tensor]] = []
+        told = torch.zeros(2, dtype=torch.int64, device=self.device)
         for number in range(self.plan.pipelines[seat.pipeline].micro_batches):
+            if not (seat.is_first or seat.is_last):
+                batches.append((torch.empty(0), torch.empty(0)))  # Nobody looks at them.
+                continue
             positions = sample_positions(self.plan, pipeline=seat.pipeline, micro_batch=number)
             samples = self.data.batch(self._step, positions)
             if seat.is_first:
-                self._digests[0] += int(samples.digests.sum())
+                told[0] += int(samples.digests.sum())
             if seat.is_last:
-                self._digests[1] += int((samples.labels != NO_LABEL).sum())
+                told[1] += int((samples.labels != NO_LABEL).sum())
             inputs = samples.inputs
-            yield inputs.to(self._dtype) if inputs.is_floating_point() else inputs, samples.labels
+            inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
+            batches.append((inputs, samples.labels))
+        dist.all_reduce(told)
+        digest_sum, labels = told.tolist()
+        return batches, digest_sum, labels
 
     def _next_moment(self, *_: Any) -> None:
         """Passes begin in the order of their micro batches, which dropout must know."""
@@ -269,6 +234,19 @@ class DeepSpeedTrainer:
         self._number += 1
         samples = torch.arange(positions.start, positions.stop, device=self.device)
         self._moment.now = MicroBatch(self.job.data.seed, self._step, samples)
+
+    def _look_at(self, layer: int, _: nn.Module, __: Any, output: Tensor) -> None:
+        self._bad[layer] |= ~torch.isfinite(output.detach()).all()
+
+    def _refuse_what_is_no_number(self) -> NoReturn:
+        """Name the first layer that left the numbers, and its rank; all ranks say the same."""
+        ranks, layers = dist.get_world_size(), len(self._bad)
+        first = int(self._bad.nonzero()[0]) if self._bad.any() else layers
+        found = torch.tensor(first * ranks + self.seat.rank, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        layer, rank = divmod(int(found), ranks)
+        assert layer < layers, "the loss comes from the last layer"
+        raise NotANumberError(self._step, layer=layer, rank=rank)
 
 
 def _tied_apart(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
@@ -297,3 +275,17 @@ def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
     deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False)
     engine, *_ = deepspeed.initialize(model=make(), config=dict(config))
     return engine
+
+
+def _keep_norm(engine: Any) -> None:
+    """Have the norm told in fp32 too, where DeepSpeed computes it to clip, and forgets it."""
+    utils: Any = importlib.import_module("deepspeed.runtime.utils")
+
+    def clip() -> None:
+        engine._global_grad_norm = utils.clip_grad_norm_(
+            parameters=engine.module.parameters(),
+            max_norm=engine.gradient_clipping(),
+            mpu=engine.mpu,
+        )
+
+    engine.clip_fp32_gradients = clip

@@ -135,13 +135,13 @@ def _train_by_deepspeed(
             recorder.at_step(number)
             with recorder.span("step"):
                 report = trainer.step()
-            if not (math.isfinite(report.loss) or report.skipped):
-                raise RunFailed(f"step {number}: the loss is not finite")
             _say_step(say, rank, report)
         with recorder.span("end"):
             if orders.pieces is not None:
                 _leave(trainer.pieces(), rank, orders.pieces)
             trainer.close()
+    except NotANumberError as error:
+        raise RunFailed(str(error)) from None
     except RuntimeError as error:
         # Torch says so of connections that break; if that was the cause, the parent knows whose.
         raise PeerFailed(str(error).partition("\n")[0]) from error

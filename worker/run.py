@@ -22,7 +22,7 @@ from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
 from simulator.plan_file import load_plan
-from worker import deepspeed_engine
+from worker import deepspeed_config
 from worker.beginning import open_weights
 from worker.data.opening import open_data
 from worker.huggingface import is_published, to_huggingface
@@ -177,10 +177,10 @@ def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, 
         found.append(Problem("--timeline", what, "give --engine sailor"))
     if plan is not None:
         place = "plan" if wishes.plan is None else wishes.plan.name
-        found += deepspeed_engine.problems_with(plan, job, place=place)
+        found += deepspeed_config.problems_with(plan, job, place=place)
     if found or plan is None:
         raise InputError(found or Problem("--engine", "there is no plan for it"))
-    return deepspeed_engine.read_config(wishes.deepspeed_config, plan, job)
+    return deepspeed_config.read_config(wishes.deepspeed_config, plan, job)
 
 
 _ALONE_MICRO_BATCH_MAX = 8

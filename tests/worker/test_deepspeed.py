@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def both(warm, files: Path, *args):
     return runs
 
 
+def check_steps(ours, theirs):
+    for mine, other in zip(ours.steps, theirs.steps, strict=True):
+        assert other["loss"] == pytest.approx(mine["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(mine["grad_norm"], rel=1e-4)
+        assert other["sample_hash"] == mine["sample_hash"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pipelines", "cut"), [(1, [1]), (2, []), (2, [1])], ids=str)
+def test_twenty_steps_with_clipping_are_those_of_our_engine(warm, files, pipelines, cut):
+    # The norm is 1 at first, of which the first stage has a half; DeepSpeed alone would miss that.
+    write(files, change=("steps = 3", "steps = 20\nclip_norm = 0.5"))
+    bounds = [0, *cut, 4]
+    stages = [stage(*part) for part in itertools.pairwise(bounds)]
+    give_plan(files, *[{"micro_batches": 4 // pipelines, "stages": stages}] * pipelines)
+    ours, theirs = both(warm, files)
+    assert len(ours.steps) == 20
+    check_steps(ours, theirs)
+
+
 @pytest.mark.parametrize("case", ["tied apart", "tied in one stage", "dropout", "zero"])
 def test_losses_samples_and_weights_are_those_of_our_engine(warm, files, case):
     if case == "tied in one stage":
@@ -58,9 +79,7 @@ def test_losses_samples_and_weights_are_those_of_our_engine(warm, files, case):
         write(files, change=("steps = 3", f"steps = 3\n{added}"))
         give_plan(files, ALIKE, ALIKE)
     ours, theirs = both(warm, files)
-    for mine, other in zip(ours.steps, theirs.steps, strict=True):
-        assert other["loss"] == pytest.approx(mine["loss"], rel=1e-5)
-        assert other["sample_hash"] == mine["sample_hash"]
+    check_steps(ours, theirs)
     weights = [load_file(files / name / "model.safetensors") for name in ("sailor", "deepspeed")]
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
@@ -84,24 +103,59 @@ def test_a_users_configuration_is_honoured(warm, files):
 def test_what_it_cannot_do_is_refused(warm, files):
     uneven = {"micro_batches": 1, "stages": [stage(0, 4, tp=2, recompute="full")]}
     give_plan(files, {**ALIKE, "micro_batches": 3}, uneven)
-    (files / "ds.json").write_text('{"train_batch_size": 7}')
     done = run(warm, files, "--engine", "deepspeed", "--timeline", files / "t.json")
     assert done.code == 2
-    for told in ("pipelines differ", "TP degrees above 1", "recomputes", "--timeline: "):
+    for told in (
+        "pipelines differ: pipeline 1 has 1 micro batches and pipeline 0 has 3",
+        "TP degrees above 1",
+        "recomputes",
+        "--timeline: ",
+    ):
         assert told in done.err
-    give_plan(files, ALIKE, ALIKE)
+
+
+def test_what_a_configuration_says_otherwise_than_the_job_is_named(warm, files):
+    wrong = {"train_batch_size": 7, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (files / "ds.json").write_text(json.dumps(wrong | {"fp16": True}))
     config = ["--deepspeed-config", files / "ds.json"]
     done = run(warm, files, "--engine", "deepspeed", *config)
-    assert "train_batch_size is 7, but the plan says 8; leave it out" in done.err
+    assert done.code == 2
+    for told in (
+        "train_batch_size is 7, but the plan says 8; leave it out",
+        "zero_optimization.stage is 3, but the job's zero is 0; pipelines go with 0 or 1",
+        "bf16.enabled is True, but the job's precision is fp32; make them agree",
+        "fp16 is True; it must be an object",
+    ):
+        assert told in done.err
     assert "give --engine deepspeed" in run(warm, files, *config).err
+
+
+def test_what_a_configuration_leaves_open_follows_the_job(warm, files):
+    parameters = {"lr": "auto", "betas": "auto"}
+    left_open = {
+        "train_batch_size": "auto",
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "Adam", "params": parameters},
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"},
+    }
+    (files / "ds.json").write_text(json.dumps(left_open))
+    write(files, change=("steps = 3", 'steps = 3\noptimizer = "adam"\nschedule = "linear"'))
+    give_plan(files, ALIKE, ALIKE)
+    ours = run(warm, files)
+    theirs = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
+    assert theirs.code == 0, theirs.err
+    check_steps(ours, theirs)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(warm, files):
     write(files, change=("learning_rate = 0.01", "learning_rate = 1e30"))
     give_plan(files, ALIKE, ALIKE)
-    done = run(warm, files, "--engine", "deepspeed")
-    assert done.code == 1
-    assert done.err.endswith("error: step 1: the loss is not finite\n")
+    ended = [run(warm, files, "--engine", engine) for engine in ("sailor", "deepspeed")]
+    assert [done.code for done in ended] == [1, 1]
+    ours, theirs = [done.err.splitlines()[-1] for done in ended]
+    assert theirs == ours
+    assert "step 1: the output of layer 1 is not finite on rank 1" in theirs
 
 
 def test_a_rank_that_dies_ends_the_run(warm, files):
