@@ -1,0 +1,289 @@
+"""The embedded store's file: entries, leases and the last changes in SQLite.
+
+Nothing here waits for anybody or knows the time. One thread at a time may use it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.store.interface import (
+    Change,
+    Changed,
+    Compare,
+    CreatedAt,
+    Delete,
+    Entry,
+    Lease,
+    LeaseGone,
+    LeaseIs,
+    ModifiedAt,
+    Order,
+    Outcome,
+    Put,
+    Snapshot,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    ValueIs,
+    WriteUnknown,
+    prefix_end,
+)
+
+APPLICATION_ID = 0x5361696C  # "Sail": SQLite keeps it in the file's header.
+FORMAT = 1
+
+SCHEMA = f"""
+BEGIN;
+CREATE TABLE entries (
+    key BLOB PRIMARY KEY, value BLOB NOT NULL,
+    created INTEGER NOT NULL, modified INTEGER NOT NULL, lease INTEGER NOT NULL
+);
+CREATE INDEX entries_by_lease ON entries (lease) WHERE lease <> 0;
+-- What watches may still ask for; a deleted key has no value.
+CREATE TABLE changes (
+    revision INTEGER NOT NULL, key BLOB NOT NULL, value BLOB,
+    created INTEGER, lease INTEGER, PRIMARY KEY (revision, key)
+);
+-- AUTOINCREMENT: the number of a lease that is gone is never given again.
+CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_s REAL NOT NULL);
+CREATE TABLE head (revision INTEGER NOT NULL, compacted INTEGER NOT NULL);
+INSERT INTO head VALUES (0, 0);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Orders that are carried out together if the compares hold."""
+
+    compares: tuple[Compare, ...]
+    orders: tuple[Order, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Open a lease."""
+
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """End a lease, with its keys."""
+
+    lease: int
+
+
+Write = Transaction | Grant | Revoke
+Answer = Outcome | Lease | StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of a batch of writes: an answer to each, and what watches are to be told."""
+
+    answers: tuple[Answer, ...]
+    changed: tuple[Changed, ...]
+    compacted: int
+
+
+class Ledger:
+    """The file, open; nobody else can have it open at the same time."""
+
+    def __init__(self, path: Path, *, history_max: int) -> None:
+        self._history_max = history_max
+        self._base = _connect(path)
+        try:
+            self._prepare(path)
+        except sqlite3.Error as error:
+            self._base.close()
+            raise _unusable(path, error) from None
+        except StoreError:
+            self._base.close()
+            raise
+
+    def _prepare(self, path: Path) -> None:
+        # Held until the process ends, however it ends. Set before WAL, it also spares the
+        # shared-memory file beside the database.
+        self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._base.execute("BEGIN EXCLUSIVE")
+        self._base.execute("COMMIT")
+        is_new = self._number("SELECT count(*) FROM sqlite_schema") == 0
+        found = self._number("PRAGMA application_id"), self._number("PRAGMA user_version")
+        if not is_new and found[0] != APPLICATION_ID:
+            raise StoreRefused(f"{path} is a database, but not a store of Sailor's")
+        if not is_new and found[1] != FORMAT:
+            raise StoreRefused(f"{path} has format {found[1]}; this release reads {FORMAT}")
+        self._base.execute("PRAGMA journal_mode = WAL")
+        # Each commit is on the disk before it is told of, or a power cut would unsay it.
+        self._base.execute("PRAGMA synchronous = FULL")
+        if is_new:
+            self._base.executescript(SCHEMA)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._base.close()
+
+    def _number(self, question: str) -> int:
+        (number,) = self._base.execute(question).fetchone()
+        return int(number)
+
+    @property
+    def revision(self) -> int:
+        """The last one."""
+        return self._number("SELECT revision FROM head")
+
+    @property
+    def compacted(self) -> int:
+        """The changes up to this revision are forgotten."""
+        return self._number("SELECT compacted FROM head")
+
+    def get(self, key: str) -> Entry | None:
+        """Read one key."""
+        row = self._base.execute("SELECT * FROM entries WHERE key = ?", (key.encode(),)).fetchone()
+        return None if row is None else _entry(row)
+
+    def snapshot(self, prefix: str) -> Snapshot:
+        """Read all keys that begin so."""
+        first = prefix.encode()
+        end = prefix_end(first)
+        question = "SELECT * FROM entries WHERE key >= ? AND (? IS NULL OR key < ?) ORDER BY key"
+        rows = self._base.execute(question, (first, end, end)).fetchall()
+        return Snapshot(self.revision, tuple(map(_entry, rows)))
+
+    def leases(self) -> tuple[Lease, ...]:
+        """All that were granted and neither revoked nor ended."""
+        rows = self._base.execute("SELECT id, ttl_s FROM leases ORDER BY id")
+        return tuple(Lease(id_, ttl_s) for id_, ttl_s in rows)
+
+    def history(self) -> tuple[Changed, ...]:
+        """All changes that are not forgotten, oldest first."""
+        changes: defaultdict[int, list[Change]] = defaultdict(list)
+        question = "SELECT revision, key, value, created, lease FROM changes ORDER BY revision, key"
+        for revision, key, value, created, lease in self._base.execute(question):
+            entry = None if value is None else _entry((key, value, created, revision, lease))
+            changes[revision].append(Change(key.decode(), entry))
+        return tuple(Changed(revision, tuple(each)) for revision, each in changes.items())
+
+    def apply(self, writes: Sequence[Write]) -> Applied:
+        """Carry out several writes in turn with one flush to the disk; all are kept, or none."""
+        answers: list[Answer] = []
+        changed: list[Changed] = []
+        ready = False
+        try:
+            self._base.execute("BEGIN IMMEDIATE")
+            for write in writes:
+                answers.append(self._carry_out(write, changed))
+            compacted = self._forget()
+            ready = True
+            self._base.execute("COMMIT")
+        except Exception as error:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
+            if not isinstance(error, sqlite3.Error):
+                raise
+            # A commit that failed half-way may still be found when the file is opened again.
+            kind = WriteUnknown if ready else StoreUnavailable
+            return Applied((kind(f"the store's file: {error}"),) * len(writes), (), 0)
+        return Applied(tuple(answers), tuple(changed), compacted)
+
+    def _carry_out(self, write: Write, changed: list[Changed]) -> Answer:
+        match write:
+            case Transaction(compares, orders):
+                if not all(map(self._holds, compares)):
+                    return Outcome(False, self.revision)
+                for order in orders:
+                    if isinstance(order, Put) and order.lease and not self._has(order.lease):
+                        return LeaseGone(f"{order.key}: lease {order.lease} is gone")
+                return Outcome(True, self._change(orders, changed))
+            case Grant(ttl_s):
+                row = self._base.execute("INSERT INTO leases (ttl_s) VALUES (?)", (ttl_s,))
+                assert row.lastrowid is not None
+                return Lease(row.lastrowid, ttl_s)
+            case Revoke(lease):
+                question = "SELECT key FROM entries WHERE lease = ? AND lease <> 0"
+                rows = self._base.execute(question, (lease,)).fetchall()
+                revision = self._change([Delete(key.decode()) for (key,) in rows], changed)
+                self._base.execute("DELETE FROM leases WHERE id = ?", (lease,))
+                return Outcome(True, revision)
+
+    def _holds(self, compare: Compare) -> bool:
+        entry = self.get(compare.key)
+        match compare:
+            case ModifiedAt(revision=revision):
+                return revision == (0 if entry is None else entry.modified)
+            case CreatedAt(revision=revision):
+                return revision == (0 if entry is None else entry.created)
+            case ValueIs(value=value):
+                return entry is not None and value == entry.value
+            case LeaseIs(lease=lease):
+                return entry is not None and lease == entry.lease
+
+    def _has(self, lease: int) -> bool:
+        return bool(self._base.execute("SELECT 1 FROM leases WHERE id = ?", (lease,)).fetchone())
+
+    def _change(self, orders: Sequence[Order], changed: list[Changed]) -> int:
+        revision = self.revision + 1
+        changes = []
+        for order in sorted(orders, key=lambda each: each.key.encode()):
+            entry = self.get(order.key)
+            if isinstance(order, Delete):
+                if entry is None:
+                    continue
+                self._base.execute("DELETE FROM entries WHERE key = ?", (order.key.encode(),))
+                entry = None
+            else:
+                created = revision if entry is None else entry.created
+                entry = Entry(order.key, order.value, created, revision, order.lease)
+                row = (order.key.encode(), order.value, created, revision, order.lease)
+                self._base.execute("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
+            changes.append(Change(order.key, entry))
+        if not changes:
+            return revision - 1
+        self._base.executemany(
+            "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
+            [(revision, each.key.encode(), *_rest(each.entry)) for each in changes],
+        )
+        self._base.execute("UPDATE head SET revision = ?", (revision,))
+        changed.append(Changed(revision, tuple(changes)))
+        return revision
+
+    def _forget(self) -> int:
+        """Drop old changes, many at a time, so that it is seldom done."""
+        last, compacted = self.revision, self.compacted
+        if last - compacted <= 2 * self._history_max:
+            return compacted
+        compacted = last - self._history_max
+        self._base.execute("DELETE FROM changes WHERE revision <= ?", (compacted,))
+        self._base.execute("UPDATE head SET compacted = ?", (compacted,))
+        return compacted
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        # Autocommit: transactions begin and end where the code says so.
+        return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from None
+
+
+def _entry(row: tuple[bytes, bytes, int, int, int]) -> Entry:
+    key, value, created, modified, lease = row
+    return Entry(key.decode(), value, created, modified, lease)
+
+
+def _rest(entry: Entry | None) -> tuple[bytes | None, int | None, int | None]:
+    return (None, None, None) if entry is None else (entry.value, entry.created, entry.lease)
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+    if error.sqlite_errorname.startswith("SQLITE_BUSY"):
+        return StoreUnavailable(f"{path} is in use by another process")
+    return StoreRefused(f"{path} cannot be used as the store: {error}")

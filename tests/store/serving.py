@@ -1,0 +1,19 @@
+"""A process that has an embedded store and serves it, to be killed: FILE SOCKET [HISTORY]."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from agents.store import EmbeddedStore, serve
+
+
+async def main(file: Path, socket: Path, history_max: int) -> None:
+    store = await EmbeddedStore.open(file, history_max=history_max)
+    await serve(store, socket)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
