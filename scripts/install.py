@@ -36,6 +36,8 @@ def main(stamp: Path) -> None:
         _pip("install", _pin("torch"))
         _pip("install", "-e", f"{ROOT}[gcp,worker,plot,dev]")
         _pip("check")
+        # DeepSpeed would compile these during a step, on every rank at once.
+        subprocess.run([str(VENV / "bin" / "python"), "-m", "worker.extensions"], check=True)
         for old in VENV.glob(".installed-*"):
             old.unlink()
         stamp.touch()

@@ -22,7 +22,7 @@ from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
 from simulator.plan_file import load_plan
-from worker import deepspeed_config
+from worker import deepspeed_config, extensions
 from worker.beginning import open_weights
 from worker.data.opening import open_data
 from worker.huggingface import is_published, to_huggingface
@@ -95,6 +95,8 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
     assert data is not None
     assert steps is not None
     assert device is not None
+    if config is not None:
+        stack.enter_context(extensions.claimed())
     warm_up()
     others = len(os.listdir("/proc/self/task")) - 1
     if others > 0:
