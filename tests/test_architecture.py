@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "agents": ("simulator", "worker.protocol"),
     "sailord": (
         *("simulator", "planner", "worker.protocol"),
-        *("agents.protocol", "agents.store", "agents.wire"),
+        *("agents.protocol", "agents.signing", "agents.store", "agents.wire"),
     ),
 }
 TORCH = ("torch", "deepspeed", "torchvision")
