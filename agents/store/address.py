@@ -1,4 +1,4 @@
-"""Where the store is, written as one line: ``embedded:///FILE`` or ``unix:///SOCKET``."""
+"""Where the store is, written as one line: ``etcd://``, ``embedded://`` or ``unix://``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from simulator.errors import InputError, Problem, Problems
 
 TIMEOUT_S = 5.0
 TIMEOUT_S_MAX = 600.0
-CURE = "write embedded:///FOLDER/store.db, or unix:///FOLDER/store.sock"
+CURE = "write etcd://HOST,HOST:PORT, embedded:///FOLDER/store.db or unix:///FOLDER/store.sock"
+ETCD_PORT = 2379
+PATHS = ("password_file", "ca", "cert", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,24 @@ class OnDisk:
     """Within which each call ends, over a socket."""
 
 
+@dataclass(frozen=True, slots=True)
+class Etcd:
+    """The members of an etcd cluster, and how to be let in."""
+
+    endpoints: tuple[str, ...]
+    user: str = ""
+    password_file: Path | None = None
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    timeout_s: float = TIMEOUT_S
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether to speak TLS: where there is anything to do it with."""
+        return self.ca is not None or self.cert is not None
+
+
 async def open_store(url: str) -> Store:
     """Open the store that a line names; ``InputError`` says all that is wrong with the line.
 
@@ -34,12 +54,17 @@ async def open_store(url: str) -> Store:
     the others are connected to when they are first asked something.
     """
     address = read_address(url)
+    if isinstance(address, Etcd):
+        # gRPC takes long to load, and most installations need none of it.
+        from agents.store.etcd import open_etcd  # noqa: PLC0415 - see above
+
+        return open_etcd(address)
     if address.kind == "embedded":
         return await EmbeddedStore.open(address.path)
     return RemoteStore(address.path, timeout_s=address.timeout_s)
 
 
-def read_address(url: str) -> OnDisk:
+def read_address(url: str) -> OnDisk | Etcd:
     """Read the line, without looking at what it names."""
     place = f'the store\'s address "{url}"'
     try:
@@ -48,7 +73,10 @@ def read_address(url: str) -> OnDisk:
     except ValueError as error:
         raise InputError(Problem(place, f"cannot be read: {error}", CURE)) from None
     problems = Problems()
+    address: OnDisk | Etcd
     match parts.scheme:
+        case "etcd":
+            address = _read_etcd(parts, options, problems, place)
         case "embedded":
             address = OnDisk("embedded", _read_path(parts, problems, place))
         case "unix":
@@ -68,6 +96,46 @@ def _read_path(parts: SplitResult, problems: Problems, place: str) -> Path:
     elif not parts.path.startswith("/") or parts.path.endswith("/"):
         problems.add(place, "names no file by its whole path", CURE)
     return Path(parts.path)
+
+
+def _read_etcd(parts: SplitResult, options: dict[str, str], problems: Problems, place: str) -> Etcd:
+    if "@" in parts.netloc:
+        problems.add(place, "holds a user", "give user=NAME and password_file=FILE behind a ?")
+    if parts.path not in ("", "/"):
+        problems.add(place, f'has a path, "{parts.path}"', CURE)
+    endpoints = tuple(_read_endpoint(each, problems, place) for each in parts.netloc.split(","))
+    if len(set(endpoints)) < len(endpoints):
+        problems.add(place, "names a member twice")
+    user = options.pop("user", "")
+    paths = {name: _take_path(name, options, problems, place) for name in PATHS}
+    for one, other in (("cert", "key"), ("key", "cert")):
+        if paths[one] and not paths[other]:
+            problems.add(place, f"has {one} but no {other}", "give both, or neither")
+    if bool(user) != bool(paths["password_file"]):
+        problems.add(place, "has one of user and password_file", "give both, or neither")
+    timeout_s = _take_timeout(options, problems, place)
+    return Etcd(endpoints, user, **paths, timeout_s=timeout_s)
+
+
+def _read_endpoint(text: str, problems: Problems, place: str) -> str:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port or ETCD_PORT
+    except ValueError as error:
+        problems.add(place, f'"{text}" is no host and port: {error}', CURE)
+        return text
+    if not host:
+        problems.add(place, f'"{text}" names no host', CURE)
+    return f"[{host}]:{port}" if host and ":" in host else f"{host}:{port}"
+
+
+def _take_path(name: str, options: dict[str, str], problems: Problems, place: str) -> Path | None:
+    if name not in options:
+        return None
+    path = Path(options.pop(name))
+    if not path.is_absolute():
+        problems.add(place, f'{name} is "{path}"', "give the file's whole path")
+    return path
 
 
 def _take_timeout(options: dict[str, str], problems: Problems, place: str) -> float:

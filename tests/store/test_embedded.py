@@ -25,11 +25,9 @@ from agents.store import (
     open_store,
     serve,
 )
-from tests.store.places import HISTORY_MAX, Socket, write_much
-from tests.store.test_outage import wait_answer
+from tests.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
-PATIENCE_S = 30.0
 
 
 @pytest.fixture

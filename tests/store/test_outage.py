@@ -8,19 +8,9 @@ from contextlib import aclosing
 import pytest
 
 from agents.store import CreatedAt, Put, StoreUnavailable, WriteUnknown
+from tests.store.places import PATIENCE_S, wait_answer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
-PATIENCE_S = 60.0
-
-
-async def wait_answer(store):
-    """Wait until the store answers again."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                return await store.snapshot("/sailor/")
-            except StoreUnavailable:
-                await asyncio.sleep(0.05)
 
 
 async def test_a_server_that_restarts_has_lost_nothing(server, prefix):
@@ -57,6 +47,7 @@ async def test_a_watch_goes_on_over_a_restart(server, prefix):
 
 async def test_a_store_that_is_away_says_so(server, prefix):
     store = await server.open()
+    await wait_answer(store)
     revision = await store.put(prefix + "a", b"1")
     lease = await store.grant(60)
     server.kill()

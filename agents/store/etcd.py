@@ -1,0 +1,260 @@
+"""The store in etcd: version 3's API, as one small asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from agents.store.address import Etcd
+from agents.store.etcd_members import (
+    RETRY_S,
+    Members,
+    raise_own_cancellation,
+    raise_refusal,
+)
+from agents.store.etcd_messages import message, method
+from agents.store.interface import (
+    Change,
+    Changed,
+    Compacted,
+    Compare,
+    CreatedAt,
+    Delete,
+    Entry,
+    Lease,
+    LeaseGone,
+    LeaseIs,
+    ModifiedAt,
+    Order,
+    Outcome,
+    Put,
+    Snapshot,
+    StoreRefused,
+    StoreUnavailable,
+    ValueIs,
+    check_transaction,
+    prefix_end,
+)
+
+RANGE, RANGE_REQUEST = method("KV", "Range"), message("RangeRequest")
+TXN, TXN_REQUEST = method("KV", "Txn"), message("TxnRequest")
+COMPARE, REQUEST_OP = message("Compare"), message("RequestOp")
+PUT_REQUEST, DELETE_REQUEST = message("PutRequest"), message("DeleteRangeRequest")
+GRANT, GRANT_REQUEST = method("Lease", "LeaseGrant"), message("LeaseGrantRequest")
+REVOKE, REVOKE_REQUEST = method("Lease", "LeaseRevoke"), message("LeaseRevokeRequest")
+KEEP, KEEP_REQUEST = method("Lease", "LeaseKeepAlive"), message("LeaseKeepAliveRequest")
+WATCH, WATCH_REQUEST = method("Watch", "Watch"), message("WatchRequest")
+WATCH_CREATE_REQUEST = message("WatchCreateRequest")
+
+EVERYTHING = b"\0"
+"""As a key: the first there can be. As an end: none."""
+DELETED = 1
+"""The type of an event that says so; the other one is a put."""
+
+
+def open_etcd(place: Etcd) -> EtcdStore:
+    """Prepare the way to a cluster; ``InputError`` if a certificate cannot be read."""
+    return EtcdStore(Members(place), timeout_s=place.timeout_s)
+
+
+class EtcdStore:
+    """A way to an etcd cluster."""
+
+    def __init__(self, members: Members, *, timeout_s: float) -> None:
+        """Take over the members; ``open_etcd`` is what to call."""
+        self._members, self._timeout_s = members, timeout_s
+
+    async def close(self) -> None:
+        """Hang up; watches end."""
+        await self._members.close()
+
+    async def get(self, key: str) -> Entry | None:
+        """Read one key."""
+        response = await self._members.ask(RANGE, RANGE_REQUEST(key=key.encode()))
+        return _entry(response.kvs[0]) if response.kvs else None
+
+    async def snapshot(self, prefix: str) -> Snapshot:
+        """Read all keys that begin so, at one revision."""
+        key, range_end = _range(prefix)
+        response = await self._members.ask(RANGE, RANGE_REQUEST(key=key, range_end=range_end))
+        return Snapshot(response.header.revision, tuple(map(_entry, response.kvs)))
+
+    async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
+        """Set a key whatever was there, and return the revision."""
+        return (await self.transact((), [Put(key, value, lease)])).revision
+
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+        """Carry out all orders if all compares hold, and none otherwise, in one revision."""
+        check_transaction(orders)
+        request = TXN_REQUEST(
+            compare=[each for compare in compares for each in _compares(compare)],
+            success=[_operation(order) for order in orders],
+        )
+        response = await self._members.ask(TXN, request, is_write=True)
+        return Outcome(response.succeeded, response.header.revision)
+
+    async def grant(self, ttl_s: float) -> Lease:
+        """Open a lease; etcd counts in whole seconds, and has a shortest one of its own."""
+        if not 0 < ttl_s < 1e9:
+            raise StoreRefused(f"a lease of {ttl_s} s")
+        granted = await self._members.ask(GRANT, GRANT_REQUEST(TTL=math.ceil(ttl_s)))
+        return Lease(granted.ID, float(granted.TTL))
+
+    async def keep(self, lease: int) -> bool:
+        """Give a lease its full time again; ``False``: it is gone."""
+        end_s = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            member = await self._members.reach(end_s)
+            stream = self._stream(member, KEEP)
+            token = self._members.token
+            try:
+                async with asyncio.timeout(self._timeout_s / 2):
+                    await stream.write(KEEP_REQUEST(ID=lease))
+                    response = await stream.read()
+                if response is not grpc.aio.EOF:
+                    return bool(response.TTL > 0)
+                problem = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                problem = error.details() or str(error.code())
+                if self._members.drop_token(token, problem):
+                    continue
+                raise_refusal(error)
+            except TimeoutError:
+                problem = "it did not answer"
+            except asyncio.CancelledError:
+                raise_own_cancellation()
+                problem = "the store is closed"
+            finally:
+                stream.cancel()
+            self._members.leave(member, problem)
+            await asyncio.sleep(RETRY_S)
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys."""
+        try:
+            await self._members.ask(REVOKE, REVOKE_REQUEST(ID=lease))
+        except LeaseGone:
+            return
+
+    async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
+        """Yield each revision above ``after`` that changes a key which begins so."""
+        refusals = 0
+        while not self._members.is_closed:
+            try:
+                end_s = asyncio.get_running_loop().time() + self._timeout_s
+                member = await self._members.reach(end_s)
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            stream = self._stream(member, WATCH)
+            token = self._members.token
+            problem = "it ended the stream"
+            is_refused = False
+            try:
+                await stream.write(_watch_request(prefix, after))
+                while (response := await stream.read()) is not grpc.aio.EOF:
+                    if response.compact_revision:
+                        yield Compacted(response.header.revision)
+                        return
+                    if response.canceled:
+                        problem = response.cancel_reason
+                        is_refused = "permission denied" in problem
+                        break
+                    refusals = 0
+                    if response.created and response.header.revision < after:
+                        # Perhaps this member only lags; the cluster knows how far it is.
+                        revision = (await self.snapshot(prefix)).revision
+                        if revision < after:
+                            yield Compacted(revision)
+                            return
+                    for changed in _grouped(response.events):
+                        after = changed.revision
+                        yield changed
+                    if not response.created:  # Also word that nothing happened up to here.
+                        after = max(after, response.header.revision)
+            except grpc.aio.AioRpcError as error:
+                problem = error.details() or str(error.code())
+            except StoreUnavailable as error:
+                problem = str(error)
+            except asyncio.CancelledError:
+                raise_own_cancellation()
+            finally:
+                stream.cancel()
+            if is_refused:
+                # It says the same of a token that it no longer knows.
+                refusals += 1
+                if refusals > 1 or not token:
+                    raise StoreRefused(f"etcd refused to show {prefix}: {problem}")
+                self._members.token = ""
+            self._members.leave(member, problem)
+            await asyncio.sleep(RETRY_S)
+
+    def _stream(self, member: int, method: Any) -> Any:
+        channel = self._members.channel(member)
+        call = channel.stream_stream(method.path, method.serialize, method.read)
+        return call(metadata=self._members.metadata())
+
+
+def _range(prefix: str) -> tuple[bytes, bytes]:
+    key = prefix.encode()
+    return key or EVERYTHING, prefix_end(key) or EVERYTHING
+
+
+def _watch_request(prefix: str, after: int) -> Any:
+    key, range_end = _range(prefix)
+    return WATCH_REQUEST(
+        create_request=WATCH_CREATE_REQUEST(
+            key=key, range_end=range_end, start_revision=after + 1, progress_notify=True
+        )
+    )
+
+
+def _entry(kv: Any) -> Entry:
+    return Entry(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision, kv.lease)
+
+
+def _grouped(events: Any) -> list[Changed]:
+    """One response may hold several revisions, and never a part of one."""
+    found: dict[int, list[Change]] = {}
+    for event in events:
+        entry = None if event.type == DELETED else _entry(event.kv)
+        change = Change(event.kv.key.decode(), entry)
+        found.setdefault(event.kv.mod_revision, []).append(change)
+    return [Changed(revision, tuple(sorted(each, key=_key))) for revision, each in found.items()]
+
+
+def _key(change: Change) -> bytes:
+    return change.key.encode()
+
+
+def _compares(compare: Compare) -> list[Any]:
+    key = compare.key.encode()
+    match compare:
+        case ModifiedAt(revision=revision):
+            return [_equal(key, "MOD", mod_revision=revision)]
+        case CreatedAt(revision=revision):
+            return [_equal(key, "CREATE", create_revision=revision)]
+        case ValueIs(value=value):
+            return [_equal(key, "VALUE", value=value)]
+        case LeaseIs(lease=lease):
+            # A key that is not there has lease 0 to etcd.
+            there = COMPARE(key=key, result="GREATER", target="CREATE", create_revision=0)
+            return [there, _equal(key, "LEASE", lease=lease)]
+
+
+def _equal(key: bytes, target: str, **what: Any) -> Any:
+    return COMPARE(key=key, result="EQUAL", target=target, **what)
+
+
+def _operation(order: Order) -> Any:
+    key = order.key.encode()
+    match order:
+        case Put(value=value, lease=lease):
+            return REQUEST_OP(request_put=PUT_REQUEST(key=key, value=value, lease=lease))
+        case Delete():
+            return REQUEST_OP(request_delete_range=DELETE_REQUEST(key=key))
