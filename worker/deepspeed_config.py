@@ -66,7 +66,8 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         **batch,
         "steps_per_print": 10**9,
-        "zero_optimization": {"stage": job.zero},
+        # Without ZeRO, what its fp16 keeps of a parameter cannot be told apart.
+        "zero_optimization": {"stage": 1 if job.precision == "fp16" else job.zero},
         "gradient_clipping": job.clip_norm or _NEVER_CLIPPED,
         "optimizer": optimizer_of(job),
     }

@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
@@ -26,15 +27,17 @@ from torch._C._distributed_c10d import Store
 from simulator.job import Job
 from simulator.plan import Plan
 from worker.context import MicroBatch, Moment
-from worker.data.samples import FIRST_HASH, Data, next_hash
+from worker.data.samples import Data, next_hash
 from worker.deepspeed_config import optimizer_of
-from worker.layout import TIED, Seat, own_tensors, sample_positions, seats_of
+from worker.deepspeed_state import load_engine, pieces_of_engine
+from worker.layout import Seat, sample_positions, seats_of
 from worker.loss import NO_LABEL, loss_sum
 from worker.optimizer import learning_rate
 from worker.parallelize import LocalLayer, Values, build_layer, tie
-from worker.state import Pieces
+from worker.precision import LossScale, precision_of
+from worker.state import Key, Pieces
 from worker.table import table_of
-from worker.trainer import NotANumberError, StepReport
+from worker.trainer import NotANumberError, Progress, StepReport
 
 
 class DeepSpeedTrainer:
@@ -56,7 +59,8 @@ class DeepSpeedTrainer:
         self.job, self.plan, self.data, self.device = job, plan, data, device
         self.seat: Seat = seats_of(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
-        self._step, self._number, self._hash = 0, 0, FIRST_HASH
+        self.progress = Progress(scale=LossScale.first(precision_of(job)))
+        self._number = 0
         self._moment = Moment()
         self._per_label = 0.0
         count = len(seats_of(plan))
@@ -79,9 +83,10 @@ class DeepSpeedTrainer:
     def step(self) -> StepReport:
         """Train on the next batch."""
         begin_s = time.perf_counter()
+        before = self.progress
         if self._follows_job:
             for group in self._engine.optimizer.param_groups:
-                group["lr"] = learning_rate(self.job, self._step)
+                group["lr"] = learning_rate(self.job, before.step)
         batches, digest_sum, labels = self._read()
         count = len(batches) * len(self.plan.pipelines)
         # DeepSpeed takes the mean over micro batches; what it shall take is that over labels.
@@ -91,17 +96,23 @@ class DeepSpeedTrainer:
         loss = float(self._engine.train_batch(iter(batches)))
         norm = self._engine.get_global_grad_norm()
         skipped = bool(getattr(self._engine.optimizer, "overflow", False))
-        if not (skipped or math.isfinite(loss)):
+        if not math.isfinite(loss) and self.job.precision != "fp16":
             self._refuse_what_is_no_number()
-        self._hash = next_hash(self._hash, step=self._step, digest_sum=digest_sum)
-        self._step += 1
+        self.progress = replace(
+            before,
+            step=before.step + 1,
+            updates=before.updates + int(not skipped),
+            sample_hash=next_hash(before.sample_hash, step=before.step, digest_sum=digest_sum),
+            samples=before.samples + self.job.global_batch,
+            label_tokens=before.label_tokens + labels,
+        )
         return StepReport(
-            step=self._step - 1,
+            step=before.step,
             loss=loss,
             grad_norm=float("nan") if norm is None else float(norm),
             samples=self.job.global_batch,
             seconds=time.perf_counter() - begin_s,
-            sample_hash=self._hash,
+            sample_hash=self.progress.sample_hash,
             label_tokens=labels,
             skipped=skipped,
             stop=False,
@@ -112,19 +123,16 @@ class DeepSpeedTrainer:
         dist.destroy_process_group()
 
     def pieces(self) -> Pieces:
-        """What this rank holds of the weights, named as our own engine names it."""
-        tables = own_tensors(table_of(self.job, i) for i in range(len(self.job.model.layers)))
-        shared = {spec.name for spec in tables[TIED]}
-        found: Pieces = {}
-        for layer in self._layers:
-            for tensor in layer.tensors:
-                name = tensor.spec.tied_name or tensor.spec.name
-                is_shared = tensor.spec.tied_name is not None or layer.index == 0
-                place = TIED if is_shared and name in shared else layer.index
-                atoms = None if tensor.spec.split_dim is None else range(self.job.max_tp)
-                values = tensor.parameter.detach().float().cpu().clone()
-                found[place, name, "master"] = [(atoms, values)]
-        return found
+        """What this rank holds of the state, named as our own engine names it; all ranks ask."""
+        return pieces_of_engine(self._engine, self.job, self._layers)
+
+    def restore(self, logical: Mapping[Key, Tensor], progress: Progress) -> None:
+        """Go on from whole tensors, as another engine may have left them.
+
+        In fp16 the loss scale begins anew.
+        """
+        load_engine(self._engine, self.job, self._layers, logical, updates=progress.updates)
+        self.progress = progress
 
     def _build(self, weights: Callable[[int], Values] | None) -> list[LocalLayer]:
         layers = [
@@ -214,7 +222,7 @@ class DeepSpeedTrainer:
                 batches.append((torch.empty(0), torch.empty(0)))  # Nobody looks at them.
                 continue
             positions = sample_positions(self.plan, pipeline=seat.pipeline, micro_batch=number)
-            samples = self.data.batch(self._step, positions)
+            samples = self.data.batch(self.progress.step, positions)
             if seat.is_first:
                 told[0] += int(samples.digests.sum())
             if seat.is_last:
@@ -233,7 +241,7 @@ class DeepSpeedTrainer:
         )
         self._number += 1
         samples = torch.arange(positions.start, positions.stop, device=self.device)
-        self._moment.now = MicroBatch(self.job.data.seed, self._step, samples)
+        self._moment.now = MicroBatch(self.job.data.seed, self.progress.step, samples)
 
     def _look_at(self, layer: int, _: nn.Module, __: Any, output: Tensor) -> None:
         self._bad[layer] |= ~torch.isfinite(output.detach()).all()
@@ -246,7 +254,7 @@ class DeepSpeedTrainer:
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         layer, rank = divmod(int(found), ranks)
         assert layer < layers, "the loss comes from the last layer"
-        raise NotANumberError(self._step, layer=layer, rank=rank)
+        raise NotANumberError(self.progress.step, layer=layer, rank=rank)
 
 
 def _tied_apart(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
@@ -264,6 +272,8 @@ def _quiet() -> Iterator[None]:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # It sends what autograd knows of, and torch tells so at each start.
     warnings.filterwarnings("ignore", "c10d::broadcast_")
+    # It calls what torch has given another name.
+    warnings.filterwarnings("ignore", "`torch.distributed.\\w+` is deprecated", FutureWarning)
     with open(os.devnull, "w", encoding="ascii") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 

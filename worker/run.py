@@ -90,6 +90,8 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
     if steps is None:
         problems.add("--steps", "neither it nor the job says how long to train")
     device = _tried(problems, lambda: _device(wishes.device, plan.device_count if plan else 1))
+    if config is not None and device == "cpu" and job.precision == "fp16":
+        problems.add("[training] precision", "is fp16, which DeepSpeed does not have on CPUs")
     problems.raise_if_any()
     assert plan is not None
     assert data is not None

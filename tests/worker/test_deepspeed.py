@@ -148,6 +148,23 @@ def test_what_a_configuration_leaves_open_follows_the_job(warm, files):
     check_steps(ours, theirs)
 
 
+def test_sixteen_bits_that_it_lacks_on_cpus_are_refused_before_any_rank_starts(warm, files):
+    write(files, change=('"fp32"', '"fp16"'))
+    give_plan(files, ALIKE, ALIKE)
+    done = run(warm, files, "--engine", "deepspeed", "--device", "cpu")
+    assert done.code == 2
+    assert "[training] precision: is fp16, which DeepSpeed does not have on CPUs" in done.err
+
+
+def test_bf16_trains_about_as_our_engine_does(warm, files):
+    write(files, change=('"fp32"', '"bf16"'))
+    give_plan(files, ALIKE, ALIKE)
+    ours, theirs = both(warm, files)
+    for mine, other in zip(ours.steps, theirs.steps, strict=True):
+        assert other["loss"] == pytest.approx(mine["loss"], rel=1e-3)
+        assert other["grad_norm"] == pytest.approx(mine["grad_norm"], rel=2e-2)
+
+
 def test_a_loss_that_is_no_number_ends_the_run(warm, files):
     write(files, change=("learning_rate = 0.01", "learning_rate = 1e30"))
     give_plan(files, ALIKE, ALIKE)
