@@ -26,6 +26,7 @@ from simulator.platform import platform_of
 STAGES_MAX = 12
 TEMPLATES_PER_LOT = 5
 PAIRS_KEPT = 4
+THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
 """Shares of the pipelines that fit, where fewer may be worth more."""
 ROUGH_BREACH = 40.0
@@ -58,6 +59,18 @@ class EventDrafts:
     )
     _twins: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict)
     _syncs: dict[object, float] = field(init=False, default_factory=dict)
+    _steps: dict[object, float] = field(init=False, default_factory=dict)
+    floors: StageFloors = field(init=False)
+    """What stages take at least."""
+
+    def __post_init__(self) -> None:
+        self.floors = StageFloors(
+            self.maker,
+            self.lots,
+            degrees=self.degrees,
+            recomputes=self.recomputes,
+            per_layer_sync=self.judge.overlaps,
+        )
 
     def ranked(self) -> list[Fleet]:
         """Fleets by their rough worth."""
@@ -193,7 +206,8 @@ class EventDrafts:
             some = [pure[lot][min(first, len(pure[lot]) - 1)] for lot in chosen if pure[lot]]
             yield self.filled([], some, total)
         if len(chosen) <= 3:
-            lists = [pure[lot] for lot in chosen if pure[lot]]
+            kept = TEMPLATES_PER_LOT if len(chosen) <= 2 else THREES_KEPT
+            lists = [pure[lot][:kept] for lot in chosen if pure[lot]]
             if lists:
                 for each in itertools.product(*lists):
                     yield self.filled([], list(each), total)
@@ -274,13 +288,21 @@ class EventDrafts:
         self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, *, near: bool
     ) -> float:
         """Roughly one step of a ring over this hop, within a machine or between two."""
+        key = (one, other, bytes_each, near)
+        found = self._steps.get(key)
+        if found is not None:
+            return found
         a, b = self.lots[one[0]].place, self.lots[other[0]].place
         flows = min(one[1], other[1])
         network = self.maker.network
         if near:
-            return network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
-        step = network.between_nodes(a, b, flows=flows, bytes_each=bytes_each)
-        return step / min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
+            found = network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
+        else:
+            found = network.between_nodes(a, b, flows=flows, bytes_each=bytes_each)
+            ring = min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
+            found /= ring
+        self._steps[key] = found
+        return found
 
     def byfamily_of(self, ranked: list[Fleet], count: int) -> list[Fleet]:
         """The best of each family before the second of any, for a part of what is judged."""
@@ -291,8 +313,11 @@ class EventDrafts:
         chosen = set(some)
         return some + [fleet for fleet in ranked if fleet not in chosen]
 
-    def lines(self, longest_s: float) -> list[Fleet]:
-        """The quickest line-ups of equal pipelines on each of the largest lots."""
+    def lines(self, longest_s: float | None) -> list[Fleet]:
+        """The quickest line-ups of equal pipelines on each of the largest lots.
+
+        They take no longer than what is known; where nothing is, as long as they need.
+        """
         found: list[tuple[float, Fleet]] = []
         shapes: dict[object, int] = {}
         for index in sorted(range(len(self.lots)), key=lambda n: (-self.lots[n].gpus, n)):

@@ -20,6 +20,8 @@ from planner.templates import Step, Template, TemplateMaker
 TIMES = 12
 """Times that are tried at once."""
 ROUNDS = 2
+SLOW = 100
+"""How much longer than its work alone a line-up takes at most, where no plan is known."""
 PIPELINES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 
@@ -39,7 +41,7 @@ def lines_of(
     *,
     micro_batches: Sequence[int],
     global_batch: int,
-    longest_s: float,
+    longest_s: float | None,
 ) -> Iterator[Line]:
     """The best line-ups on a lot that may take no longer than that."""
     gpus = maker.lots[lot].gpus
@@ -74,12 +76,12 @@ def _quickest(
     count: int,
     pipelines: int,
     budget: float,
-    longest_s: float,
+    longest_s: float | None,
 ) -> tuple[float, tuple[tuple[int, int, int], ...]] | None:
     """The least time in which a pipeline keeps to its budget, and its stages."""
     work = floors.times(micro_batch).work
     low = count * float((prices[:, None] * work).min(axis=0).sum()) / budget
-    high = longest_s
+    high = SLOW * low if longest_s is None else longest_s
     if low > high:
         return None
     seconds = floors.seconds(micro_batch, count, pipelines)[:, :, :-1]

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.event_drafts import EventDrafts, family_of
-from planner.event_exhaust import Deal, every_deal
+from planner.event_exhaust import every_deal
 from planner.fleets import Fleet, fleet_of_plan, plan_of, room_for
 from planner.limits import Figures
+from planner.smallest import fewest_gpus
 from planner.supply import is_supplied
-from planner.templates import Step, Template
+from planner.templates import Template
 from simulator.estimate import Estimate
 from simulator.job import Job
 from simulator.plan import Plan
 
-EXHAUST_MAX = 3000
+EXHAUST_MAX = 1000
 """Plans of a small case that are judged beyond the budget."""
 JUDGED_SHARE = 0.5
 """Of the budget, for fleets as they were drafted; the rest is for changes to the best."""
@@ -51,12 +52,14 @@ class EventSearch(EventDrafts):
     is_complete: bool = False
     """Whether all plans were looked at, or bounded."""
     judged: list[Judged] = field(default_factory=list)
-    fullest: list[Estimate] = field(default_factory=list)
-    """Estimates of plans that keep no limit, for saying why there is no plan."""
     _known: dict[Fleet, Judged | None] = field(default_factory=dict)
 
     def run(self) -> Judged | None:
         """The best plan that the budget allows to find."""
+        gpus = sum(lot.gpus for lot in self.lots)
+        if fewest_gpus(self.floors, self.micro_batches, gpus) > gpus:
+            self.is_complete = True
+            return None
         for plan in self.given:
             fleet = fleet_of_plan(plan, self.maker)
             if fleet is not None:
@@ -70,7 +73,7 @@ class EventSearch(EventDrafts):
                 break
             self.look_at(fleet)
         longest_s = min((j.estimate.iteration_s for j in self.judged), default=None)
-        if longest_s is not None and not self.limits.needs_prices:
+        if longest_s is None or not self.limits.needs_prices:
             for fleet in self.lines(longest_s):
                 self.look_at(fleet)
         climbed: set[Fleet] = set()
@@ -97,49 +100,32 @@ class EventSearch(EventDrafts):
 
     def finished(self, best: Judged | None) -> Judged | None:
         """The best of all plans, where there are so few that all can be looked at."""
-        options = [
-            Step(lot, tp, recompute)
-            for lot in range(len(self.lots))
-            for tp in self.degrees
-            if self.lots[lot].room(tp)
-            for recompute in self.recomputes
-        ]
         deals = every_deal(
-            self.maker,
-            self.lots,
-            options,
+            self.floors,
+            self.recomputes,
+            self.degrees,
+            self.limits,
             micro_batches=self.micro_batches,
             global_batch=self.job.global_batch,
-            worth_of=self._least_worth,
+            known=None if best is None else best.worth[0],
         )
-        for least, deal in deals or ():
-            if best is not None and least > best.worth[0]:
-                self.is_complete = True
+        left = EXHAUST_MAX
+        for deal in deals or ():
+            if best is not None and deal.least > best.worth[0]:
+                break
+            if left == 0:
                 return best
-            if self.evaluations >= self.budget + EXHAUST_MAX:
-                return best
+            left -= 1
+            templates = deal.templates(self.floors)
+            fleet = Fleet(templates, (1,) * len(templates))
+            pairs = zip(templates, deal.counts, strict=True)
             found = self.judge_plan(
-                Plan(
-                    deal[0][0].micro_batch,
-                    tuple(template.pipeline(count, self.lots) for template, count in deal),
-                ),
-                Fleet(tuple(t for t, _ in deal), (1,) * len(deal)),
+                Plan(deal.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), fleet
             )
             if found is not None and (best is None or found.worth < best.worth):
                 best = found
         self.is_complete = deals is not None
         return best
-
-    def _least_worth(self, seconds: float, deal: Deal) -> float:
-        """Seconds or dollars that these pipelines take at the very least."""
-        if not self.limits.goal_is_cost:
-            return seconds * (1 - 1e-9)
-        hourly = sum(
-            (self.lots[step.lot].price_usd_per_gpu_hour or 0.0) * step.tp
-            for template, _ in deal
-            for step in template.steps
-        )
-        return hourly / 3600 * seconds * (1 - 1e-9)
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -164,8 +150,6 @@ class EventSearch(EventDrafts):
         if estimate.fits:
             figures = Figures(estimate.iteration_s, estimate.money.total_usd, self.spot_share(plan))
             worth = self.limits.worth(figures)
-        if worth is None:
-            self.fullest.append(estimate)
         found = None
         if worth is not None:
             found = Judged((*worth, fleet.pipelines), fleet, plan, estimate)

@@ -8,6 +8,8 @@ the ring, the narrowest first. Contention only adds.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from simulator.platform import platform_of
 
 PIPELINES_RATIO = 1.04
 """Numbers of pipelines this close to each other are looked at as one."""
-WAYS_MAX, COARSE_RATIO = 30, 1.6
+WAYS_MAX, COARSE_RATIO = 4, 1.3
 """With more links than this, those that are less close."""
 
 Way = tuple[Place, Place]
@@ -48,6 +50,7 @@ class SyncFloor:
     _known: dict[object, Array] = field(default_factory=dict)
     _sizes: dict[int, tuple[Array, Ints]] = field(default_factory=dict)
     _transfers: dict[tuple[str, int, float], float] = field(default_factory=dict)
+    _known_rates: dict[object, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for lot in self.lots:
@@ -205,15 +208,26 @@ class SyncFloor:
             )
         # Layers may share a bucket, so that each counts at the best rate of any message. Times
         # are straight between the sizes that were measured, so that one of those is the best.
-        measured = self.network.measured
-        curves = [*measured.within.values()] if same_node else [*measured.between.values()]
-        knots = {size for table in curves for curve in table.values() for size in curve.sizes_bytes}
         largest = bucket / shards
-        tried = [size for size in knots if size < largest]
-        rate = min(
-            self._message_s(way, flows, size, same_node) / size for size in [*tried, largest]
-        )
+        sizes, rates = self._rates(way, flows, same_node)
+        rate = self._message_s(way, flows, largest, same_node) / largest
+        smaller = bisect_left(sizes, largest)
+        if smaller:
+            rate = min(rate, rates[smaller - 1])
         return rate * rank_bytes / shards
+
+    def _rates(self, way: Way, flows: int, same_node: bool) -> tuple[list[float], list[float]]:
+        """The sizes that were measured, and the best seconds per byte up to each."""
+        key = (way, flows, same_node)
+        if key not in self._known_rates:
+            measured = self.network.measured
+            curves = [*measured.within.values()] if same_node else [*measured.between.values()]
+            sizes = sorted(
+                {size for table in curves for curve in table.values() for size in curve.sizes_bytes}
+            )
+            each = [self._message_s(way, flows, size, same_node) / size for size in sizes]
+            self._known_rates[key] = sizes, list(itertools.accumulate(each, min))
+        return self._known_rates[key]
 
     def _message_s(self, way: Way, flows: int, bytes_each: float, same_node: bool) -> float:
         sender, receiver = way

@@ -16,6 +16,8 @@ from simulator.job import Job, Objective, RecomputePolicy
 
 _NO_LIMITS = Objective()
 _MORE_GPUS = (2, 4, 8, 16, 64)
+FIT_BUDGET = 40
+"""Plans judged to know whether there is any."""
 _TOGETHER = "relax one of them, or raise --budget"
 
 
@@ -27,6 +29,8 @@ class Ask(Protocol):
         objective: Objective,
         times_gpus: int = 1,
         recompute: RecomputePolicy | None = None,
+        *,
+        budget: int | None = None,
     ) -> Answer: ...
 
 
@@ -48,21 +52,21 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     gpus = sum(lot.gpus for lot in lots)
     kinds = ", ".join(f"{lot.gpus} x {lot.gpu}@{lot.zone}" for lot in lots)
     cures = []
-    if job.recompute == "none" and ask(_NO_LIMITS, 1, "auto").estimate is not None:
+    if job.recompute == "none" and ask(_NO_LIMITS, 1, "auto", budget=FIT_BUDGET).plan:
         cures.append('set training.recompute = "auto", with which it fits')
     for times in _MORE_GPUS:
-        more = ask(_NO_LIMITS, times)
+        more = ask(_NO_LIMITS, times, budget=FIT_BUDGET)
         if more.plan is not None:
             cures.append(f"it fits on {gpus * times} such GPUs")
             break
     if job.max_tp == 1:
         cures.append("raise training.max_tp")
+    states_gb = job.model.parameters * state_bytes_per_parameter(job) / 1e9
     return Problem(
         "cluster",
-        f"{job.model.name} does not fit on its {gpus} GPUs ({kinds}) however it is divided",
-        "; ".join(cures)
-        or "use GPUs with more memory, or more of them: weights, gradients and optimizer states"
-        f" alone take {job.model.parameters * state_bytes_per_parameter(job) / 1e9:.3g} GB",
+        f"{job.model.name} does not fit on its {gpus} GPUs ({kinds}) however it is divided:"
+        f" weights, gradients and optimizer states alone take {states_gb:.3g} GB",
+        "; ".join(cures) or "use GPUs with more memory, or more of them",
     )
 
 

@@ -19,7 +19,6 @@ from planner.paper_model import PaperModel
 from planner.paper_search import PaperSearch
 from planner.published_space import PublishedModel
 from planner.refusal import refusals
-from planner.stage_floors import StageFloors
 from planner.supply import Lot, grants_of, lots_of
 from planner.tables import Tables
 from planner.templates import TemplateMaker
@@ -79,13 +78,17 @@ def _refusals(question: Question, tables: Tables) -> tuple[Problem, ...]:
     lots = lots_of(question.cluster, sites)
 
     def ask(
-        objective: Objective, times_gpus: int = 1, recompute: RecomputePolicy | None = None
+        objective: Objective,
+        times_gpus: int = 1,
+        recompute: RecomputePolicy | None = None,
+        *,
+        budget: int | None = None,
     ) -> Answer:
         job = replace(
             question.job, objective=objective, recompute=recompute or question.job.recompute
         )
         more = tuple(_grown(lot, times_gpus, sites) for lot in lots)
-        asked = replace(question, job=job)
+        asked = replace(question, job=job, budget=budget or question.budget)
         steps = Limits(objective, limits.steps, limits.seconds_left if objective.deadline else None)
         return _search(asked, more, steps, tables)
 
@@ -282,7 +285,7 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
     tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
     if best is None:
         return Answer(None, None, search.evaluations, 0.0, 0.0, job.objective.goal)
-    bounds = _event_bounds(search, judge.overlaps, best)
+    bounds = _event_bounds(search, best)
     figures = (search.evaluations, bounds.objective, bounds.seconds)
     rejected, why = explain_event(search, best)
     return Answer(
@@ -290,17 +293,10 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
     )
 
 
-def _event_bounds(search: EventSearch, overlaps: bool, best: Judged) -> Bounds:
+def _event_bounds(search: EventSearch, best: Judged) -> Bounds:
     """What no plan can beat, and what is known where all plans were looked at."""
-    floors = StageFloors(
-        search.maker,
-        search.lots,
-        degrees=search.degrees,
-        recomputes=search.recomputes,
-        per_layer_sync=overlaps,
-    )
     bound = EventBound(
-        floors,
+        search.floors,
         search.lots,
         search.grants,
         search.limits,

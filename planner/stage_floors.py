@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.event_sync import SyncFloor
 from planner.families import Array
@@ -21,6 +22,8 @@ from planner.supply import Lot
 from planner.templates import Step, TemplateMaker
 from simulator.plan import Recompute
 from simulator.platform import platform_of
+
+Ints = NDArray[np.int64]
 
 BEHIND_MAX = 11
 """Stages with more behind them than this are taken as those with so many."""
@@ -99,6 +102,8 @@ class StageFloors:
         )
         self._times: dict[int, Times] = {}
         self._room: dict[tuple[int, int], Array] = {}
+        self._rests: dict[tuple[int, int], Array] = {}
+        self._index = {choice: index for index, choice in enumerate(self.choices)}
 
     @property
     def table_size(self) -> int:
@@ -251,10 +256,8 @@ class StageFloors:
         Of one of so many pipelines; inf where memory does not hold them.
         """
         times = self.times(micro_batch)
-        forward, backward, ahead = times.forward, times.backward, times.ahead[:, :, None]
-        sync = self._sync(pipelines, pipelines)
-        optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
-        rest = self._tail(times, sync, optimizer) + times.iteration_s[:, None, None] + ahead
+        forward, backward = times.forward, times.backward
+        rest, room = self._rest_and_room(micro_batch, pipelines)
         k = np.arange(min(BEHIND_MAX, times.layers - 1) + 1)[:, None, None, None]
         behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
         later = np.maximum(count - k - 1, 0)
@@ -263,9 +266,55 @@ class StageFloors:
         rounds = -(-count // (k + 1)) * (forward + backward + behind)
         spent = np.maximum(straight[None], np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
         ranged = np.arange(times.layers + 1)[:, None] < np.arange(times.layers + 1)[None, :]
-        fits = self._in_flight(micro_batch, pipelines, pipelines)[None] >= np.minimum(count, k + 1)
+        fits = room[None] >= np.minimum(count, k + 1)
         seconds: Array = np.where(ranged & fits, spent, np.inf)
         return seconds
+
+    def stage_s(
+        self,
+        micro_batch: int,
+        most: int,
+        pipelines: int,
+        *,
+        behind: int,
+        where: tuple[int, Ints, Ints],
+    ) -> Array:
+        """The same of stages at (choice, first layers, ends), by [stage, 1 ... most micro batches].
+
+        There are exactly so many stages behind them.
+        """
+        times = self.times(micro_batch)
+        rest, room = (
+            table[where][:, None] for table in self._rest_and_room(micro_batch, pipelines)
+        )
+        forward, backward = times.forward[where][:, None], times.backward[where][:, None]
+        n = np.arange(1, most + 1)
+        spent = n * (forward + backward)
+        if behind:
+            choice, _, end = where
+            back = (times.behind[choice, end] + (behind - 1) * times.hop_s)[:, None]
+            later = np.maximum(n - behind - 1, 0)
+            spent = np.maximum(spent, forward + back + n * backward + later * forward)
+            spent = np.maximum(spent, -(-n // (behind + 1)) * (forward + backward + back))
+        seconds: Array = np.where(room >= np.minimum(n, behind + 1), spent + rest, np.inf)
+        return seconds
+
+    def index_of(self, gpu: str, tp: int, recompute: Recompute) -> int:
+        return self._index[Choice(gpu, tp, recompute)]
+
+    def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Array, Array]:
+        """What a stage takes besides its passes, and the micro batches it may hold at once.
+
+        By [choice, first layer, end], in one of so many pipelines.
+        """
+        key = (micro_batch, pipelines)
+        if key not in self._rests:
+            times = self.times(micro_batch)
+            sync = self._sync(pipelines, pipelines)
+            optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
+            tail = self._tail(times, sync, optimizer)
+            self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]
+        return self._rests[key], self._in_flight(micro_batch, pipelines, pipelines)
 
     def _tail(self, times: Times, sync: Array, optimizer: Array) -> Array:
         """Least seconds from the end of a stage's last backward to that of the iteration."""

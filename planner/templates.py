@@ -93,6 +93,8 @@ class TemplateMaker:
     _parameters: dict[int, list[float]] = field(default_factory=dict)
     _furthest: dict[tuple[Step, int, int], list[int]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
+    _balanced: dict[object, tuple[int, ...] | None] = field(default_factory=dict)
+    """Boundaries by GPU kinds, wherever they are."""
 
     def seconds(self, gpu: str, tp: int, micro_batch: int, recompute: Recompute) -> list[float]:
         """Forward and backward up to each layer."""
@@ -182,8 +184,17 @@ class TemplateMaker:
         return self._made[key]
 
     def _template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
-        layers = self.costs.layer_count
-        if len(steps) > layers:
+        kinds = tuple((self.lots[x.lot].gpu, x.tp, x.recompute) for x in steps)
+        key = (kinds, micro_batch, min(most, len(steps)))
+        if key not in self._balanced:
+            self._balanced[key] = self._balance(steps, micro_batch, most)
+        cuts = self._balanced[key]
+        return None if cuts is None else self.timed(steps, micro_batch, cuts)
+
+    def _balance(
+        self, steps: tuple[Step, ...], micro_batch: int, most: int
+    ) -> tuple[int, ...] | None:
+        if len(steps) > self.costs.layer_count:
             return None
         if self._cuts(steps, micro_batch, most, math.inf) is None:
             return None
@@ -197,9 +208,7 @@ class TemplateMaker:
                 low = middle
             else:
                 high = middle
-        cuts = self._cuts(steps, micro_batch, most, high)
-        assert cuts is not None
-        return self.timed(steps, micro_batch, cuts)
+        return self._cuts(steps, micro_batch, most, high)
 
     def timed(self, steps: tuple[Step, ...], micro_batch: int, cuts: tuple[int, ...]) -> Template:
         """A template with given boundaries."""

@@ -74,6 +74,8 @@ def test_one_gpu_that_is_too_small_is_told_what_would_fit(tmp_path: Path) -> Non
     assert result.exit_code == 1
     assert "opt-30b does not fit on its 1 GPUs" in result.stderr
     assert "GB" in result.stderr
+    # Deeper pipelines than any draft has are found as well.
+    assert "it fits on 64 such GPUs" in result.stderr
     nearly = run(tmp_path, pools=pool("T4", 1), model='preset = "opt-1.3b"')
     assert nearly.exit_code == 1
     assert "it fits on" in nearly.stderr
