@@ -3,8 +3,9 @@
     python benchmarks/runtime.py [--hidden N] [--layers N] [--sequence N] [--rounds N]
 
 All train the same layers under the same homogeneous plan (two stages, two pipelines, no tensor
-parallelism) in the same four processes of this machine, a step of each in turn, so that whatever
-else the machine does meets all of them. A second table compares one rank with a plain loop.
+parallelism) in the same four processes of this machine, a step of each in turn and in another order
+each time, so that whatever else the machine does meets all of them. Processor time, of all ranks
+together, is what of it others cannot take. A second table compares one rank with a plain loop.
 Without deepspeed its column is left out.
 """
 
@@ -19,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,9 @@ from worker.transport.threads import ThreadWorld
 STAGES, PIPELINES, MICRO_BATCHES = 2, 2, 4
 RANKS = STAGES * PIPELINES
 Step = Callable[[int], object]
+Times = dict[str, list[float]]
+FIRST_ROUNDS = 2
+"""These are not counted: memory is reserved, and libraries are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +94,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         for process in processes:
             process.start()
-        times = answers.get()
+        times, busy = answers.get()
         for process in processes:
             process.join()
     tokens = size.micro_batch * MICRO_BATCHES * PIPELINES * size.sequence
     print(f"{STAGES} stages x {PIPELINES} pipelines, {tokens} tokens a step, {size}")
-    _show(times)
+    _show(times, busy)
     print("\none rank")
-    _show(_alone(size))
+    _show(*_alone(size))
     return 0
 
 
-def _show(times: dict[str, list[float]]) -> None:
+def _show(times: Times, busy: Times) -> None:
     own = times["sailor"]
-    print(f"{'runtime':<24}{'median ms':>10}{'best ms':>10}{'ratio of medians':>18}")
+    heads = ("median ms", "best ms", "ratio of medians", "processor ms")
+    print(f"{'runtime':<24}", *(f"{head:>17}" for head in heads))
     for name, seconds in times.items():
         median, best = statistics.median(seconds), min(seconds)
         ratio = statistics.median(own) / median
-        print(f"{name:<24}{median * 1e3:>10.1f}{best * 1e3:>10.1f}{ratio:>18.3f}")
+        processor = statistics.median(busy[name])
+        row = (f"{median * 1e3:.1f}", f"{best * 1e3:.1f}", f"{ratio:.3f}", f"{processor * 1e3:.1f}")
+        print(f"{name:<24}", *(f"{cell:>17}" for cell in row))
 
 
 def _be_rank(rank: int, size: Size, folder: Path, answers: Any) -> None:
@@ -120,18 +128,35 @@ def _be_rank(rank: int, size: Size, folder: Path, answers: Any) -> None:
     if importlib.util.find_spec("deepspeed") is not None:
         steps["deepspeed"] = _deepspeed(rank, size)
     steps["torch pipelining"] = _pipelining(rank, size)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(size.rounds + 2):
-        for name, step in steps.items():
-            dist.barrier()
-            begin_s = time.perf_counter()
-            step(number)
-            dist.barrier()
-            if number >= 2:
-                times[name].append(time.perf_counter() - begin_s)
+    times, busy = _in_turn(steps, size.rounds, meet=dist.barrier)
+    for name in steps:
+        together = torch.tensor(busy[name], dtype=torch.float64)
+        dist.all_reduce(together)
+        busy[name] = together.tolist()
     if rank == 0:
-        answers.put(times)
+        answers.put((times, busy))
     dist.barrier()
+
+
+def _in_turn(
+    steps: dict[str, Step], rounds: int, *, meet: Callable[[], object]
+) -> tuple[Times, Times]:
+    """Seconds on the clock and of this process's processor time, for each step of each runtime."""
+    times: Times = {name: [] for name in steps}
+    busy: Times = {name: [] for name in steps}
+    names = deque(steps)
+    for number in range(rounds + FIRST_ROUNDS):
+        for name in names:
+            meet()
+            begin_s, begin_busy_s = time.perf_counter(), time.process_time()
+            steps[name](number)
+            busy_s = time.process_time() - begin_busy_s
+            meet()
+            if number >= FIRST_ROUNDS:
+                times[name].append(time.perf_counter() - begin_s)
+                busy[name].append(busy_s)
+        names.rotate()
+    return times, busy
 
 
 # -- the runtimes ---------------------------------------------------------------------------------
@@ -222,7 +247,7 @@ def _pipelining(rank: int, size: Size) -> Step:
     return step
 
 
-def _alone(size: Size) -> dict[str, list[float]]:
+def _alone(size: Size) -> tuple[Times, Times]:
     """One rank, and a plain loop over the same micro batches."""
     job = size.job(batch=size.micro_batch * MICRO_BATCHES)
     count = len(job.model.layers)
@@ -243,14 +268,7 @@ def _alone(size: Size) -> dict[str, list[float]]:
         optimizer.zero_grad()
 
     steps: dict[str, Step] = {"sailor": lambda _: trainer.step(), "plain loop": plain}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(size.rounds + 2):
-        for name, step in steps.items():
-            begin_s = time.perf_counter()
-            step(number)
-            if number >= 2:
-                times[name].append(time.perf_counter() - begin_s)
-    return times
+    return _in_turn(steps, size.rounds, meet=lambda: None)
 
 
 def _data(job: Job) -> SyntheticTokens:
