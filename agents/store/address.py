@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,7 +67,9 @@ async def open_store(url: str) -> Store:
 
 def read_address(url: str) -> OnDisk | Etcd:
     """Read the line, without looking at what it names."""
-    place = f'the store\'s address "{url}"'
+    # A password that was written into it by mistake is not to end in a log.
+    shown = re.sub(r"//[^/?]*@", "//...@", url)
+    place = f'the store\'s address "{shown}"'
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True))

@@ -157,7 +157,7 @@ class EtcdStore:
             is_refused = False
             try:
                 await stream.write(_watch_request(prefix, after))
-                while (response := await stream.read()) is not grpc.aio.EOF:
+                while (response := await self._next(member, stream)) is not grpc.aio.EOF:
                     if response.compact_revision:
                         yield Compacted(response.header.revision)
                         return
@@ -193,6 +193,19 @@ class EtcdStore:
                 self._members.token = ""
             self._members.leave(member, problem)
             await asyncio.sleep(RETRY_S)
+
+    async def _next(self, member: int, stream: Any) -> Any:
+        """Wait for the next response; while there is none, see that the member still lives.
+
+        A connection to a machine that has gone silent looks whole for minutes.
+        """
+        reading = asyncio.ensure_future(stream.read())
+        try:
+            while not (await asyncio.wait([reading], timeout=self._timeout_s))[0]:
+                await self._members.check(member, limit_s=self._timeout_s)
+            return reading.result()
+        finally:
+            reading.cancel()
 
     def _stream(self, member: int, method: Any) -> Any:
         channel = self._members.channel(member)

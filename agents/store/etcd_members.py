@@ -19,10 +19,9 @@ from agents.store.interface import (
 from simulator.errors import Problems
 
 OPTIONS = (
-    # etcd hangs up on those who ping more often than every 5 s.
+    # etcd hangs up on those who ping more often than every 5 s, or with nothing to wait for.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -121,10 +120,7 @@ class Members:
             channel = self._channels[member]
             try:
                 if channel.get_state() is not grpc.ChannelConnectivity.READY:
-                    ask = channel.unary_unary(STATUS.path, STATUS.serialize, STATUS.read)
-                    status = await ask(STATUS_REQUEST(), timeout=min(left_s, share_s))
-                    if not status.leader:
-                        raise StoreUnavailable("it knows no leader")
+                    await self.check(member, limit_s=min(left_s, share_s))
                 if self._place.user and not self.token:
                     await self._enter(channel, min(left_s, share_s))
                 return member
@@ -141,6 +137,12 @@ class Members:
             f"no member of etcd answered within {self._place.timeout_s:g} s; "
             f"the last problem: {self._last_problem or 'silence'}"
         )
+
+    async def check(self, member: int, *, limit_s: float) -> None:
+        """Raise if a member does not answer, or answers that it knows no leader."""
+        ask = self._channels[member].unary_unary(STATUS.path, STATUS.serialize, STATUS.read)
+        if not (await ask(STATUS_REQUEST(), timeout=limit_s)).leader:
+            raise StoreUnavailable("it knows no leader")
 
     def leave(self, member: int, problem: str) -> None:
         """Ask another member from now on, unless that was decided already."""

@@ -26,7 +26,7 @@ ETCD = shutil.which("etcd")
 COMPACT = method("KV", "Compact")
 PATIENCE_S = 60.0
 """After which an answer is taken never to come."""
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.5
 """Of every call; what an outage costs the tests that wait for it."""
 HISTORY_MAX = 50
 """Small, so that the embedded stores forget soon."""
@@ -109,13 +109,15 @@ class Socket:
 class Cluster:
     """One etcd, or several that vote, on free ports of this machine."""
 
-    def __init__(self, size: int = 1, *, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, size: int = 1, *, arguments: Sequence[str] = (), scheme: str = "http"
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="sailor-")
         self.folder = Path(self._folder.name)
         ports = _free_ports(2 * size)
         self.endpoints = [f"127.0.0.1:{port}" for port in ports[:size]]
         self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
-        self._arguments = arguments
+        self._arguments, self._scheme = arguments, scheme
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * size
         self.start()
 
@@ -155,8 +157,8 @@ class Cluster:
         cluster = ",".join(f"m{j}={peer}" for j, peer in enumerate(self._peers))
         return [
             *("--name", f"m{i}", "--data-dir", str(self.folder / f"m{i}")),
-            *("--listen-client-urls", f"http://{self.endpoints[i]}"),
-            *("--advertise-client-urls", f"http://{self.endpoints[i]}"),
+            *("--listen-client-urls", f"{self._scheme}://{self.endpoints[i]}"),
+            *("--advertise-client-urls", f"{self._scheme}://{self.endpoints[i]}"),
             *("--listen-peer-urls", self._peers[i]),
             *("--initial-advertise-peer-urls", self._peers[i]),
             *("--initial-cluster", cluster),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.store.address import OnDisk, read_address
+from agents.store.address import Etcd, OnDisk, read_address
 from simulator.errors import InputError
 
 
@@ -19,6 +19,12 @@ from simulator.errors import InputError
         ),
         ("unix:///run/sailor.sock", OnDisk("unix", Path("/run/sailor.sock"))),
         ("unix:/run/sailor.sock?timeout_s=1.5", OnDisk("unix", Path("/run/sailor.sock"), 1.5)),
+        ("etcd://a", Etcd(("a:2379",))),
+        ("etcd://a:1,[::1]:2,10.0.0.1/", Etcd(("a:1", "[::1]:2", "10.0.0.1:2379"))),
+        (
+            "etcd://a?user=sailor&password_file=/p&ca=/c&cert=/d&key=/e&timeout_s=3",
+            Etcd(("a:2379",), "sailor", Path("/p"), Path("/c"), Path("/d"), Path("/e"), 3.0),
+        ),
     ],
 )
 def test_an_address_is_read(url, address):
@@ -40,6 +46,17 @@ def test_an_address_is_read(url, address):
         ("unix:///a?timeout_s=soon", ['timeout_s is "soon"; give seconds above 0, up to 600']),
         ("unix:///a?soon", ["cannot be read"]),
         ("unix://[::1/a", ["cannot be read"]),
+        ("etcd://", ['"" names no host']),
+        ("etcd://a,,b", ['"" names no host']),
+        ("etcd://a:port,b:99999", ['"a:port" is no host and port', '"b:99999" is no host']),
+        ("etcd://a,b,a:2379", ["names a member twice"]),
+        ("etcd://root:secret@a", ["holds a user; give user=NAME and password_file=FILE"]),
+        ("etcd://a/sailor", ['has a path, "/sailor"']),
+        ("etcd://a?cert=/c", ["has cert but no key; give both, or neither"]),
+        ("etcd://a?key=/c", ["has key but no cert"]),
+        ("etcd://a?user=x", ["has one of user and password_file"]),
+        ("etcd://a?ca=pki/ca.pem", ['ca is "pki/ca.pem"; give the file\'s whole path']),
+        ("etcd://a?password=x&tls=1", ["an option password,", "an option tls,"]),
     ],
 )
 def test_what_is_wrong_is_told_at_once(url, problems):
@@ -49,4 +66,4 @@ def test_what_is_wrong_is_told_at_once(url, problems):
     assert len(found) == len(problems)
     for problem, part in zip(found, problems, strict=True):
         assert part in str(problem)
-        assert problem.place == f'the store\'s address "{url}"'
+        assert problem.place == f'the store\'s address "{url.replace("root:secret", "...")}"'

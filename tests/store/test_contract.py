@@ -154,7 +154,7 @@ async def test_a_lease_that_is_not_kept_takes_its_keys_along(store, prefix):
 async def test_a_lease_that_is_kept_stays(store, prefix):
     lease = await store.grant(2)
     await store.put(prefix + "a", b"", lease=lease.id)
-    for _ in range(16):
+    for _ in range(12):
         assert await store.keep(lease.id)
         await asyncio.sleep(0.25)
     assert (await store.get(prefix + "a")).lease == lease.id
