@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agents", "planner", "sailord", "simulator", "worker")
@@ -78,8 +79,9 @@ def _declared(wheel: Path) -> set[str]:
     while wanted:
         requirement = Requirement(wanted.pop())
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if applies and requirement.name not in names:
-            names.add(requirement.name)
+        name = canonicalize_name(requirement.name)
+        if applies and name not in names:
+            names.add(name)
             wanted += distribution(requirement.name).requires or []
     return names
 

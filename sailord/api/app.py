@@ -1,0 +1,178 @@
+"""The web application: who may ask, how large, how often, and how mistakes are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import structlog
+from aiohttp import web
+
+from agents.signing import Verifier
+from agents.store import StoreError
+from sailord.clock import Clock
+from sailord.config import Config
+from sailord.election import Leader
+from sailord.gateway import Gateway, World
+from sailord.shell import Shell
+from simulator.errors import InputError, Problem
+
+log = structlog.get_logger("sailord.api")
+
+BODY_BYTES_MAX = 1 << 20
+AT_ONCE_MAX = 512
+"""Requests that are worked on at a time; more are turned away at once."""
+BURST = 200.0
+PER_S = 50.0
+"""How many webhooks are taken from one address."""
+SENDERS_MAX = 10_000
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(eq=False)
+class Bucket:
+    """How much one sender may still ask for."""
+
+    left: float = BURST
+    at: float = field(default_factory=time.monotonic)
+
+    def take(self) -> bool:
+        """Whether one more is allowed now."""
+        now = time.monotonic()
+        self.left = min(BURST, self.left + (now - self.at) * PER_S)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(eq=False)
+class Api:
+    """What the handlers stand on."""
+
+    config: Config
+    shell: Shell
+    gateway: Gateway
+    clock: Clock
+    key: bytes
+    woken: asyncio.Event
+    """Set so that the store is read now."""
+    leader: Leader | None = None
+    store_away_since: float | None = None
+    world: World | None = None
+    """As last read."""
+    verifier: Verifier = field(init=False)
+    buckets: dict[str, Bucket] = field(default_factory=dict)
+    at_once: int = 0
+
+    def __post_init__(self) -> None:
+        self.verifier = Verifier(self.key)
+
+    def allows(self, sender: str) -> bool:
+        """Whether the sender has not asked too often."""
+        if sender not in self.buckets and len(self.buckets) >= SENDERS_MAX:
+            self.buckets.clear()
+        return self.buckets.setdefault(sender, Bucket()).take()
+
+
+API = web.AppKey("api", Api)
+
+
+def refusal(
+    status: int, *problems: Problem | str, headers: dict[str, str] | None = None
+) -> web.Response:
+    """An answer that says what is wrong, in the one form that all mistakes have."""
+    listed = [
+        {"place": p.place, "what": p.what, "cure": p.cure}
+        if isinstance(p, Problem)
+        else {"place": "", "what": p, "cure": ""}
+        for p in problems
+    ]
+    return answer({"problems": listed}, status=status, headers=headers)
+
+
+def answer(
+    value: object, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    """An answer in JSON."""
+    text = json.dumps(value, allow_nan=False)
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+
+
+@web.middleware
+async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """No answer ever shows how we are made."""
+    api = request.app[API]
+    if api.at_once >= AT_ONCE_MAX and not request.path.endswith("z"):
+        return refusal(429, "too many requests at once", headers={"Retry-After": "1"})
+    api.at_once += 1
+    try:
+        return await handler(request)
+    except InputError as error:
+        return refusal(422, *error.problems)
+    except web.HTTPRequestEntityTooLarge:
+        return refusal(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
+    except web.HTTPException as error:
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return refusal(error.status, error.text or error.reason, headers=headers)
+    except StoreError as error:
+        why = f"the store is away: {error}"
+        return refusal(503, why, headers={"Retry-After": "5"})
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:
+        log.exception("a request failed", method=request.method, path=request.path)
+        return refusal(500, "this is a fault of sailord; its log says more")
+    finally:
+        api.at_once -= 1
+
+
+@web.middleware
+async def ask_token(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Over TCP, clients show the token; some doors have locks of their own."""
+    if getattr(request.match_info.route, "name", None) in OWN_LOCK:
+        return await handler(request)
+    token = request.app[API].config.token
+    shown = request.headers.get("Authorization", "")
+    expected = b"Bearer " + (token or b"")
+    if token is None or not hmac.compare_digest(shown.encode("utf-8", "replace"), expected):
+        problem = Problem("Authorization", "the token is missing or wrong", "send Bearer <token>")
+        return refusal(401, problem, headers={"WWW-Authenticate": "Bearer"})
+    return await handler(request)
+
+
+OWN_LOCK = frozenset(
+    {"livez", "readyz", "openapi", "report", "webhook_preemption", "webhook_capacity"}
+)
+"""Routes that ask for no token: they are harmless, or check signatures themselves."""
+
+
+def build_app(api: Api) -> web.Application:
+    """The application for the Unix socket: whoever may open it may do everything."""
+    return _build(api, [tell_mistakes])
+
+
+def build_public_app(api: Api) -> web.Application:
+    """The application for TCP."""
+    return _build(api, [tell_mistakes, ask_token])
+
+
+def _build(
+    api: Api, middlewares: list[Callable[..., Awaitable[web.StreamResponse]]]
+) -> web.Application:
+    from sailord.api.routes import ROUTES  # noqa: PLC0415 - the handlers stand on this module
+
+    app = web.Application(
+        middlewares=middlewares,
+        client_max_size=BODY_BYTES_MAX,
+    )
+    app[API] = api
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler, name=route.name)
+    return app

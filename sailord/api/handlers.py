@@ -1,0 +1,317 @@
+"""What each address of the API does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+import uuid
+from typing import Any
+
+from aiohttp import web
+
+from agents.protocol import Intent, IntentKind, JobId, JobRecord, Report
+from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, sign_reply
+from agents.wire import WireError, decode, plain
+from sailord.api import views
+from sailord.api.app import API, Api, answer, refusal
+from sailord.api.metrics import metrics_text
+from sailord.calls import CallFailed
+from sailord.model import Reported, State
+from sailord.planning import job_shape, read_job
+from simulator.errors import InputError, Problem
+
+ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
+PING_S = 10.0
+PRIORITY_MAX = 1_000_000
+LEAVES_MAX = 4e9
+
+
+async def livez(request: web.Request) -> web.Response:
+    """The loop turns."""
+    del request
+    return answer({"live": True})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """Somebody leads, and the store answers."""
+    api = request.app[API]
+    if api.store_away_since is not None:
+        return refusal(503, "the store is away")
+    if api.leader is None:
+        return refusal(503, "nobody leads yet")
+    return answer({"ready": True, "leads": api.shell.state.term is not None})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Figures for Prometheus."""
+    text = metrics_text(request.app[API])
+    return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+
+async def status(request: web.Request) -> web.Response:
+    """Everything at a glance."""
+    api = request.app[API]
+    state, now = api.shell.shown, api.clock.now()
+    plan, about = await _plan_of(api, state)
+    leader = api.leader
+    return answer(
+        {
+            "cluster": api.config.cluster_name,
+            "at": now,
+            "leads": api.shell.state.term is not None,
+            "term": api.shell.state.term,
+            "leader": None if leader is None else {"host": leader.host, "address": leader.address},
+            "store": {
+                "answers": api.store_away_since is None,
+                "away_since": api.store_away_since,
+            },
+            "job": views.active_view(state, api.shell.pace, plan, about, now),
+            "queued": sum(job.state == "queued" for job in state.jobs.values()),
+            "nodes": views.counts_view(state),
+            "leaving": [
+                {"name": node.record.name, "leaves_at": node.record.leaves_at}
+                for _, node in sorted(state.nodes.items())
+                if node.leaving_since is not None and not node.is_lost
+            ],
+        }
+    )
+
+
+async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    active = state.active
+    if active is None or active.generation is None:
+        return None, {}
+    sha = active.generation.plan
+    known = api.shell.plans.get(sha)
+    if known is not None:
+        return views.read_plan(known.plan), known.about
+    if api.store_away_since is not None:
+        return None, {}
+    text = await api.gateway.read_plan(active.job.id, sha)
+    return views.read_plan(text), await api.gateway.read_about(active.job.id, sha)
+
+
+# ---- jobs ---------------------------------------------------------------------------------------
+
+
+async def list_jobs(request: web.Request) -> web.Response:
+    """All jobs."""
+    return answer({"jobs": views.jobs_view(request.app[API].shell.shown)})
+
+
+async def submit_job(request: web.Request) -> web.Response:
+    """Put a job into the queue."""
+    api = request.app[API]
+    body = await read_object(request, {"job": str, "id": str, "priority": int}, ("job",))
+    job = await asyncio.to_thread(read_job, body["job"])
+    id_ = JobId(body.get("id") or f"{job.name}-{uuid.uuid4().hex[:6]}")
+    if not ID.match(id_):
+        raise InputError(Problem("id", "is no name", "use letters, digits, dots and hyphens"))
+    priority = body.get("priority", 0)
+    if abs(priority) > PRIORITY_MAX:
+        raise InputError(Problem("priority", f"is beyond {PRIORITY_MAX}"))
+    layers, atoms = job_shape(job)
+    record = JobRecord(
+        id_, "queued", priority, api.clock.now(), job.steps, layers, atoms, "submitted"
+    )
+    if not await api.gateway.submit(record, body["job"]):
+        return refusal(409, Problem("id", f"there is a job {id_} already", "give another id"))
+    api.woken.set()
+    return answer(plain(record), status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+def _job(request: web.Request) -> dict[str, Any]:
+    id_ = request.match_info["job"]
+    found = views.job_view(request.app[API].shell.shown, JobId(id_)) if ID.match(id_) else None
+    if found is None:
+        raise web.HTTPNotFound(text=f"there is no job {id_[:64]!r}")
+    return found
+
+
+async def show_job(request: web.Request) -> web.Response:
+    """One job."""
+    return answer(_job(request))
+
+
+async def show_plan(request: web.Request) -> web.Response:
+    """The plan of the job's last generation."""
+    api, job = request.app[API], _job(request)
+    if job["generation"] is None:
+        raise web.HTTPNotFound(text="the job has no plan yet")
+    id_, sha = JobId(job["id"]), job["generation"]["plan"]
+    plan = views.read_plan(await api.gateway.read_plan(id_, sha))
+    return answer({"sha256": sha, "plan": plan, "about": await api.gateway.read_about(id_, sha)})
+
+
+async def show_history(request: web.Request) -> web.Response:
+    """The job's transitions, each with its reason."""
+    job = _job(request)
+    history = await request.app[API].gateway.read_history(JobId(job["id"]))
+    return answer({"job": job["id"], "history": [plain(line) for line in history]})
+
+
+async def show_why(request: web.Request) -> web.Response:
+    """Why the job is where it is."""
+    api, job = request.app[API], _job(request)
+    id_ = JobId(job["id"])
+    about: dict[str, Any] = {}
+    if job["generation"] is not None:
+        about = await api.gateway.read_about(id_, job["generation"]["plan"])
+    return answer(views.why_view(job, about, await api.gateway.read_history(id_)))
+
+
+async def order_job(request: web.Request) -> web.Response:
+    """Cancel, pause, resume or replan a job."""
+    job, order = _job(request), request.match_info["order"]
+    return await _give(request, order, job["id"])
+
+
+# ---- nodes --------------------------------------------------------------------------------------
+
+
+async def list_nodes(request: web.Request) -> web.Response:
+    """All nodes."""
+    return answer({"nodes": views.nodes_view(request.app[API].shell.shown)})
+
+
+async def order_node(request: web.Request) -> web.Response:
+    """Drain, cordon, uncordon or warn a node."""
+    name, order = request.match_info["node"], request.match_info["order"]
+    nodes = request.app[API].shell.shown.nodes.values()
+    if all(name not in (node.record.id, node.record.name) for node in nodes):
+        raise web.HTTPNotFound(text=f"there is no node {name[:64]!r}")
+    return await _give(request, order, name)
+
+
+async def _give(request: web.Request, order: str, target: str) -> web.Response:
+    api = request.app[API]
+    kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float}
+    body = await read_object(request, kinds, ())
+    intent = read_intent(order, target, body)
+    is_new = await api.gateway.give_intent(intent)
+    api.woken.set()
+    return answer({"id": intent.id, "is_new": is_new}, status=202)
+
+
+def read_intent(order: str, target: str, body: dict[str, Any]) -> Intent:
+    """An order from its parts; ``InputError`` where they cannot be one."""
+    id_ = body.get("id") or uuid.uuid4().hex
+    if not ID.match(id_):
+        raise InputError(Problem("id", "is no name", "use letters, digits, dots and hyphens"))
+    leaves_at = body.get("leaves_at")
+    if leaves_at is not None and not 0 < leaves_at < LEAVES_MAX:
+        raise InputError(Problem("leaves_at", "is no moment", "give seconds since 1970"))
+    kind: IntentKind = order  # type: ignore[assignment] # the route's pattern lets no other through
+    return Intent(id_, kind, target, leaves_at, body.get("reason", "")[:500])
+
+
+# ---- what goes on -------------------------------------------------------------------------------
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Happenings as server-sent events; after the id that the client saw last."""
+    api = request.app[API]
+    given = request.headers.get("Last-Event-ID") or request.query.get("after") or "0"
+    if not re.fullmatch(r"[0-9]{1,18}", given, re.ASCII):
+        raise InputError(Problem("Last-Event-ID", "is no number", "send the last id you saw"))
+    if request.query.get("follow") == "false":
+        return answer({"events": [plain(each) for each in api.shell.feed.after(int(given))]})
+    reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    reply.content_type = "text/event-stream"
+    await reply.prepare(request)
+    api.at_once -= 1  # Whoever only listens is not in anybody's way.
+    happenings = api.shell.feed.follow(int(given))
+    pending = asyncio.ensure_future(anext(happenings))
+    try:
+        while True:
+            done, _ = await asyncio.wait([pending], timeout=PING_S)
+            if not done:
+                await reply.write(b": still here\n\n")
+                continue
+            each = pending.result()
+            text = json.dumps(plain(each))
+            await reply.write(f"id: {each.id}\nevent: {each.kind}\ndata: {text}\n\n".encode())
+            pending = asyncio.ensure_future(anext(happenings))
+    finally:
+        api.at_once += 1
+        pending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await pending
+
+
+async def logs(request: web.Request) -> web.Response:
+    """The end of what a node's workers wrote, fetched from its agent."""
+    api, name = request.app[API], request.match_info["node"]
+    rank = request.query.get("rank", "")
+    if not re.fullmatch(r"[0-9]{0,5}", rank, re.ASCII):
+        raise InputError(Problem("rank", "is no rank", "give a number"))
+    for node in api.shell.shown.nodes.values():
+        if name in (node.record.id, node.record.name) and node.record.address:
+            path = f"/v1/logs/{rank}" if rank else "/v1/logs"
+            try:
+                text = await api.shell.calls.call(node.record.address, "GET", path)
+            except CallFailed as error:
+                return refusal(502, f"the agent of {node.record.name} did not answer: {error}")
+            return web.Response(body=text, content_type="text/plain", charset="utf-8")
+    raise web.HTTPNotFound(text=f"there is no node {name[:64]!r}")
+
+
+async def report(request: web.Request) -> web.Response:
+    """An agent tells how it stands; signed with the cluster's key."""
+    api, body = request.app[API], await request.read()
+    header = request.headers.get(REQUEST_HEADER)
+    try:
+        nonce = api.verifier.check_request(
+            request.method, request.raw_path, body, header, at=time.time()
+        )
+    except SignatureError as error:
+        return refusal(401, str(error))
+    try:
+        said = decode(Report, body)
+    except WireError as error:
+        return refusal(422, str(error))
+    term = api.shell.state.term
+    if term is not None:
+        api.shell.feed_event(Reported(api.clock.now(), said))
+    status = 200 if term is not None else 409
+    text = json.dumps({"term": term})
+    headers = {REPLY_HEADER: sign_reply(api.key, nonce, status, text.encode())}
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+
+
+async def read_object(
+    request: web.Request, kinds: dict[str, type], required: tuple[str, ...]
+) -> dict[str, Any]:
+    """Read a body of JSON with these keys and no others; an empty body is an empty object."""
+    raw = await request.read()
+    try:
+        value = json.loads(raw) if raw.strip() else {}
+    except (ValueError, RecursionError):
+        raise InputError(Problem("body", "is not valid JSON")) from None
+    if not isinstance(value, dict):
+        raise InputError(Problem("body", "is no object", "send { ... }"))
+    problems = [
+        Problem(f"body: {key[:40]}", "is not known", f"known are {', '.join(kinds)}")
+        for key in value
+        if key not in kinds
+    ]
+    for key, kind in kinds.items():
+        if key not in value:
+            if key in required:
+                problems.append(Problem(f"body: {key}", "is missing"))
+            continue
+        is_number = kind is float and type(value[key]) in (int, float)
+        if type(value[key]) is not kind and not is_number:
+            problems.append(Problem(f"body: {key}", f"is no {kind.__name__}"))
+        elif kind is str and not _is_clean(value[key]):
+            problems.append(Problem(f"body: {key}", "holds what is no text"))
+    if problems:
+        raise InputError(problems[:50])
+    return value
+
+
+def _is_clean(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)

@@ -1,0 +1,66 @@
+"""What is measured, in the text form that Prometheus reads."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable, Iterator
+
+from sailord.api import views
+from sailord.api.app import Api
+from sailord.model import State
+
+
+def metrics_text(api: Api) -> str:
+    """All figures of this sailord."""
+    return "\n".join(_lines(api)) + "\n"
+
+
+def _lines(api: Api) -> Iterator[str]:
+    shell, state = api.shell, api.shell.shown
+    active = state.active
+    step = 0 if active is None else active.step
+    generation = active.generation if active is not None else None
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield from _metric("sailor_leads", "gauge", "1 where this sailord leads.",
+                       [("", float(shell.state.term is not None))])  # fmt: skip
+    yield from _metric("sailor_store_up", "gauge", "1 while the store answers.",
+                       [("", float(api.store_away_since is None))])  # fmt: skip
+    yield from _metric("sailor_step", "gauge", "Steps done by the active job.", [("", step)])
+    yield from _metric("sailor_generation", "gauge", "Generation of the active job.",
+                       [("", 0 if generation is None else generation.number)])  # fmt: skip
+    yield from _metric("sailor_nodes", "gauge", "Nodes by state.",
+                       _by_state(state))  # fmt: skip
+    yield from _metric("sailor_jobs_queued", "gauge", "Jobs that wait.",
+                       [("", sum(j.state == "queued" for j in state.jobs.values()))])  # fmt: skip
+    yield from _metric("sailor_decisions_total", "counter", "Events decided upon.",
+                       [("", shell.decisions)])  # fmt: skip
+    yield from _metric("sailor_plans_total", "counter", "Questions asked of the planner.",
+                       [("", shell.replans)])  # fmt: skip
+    yield from _metric("sailor_decision_seconds", "summary", "A decision, over the last ones.",
+                       _quantiles(shell.decision_s))  # fmt: skip
+    yield from _metric("sailor_event_to_decision_seconds", "summary",
+                       "From an event to its decision, over the last ones.",
+                       _quantiles(shell.waited_s))  # fmt: skip
+    yield from _metric("sailor_memory_peak_bytes", "gauge", "Most memory that was ever held.",
+                       [("", peak_kib * 1024)])  # fmt: skip
+
+
+def _by_state(state: State) -> list[tuple[str, float]]:
+    return [(f'state="{name}"', count) for name, count in views.counts_view(state).items()]
+
+
+def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        yield f"{name}{{{labels}}} {value:.10g}" if labels else f"{name} {value:.10g}"
+
+
+def _quantiles(seconds: Iterable[float]) -> list[tuple[str, float]]:
+    ordered = sorted(seconds)
+    if not ordered:
+        return []
+    return [
+        (f'quantile="{q}"', ordered[min(int(q * len(ordered)), len(ordered) - 1)])
+        for q in (0.5, 0.99)
+    ]

@@ -1,0 +1,189 @@
+"""Warnings from outside: signed JSON, Pub/Sub's push of a log sink, and Alertmanager's form.
+
+What is accepted stands in the store under the sender's own id before it is answered, so that a
+message that comes twice has one effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import re
+import time
+from typing import Any
+
+from aiohttp import web
+
+from agents.protocol import Intent, IntentKind
+from sailord.api.app import API, Api, answer, refusal
+from sailord.api.handlers import ID, LEAVES_MAX, read_object
+from sailord.api.tokens import TokenError, check_token, read_keys
+from sailord.feed import Happening
+from simulator.errors import InputError, Problem
+
+SIGNATURE_HEADER = "Sailor-Webhook"
+AGE_S_MAX = 300.0
+_SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})\Z", re.ASCII)
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}\Z")
+ALERTS_MAX = 500
+PREEMPTED = "compute.instances.preempted"
+
+
+class Refused(Exception):  # noqa: N818 - not an error of ours: the sender is answered with it
+    """The sender is not one that we listen to."""
+
+
+def sign(secret: bytes, body: bytes, at: float) -> str:
+    """The header's value by which a body is known; the same form for webhooks out."""
+    moment = str(int(at))
+    mac = hmac.new(secret, moment.encode() + b"." + body, hashlib.sha256).hexdigest()
+    return f"t={moment},v1={mac}"
+
+
+async def preemption(request: web.Request) -> web.Response:
+    """Machines will go away, or will not after all."""
+    api = request.app[API]
+    if not api.allows(request.remote or ""):
+        return refusal(429, "too many messages", headers={"Retry-After": "1"})
+    try:
+        form, body = await _read(request, api)
+    except Refused as error:
+        return refusal(401, str(error))
+    if form == "pubsub":
+        intents = _from_pubsub(body)
+    elif form == "alertmanager":
+        intents = _from_alerts(body)
+    else:
+        intents = [await _from_plain(request)]
+    new = await asyncio.gather(*(api.gateway.give_intent(intent) for intent in intents))
+    api.woken.set()
+    return answer({"accepted": len(intents), "new": sum(new)}, status=202)
+
+
+async def capacity(request: web.Request) -> web.Response:
+    """More machines can be had somewhere; told to whoever follows."""
+    api = request.app[API]
+    if not api.allows(request.remote or ""):
+        return refusal(429, "too many messages", headers={"Retry-After": "1"})
+    try:
+        form, _ = await _read(request, api)
+    except Refused as error:
+        return refusal(401, str(error))
+    if form != "plain":
+        raise InputError(Problem("body", "is no notice of capacity", "send id, zone, gpu, gpus"))
+    kinds: dict[str, type] = {"id": str, "zone": str, "gpu": str, "gpus": int}
+    body = await read_object(request, kinds, tuple(kinds))
+    if not ID.match(body["id"]) or not 0 <= body["gpus"] <= 10**6:
+        raise InputError(Problem("body", "id is no name, or gpus no count"))
+    text = f"{body['gpus']} {body['gpu'][:60]} can be had in {body['zone'][:60]} ({body['id']})"
+    is_new = all(happening.text != text for happening in api.shell.feed.kept)
+    if is_new:
+        now = api.clock.now()
+        api.shell.feed.add(Happening(api.shell.feed.next_id(now), now, "note", text))
+    return answer({"accepted": 1, "new": int(is_new)}, status=202)
+
+
+async def _read(request: web.Request, api: Api) -> tuple[str, dict[str, Any]]:
+    """Who sends, by what it shows; nothing of the body is believed before."""
+    raw, hooks = await request.read(), api.config.webhooks
+    if SIGNATURE_HEADER in request.headers:
+        _check_signature(hooks.secret, raw, request.headers[SIGNATURE_HEADER])
+        return "plain", {}
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    if kind != "Bearer" or not token:
+        raise Refused(f"neither {SIGNATURE_HEADER} nor a token was sent")
+    if token.count(".") == 2 and hooks.pubsub_keys is not None:
+        assert hooks.pubsub_audience is not None
+        assert hooks.pubsub_email is not None
+        try:
+            keys = await asyncio.to_thread(read_keys, hooks.pubsub_keys)
+            check_token(
+                token, keys, audience=hooks.pubsub_audience, email=hooks.pubsub_email,
+                at=time.time(),
+            )  # fmt: skip
+        except TokenError as error:
+            raise Refused(str(error)) from None
+        return "pubsub", _object(raw)
+    expected = (hooks.alertmanager_token or "").encode()
+    if not expected or not hmac.compare_digest(token.encode("utf-8", "replace"), expected):
+        raise Refused("the token is wrong")
+    return "alertmanager", _object(raw)
+
+
+def _check_signature(secret: bytes | None, body: bytes, header: str) -> None:
+    form = _SIGNATURE.match(header)
+    if secret is None or form is None:
+        raise Refused("the signature is malformed, or no secret is configured")
+    if not hmac.compare_digest(sign(secret, body, float(form[1])), header):
+        raise Refused("the signature is wrong")
+    if abs(time.time() - float(form[1])) > AGE_S_MAX:
+        raise Refused("the signature is too old, or a clock is wrong")
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(Problem("body", "is no JSON object"))
+    return value
+
+
+async def _from_plain(request: web.Request) -> Intent:
+    kinds: dict[str, type] = {
+        "id": str, "node": str, "leaves_at": float, "withdrawn": bool, "reason": str,
+    }  # fmt: skip
+    body = await read_object(request, kinds, ("id", "node"))
+    if not ID.match(body["id"]):
+        raise InputError(Problem("body: id", "is no name"))
+    kind: IntentKind = "withdraw" if body.get("withdrawn") else "preempt"
+    leaves_at = body.get("leaves_at")
+    if leaves_at is not None and not 0 < leaves_at < LEAVES_MAX:
+        raise InputError(Problem("body: leaves_at", "is no moment", "give seconds since 1970"))
+    return _intent(f"plain:{body['id']}", kind, body["node"], leaves_at, body.get("reason", ""))
+
+
+def _from_pubsub(body: dict[str, Any]) -> list[Intent]:
+    try:
+        message = body["message"]
+        entry = json.loads(base64.b64decode(message["data"], validate=True))
+        method = entry["protoPayload"]["methodName"]
+        name, id_ = entry["protoPayload"]["resourceName"], message["messageId"]
+    except (KeyError, TypeError, ValueError, binascii.Error, RecursionError):
+        raise InputError(Problem("body", "is no push of a log entry")) from None
+    if method != PREEMPTED:
+        return []  # Acknowledged, or it would come again and again.
+    return [_intent(f"pubsub:{id_}", "preempt", str(name).rpartition("/")[2], None, method)]
+
+
+def _from_alerts(body: dict[str, Any]) -> list[Intent]:
+    alerts = body.get("alerts")
+    if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
+        raise InputError(Problem("body: alerts", f"is no list of up to {ALERTS_MAX}"))
+    intents = {}
+    for alert in alerts:
+        try:
+            labels, status = alert["labels"], alert["status"]
+            node = labels.get("node") or labels["instance"].rpartition(":")[0]
+            id_ = f"alert:{alert['fingerprint']}:{alert['startsAt']}:{status}"
+            name = str(labels.get("alertname", ""))
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(Problem("body: alerts", "holds one without a node")) from None
+        if not isinstance(node, str) or status not in ("firing", "resolved"):
+            raise InputError(Problem("body: alerts", "holds one that is no alert"))
+        intent = _intent(id_, "withdraw" if status == "resolved" else "preempt", node, None, name)
+        intents[intent.id] = intent
+    return list(intents.values())
+
+
+def _intent(id_: str, kind: IntentKind, node: str, leaves_at: float | None, reason: str) -> Intent:
+    if not NODE.match(node):
+        raise InputError(Problem("body", "names no node"))
+    # Whatever characters a sender's id has, its hash is a safe key.
+    key = f"hook-{hashlib.sha256(id_.encode('utf-8', 'replace')).hexdigest()[:32]}"
+    return Intent(key, kind, node, leaves_at, reason[:200].encode("utf-8", "replace").decode())

@@ -1,0 +1,199 @@
+"""The one file that configures sailord, read and checked as a whole."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from agents.store import read_address
+from sailord.model import Options
+from simulator.cluster import Cluster
+from simulator.cluster_file import load_cluster
+from simulator.errors import InputError, Problems
+from simulator.files import load_document
+from simulator.reading import Fault, Table, open_table, shown
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?\Z")
+SECRET_BYTES_MIN = 16
+LogFormat = Literal["json", "terminal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Somebody who wants to hear what happens."""
+
+    url: str
+    secret: bytes
+    """With which each message is signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhooks:
+    """Who may warn us, and whom we tell."""
+
+    secret: bytes | None = None
+    """Of the plain form; ``None``: it is not accepted."""
+    alertmanager_token: str | None = None
+    pubsub_audience: str | None = None
+    pubsub_email: str | None = None
+    """The service account that Pub/Sub pushes as."""
+    pubsub_keys: Path | None = None
+    """A JSON Web Key Set with the keys that sign its tokens."""
+    receivers: tuple[Receiver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that sailord is told."""
+
+    cluster_name: str
+    state: Path
+    store: str
+    socket: Path
+    store_socket: Path
+    host: str
+    port: int
+    address: str
+    """Where agents and people reach this sailord, as ``host:port``."""
+    key: Path
+    """The cluster's key, shared with agents."""
+    token: bytes | None
+    """What clients over TCP must show; ``None``: they are refused."""
+    cluster_file: Path
+    cluster: Cluster
+    profiles: Path | None
+    log_format: LogFormat
+    options: Options
+    webhooks: Webhooks
+
+
+def load_config(path: Path) -> Config:
+    """Read the file, and those that it names; all mistakes are told at once."""
+    document = load_document(path, flaws_raise=False)
+    problems = Problems()
+    top = open_table(document, problems)
+    name = top.value("cluster_name", _name, required=True)
+    state = _path(top, "state", path.parent, required=True)
+    store = top.text("store")
+    listen = top.section("listen")
+    host = listen.text("host", default="127.0.0.1")
+    port = listen.integer("port", default=7077, least=0, most=65535)
+    address = listen.text("address", default=f"{host}:{port}")
+    socket = _path(listen, "socket", path.parent)
+    token = _secret(listen, "token_file", path.parent)
+    listen.finish()
+    key = _path(top, "key", path.parent, required=True)
+    cluster_file = _path(top, "cluster", path.parent, required=True)
+    profiles = _path(top, "profiles", path.parent)
+    log_format = top.choice("log", ("json", "terminal"), default="json")
+    options = _options(top.section("options"))
+    webhooks = _webhooks(top, path.parent)
+    top.finish()
+    cluster = None
+    if cluster_file is not None:
+        try:
+            cluster = load_cluster(cluster_file)
+        except InputError as error:
+            problems.take(error)
+    if store is not None:
+        try:
+            read_address(store)
+        except InputError as error:
+            problems.take(error, place=top.place_of("store"))
+    problems.raise_if_any()
+    assert name is not None
+    assert state is not None
+    assert key is not None
+    assert cluster_file is not None
+    assert cluster is not None
+    return Config(
+        cluster_name=name,
+        state=state,
+        store=store or f"embedded://{state.resolve()}/store.db",
+        socket=socket or state / "sailord.sock",
+        store_socket=state / "store.sock",
+        host=host,
+        port=port,
+        address=address,
+        key=key,
+        token=token,
+        cluster_file=cluster_file,
+        cluster=cluster,
+        profiles=profiles,
+        log_format="json" if log_format == "json" else "terminal",
+        options=options,
+        webhooks=webhooks,
+    )
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not NAME.match(value):
+        raise Fault(f"is {shown(value)}", "give lower-case letters, digits and hyphens")
+    return value
+
+
+def _path(table: Table, key: str, folder: Path, *, required: bool = False) -> Path | None:
+    text = table.text(key, required=required)
+    return None if text is None else folder / text
+
+
+def _secret(table: Table, key: str, folder: Path) -> bytes | None:
+    path = _path(table, key, folder)
+    if path is None:
+        return None
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        table.say(key, f"{path} cannot be read: {error.strerror}", "name a file with a secret")
+        return None
+    if len(secret) < SECRET_BYTES_MIN or not secret.isascii():
+        what = f"{path} holds no secret of {SECRET_BYTES_MIN} characters or more"
+        table.say(key, what, "make one with: openssl rand -hex 32")
+        return None
+    return secret
+
+
+def _options(table: Table) -> Options:
+    options = Options()
+    for field in fields(Options):
+        default = getattr(options, field.name)
+        value: float = (
+            table.integer(field.name, default=default)
+            if isinstance(default, int)
+            else table.number(field.name, default=default, above=0, most=1e6)
+        )
+        changes: dict[str, Any] = {field.name: value}
+        options = replace(options, **changes)
+    table.finish()
+    return options
+
+
+def _webhooks(top: Table, folder: Path) -> Webhooks:
+    table = top.section("webhooks")
+    secret = _secret(table, "secret_file", folder)
+    alertmanager = _secret(table, "alertmanager_token_file", folder)
+    pubsub = table.section("pubsub")
+    audience = pubsub.text("audience", required="pubsub" in table)
+    email = pubsub.text("email", required="pubsub" in table)
+    keys = _path(pubsub, "keys", folder, required="pubsub" in table)
+    pubsub.finish()
+    receivers = []
+    for entry in table.tables("receiver"):
+        url = entry.value("url", _url, required=True)
+        own = _secret(entry, "secret_file", folder)
+        if "secret_file" not in entry:
+            entry.say("secret_file", "is missing", "name a file with a secret to sign with")
+        entry.finish()
+        if url is not None and own is not None:
+            receivers.append(Receiver(url, own))
+    table.finish()
+    token = None if alertmanager is None else alertmanager.decode()
+    return Webhooks(secret, token, audience, email, keys, tuple(receivers))
+
+
+def _url(value: object) -> str:
+    if not isinstance(value, str) or not re.match(r"https?://[^/\s]+", value):
+        raise Fault(f"is {shown(value)}", "give a URL that begins with https:// or http://")
+    return value

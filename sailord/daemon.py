@@ -1,0 +1,274 @@
+"""One sailord from its start to its end: the store, the election, the eyes and the doors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import dataclass, field
+
+import structlog
+from aiohttp import web
+
+from agents.protocol import JobId
+from agents.signing import read_key
+from agents.store import Compacted, Store, StoreError, StoreUnavailable, open_store, serve
+from agents.store.embedded import EmbeddedStore
+from sailord.api.app import Api, build_app, build_public_app
+from sailord.calls import Calls
+from sailord.clock import Clock
+from sailord.config import Config
+from sailord.election import Election, StateFolder, take_state
+from sailord.feed import Feed, Happening
+from sailord.gateway import Gateway, World
+from sailord.keys import Keys
+from sailord.model import (
+    CheckpointCommitted,
+    Deposed,
+    Elected,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    StoreReturned,
+    Ticked,
+)
+from sailord.outgoing import Outgoing
+from sailord.shell import Shell
+from sailord.systemd import notify
+from simulator.errors import InputError, Problem
+
+log = structlog.get_logger("sailord")
+
+TICK_S = 0.1
+LOOK_S = 1.0
+"""How often the store is read where no watch wakes us before."""
+LOOK_S_MIN = 0.05
+
+
+@dataclass(eq=False)
+class Daemon:
+    """Everything that runs in the process."""
+
+    config: Config
+    store: Store
+    state: StateFolder
+    clock: Clock
+    gateway: Gateway
+    election: Election
+    shell: Shell
+    api: Api
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _revision: int = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until told to stop."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(work)
+                for work in (
+                    self.shell.run(),
+                    self._lead(),
+                    self._look(),
+                    self._watch(),
+                    self._tick(),
+                    Outgoing(self.config.webhooks.receivers, self.shell.feed).run(),
+                )
+            ]
+            await stop.wait()
+            notify("STOPPING=1")
+            for task in tasks:
+                task.cancel()
+        await self.election.resign()
+
+    # ---- leading ------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        pause_s = self.config.options.lease_s / 8
+        while True:
+            try:
+                if self.election.term is not None:
+                    await self._stay(pause_s)
+                elif await self.election.run_for_leader():
+                    await self._take_over()
+                self.api.leader = self.election.seen
+            except StoreError as error:
+                self._see_away(error)
+                await asyncio.sleep(0.2)
+            # Who does not lead looks often: somebody must, soon after a lease has run out.
+            await asyncio.sleep(pause_s if self.election.term is not None else min(pause_s, 0.5))
+
+    async def _stay(self, pause_s: float) -> None:
+        if self.shell.resign_asked.is_set():
+            self.shell.resign_asked.clear()
+            await self.election.resign()
+            await asyncio.sleep(pause_s)
+            return
+        await self.election.stay()
+        if self.election.term is None:
+            self.shell.feed_event(Deposed(self.clock.now()))
+
+    async def _take_over(self) -> None:
+        world = await self.gateway.read_world()
+        term = self.election.term
+        assert term is not None
+        for job in world.jobs:
+            await self._recall(job.id)
+        self.shell.resign_asked.clear()
+        log.info("leading", term=term, nodes=len(world.nodes), jobs=len(world.jobs))
+        self.shell.feed_event(
+            Elected(
+                self.clock.now(),
+                term,
+                world.nodes,
+                world.jobs,
+                world.generations,
+                world.durables,
+                world.intents,
+            )
+        )
+
+    async def _recall(self, job: JobId) -> None:
+        history = await self.gateway.read_history(job)
+        self.shell.feed.recall(
+            Happening(
+                line.id, line.at, "transition", line.text, job, None, line.generation, line.step,
+                line.term,
+            )
+            for line in history
+        )  # fmt: skip
+
+    async def _tick(self) -> None:
+        while True:
+            if self.election.term is not None and not self.election.is_sure:
+                self.election.term = None
+                log.warning("no longer sure to lead")
+                self.shell.feed_event(Deposed(self.clock.now()))
+            self.shell.feed_event(Ticked(self.clock.now()))
+            notify("WATCHDOG=1")
+            await asyncio.sleep(TICK_S)
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            self.woken.clear()
+            try:
+                world = await self.gateway.read_world()
+            except StoreError as error:
+                self._see_away(error)
+                await asyncio.sleep(0.3)
+                continue
+            self._see(world)
+            await asyncio.sleep(LOOK_S_MIN)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.woken.wait(), LOOK_S)
+
+    def _see(self, world: World) -> None:
+        now, was_away = self.clock.now(), self.api.store_away_since is not None
+        self.api.store_away_since, self.api.world = None, world
+        if was_away:
+            log.info("the store is back")
+        for fault in world.unreadable:
+            log.warning("the store holds what nobody can read", what=fault)
+        state = self.shell.state
+        if state.term is None or state.term != self.election.term:
+            return
+        feed = self.shell.feed_event
+        if was_away:
+            feed(StoreReturned(now))
+        feed(NodesObserved(now, world.nodes))
+        active = None if state.active is None else state.active.job.id
+        for job in world.jobs:
+            if job.id not in state.jobs and job.id != active:
+                feed(JobSubmitted(now, job))
+        for intent in world.intents:
+            if intent.id not in state.intents:
+                feed(IntentGiven(now, intent))
+        for id_, durable in world.durables:
+            if state.durables.get(id_) != durable:
+                feed(CheckpointCommitted(now, id_, durable))
+
+    def _see_away(self, error: StoreError) -> None:
+        if self.api.store_away_since is None:
+            self.api.store_away_since = self.clock.now()
+            log.warning("the store is away", error=str(error))
+
+    async def _watch(self) -> None:
+        """A change wakes the looking, and means nothing else."""
+        while True:
+            try:
+                after = (await self.gateway.store.snapshot(self.gateway.keys.leader)).revision
+                watch = self.store.watch(self.gateway.keys.all, after=after)
+                async with contextlib.aclosing(watch) as changes:
+                    async for change in changes:
+                        self.woken.set()
+                        if isinstance(change, Compacted):
+                            break
+            except StoreError:
+                pass  # Looking goes on without it, and says that the store is away.
+            await asyncio.sleep(0.2)
+
+
+async def run_daemon(config: Config) -> None:
+    """Run until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    state = take_state(config.state)
+    key = read_key(config.key)
+    async with contextlib.AsyncExitStack() as stack:
+        store = await _open_store(config)
+        stack.push_async_callback(store.close)
+        if isinstance(store, EmbeddedStore):
+            server = await serve(store, config.store_socket)
+            stack.push_async_callback(server.close)
+        daemon = _assemble(config, store, state, key)
+        stack.push_async_callback(daemon.shell.calls.close)
+        stack.callback(daemon.shell.planning.close)
+        await _open_doors(daemon, stack)
+        notify("READY=1")
+        await daemon.run(stop)
+
+
+async def _open_store(config: Config) -> Store:
+    try:
+        return await open_store(config.store)
+    except StoreUnavailable as error:
+        raise InputError(Problem("store", str(error), "stop the process that has it")) from None
+
+
+def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> Daemon:
+    clock, keys, feed = Clock(), Keys(config.cluster_name), Feed()
+    gateway = Gateway(store, keys)
+    shell = Shell(config, gateway, Calls(key), clock, feed)
+    lease_s = config.options.lease_s
+    election = Election(store, keys.leader, state, config.address, lease_s)
+    woken = asyncio.Event()
+    api = Api(config, shell, Gateway(store, keys), clock, key, woken)
+    return Daemon(config, store, state, clock, gateway, election, shell, api, woken)
+
+
+async def _open_doors(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
+    """Listen for agents and people: over TCP with a token, over the Unix socket without."""
+    config = daemon.config
+    inside = web.AppRunner(build_app(daemon.api), access_log=None, shutdown_timeout=1.0)
+    outside = web.AppRunner(build_public_app(daemon.api), access_log=None, shutdown_timeout=1.0)
+    for runner in (inside, outside):
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+    early = config.socket.with_name(f".{config.socket.name}.new")
+    early.unlink(missing_ok=True)
+    try:
+        await web.UnixSite(inside, early, backlog=1024).start()
+        early.chmod(0o600)
+        early.rename(config.socket)
+    except OSError as error:
+        what = f"cannot be a socket: {error.strerror or error}"
+        raise InputError(Problem(str(config.socket), what, "name another file")) from None
+    try:
+        await web.TCPSite(outside, config.host, config.port, backlog=4096).start()
+    except OSError as error:
+        what = f"cannot be listened on: {error.strerror}"
+        place = f"{config.host}:{config.port}"
+        raise InputError(Problem(place, what, "give another address under [listen]")) from None

@@ -1,0 +1,228 @@
+"""The store as sailord uses it: records in and out, and every write of a leader fenced.
+
+Whatever is read is read as a whole; a write whose fate is unknown is settled by reading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agents.protocol import (
+    Durable,
+    GenerationRecord,
+    Intent,
+    JobId,
+    JobRecord,
+    NodeRecord,
+)
+from agents.store import (
+    Compare,
+    CreatedAt,
+    Delete,
+    Entry,
+    ModifiedAt,
+    Order,
+    Put,
+    Store,
+    WriteUnknown,
+)
+from agents.wire import WireError, decode, encode
+from sailord.keys import Keys
+
+T = TypeVar("T")
+HISTORY_MAX = 200
+"""Transitions kept of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One line of a job's history."""
+
+    id: int
+    at: float
+    text: str
+    generation: int = 0
+    step: int = 0
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything in the store that a decision may stand on, as it was at one revision."""
+
+    revision: int
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    generations: tuple[GenerationRecord, ...]
+    durables: tuple[tuple[JobId, Durable], ...]
+    intents: tuple[Intent, ...]
+    unreadable: tuple[str, ...] = ()
+    """What stands there and is none of ours, in words."""
+
+
+@dataclass(eq=False)
+class Gateway:
+    """One way to the store for one cluster."""
+
+    store: Store
+    keys: Keys
+    _read: dict[str, tuple[int, object]] = field(default_factory=dict)
+    """Records by key, as they were read at a revision: what did not change is not read again."""
+
+    async def read_world(self) -> World:
+        """Look at everything at once."""
+        snapshot = await self.store.snapshot(self.keys.all)
+        faults: list[str] = []
+        known, self._read = self._read, {}
+        nodes: list[NodeRecord] = []
+        jobs: list[JobRecord] = []
+        generations: list[GenerationRecord] = []
+        durables: list[tuple[JobId, Durable]] = []
+        intents: list[tuple[int, Intent]] = []
+        for entry in snapshot.entries:
+            part = self.keys.job_part(entry.key)
+            if entry.key.startswith(self.keys.nodes):
+                nodes += self._record(NodeRecord, entry, known, faults)
+            elif entry.key.startswith(self.keys.intents):
+                for intent in self._record(Intent, entry, known, faults):
+                    intents.append((entry.created, intent))
+            elif part is None:
+                continue
+            elif part[1] == "state":
+                jobs += self._record(JobRecord, entry, known, faults)
+            elif part[1] == "gen":
+                generations += self._record(GenerationRecord, entry, known, faults)
+            elif part[1] == "durable":
+                found = self._record(Durable, entry, known, faults)
+                durables += [(part[0], durable) for durable in found]
+        return World(
+            snapshot.revision,
+            tuple(nodes),
+            tuple(jobs),
+            tuple(generations),
+            tuple(durables),
+            tuple(intent for _, intent in sorted(intents, key=lambda pair: pair[0])),
+            tuple(faults),
+        )
+
+    def _record(
+        self, kind: type[T], entry: Entry, known: dict[str, tuple[int, object]], faults: list[str]
+    ) -> Iterator[T]:
+        before = known.get(entry.key)
+        if before is not None and before[0] == entry.modified:
+            value = before[1]
+        else:
+            try:
+                value = decode(kind, entry.value)
+            except WireError as error:
+                faults.append(f"{entry.key}: {error}")
+                return
+        self._read[entry.key] = (entry.modified, value)
+        assert isinstance(value, kind)
+        yield value
+
+    # ---- what only a leader writes ------------------------------------------------------------
+
+    async def write_generation(
+        self,
+        record: GenerationRecord,
+        replaces: GenerationRecord | None,
+        *,
+        plan: bytes | None,
+        about: bytes | None,
+    ) -> bool:
+        """Store the record in the place of ``replaces``; ``False``: something else stands there.
+
+        May be repeated at will; raises what the store raises.
+        """
+        key = self.keys.generation(record.job)
+        there = await self.store.get(key)
+        if there is not None and there.value == encode(record):
+            return True
+        expected = None if replaces is None else encode(replaces)
+        if (None if there is None else there.value) != expected:
+            return False
+        orders: list[Order] = [Put(key, encode(record))]
+        if replaces is None or record.number != replaces.number:
+            if plan is not None:
+                orders.append(Put(self.keys.plan(record.job, record.plan), plan))
+            if about is not None:
+                orders.append(Put(self.keys.about(record.job, record.plan), about))
+        compares: list[Compare] = [
+            ModifiedAt(key, 0 if there is None else there.modified),
+            CreatedAt(self.keys.leader, record.term),
+        ]
+        return (await self.store.transact(compares, orders)).is_applied
+
+    async def write_as_leader(self, term: int, orders: Sequence[Order]) -> bool:
+        """Carry out the orders if the term is still ours."""
+        return (await self.store.transact([CreatedAt(self.keys.leader, term)], orders)).is_applied
+
+    def put_job(self, job: JobRecord) -> Order:
+        return Put(self.keys.state(job.id), encode(job))
+
+    def forget_intent(self, id_: str) -> Order:
+        return Delete(self.keys.intent(id_))
+
+    async def forget_plans(self, job: JobId, *, but: Iterable[str], term: int) -> None:
+        """Delete plans that no generation needs any more."""
+        kept = set(but)
+        stale = []
+        for part in ("plan", "about"):
+            snapshot = await self.store.snapshot(f"{self.keys.jobs}{job}/{part}/")
+            stale += [e.key for e in snapshot.entries if e.key.rpartition("/")[2] not in kept]
+        if stale:
+            await self.write_as_leader(term, [Delete(key) for key in stale[:100]])
+
+    async def write_transition(self, job: JobId, transition: Transition, term: int) -> None:
+        """Add one line to a job's history, and forget the oldest beyond a limit."""
+        prefix = f"{self.keys.jobs}{job}/history/"
+        orders: list[Order] = [Put(self.keys.history(job, transition.id), encode(transition))]
+        lines = (await self.store.snapshot(prefix)).entries
+        orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
+        await self.write_as_leader(term, orders)
+
+    # ---- what anybody may ask or write --------------------------------------------------------
+
+    async def read_history(self, job: JobId) -> tuple[Transition, ...]:
+        """The transitions of a job, oldest first."""
+        snapshot = await self.store.snapshot(f"{self.keys.jobs}{job}/history/")
+        return tuple(decode(Transition, entry.value) for entry in snapshot.entries)
+
+    async def read_plan(self, job: JobId, sha: str) -> bytes | None:
+        entry = await self.store.get(self.keys.plan(job, sha))
+        return None if entry is None else entry.value
+
+    async def read_about(self, job: JobId, sha: str) -> dict[str, object]:
+        """What the planner said of a plan."""
+        entry = await self.store.get(self.keys.about(job, sha))
+        value = {} if entry is None else json.loads(entry.value)
+        assert isinstance(value, dict)
+        return value
+
+    async def read_spec(self, job: JobId) -> str | None:
+        """The job's file, as it was submitted."""
+        entry = await self.store.get(self.keys.spec(job))
+        return None if entry is None else entry.value.decode()
+
+    async def submit(self, job: JobRecord, spec: str) -> bool:
+        """Put a new job into the queue; ``False``: there is one of that name."""
+        state = self.keys.state(job.id)
+        orders = [Put(self.keys.spec(job.id), spec.encode()), self.put_job(job)]
+        try:
+            return (await self.store.transact([ModifiedAt(state, 0)], orders)).is_applied
+        except WriteUnknown:
+            # Its moment tells our job from another of the same name.
+            there = await self.store.get(state)
+            if there is None:
+                raise
+            return decode(JobRecord, there.value).submitted_at == job.submitted_at
+
+    async def give_intent(self, intent: Intent) -> bool:
+        """Store an order under its id; ``False``: it stands there already."""
+        key = self.keys.intent(intent.id)
+        outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(intent))])
+        return outcome.is_applied
