@@ -1,11 +1,13 @@
 """The commands of ``python -m worker``.
 
-Exit codes: 0 done; 1 a rank failed; 2 the input cannot be used; 128 and more: ended by a signal.
+Exit codes: 0 done; 1 a rank failed, or what it made could not be written; 2 the input cannot be
+used; 128 and more: ended by a signal.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -33,13 +35,28 @@ class _Group(click.Group):
         except RanksFailed as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(SOME_FAILED)
-        except Interrupted as signal:
-            click.echo(f"ended by {signal}", err=True)
-            ctx.exit(128 + signal.number)
+        except Interrupted as interrupted:
+            click.echo(f"ended by {interrupted}", err=True)
+            ctx.exit(128 + interrupted.number)
+        except KeyboardInterrupt:
+            # While torch was being loaded; nothing is there to be tidied up yet.
+            click.echo(f"ended by {signal.SIGINT.name}", err=True)
+            ctx.exit(128 + signal.SIGINT)
         except BrokenPipeError:
             # The reader of our output has gone (as `| head` does); nothing is left to say.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(0)
+            _forget_output()
+            ctx.exit(128 + signal.SIGPIPE)
+        except OSError as error:
+            # Input was checked before; this is an output, as when a disk is full.
+            where = error.filename or "the standard output"
+            click.echo(f"error: {where}: cannot be written: {error.strerror or error}", err=True)
+            _forget_output()
+            ctx.exit(SOME_FAILED)
+
+
+def _forget_output() -> None:
+    """What is still to be written can go nowhere; Python shall not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -16,7 +16,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
@@ -85,21 +86,32 @@ def run_ranks(body: Body, *, ranks: int, board: Board, hear: Hear) -> None:
     However this ends, no process of it is left.
     """
     crew = _Crew(board, hear)
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    try:
-        for number in _ENDING:
-            signal.signal(number, _interrupt)
-        crew.fork(body, ranks)
-        crew.watch()
-    finally:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)
-        crew.end()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with ended_by_signals():
+        try:
+            crew.fork(body, ranks)
+            crew.watch()
+        finally:
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_IGN)
+            crew.end()
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let a signal that asks to end be raised as ``Interrupted``, so that all is tidied up."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number in _ENDING:
+        # ``nohup`` has a hang-up ignored, and means it.
+        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:

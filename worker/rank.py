@@ -187,7 +187,12 @@ def _finite(number: float) -> float | None:
 
 def _leave(pieces: Pieces, rank: int, folder: Path) -> None:
     masters = {key: parts for key, parts in pieces.items() if key[2] == "master"}
-    torch.save(masters, folder / f"{rank}.pt")
+    try:
+        torch.save(masters, folder / f"{rank}.pt")
+    except (OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        what = f"rank {rank} cannot leave its weights in {folder.parent} ({reason})"
+        raise RunFailed(what) from None
 
 
 def _memory_bytes(field: str) -> int:

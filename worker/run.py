@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -12,9 +13,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from simulator.errors import InputError, Problem, Problems
@@ -26,7 +28,7 @@ from worker import deepspeed_config, extensions
 from worker.beginning import open_weights
 from worker.data.opening import open_data
 from worker.huggingface import is_published, to_huggingface
-from worker.launch import run_ranks
+from worker.launch import ended_by_signals, run_ranks
 from worker.layout import TIED, Seat, own_tensors, problems_with, seats_of
 from worker.models import exact
 from worker.progress import Progress
@@ -60,8 +62,8 @@ class Wishes:
 def train_alone(wishes: Wishes) -> None:
     """Train a job under a plan, with nobody's help."""
     job = load_job(wishes.job)
-    with ExitStack() as stack:
-        orders, timeline = _prepare(wishes, job, stack)
+    with ended_by_signals(), ExitStack() as stack:
+        orders = _prepare(wishes, job, stack)
         seats, ranks = seats_of(orders.plan), orders.plan.device_count
         account = _Account(Progress(orders.steps, as_json=wishes.as_json))
         board = Board(ranks)
@@ -69,13 +71,13 @@ def train_alone(wishes: Wishes) -> None:
         with account.progress:
             run_ranks(body, ranks=ranks, board=board, hear=account.hear)
         account.progress.finish(_summary(seats, account, orders.device))
-        if timeline is not None:
-            _write_timeline(timeline, seats, account)
+        if wishes.timeline is not None:
+            _write_timeline(wishes.timeline, seats, account)
         if orders.pieces is not None and wishes.save is not None:
             _save(job, ranks, orders.pieces, wishes.save)
 
 
-def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str] | None]:
+def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
     """Read, check and open everything; all that is wrong with it is told at once."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # A user's code may compute here, and must start no others by it.
@@ -83,7 +85,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
     plan = _tried(problems, lambda: _plan(wishes, job))
     data = _tried(problems, lambda: open_data(job, folder))
     weights = _tried(problems, lambda: open_weights(job, folder))
-    timeline = _tried(problems, lambda: stack.enter_context(_timeline_file(wishes.timeline)))
+    _tried(problems, lambda: _try_to_write(wishes.timeline))
     pieces = _tried(problems, lambda: stack.enter_context(_pieces_folder(wishes.save)))
     config = _tried(problems, lambda: _deepspeed_config(wishes, plan, job))
     steps = wishes.steps or job.steps
@@ -92,6 +94,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
     device = _tried(problems, lambda: _device(wishes.device, plan.device_count if plan else 1))
     if config is not None and device == "cpu" and job.precision == "fp16":
         problems.add("[training] precision", "is fp16, which DeepSpeed does not have on CPUs")
+    fail_at = _tried(problems, lambda: _fail_point(plan))
     problems.raise_if_any()
     assert plan is not None
     assert data is not None
@@ -107,7 +110,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
         raise InputError(Problem(wishes.job.name, what, cure))
     ranks = plan.device_count
     listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
-    orders = Orders(
+    return Orders(
         job=job,
         plan=plan,
         data=data,
@@ -116,12 +119,11 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> tuple[Orders, IO[str
         device=device,
         threads=max(1, threads // ranks),
         listening=listening,
-        keeps_spans=timeline is not None,
-        fail_at=_fail_point(),
+        keeps_spans=wishes.timeline is not None,
+        fail_at=fail_at,
         deepspeed=config,
         pieces=pieces,
     )
-    return orders, timeline
 
 
 def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
@@ -209,26 +211,28 @@ def _device(wished: str | None, ranks: int) -> str:
     return wished or ("cuda" if count >= ranks else "cpu")
 
 
-def _fail_point() -> FailPoint | None:
+def _fail_point(plan: Plan | None) -> FailPoint | None:
     text = os.environ.get(FAIL_POINT)
-    return None if text is None else FailPoint.parse(text)
+    if text is None:
+        return None
+    point = FailPoint.parse(text)
+    if point is None or (plan is not None and not 0 <= point.rank < plan.device_count):
+        what = f"is {text!r}, which is no rank of the plan, or nothing that a rank does"
+        raise InputError(Problem(FAIL_POINT, what, "give it as in 1:backward:2, or not at all"))
+    return point
 
 
 # -- what is written ------------------------------------------------------------------------------
 
 
-@contextmanager
-def _timeline_file(path: Path | None) -> Iterator[IO[str] | None]:
-    """Open the file before hours of training, not after."""
+def _try_to_write(path: Path | None) -> None:
+    """Open a file before hours of training, not only after; what it holds stays until then."""
     if path is None:
-        yield None
         return
     try:
-        file = path.open("w", encoding="utf-8")
+        path.open("a").close()
     except OSError as error:
         raise _unwritable(path, error) from None
-    with file:
-        yield file
 
 
 @contextmanager
@@ -266,7 +270,7 @@ def _summary(seats: tuple[Seat, ...], account: _Account, device: str) -> list[di
     ]
 
 
-def _write_timeline(file: IO[str], seats: tuple[Seat, ...], account: _Account) -> None:
+def _write_timeline(path: Path, seats: tuple[Seat, ...], account: _Account) -> None:
     timelines = [
         RankTimeline(
             rank=seat.rank,
@@ -279,8 +283,19 @@ def _write_timeline(file: IO[str], seats: tuple[Seat, ...], account: _Account) -
         )
         for seat in seats
     ]
-    json.dump(trace(timelines), file, separators=(",", ":"), allow_nan=False)
-    file.write("\n")
+    text = json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False)
+    with _naming(path):
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let what could not be written say where; a full disk does not."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        strerror = getattr(error, "strerror", None) or str(error)
+        raise OSError(getattr(error, "errno", None) or errno.EIO, strerror, str(path)) from None
 
 
 def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
@@ -295,5 +310,6 @@ def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
         else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
     )
     unfinished = pieces / "model.safetensors"
-    save_file(named, unfinished, metadata={"format": "pt"})
-    unfinished.replace(folder / "model.safetensors")
+    with _naming(folder):
+        save_file(named, unfinished, metadata={"format": "pt"})
+        unfinished.replace(folder / "model.safetensors")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import re
 import signal
 import struct
 import time
@@ -61,11 +62,11 @@ class FailPoint:
     step: int
 
     @classmethod
-    def parse(cls, text: str) -> FailPoint:
-        """Read ``RANK:ACTIVITY:STEP``, as in ``2:backward:3``."""
-        rank, activity, step = text.split(":")
-        known = next(known for known in ACTIVITIES if known == activity)
-        return cls(int(rank), known, int(step))
+    def parse(cls, text: str) -> FailPoint | None:
+        """Read ``RANK:ACTIVITY:STEP``, as in ``2:backward:3``; ``None``: it is not so."""
+        found = re.fullmatch(r"([0-9]+):([a-z]+):([0-9]+)", text)
+        known = next((known for known in ACTIVITIES if found and known == found[2]), None)
+        return cls(int(found[1]), known, int(found[3])) if found and known else None
 
 
 @dataclass(slots=True)

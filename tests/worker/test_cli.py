@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,8 @@ from safetensors.torch import load_file  # noqa: E402 - only where there is torc
 from tests.worker.small_run import PLAN, run, stage, write  # noqa: E402 - only where there is torch
 
 pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -173,6 +178,17 @@ def test_other_mistakes_are_sentences(warm, files):
     assert "Missing option" in warm.run("run").err
 
 
+def test_a_refused_run_leaves_an_older_timeline_alone(warm, files):
+    (files / "t.json").write_text("older")
+    refusal(run(warm, files, "--timeline", files / "t.json", "--ranks-max", "3"))
+    assert (files / "t.json").read_text() == "older"
+
+
+@pytest.mark.parametrize("text", ["garbage", "4:backward:0", "0:sleep:0", "0:backward:-1", ""])
+def test_a_failure_that_cannot_happen_is_no_failure_to_wish_for(warm, files, text):
+    assert f"SAILOR_FAIL_AT: is {text!r}" in refusal(run(warm, files, SAILOR_FAIL_AT=text))
+
+
 def test_all_mistakes_are_told_at_once(warm, files):
     write(files, change=("steps = 3\n", ""), more='[data]\ntokens = "c.bin"\n')
     told = refusal(run(warm, files, "--ranks-max", "1", "--save", files / "job.toml"))
@@ -190,7 +206,33 @@ def test_all_mistakes_are_told_at_once(warm, files):
 def test_a_reader_that_goes_ends_all_ranks(warm, files):
     command = ["run", "--job", files / "job.toml", "--plan", files / "plan.json", "--json"]
     done = warm.run(*command, "--steps", "1000000", reader_is_gone=True)
-    assert (done.code, done.err, done.left) == (0, "", [])
+    assert (done.code, done.err, done.left) == (128 + signal.SIGPIPE, "", [])
+
+
+def test_an_output_without_room_is_a_sentence(warm, files):
+    done = run(warm, files, "--steps", "1", "--timeline", "/dev/full")
+    said = done.err.splitlines()[-1]
+    assert (done.code, said) == (1, "error: /dev/full: cannot be written: No space left on device")
+
+
+@pytest.mark.slow
+def test_weights_without_room_are_a_sentence(files):
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    command = [sys.executable, "-m", "worker", "run", "--job", files / "job.toml", "--steps", "1"]
+    done = subprocess.run(
+        [*command, "--plan", files / "plan.json", "--save", files / "out"],
+        cwd=ROOT,
+        preexec_fn=little_room,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "cannot leave its weights in" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((files / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

@@ -161,6 +161,22 @@ def test_no_rank_outlives_its_parent(number):
         wait_for_death(life)
 
 
+def test_a_hang_up_that_was_ignored_stays_so():
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    body = ignore + PARENT.replace("time.sleep(600)", "sys.stdin.readline()")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", body],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    for _ in range(2):
+        assert parent.stdout.readline()
+    parent.send_signal(signal.SIGHUP)
+    rest, _ = parent.communicate(b"", timeout=30)
+    assert (rest, parent.returncode) == (b"", 0)
+
+
 def wait_for_death(life: int) -> None:
     """Wait until a process that is not our child is gone."""
     try:
