@@ -7,13 +7,14 @@ and the best of those is changed a little for as long as that helps and the budg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.event_drafts import EventDrafts, family_of
 from planner.event_exhaust import every_deal
 from planner.fleets import Fleet, fleet_of_plan, plan_of, room_for
-from planner.limits import Figures
+from planner.limits import Figures, Limits
 from planner.smallest import fewest_gpus
 from planner.supply import is_supplied
 from planner.templates import Template
@@ -31,12 +32,16 @@ STARTS_MAX = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """A fleet's plan with its estimate and worth."""
+    """A fleet's plan with its estimate and worth, which is infinite if it breaks a limit."""
 
     worth: tuple[float, ...]
     fleet: Fleet
     plan: Plan
     estimate: Estimate
+
+    @property
+    def keeps_limits(self) -> bool:
+        return self.worth[0] < math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +57,8 @@ class EventSearch(EventDrafts):
     is_complete: bool = False
     """Whether all plans were looked at, or bounded."""
     judged: list[Judged] = field(default_factory=list)
+    broken: list[Judged] = field(default_factory=list)
+    """Plans that fit and break a limit, worth the less the further they are from keeping it."""
     _known: dict[Fleet, Judged | None] = field(default_factory=dict)
 
     def run(self) -> Judged | None:
@@ -92,9 +99,9 @@ class EventSearch(EventDrafts):
             best = self.better_neighbour(best)
 
     def best_of_families(self) -> list[Judged]:
-        """The best judged plan of each family, best first."""
+        """The best judged plan of each family, best first; those that keep limits, if any do."""
         found: dict[object, Judged] = {}
-        for judged in sorted(self.judged, key=lambda j: j.worth):
+        for judged in sorted(self.judged or self.broken, key=lambda j: j.worth):
             found.setdefault(family_of(judged.fleet), judged)
         return list(found.values())[:STARTS_MAX]
 
@@ -122,7 +129,9 @@ class EventSearch(EventDrafts):
             found = self.judge_plan(
                 Plan(deal.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), fleet
             )
-            if found is not None and (best is None or found.worth < best.worth):
+            if found is None or not found.keeps_limits:
+                continue
+            if best is None or found.worth < best.worth:
                 best = found
         self.is_complete = deals is not None
         return best
@@ -141,20 +150,35 @@ class EventSearch(EventDrafts):
         return found
 
     def judge_plan(self, plan: Plan, fleet: Fleet) -> Judged | None:
-        """Judge one plan; none where it breaks a limit."""
+        """Judge one plan; none where the GPUs cannot hold it."""
         if not is_supplied(plan, self.lots, self.grants):
             return None
         self.evaluations += 1
         estimate = self.judge.estimate(plan)
-        worth = None
-        if estimate.fits:
-            figures = Figures(estimate.iteration_s, estimate.money.total_usd, self.spot_share(plan))
-            worth = self.limits.worth(figures)
-        found = None
-        if worth is not None:
+        if not estimate.fits:
+            return None
+        figures = self.figures(plan, estimate)
+        worth = self.limits.worth(figures)
+        if worth is None:
+            excess = max(breach.excess for breach in self.limits.breaches(figures))
+            found = Judged((math.inf, excess, fleet.pipelines), fleet, plan, estimate)
+            self.broken.append(found)
+        else:
             found = Judged((*worth, fleet.pipelines), fleet, plan, estimate)
             self.judged.append(found)
         return found
+
+    def keeping(self, limits: Limits) -> list[Judged]:
+        """The judged plans that keep other limits, with their worth by them."""
+        found = []
+        for judged in self.judged:
+            worth = limits.worth(self.figures(judged.plan, judged.estimate))
+            if worth is not None:
+                found.append(replace(judged, worth=worth))
+        return found
+
+    def figures(self, plan: Plan, estimate: Estimate) -> Figures:
+        return Figures(estimate.iteration_s, estimate.money.total_usd, self.spot_share(plan))
 
     def spot_share(self, plan: Plan) -> float:
         used: dict[int, int] = {}

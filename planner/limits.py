@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.job import Objective
 
@@ -25,6 +26,12 @@ class Breach:
     limit: str
     allowed: float
     needed: float
+
+    @property
+    def excess(self) -> float:
+        """How far the plan is from keeping the limit, as a factor."""
+        low, high = sorted((self.allowed, self.needed))
+        return high / low if low > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,16 @@ class Limits:
                 yield Breach("deadline", self.seconds_left, total)
         if o.max_spot_share is not None and figures.spot_share > o.max_spot_share + 1e-12:
             yield Breach("max_spot_share", o.max_spot_share, figures.spot_share)
+
+    def eased(self) -> Iterator[Limits]:
+        """Easier questions whose answers may keep all limits: what is limited is the goal."""
+        o = self.objective
+        if not self.goal_is_cost and (self.usd_max is not None or o.max_usd_per_hour is not None):
+            money = dict.fromkeys(("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total"))
+            yield replace(self, objective=replace(o, goal="cost", **money))
+        if self.goal_is_cost and self.seconds_max is not None:
+            quick = replace(o, goal="throughput", min_iterations_per_s=None, deadline=None)
+            yield replace(self, objective=quick, seconds_left=None)
 
     @property
     def usd_max(self) -> float | None:

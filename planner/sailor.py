@@ -266,27 +266,40 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
             Problem("--space", "paper goes with the paper's formula", "use --estimator paper")
         )
     judge, maker = tables.event(question, lots)
-    seeds = _seeds(question, lots, limits, maker)
-    sizes, degrees = micro_batch_sizes(job), tp_degrees(job)
-    search = EventSearch(
-        job,
-        lots,
-        grants_of(cluster, lots),
-        maker,
-        judge,
-        limits,
-        sizes,
-        degrees,
-        question.budget or _event_budget(lots),
-        seeds,
-        _given(question, judge),
-    )
-    best = search.run()
-    tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
+    given = _given(question, judge)
+
+    def searched(limits: Limits, given: tuple[Plan, ...]) -> tuple[EventSearch, Judged | None]:
+        search = EventSearch(
+            job,
+            lots,
+            grants_of(cluster, lots),
+            maker,
+            judge,
+            limits,
+            micro_batch_sizes(job),
+            tp_degrees(job),
+            question.budget or _event_budget(lots),
+            _seeds(question, lots, limits, maker),
+            given,
+        )
+        best = search.run()
+        tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
+        return search, best
+
+    search, best = searched(limits, given)
+    evaluations = search.evaluations
+    if best is None and not search.is_complete:
+        for easier in limits.eased():
+            other, _ = searched(easier, given)
+            evaluations += other.evaluations
+            keeping = sorted(other.keeping(limits), key=lambda judged: judged.worth)
+            if keeping:
+                search, best = searched(limits, tuple(j.plan for j in keeping[:GIVEN_MAX]))
+                evaluations += search.evaluations
     if best is None:
-        return Answer(None, None, search.evaluations, 0.0, 0.0, job.objective.goal)
+        return Answer(None, None, evaluations, 0.0, 0.0, job.objective.goal)
     bounds = _event_bounds(search, best)
-    figures = (search.evaluations, bounds.objective, bounds.seconds)
+    figures = (evaluations, bounds.objective, bounds.seconds)
     rejected, why = explain_event(search, best)
     return Answer(
         best.plan, best.estimate, *figures, job.objective.goal, rejected=rejected, why=why
