@@ -30,6 +30,7 @@ from worker.context import MicroBatch, Moment
 from worker.data.samples import Data, next_hash
 from worker.deepspeed_config import optimizer_of
 from worker.deepspeed_state import load_engine, pieces_of_engine
+from worker.launch import RunFailed
 from worker.layout import Seat, sample_positions, seats_of
 from worker.loss import NO_LABEL, loss_sum
 from worker.optimizer import learning_rate
@@ -283,7 +284,13 @@ def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
     # An extension that serves inference, and would be compiled first.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False)
-    engine, *_ = deepspeed.initialize(model=make(), config=dict(config))
+    model = make()
+    try:
+        engine, *_ = deepspeed.initialize(model=model, config=dict(config))
+    except (AssertionError, TypeError, ValueError) as error:
+        # So it says what it thinks of a configuration, at lengths.
+        said = " ".join(str(error).partition("For further information")[0].split())
+        raise RunFailed(f"DeepSpeed does not take its configuration: {said}") from None
     return engine
 
 

@@ -130,6 +130,15 @@ def test_what_a_configuration_says_otherwise_than_the_job_is_named(warm, files):
     assert "give --engine deepspeed" in run(warm, files, *config).err
 
 
+def test_a_configuration_that_deepspeed_refuses_is_no_stack_trace(warm, files):
+    (files / "ds.json").write_text('{"zero_optimization": {"stage": 1, "foo": 2}}')
+    done = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert "DeepSpeed does not take its configuration: 1 validation error" in done.err
+    assert "foo Extra inputs are not permitted" in done.err.splitlines()[-1]
+
+
 def test_what_a_configuration_leaves_open_follows_the_job(warm, files):
     parameters = {"lr": "auto", "betas": "auto"}
     left_open = {
