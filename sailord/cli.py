@@ -14,6 +14,7 @@ from sailord import offline
 from sailord.compare_command import compare
 from sailord.console import Group
 from sailord.frontier_command import frontier_command
+from sailord.online import COMMANDS
 from sailord.plan_command import plan
 from sailord.replan_command import replan_command
 from sailord.replay_command import replay
@@ -37,3 +38,5 @@ main.add_command(replan_command)
 main.add_command(compare)
 main.add_command(frontier_command)
 main.add_command(replay)
+for command in COMMANDS:
+    main.add_command(command)

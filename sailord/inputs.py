@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -32,6 +34,18 @@ KEYS = {"plan": "pipelines", "job": "training", "cluster": "pool"}
 T = TypeVar("T")
 
 
+class Finite(click.FloatRange):
+    """A range without NaN and infinity, which Python reads as numbers like any other."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 def load_job_and_cluster(job: Path, cluster: Path) -> tuple[Job, Cluster]:
     """Read both files."""
     problems = Problems()
@@ -57,7 +71,10 @@ def load_all(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
 
 
 def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) -> None:
-    """No output may take the place of a file that is read, nor two outputs be one."""
+    """No output may take the place of a file that is read, nor two outputs be one.
+
+    What cannot be written is refused here too, before anybody waits for what is to be in it.
+    """
     taken = {path.resolve(): path for path in inputs}
     problems = Problems()
     for path in outputs:
@@ -65,6 +82,13 @@ def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) ->
             continue
         if path.resolve() in taken:
             problems.add(str(path), "would be written over", "name another file for the output")
+        elif path.is_dir():
+            problems.add(str(path), "is a directory", "name a file inside it")
+        elif not path.parent.is_dir():
+            why = "cannot be written: No such file or directory"
+            problems.add(str(path), why, "name another file")
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            problems.add(str(path), "cannot be written: Permission denied", "name another file")
         taken[path.resolve()] = path
     problems.raise_if_any()
 

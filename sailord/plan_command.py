@@ -17,6 +17,7 @@ from planner.contest import Entry, case_of, enter
 from planner.registry import SAILOR, baseline, names
 from planner.sailor import plan_job
 from sailord import report
+from sailord.canvas import check_picture
 from sailord.deadline import seconds_left
 from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
 from sailord.plot import write_plot
@@ -85,6 +86,8 @@ def plan(
     Exits with 0 exactly when it prints a plan, with 1 if there is none.
     """
     check_outputs((save, plot), (job, cluster))
+    if plot is not None:
+        check_picture(plot)
     the_job, the_cluster = load_job_and_cluster(job, cluster)
     if planner not in names():
         raise InputError(

@@ -21,7 +21,7 @@ from planner.running import Running
 from planner.transfers import Transfers
 from planner.worth import DEFAULT_RULES, Verdict, judge_move
 from sailord import report
-from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_all
+from sailord.inputs import FILE, JSON, PROFILES, Finite, check_outputs, load_all
 from simulator.cluster import Cluster
 from simulator.errors import Problems
 from simulator.job import Job
@@ -42,7 +42,7 @@ NO_PLAN = 1
 @click.option(
     "--life",
     "life_s",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     help="Seconds that the new state is expected to last at most.",
 )
 @click.option("--deep", is_flag=True, help="Search on, also from nothing, as when there is time.")

@@ -17,7 +17,7 @@ from planner.sailor import find_plan, plan_job
 from planner.tables import Tables
 from planner.trace_plans import DEFAULT_SEARCHES
 from sailord.canvas import check_picture
-from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.inputs import FILE, JSON, PROFILES, Finite, check_outputs, load_job_and_cluster
 from sailord.replay_plot import draw_replay
 from sailord.table import table
 from simulator.cluster import Cluster
@@ -34,9 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
-    return click.option(
-        name, type=click.FloatRange(min=0), default=default, show_default=True, help=what
-    )
+    return click.option(name, type=Finite(min=0), default=default, show_default=True, help=what)
 
 
 @click.command()
@@ -56,7 +54,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 @click.option(
     "--pool", metavar="GPU@ZONE", help="Which pool a trace is about that names none itself."
 )
-@click.option("--until", "until_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
+@click.option("--until", "until_s", type=Finite(min=0, min_open=True), metavar="SECONDS")
 @click.option("--seed", default=0, show_default=True, help="Draws which machines a loss takes.")
 @click.option(
     "--searches",

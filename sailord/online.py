@@ -1,0 +1,239 @@
+"""The commands that ask a running sailord, or tell it something."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sailord import online_text as text
+from sailord.client import Client, ServerProblem, client_from, part
+from simulator.errors import InputError, Problem
+from simulator.files import read_bytes
+
+FAILED = 1
+
+
+def online(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the server's options, and tell what the server says in sentences."""
+
+    @click.option("--server", metavar="URL", help="Where sailord is; or SAILOR_SERVER.")
+    @click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        envvar="SAILOR_TOKEN_FILE",
+        help="A file with the token, over TCP.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+    @wraps(command)
+    def wrapped(server: str | None, token_file: Path | None, **kwargs: Any) -> None:
+        try:
+            command(client_from(server, token_file), **kwargs)
+        except ServerProblem as problem:
+            for line in str(problem).splitlines():
+                click.echo(f"error: {line}", err=True)
+            raise SystemExit(FAILED) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+    return wrapped
+
+
+def _show(value: Any, as_json: bool, told: Callable[[Any], str]) -> None:
+    click.echo(json.dumps(value, indent=1) if as_json else told(value))
+
+
+@click.command()
+@click.option("-w", "--watch", is_flag=True, help="Show it again and again.")
+@online
+def status(client: Client, watch: bool, as_json: bool) -> None:
+    """Show the job, its plan, and the nodes at a glance."""
+    while True:
+        value = client.ask("GET", "/v1/status")
+        if watch and not as_json:
+            click.clear()
+        _show(value, as_json, text.status_text)
+        if not watch:
+            return
+        time.sleep(1.0)
+
+
+@click.command()
+@online
+def nodes(client: Client, as_json: bool) -> None:
+    """List all nodes."""
+    _show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+
+
+@click.command()
+@online
+def jobs(client: Client, as_json: bool) -> None:
+    """List all jobs."""
+    _show(client.ask("GET", "/v1/jobs"), as_json, lambda v: text.jobs_text(v["jobs"]))
+
+
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--id", "id_", help="Its name; else one is made from the file's.")
+@click.option("--priority", type=int, default=0, help="Higher goes first.")
+@online
+def submit(client: Client, job: Path, id_: str | None, priority: int, as_json: bool) -> None:
+    """Put the job of a file into the queue."""
+    try:
+        spec = read_bytes(job, name=str(job)).decode()
+    except UnicodeDecodeError:
+        raise InputError(Problem(str(job), "is not UTF-8")) from None
+    body = {"job": spec, "priority": priority} | ({} if id_ is None else {"id": id_})
+    _show(client.ask("POST", "/v1/jobs", body), as_json, lambda v: f"{v['id']} is queued")
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
+@online
+def events(client: Client, follow: bool, as_json: bool) -> None:
+    """Tell what happened."""
+    tell = json.dumps if as_json else text.happening_text
+    found = client.ask("GET", "/v1/events?follow=false")["events"]
+    for happening in found:
+        click.echo(tell(happening))
+    if follow:
+        for happening in client.follow(found[-1]["id"] if found else 0):
+            click.echo(tell(happening))
+
+
+@click.command()
+@click.argument("job")
+@online
+def history(client: Client, job: str, as_json: bool) -> None:
+    """Tell a job's transitions, each with its reason."""
+    value = client.ask("GET", f"/v1/jobs/{part(job)}/history")
+    lines = value["history"]
+    _show(value, as_json, lambda _: "\n".join(map(text.happening_text, lines)) or "nothing yet")
+
+
+@click.command()
+@click.argument("job", required=False)
+@online
+def why(client: Client, job: str | None, as_json: bool) -> None:
+    """Say why a job (the active one) is where it is."""
+    if job is None:
+        active = client.ask("GET", "/v1/status")["job"]
+        if active is None:
+            raise ServerProblem("no job is active; name one")
+        job = str(active["id"])
+    _show(client.ask("GET", f"/v1/jobs/{part(job)}/why"), as_json, text.why_text)
+
+
+@click.command()
+@click.argument("node")
+@click.option("--rank", type=click.IntRange(0, 99_999), help="Of one worker only.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as more is written.")
+@online
+def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: bool) -> None:
+    """Show the end of what a node's workers wrote."""
+    path = f"/v1/nodes/{part(node)}/logs" + ("" if rank is None else f"?rank={rank}")
+    before = ""
+    while True:
+        now = str(client.ask("GET", path))
+        fresh = now.removeprefix(before)
+        if fresh:
+            line = json.dumps({"node": node, "text": fresh}) + "\n"
+            click.echo(line if as_json else fresh, nl=False)
+        if not follow:
+            return
+        before = now
+        time.sleep(1.0)
+
+
+def _orders(kind: str, names: dict[str, str]) -> list[click.Command]:
+    return [_order(kind, name, about) for name, about in names.items()]
+
+
+def _order(kind: str, name: str, about: str) -> click.Command:
+    @click.command(name, help=about)
+    @click.argument("target", metavar=kind.upper())
+    @click.option("--reason", default="", help="Stands in the history.")
+    @click.option("--id", "id_", help="The same id has one effect only.")
+    @online
+    def order(client: Client, target: str, reason: str, id_: str | None, as_json: bool) -> None:
+        body = {"reason": reason} | ({} if id_ is None else {"id": id_})
+        answer = client.ask("POST", f"/v1/{kind}s/{part(target)}/{name}", body)
+        _show(answer, as_json, lambda _: f"{name} {target}: ordered")
+
+    return order
+
+
+@click.command()
+@online
+def doctor(client: Client, as_json: bool) -> None:
+    """Look for what is wrong, and say what would help. Exits with 1 if something is."""
+    value = client.ask("GET", "/v1/status")
+    found = []
+    if not value["store"]["answers"]:
+        found.append("the store is away; see whether it runs and can be reached from the leader")
+    if value["leader"] is None:
+        found.append("nobody leads; see the logs of each sailord")
+    job = value["job"]
+    if job is not None and job["state"] == "held":
+        cure = f"sailorctl resume {job['id']}"
+        found.append(f"{job['id']} is on hold: {job['phase']['reason']}; then {cure}")
+    elif job is not None and job["phase"]["name"] == "waiting":
+        found.append(f"{job['id']} waits: {job['phase']['reason']}")
+    found += [
+        f"{n['name']} is {n['state']}" + (f": {n['failure']}" if n["failure"] else "")
+        for n in client.ask("GET", "/v1/nodes")["nodes"]
+        if n["state"] in ("suspect", "lost") or n["failure"]
+    ]
+    if not value["nodes"]:
+        found.append("no node is there; start sailor-agent on one")
+    _show({"problems": found}, as_json, lambda v: "\n".join(v["problems"]) or "all is well")
+    if found:
+        raise SystemExit(FAILED)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete our commands."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    main = click.get_current_context().find_root().command
+    click.echo(kind(main, {}, "sailorctl", "_SAILORCTL_COMPLETE").source())
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    status,
+    nodes,
+    jobs,
+    submit,
+    events,
+    history,
+    why,
+    logs,
+    doctor,
+    completion,
+    *_orders(
+        "job",
+        {
+            "cancel": "End a job for good.",
+            "pause": "Park a job at the end of a step.",
+            "resume": "Let a job go on that is paused or on hold.",
+        },
+    ),
+    *_orders(
+        "node",
+        {
+            "drain": "Move the job off a node, with nothing lost.",
+            "cordon": "Let no new plan use a node.",
+            "uncordon": "Let plans use a node again.",
+            "preempt": "Say that a node will be taken away.",
+        },
+    ),
+)

@@ -1,0 +1,213 @@
+"""The API of a real sailord: what it answers, and how it refuses what it cannot use."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import time
+
+import pytest
+
+from agents.signing import REQUEST_HEADER, sign_request
+from sailord.api.webhooks import sign
+from tests.api.conftest import ALERT_TOKEN, SECRET
+from tests.daemon.running import JOB, TOKEN, Over, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def over_tcp(head, method, path, body=b"", headers=None):
+    connection = http.client.HTTPConnection("127.0.0.1", head.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers or {})
+        reply = connection.getresponse()
+        text = reply.read()
+    return reply.status, json.loads(text) if "json" in reply.headers["Content-Type"] else text
+
+
+def assert_refused(answer, status):
+    code, value = answer
+    assert code == status, value
+    assert value["problems"][0]["what"]
+    assert "Traceback" not in json.dumps(value)
+
+
+def test_only_who_has_the_token_is_answered_over_tcp(head):
+    assert over_tcp(head, "GET", "/livez")[0] == 200
+    for headers in ({}, {"Authorization": "Bearer no"}, {"Authorization": "Basic " + TOKEN}):
+        assert_refused(over_tcp(head, "GET", "/v1/status", headers=headers), 401)
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    assert over_tcp(head, "GET", "/v1/status", headers=known)[0] == 200
+    assert_refused(over_tcp(head, "GET", "/v1/nothing", headers={}), 401)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/nothing", None, 404),
+        ("DELETE", "/v1/jobs", None, 405),
+        ("GET", "/v1/jobs/none", None, 404),
+        ("GET", "/v1/jobs/..%2f..%2fetc", None, 404),
+        ("GET", "/v1/jobs/%00/why", None, 404),
+        ("GET", "/v1/nodes/none/logs", None, 404),
+        ("GET", "/v1/nodes/a/logs?rank=../x", None, 422),
+        ("POST", "/v1/jobs/none/cancel", {}, 404),
+        ("POST", "/v1/jobs/none/explode", {}, 404),
+        ("POST", "/v1/nodes/none/drain", {}, 404),
+        ("POST", "/v1/nodes/a/drain", {"leaves_at": "soon"}, 422),
+        ("POST", "/v1/nodes/a/drain", {"leaves_at": -1}, 422),
+        ("POST", "/v1/nodes/a/drain", {"id": "../leader"}, 422),
+        ("POST", "/v1/nodes/a/drain", {"reason": "\ud800"}, 422),
+        ("POST", "/v1/jobs", None, 422),
+        ("POST", "/v1/jobs", [], 422),
+        ("POST", "/v1/jobs", {"job": 3}, 422),
+        ("POST", "/v1/jobs", {"job": "no = toml ="}, 422),
+        ("POST", "/v1/jobs", {"job": JOB, "id": "../x"}, 422),
+        ("POST", "/v1/jobs", {"job": JOB, "id": "x/y"}, 422),
+        ("POST", "/v1/jobs", {"job": JOB, "priority": True}, 422),
+        ("POST", "/v1/jobs", {"job": JOB, "priority": 10**12}, 422),
+        ("POST", "/v1/jobs", {"job": JOB, "more": 1}, 422),
+        ("POST", "/v1/jobs", {"job": '[model]\nconfig = "/etc/passwd"'}, 422),
+        ("POST", "/v1/jobs", {"job": "x" * (2 << 20)}, 413),
+        ("GET", "/v1/events?after=x", None, 422),
+        ("GET", "/v1/events?after=%D9%A3", None, 422),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_words(head, method, path, body, status):
+    assert_refused(head.ask(method, path, body), status)
+
+
+@pytest.mark.parametrize("raw", [b"{", b"\xff", b"[" * 100_000, b'{"job": NaN}', b"3"])
+def test_a_body_that_is_no_json_is_refused(head, raw):
+    connection = Over(head.socket)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/jobs", raw)
+        assert connection.getresponse().status == 422
+
+
+def test_reports_are_taken_from_those_who_have_the_key(head):
+    path, key = "/v1/agents/report", head.key.read_bytes()
+    header, _ = sign_request(key, "POST", path, b"{}", at=time.time())
+    assert_refused(over_tcp(head, "POST", path, b"{}"), 401)
+    assert_refused(over_tcp(head, "POST", path, b"{ }", {REQUEST_HEADER: header}), 401)
+    assert_refused(over_tcp(head, "POST", path, b"{}", {REQUEST_HEADER: header}), 422)
+    assert_refused(over_tcp(head, "POST", path, b"{}", {REQUEST_HEADER: header}), 401)
+
+
+def post_plain(head, body, *, at=None, secret=SECRET, path="preemption"):
+    raw = json.dumps(body).encode()
+    header = sign(secret.encode(), raw, time.time() if at is None else at)
+    return over_tcp(head, "POST", f"/v1/webhooks/{path}", raw, {"Sailor-Webhook": header})
+
+
+def test_a_notice_has_one_effect_however_often_it_comes(head):
+    notice = {"id": "n1", "node": "a", "leaves_at": time.time() + 1000}
+    assert post_plain(head, notice) == (202, {"accepted": 1, "new": 1})
+    assert post_plain(head, notice) == (202, {"accepted": 1, "new": 0})
+    wait_until(lambda: head.status()["nodes"].get("draining") == 1)
+    assert post_plain(head, {"id": "n2", "node": "a", "withdrawn": True})[0] == 202
+    wait_until(lambda: head.status()["nodes"].get("ready") == 1)
+
+
+def test_a_notice_from_a_stranger_is_refused(head):
+    assert_refused(post_plain(head, {"id": "x", "node": "a"}, secret="not-our-secret-no"), 401)
+    assert_refused(post_plain(head, {"id": "x", "node": "a"}, at=time.time() - 400), 401)
+    assert_refused(over_tcp(head, "POST", "/v1/webhooks/preemption", b"{}"), 401)
+    token = {"Authorization": "Bearer a.b.c"}
+    assert_refused(over_tcp(head, "POST", "/v1/webhooks/preemption", b"{}", token), 401)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"id": "x"},
+        {"id": "x", "node": 3},
+        {"id": "x", "node": "../a b"},
+        {"id": "/", "node": "a"},
+    ],
+)
+def test_a_notice_that_says_nothing_is_refused(head, body):
+    assert_refused(post_plain(head, body), 422)
+
+
+def test_alerts_are_notices(head):
+    alert = {
+        "status": "resolved", "labels": {"alertname": "Gpu", "node": "a"}, "fingerprint": "f",
+        "startsAt": "2030-01-01T00:00:00Z",
+    }  # fmt: skip
+    headers = {"Authorization": f"Bearer {ALERT_TOKEN}"}
+    path = "/v1/webhooks/preemption"
+    raw = json.dumps({"version": "4", "alerts": [alert, alert]}).encode()
+    assert over_tcp(head, "POST", path, raw, headers)[1] == {"accepted": 1, "new": 1}
+    for wrong in ({"alerts": 3}, {"alerts": [3]}, {"alerts": [{"labels": {}}]}, {}, []):
+        raw = json.dumps(wrong).encode()
+        assert_refused(over_tcp(head, "POST", path, raw, headers), 422)
+
+
+def test_news_of_capacity_is_told_once(head):
+    news = {"id": "c1", "zone": "z", "gpu": "A100-40", "gpus": 8}
+    assert post_plain(head, news, path="capacity") == (202, {"accepted": 1, "new": 1})
+    assert post_plain(head, news, path="capacity") == (202, {"accepted": 1, "new": 0})
+    assert_refused(post_plain(head, {"id": "c1"}, path="capacity"), 422)
+
+
+def test_a_job_is_told_of_from_its_start_to_its_end(head, receiver):
+    assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"})[0] == 201
+    assert_refused(head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"}), 409)
+    wait_until(lambda: head.ask("GET", "/v1/jobs/told")[1]["phase"]["name"] == "running")
+    assert head.ask("GET", "/v1/jobs/told/plan")[1]["plan"]["pipelines"]
+    assert head.ask("GET", "/v1/jobs/told/why")[1]["plan"]
+    assert head.ask("POST", "/v1/jobs/told/cancel", {"reason": "enough"})[0] == 202
+    wait_until(lambda: head.ask("GET", "/v1/jobs/told")[1]["state"] == "cancelled")
+    kinds = ["generation_opened", "generation_running", "job_finished"]
+
+    def told():
+        found = [json.loads(body) for _, body in list(receiver.taken)]
+        return [each["kind"] for each in found if each["job"] == "told"] == kinds
+
+    wait_until(told)
+    assert receiver.refused, "the first message was refused, and came again"
+    signature, body = receiver.taken[-1]
+    moment = float(signature.split(",")[0].removeprefix("t="))
+    assert signature == sign(SECRET.encode(), body, moment)
+
+
+def test_a_stream_of_events_resumes_after_an_id(head):
+    happened = head.ask("GET", "/v1/events?follow=false")[1]["events"]
+    assert len(happened) > 2
+    connection = Over(head.socket)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/events", headers={"Last-Event-ID": str(happened[0]["id"])})
+        reply = connection.getresponse()
+        assert reply.readline() == f"id: {happened[1]['id']}\n".encode()
+
+
+def test_the_document_names_every_address(head):
+    document = head.ask("GET", "/openapi.json")[1]
+    assert document["openapi"] == "3.1.0"
+    assert {"/v1/jobs", "/v1/events", "/v1/webhooks/preemption"} <= set(document["paths"])
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation["summary"], path
+
+
+def test_metrics_are_in_the_form_that_prometheus_reads(head):
+    lines = head.ask("GET", "/metrics")[1].splitlines()
+    values = {}
+    for line in lines:
+        if not line.startswith("# "):
+            name, value = line.rsplit(" ", 1)
+            values[name] = float(value)
+    assert values["sailor_leads"] == 1
+    assert values["sailor_decisions_total"] > 0
+
+
+def test_many_requests_at_once_do_not_hurt(head):
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        bad = [pool.submit(over_tcp, head, "POST", "/v1/jobs", b"{") for _ in range(400)]
+        assert {each.result()[0] for each in bad} <= {401, 429}
+    assert head.ask("GET", "/livez")[0] == 200
+    assert "a request failed" not in (head.folder / "head.log").read_text()
