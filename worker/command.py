@@ -38,10 +38,6 @@ class _Group(click.Group):
         except Interrupted as interrupted:
             click.echo(f"ended by {interrupted}", err=True)
             ctx.exit(128 + interrupted.number)
-        except KeyboardInterrupt:
-            # While torch was being loaded; nothing is there to be tidied up yet.
-            click.echo(f"ended by {signal.SIGINT.name}", err=True)
-            ctx.exit(128 + signal.SIGINT)
         except BrokenPipeError:
             # The reader of our output has gone (as `| head` does); nothing is left to say.
             _forget_output()
@@ -99,6 +95,9 @@ def run(
 
     Prints a line for each step; what each rank needed goes to the standard error in the end.
     """
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        # Nothing is there to be tidied up yet, and torch cannot be interrupted while it is loaded.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from worker.run import Wishes, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
 
     wishes = Wishes(

@@ -177,6 +177,28 @@ def test_a_hang_up_that_was_ignored_stays_so():
     assert (rest, parent.returncode) == (b"", 0)
 
 
+# Interrupted in the midst of loading torch, which would make of an exception what it likes.
+LOADING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from worker.command import main
+main(["run", "--job", "none.toml"])
+"""
+
+
+def test_an_interrupt_while_torch_is_loaded_ends_at_once():
+    command = [sys.executable, "-c", LOADING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
 def wait_for_death(life: int) -> None:
     """Wait until a process that is not our child is gone."""
     try:
