@@ -279,6 +279,8 @@ def test_limits_that_nothing_keeps_are_named(tmp_path: Path) -> None:
         (("--plot", "x.pdf"), "use .svg or .png"),
         (("--trace", "other"), "leave --trace out"),
         (("--until", "0"), "0.0 is not in the range"),
+        (("--until", "nan"), "nan is not a finite number"),
+        (("--restart-s", "inf"), "inf is not a finite number"),
         (("--planned-s", "-1"), "-1.0 is not in the range"),
     ],
 )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.case import Mode
 
 Pass = tuple[str, int]
 """Forward ``F``, recomputation ``R`` or backward ``B``, and the micro batch."""
+
+MICRO_BATCHES_MAX = 2048
+"""More of them are not run one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,20 @@ def own_orders(pipeline: Pipeline) -> list[list[Pass]]:
 
 
 def simulate_us(pipeline: Pipeline, mode: Mode = "fixed") -> float | None:
-    """Time of an iteration by running every stage's passes; ``None`` for a deadlock."""
-    return _Run(pipeline, mode).finish_us()
+    """Time of an iteration by running every stage's passes; ``None`` for a deadlock.
+
+    Beyond so many micro batches a pipeline has long found its rhythm, and goes on in it.
+    """
+    more = pipeline.micro_batches - MICRO_BATCHES_MAX
+    if more <= 0:
+        return _Run(pipeline, mode).finish_us()
+    long, half = (
+        _Run(replace(pipeline, micro_batches=count), mode).finish_us()
+        for count in (MICRO_BATCHES_MAX, MICRO_BATCHES_MAX // 2)
+    )
+    if long is None or half is None:
+        return None
+    return long + more * (long - half) / (MICRO_BATCHES_MAX - MICRO_BATCHES_MAX // 2)
 
 
 class _Run:

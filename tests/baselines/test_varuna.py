@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from planner.baselines import varuna_pipeline
 from planner.baselines.varuna import (
     Depth,
     Inputs,
@@ -171,6 +172,18 @@ def small_inputs(**changes: object) -> Inputs:
         gradient_bytes=(8.0,) * 4,
     )
     return replace(inputs, **changes)  # type: ignore[arg-type] - any field may change
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_huge_batch_goes_on_in_the_rhythm_of_its_first_part(monkeypatch, recomputes):
+    pipeline = Pipeline((3.0, 5.0, 2.0), (6.0, 9.0, 7.0), 400, 1.0, 4.0, 2, 10.0, recomputes)
+    counts = (400, 401, 1000)
+    one_by_one = [simulate_us(replace(pipeline, micro_batches=count)) for count in counts]
+    monkeypatch.setattr(varuna_pipeline, "MICRO_BATCHES_MAX", 100)
+    told = [simulate_us(replace(pipeline, micro_batches=count)) for count in counts]
+    # A rhythm may be longer than one micro batch.
+    assert told == pytest.approx(one_by_one, rel=1e-2)
+    assert simulate_us(replace(pipeline, micro_batches=10**12)) > 1e12
 
 
 def test_memory_frees_all_outputs_but_the_last():

@@ -150,6 +150,19 @@ def test_the_plan_is_drawn_and_people_read_the_same(tmp_path: Path) -> None:
     assert run(tmp_path, "--plot", str(job)).exit_code == 2, "would be written over"
 
 
+def test_what_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "plan.json"
+    for options, what in (
+        (("--save", str(tmp_path)), f"{tmp_path}: is a directory"),
+        (("--save", str(nowhere)), f"{nowhere}: cannot be written: No such file"),
+        (("--plot", str(tmp_path / "plan.pdf")), 'cannot be a ".pdf" file'),
+    ):
+        # There is no such planner: what is refused was refused before anything was read.
+        result = run(tmp_path, *options, "--planner", "nobody")
+        assert result.exit_code == 2
+        assert what in result.stderr
+
+
 # -- the deadline ---------------------------------------------------------------------------------
 
 

@@ -181,3 +181,6 @@ def test_mistakes_are_told_together_and_plainly(tmp_path: Path) -> None:
     assert "global batch" in result.stderr
     result = run(tmp_path, two_nodes(), "--save", str(tmp_path / "plan.json"))
     assert result.exit_code == 2
+    result = run(tmp_path, two_nodes(), "--life", "nan")
+    assert result.exit_code == 2
+    assert "nan is not a finite number" in result.stderr
