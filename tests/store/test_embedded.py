@@ -25,6 +25,7 @@ from agents.store import (
     open_store,
     serve,
 )
+from agents.store.ledger import Ledger, Transaction
 from tests.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -108,6 +109,16 @@ async def test_a_full_disk_is_said_and_gotten_over(socket):
 async def _count_up(store, end):
     for _ in range(end):
         await store.put("/a", b"x" * 50_000)
+
+
+async def test_a_batch_that_fails_in_its_middle_leaves_no_trace(tmp_path):
+    ledger = Ledger(tmp_path / "store.db", history_max=HISTORY_MAX)
+    good = Transaction((), (Put("/a", b""),))
+    with pytest.raises(UnicodeEncodeError):  # As a bug of ours would.
+        ledger.apply([good, Transaction((), (Put("\ud800", b""),))])
+    assert ledger.snapshot("").entries == ()
+    assert ledger.apply([good]).changed[0].revision == 1
+    ledger.close()
 
 
 async def test_one_process_at_a_time_has_the_file(socket):

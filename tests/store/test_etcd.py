@@ -215,7 +215,8 @@ async def test_passwords(tmp_path):
         with pytest.raises(StoreRefused, match=r"refused to show /a: .*permission denied"):
             await anext(guest.watch("/a", after=after))
         # A server that restarts knows none of its tokens any more.
-        async with aclosing(root.watch("/a", after=after)) as news:
+        watcher = await open_as("root", "right")
+        async with aclosing(watcher.watch("/a", after=after)) as news:
             told = asyncio.create_task(anext(news))
             await asyncio.sleep(0.2)
             cluster.kill()
@@ -224,7 +225,7 @@ async def test_passwords(tmp_path):
             assert await root.keep(lease.id)
             revision = await root.put("/a", b"2")
             assert (await asyncio.wait_for(told, PATIENCE_S)).revision == revision
-        for each in (store, too_early, root, wrong, none, guest):
+        for each in (store, too_early, root, watcher, wrong, none, guest):
             await each.close()
 
 
