@@ -268,22 +268,23 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
     judge, maker = tables.event(question, lots)
     given = _given(question, judge)
 
-    def searched(limits: Limits, given: tuple[Plan, ...]) -> tuple[EventSearch, Judged | None]:
+    def searched(within: Limits, given: tuple[Plan, ...]) -> tuple[EventSearch, Judged | None]:
         search = EventSearch(
             job,
             lots,
             grants_of(cluster, lots),
             maker,
             judge,
-            limits,
+            within,
             micro_batch_sizes(job),
             tp_degrees(job),
             question.budget or _event_budget(lots),
-            _seeds(question, lots, limits, maker),
+            _seeds(question, lots, within, maker),
             given,
         )
         best = search.run()
-        tables.judged += [(judged.plan, judged.estimate) for judged in search.judged]
+        # Frontiers show these: what keeps eased limits alone is not among them.
+        tables.judged += [(judged.plan, judged.estimate) for judged in search.keeping(limits)]
         return search, best
 
     search, best = searched(limits, given)
