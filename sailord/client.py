@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from simulator.errors import InputError, Problem
 
 DEFAULT = "unix:///run/sailor/sailord.sock"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 20.0
 FOLLOW_S = 60.0
 """Without even a sign of life for so long, a stream is broken."""
 

@@ -8,12 +8,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 from aiohttp import web
 
 from agents.signing import Verifier
-from agents.store import StoreError
+from agents.store import StoreError, StoreUnavailable
 from sailord.clock import Clock
 from sailord.config import Config
 from sailord.election import Leader
@@ -58,7 +59,7 @@ class Api:
 
     config: Config
     shell: Shell
-    gateway: Gateway
+    own_gateway: Gateway
     clock: Clock
     key: bytes
     woken: asyncio.Event
@@ -67,12 +68,23 @@ class Api:
     store_away_since: float | None = None
     world: World | None = None
     """As last read."""
+    plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
+        default_factory=dict
+    )
+    """The plan that was shown last, with what the planner said of it."""
     verifier: Verifier = field(init=False)
     buckets: dict[str, Bucket] = field(default_factory=dict)
     at_once: int = 0
 
     def __post_init__(self) -> None:
         self.verifier = Verifier(self.key)
+
+    @property
+    def gateway(self) -> Gateway:
+        """The way to the store; while it is known to be away, nobody waits for it."""
+        if self.store_away_since is not None:
+            raise StoreUnavailable("it does not answer")
+        return self.own_gateway
 
     def allows(self, sender: str) -> bool:
         """Whether the sender has not asked too often."""

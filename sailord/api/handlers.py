@@ -14,6 +14,7 @@ from aiohttp import web
 
 from agents.protocol import Intent, IntentKind, JobId, JobRecord, Report
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, sign_reply
+from agents.store import StoreError
 from agents.wire import WireError, decode, plain
 from sailord.api import views
 from sailord.api.app import API, Api, answer, refusal
@@ -25,6 +26,8 @@ from simulator.errors import InputError, Problem
 
 ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
 PING_S = 10.0
+GLANCE_S = 1.0
+"""What a status may wait for the store."""
 PRIORITY_MAX = 1_000_000
 LEAVES_MAX = 4e9
 
@@ -88,10 +91,15 @@ async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[
     known = api.shell.plans.get(sha)
     if known is not None:
         return views.read_plan(known.plan), known.about
-    if api.store_away_since is not None:
-        return None, {}
-    text = await api.gateway.read_plan(active.job.id, sha)
-    return views.read_plan(text), await api.gateway.read_about(active.job.id, sha)
+    if sha not in api.plans_seen:
+        try:
+            async with asyncio.timeout(GLANCE_S):
+                text = await api.gateway.read_plan(active.job.id, sha)
+                about = await api.gateway.read_about(active.job.id, sha)
+        except (TimeoutError, StoreError):
+            return None, {}  # The rest of the status does not wait for the store.
+        api.plans_seen = {sha: (views.read_plan(text), about)}
+    return api.plans_seen[sha]
 
 
 # ---- jobs ---------------------------------------------------------------------------------------

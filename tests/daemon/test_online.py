@@ -1,0 +1,66 @@
+"""What sailorctl says of a running sailord, and to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli import main
+from tests.daemon.running import JOB, TOKEN, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def call(place, *arguments, server=None):
+    server = server or f"unix://{place.socket}"
+    return CliRunner().invoke(main, [*arguments, "--server", server])
+
+
+def test_a_job_is_followed_from_the_command_line(place):
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    assert "no node is there" in call(place, "doctor").output
+    place.start_agent("a")
+    file = place.folder / "job.toml"
+    file.write_text(JOB)
+    assert call(place, "submit", str(file), "--id", "j").output == "j is queued\n"
+    wait_until(lambda: "j: running" in call(place, "status").output)
+    said = call(place, "status").output
+    assert "generation  1 (open) on a" in said
+    assert "A100-40 tp" in said
+    assert json.loads(call(place, "status", "--json").output)["job"]["id"] == "j"
+    assert "a  " in call(place, "nodes").output
+    assert "generation 1 on 1 node" in call(place, "history", "j").output
+    assert "j is running" in call(place, "why").output
+    assert "planning for 1 node" in call(place, "events").output
+    assert call(place, "logs", "a").output == "step by step\n"
+    assert call(place, "doctor").output == "all is well\n"
+    assert call(place, "pause", "j", "--reason", "lunch").exit_code == 0
+    wait_until(lambda: "paused" in call(place, "jobs").output)
+    assert "lunch" in call(place, "jobs").output
+    assert call(place, "cordon", "a").output == "cordon a: ordered\n"
+    wait_until(lambda: "cordoned" in call(place, "nodes").output)
+
+
+def test_what_goes_wrong_is_said_in_a_sentence(place):
+    refused = call(place, "status")
+    assert refused.exit_code == 1
+    assert "did not answer" in refused.output
+    assert call(place, "status", server="ftp://x").exit_code == 2
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    unknown = call(place, "cancel", "../../x")
+    assert unknown.exit_code == 1
+    assert "there is no job" in unknown.output
+    remote = f"http://127.0.0.1:{place.port}"
+    assert "the token is missing or wrong" in call(place, "jobs", server=remote).output
+    (place.folder / "t").write_text(TOKEN)
+    given = call(place, "jobs", "--token-file", str(place.folder / "t"), server=remote)
+    assert given.exit_code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_our_commands(shell):
+    assert "_SAILORCTL_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).output
