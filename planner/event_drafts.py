@@ -28,6 +28,7 @@ TEMPLATES_PER_LOT = 5
 PAIRS_KEPT = 4
 THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
+SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
 """Shares of the pipelines that fit, where fewer may be worth more."""
 ROUGH_BREACH = 40.0
 """How fast a draft falls back that breaks a limit by rough times."""
@@ -100,7 +101,7 @@ class EventDrafts:
         """The fleet, and with fewer pipelines: where dollars count, or sums of gradients."""
         yield fleet
         if self.limits.needs_prices:
-            for share in SMALLER:
+            for share in SMALLER if len(fleet.counts) == 1 else SMALLER_MIXED:
                 yield replace(fleet, counts=tuple(math.ceil(n * share) for n in fleet.counts))
         elif len(fleet.counts) == 1:
             # As few as do with so many micro batches each.

@@ -46,6 +46,8 @@ class Network:
     zone_regions: Mapping[str, str] = field(default_factory=dict)
     zone_caps: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Most bytes per second that all flows from one zone to another carry together."""
+    _machine_types: dict[Place, MachineType] = field(init=False, repr=False, default_factory=dict)
+    """By place; the planner asks hundreds of thousands of times."""
 
     def between_nodes(
         self,
@@ -124,9 +126,12 @@ class Network:
 
     def machine_type(self, place: Place) -> MachineType:
         """The machine type of a place; one that is named by GPU kind and count is made up."""
-        if place.machine:
-            return self.catalogue.machine(place.machine)
-        return self.catalogue.machine_for(place.gpu, 1)
+        found = self._machine_types.get(place)
+        if found is None:
+            named, catalogue = place.machine, self.catalogue
+            found = catalogue.machine(named) if named else catalogue.machine_for(place.gpu, 1)
+            self._machine_types[place] = found
+        return found
 
     def _curves_between(self, sender: Place, receiver: Place) -> Mapping[int, Curve] | None:
         return self.measured.between.get(((sender.zone, sender.gpu), (receiver.zone, receiver.gpu)))
