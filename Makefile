@@ -59,7 +59,7 @@ bench: $(STAMP) ## print every benchmark's table (MEASURED=DIR)
 	@set -e; for file in benchmarks/*.py; do \
 		echo "== $$file"; \
 		case "$(MEASURED):$$file" in \
-			*simulate.py|*runtime.py|*overhead.py) $(BIN)/python "$$file" ;; \
+			*simulate.py|*runtime.py|*overhead.py|*store.py) $(BIN)/python "$$file" ;; \
 			:*) echo 'needs measurements: make bench MEASURED=DIR' ;; \
 			*accuracy.py) $(BIN)/python "$$file" --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json" ;; \
 			*planners.py) $(BIN)/python "$$file" "$(MEASURED)" ;; \

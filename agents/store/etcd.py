@@ -143,7 +143,6 @@ class EtcdStore:
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
         """Yield each revision above ``after`` that changes a key which begins so."""
-        refusals = 0
         while not self._members.is_closed:
             try:
                 end_s = asyncio.get_running_loop().time() + self._timeout_s
@@ -154,7 +153,6 @@ class EtcdStore:
             stream = self._stream(member, WATCH)
             token = self._members.token
             problem = "it ended the stream"
-            is_refused = False
             try:
                 await stream.write(_watch_request(prefix, after))
                 while (response := await self._next(member, stream)) is not grpc.aio.EOF:
@@ -163,9 +161,7 @@ class EtcdStore:
                         return
                     if response.canceled:
                         problem = response.cancel_reason
-                        is_refused = "permission denied" in problem
                         break
-                    refusals = 0
                     if response.created and response.header.revision < after:
                         # Perhaps this member only lags; the cluster knows how far it is.
                         revision = (await self.snapshot(prefix)).revision
@@ -185,13 +181,10 @@ class EtcdStore:
                 raise_own_cancellation()
             finally:
                 stream.cancel()
-            if is_refused:
-                # It says the same of a token that it no longer knows.
-                refusals += 1
-                if refusals > 1 or not token:
-                    raise StoreRefused(f"etcd refused to show {prefix}: {problem}")
-                self._members.token = ""
-            self._members.leave(member, problem)
+            if "permission denied" in problem:
+                raise StoreRefused(f"etcd refused to show {prefix}: {problem}")
+            if not self._members.drop_token(token, problem):
+                self._members.leave(member, problem)
             await asyncio.sleep(RETRY_S)
 
     async def _next(self, member: int, stream: Any) -> Any:

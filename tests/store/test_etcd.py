@@ -229,6 +229,24 @@ async def test_passwords(tmp_path):
             await each.close()
 
 
+async def test_a_watch_outlives_its_token(tmp_path):
+    """Nothing else may be asked meanwhile: whoever only watches must fetch another by itself."""
+    (tmp_path / "right").write_text("secret")
+    with closing(Cluster(arguments=("--auth-token-ttl", "1"))) as cluster:
+        await wait_answer(await cluster.open())
+        await _require_passwords(cluster)
+        enter = f"&user=root&password_file={tmp_path}/right"
+        store, other = [await open_store(cluster.url + enter) for _ in range(2)]
+        after = await store.put("/a", b"1")
+        await asyncio.sleep(3)
+        news = store.watch("/a", after=after)
+        revision = await other.put("/a", b"2")
+        assert (await asyncio.wait_for(anext(news), PATIENCE_S)).revision == revision
+        await news.aclose()
+        await store.close()
+        await other.close()
+
+
 def _certify(folder: Path) -> None:
     """One authority, and a certificate for each side."""
 
