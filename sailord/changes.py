@@ -49,7 +49,7 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     """Nodes that a new plan may use, in the order of their names."""
-    members = active.generation.members if active.generation is not None else ()
+    members = frozenset(active.generation.members if active.generation is not None else ())
     return tuple(
         sorted(id_ for id_, node in state.nodes.items() if _is_usable(node, id_ in members))
     )

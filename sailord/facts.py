@@ -317,9 +317,9 @@ def _committed(state: State, job: JobId, durable: Durable) -> State:
 
 def _give_up_nodes(state: State) -> State:
     """Call nodes lost that must be, and forget those that nothing names any more."""
-    members: tuple[NodeId, ...] = ()
+    members: frozenset[NodeId] = frozenset()
     if state.active is not None and state.active.generation is not None:
-        members = state.active.generation.members
+        members = frozenset(state.active.generation.members)
     broken = {
         peer
         for node in state.nodes.values()
