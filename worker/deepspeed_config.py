@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import InputError, Problem
+import torch
+
+from simulator.errors import InputError, Problem, nearest
 from simulator.files import load_document
 from simulator.job import Job
 from simulator.plan import Plan
@@ -16,6 +18,10 @@ _LEFT_OPEN = "auto"
 """Stands in a configuration for what another program is to fill in."""
 _NEVER_CLIPPED = 1e30
 """DeepSpeed tells the norm of gradients only where it may have to clip them."""
+
+# Names that deepspeed 0.19 knows; of optimizers it takes torch's as well.
+_OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "MuAdam", "MuAdamW", "Muon", "MuSGD")
+_SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 
 def problems_with(plan: Plan, job: Job, *, place: str) -> list[Problem]:
@@ -103,6 +109,11 @@ def _contradictions(
         if not isinstance(parts[key], dict):
             yield f"{key} is {parts[key]!r}", "it must be an object"
             parts[key] = {}
+    yield from _unknown_names(given)
+    clip = given.get("gradient_clipping", _LEFT_OPEN)
+    if clip not in (_LEFT_OPEN, job.clip_norm or 0, job.clip_norm or 0.0):
+        told = "no clip_norm" if job.clip_norm is None else f"clip_norm = {job.clip_norm:g}"
+        yield f"gradient_clipping is {clip!r}, but the job has {told}", "make them agree"
     stage = parts["zero_optimization"].get("stage", _LEFT_OPEN)
     if stage not in (_LEFT_OPEN, job.zero, 1):
         what = f"zero_optimization.stage is {stage!r}, but the job's zero is {job.zero}"
@@ -112,6 +123,20 @@ def _contradictions(
         if enabled not in (_LEFT_OPEN, job.precision == name):
             what = f"{name}.enabled is {enabled!r}, but the job's precision is {job.precision}"
             yield what, "make them agree"
+
+
+def _unknown_names(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Optimizers and schedulers that DeepSpeed would fail on, deep inside, on every rank."""
+    for key, known in (("optimizer", _OPTIMIZERS), ("scheduler", _SCHEDULERS)):
+        part = given.get(key, {})
+        name = part.get("type", _LEFT_OPEN) if isinstance(part, dict) else _LEFT_OPEN
+        is_torchs = key == "optimizer" and isinstance(getattr(torch.optim, str(name), None), type)
+        is_known = str(name).lower() in {each.lower() for each in known}
+        if name != _LEFT_OPEN and not is_known and not is_torchs:
+            yield (
+                f"{key}.type is {name!r}, which DeepSpeed does not have",
+                nearest(str(name), known),
+            )
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,6 +130,20 @@ def test_what_a_configuration_says_otherwise_than_the_job_is_named(warm, files):
     assert "give --engine deepspeed" in run(warm, files, *config).err
 
 
+def test_names_that_deepspeed_does_not_have_are_told_before_any_rank_starts(warm, files):
+    wrong = {
+        "optimizer": {"type": "Adan"},
+        "scheduler": {"type": "Warmup"},
+        "gradient_clipping": 7.0,
+    }
+    (files / "ds.json").write_text(json.dumps(wrong))
+    done = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
+    assert done.code == 2
+    assert "optimizer.type is 'Adan', which DeepSpeed does not have; did you mean" in done.err
+    assert "scheduler.type is 'Warmup', which DeepSpeed does not have; did you mean" in done.err
+    assert "gradient_clipping is 7.0, but the job has" in done.err
+
+
 def test_a_configuration_that_deepspeed_refuses_is_no_stack_trace(warm, files):
     (files / "ds.json").write_text('{"zero_optimization": {"stage": 1, "foo": 2}}')
     done = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
