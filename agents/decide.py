@@ -112,6 +112,11 @@ def _read(state: State, record: GenerationRecord | None) -> State:
         return replace(state, record=None)
     fence = Fence(record.term, record.number)
     known = state.record
+    if state.job != record.job:
+        # Each job counts its generations from one, and is only shown to who has left the last.
+        heard = Fence(state.heard.term, 0) if state.job is not None else state.heard
+        left = 0 if state.job is not None else state.left
+        state = replace(state, job=record.job, heard=heard, left=left)
     if known is not None and known.job == record.job and record.number < known.number:
         return state  # A read that was overtaken by a newer one.
     heard = max(state.heard, fence)

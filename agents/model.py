@@ -8,6 +8,7 @@ from agents.protocol import (
     Fence,
     GenerationRecord,
     Intent,
+    JobId,
     NodeId,
     NodeRecord,
     Report,
@@ -60,6 +61,8 @@ class State:
     heard: Fence = UNHEARD
     record: GenerationRecord | None = None
     """The newest generation that the store showed; ``None``: there is no job."""
+    job: JobId | None = None
+    """Whose generations ``heard`` and ``left`` count."""
     has_read: bool = False
     """The store was read since this agent began: before that, workers it found are let be."""
     gang: Gang | None = None

@@ -1,0 +1,95 @@
+"""The one file that configures an agent, read and checked as a whole."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.store import read_address
+from simulator.errors import InputError, Problems
+from simulator.files import load_document
+from simulator.reading import Fault, open_table, shown
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that an agent is told."""
+
+    cluster_name: str
+    name: str
+    state: Path
+    store: str
+    key: Path
+    host: str
+    port: int
+    address: str | None
+    """Where others reach this agent; ``None``: where it listens."""
+    zone: str | None
+    machine: str | None
+    spot: bool
+    lease_s: float
+    orphan_s: float
+    """Workers that hear of no agent for so long end."""
+    worker: str
+    """The module whose ``main`` is a worker."""
+
+
+def load_config(path: Path) -> Config:
+    """Read the file; all mistakes are told at once."""
+    problems = Problems()
+    top = open_table(load_document(path, flaws_raise=False), problems)
+    cluster_name = top.value("cluster_name", _name, required=True)
+    name = top.value("name", _name)
+    host_name = socket.gethostname().partition(".")[0].lower()
+    if name is None and "name" not in top and not NAME.match(host_name):
+        top.say("name", "is missing, and the host's own cannot be used", "give the node a name")
+    state = top.text("state", required=True)
+    store = top.text("store", required=True)
+    key = top.text("key", required=True)
+    zone, machine = top.text("zone"), top.text("machine")
+    spot = top.flag("spot", default=False)
+    lease_s = top.number("lease_s", default=10.0, least=1.0, most=600.0)
+    orphan_s = top.number("orphan_s", default=1800.0, above=0.0, most=1e6)
+    worker = top.text("worker", default="agents.fake_worker")
+    listen = top.section("listen")
+    host = listen.text("host", default="127.0.0.1")
+    port = listen.integer("port", default=7078, least=0, most=65535)
+    address = listen.text("address")
+    listen.finish()
+    top.finish()
+    if store is not None:
+        try:
+            read_address(store)
+        except InputError as error:
+            problems.take(error, place=top.place_of("store"))
+    problems.raise_if_any()
+    assert cluster_name is not None
+    assert state is not None
+    assert store is not None
+    assert key is not None
+    return Config(
+        cluster_name,
+        name or host_name,
+        (path.parent / state).resolve(),
+        store,
+        path.parent / key,
+        host,
+        port,
+        address,
+        zone,
+        machine,
+        spot,
+        lease_s,
+        orphan_s,
+        worker,
+    )
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not NAME.match(value):
+        raise Fault(f"is {shown(value)}", "give lower-case letters, digits and hyphens")
+    return value

@@ -1,0 +1,114 @@
+"""What the agent answers over HTTP, to those who have the cluster's key."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from agents.clock import Clock
+from agents.model import AbortHeard, Event, State
+from agents.protocol import Fence
+from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
+from agents.wire import WireError, decode, encode
+
+BODY_BYTES_MAX = 1 << 16
+LOG_BYTES_MAX = 1 << 18
+LOG_PATH = re.compile(r"/v1/logs/([0-9]{1,5})\Z", re.ASCII)
+
+
+@dataclass(eq=False)
+class Door:
+    """Where peers and the controller are heard."""
+
+    verifier: Verifier
+    clock: Clock
+    state: Callable[[], State]
+    output: Callable[[int], Path]
+    feed: Callable[[Event], None]
+    wake: Callable[[], None]
+
+    async def open(self, host: str, port: int) -> tuple[web.AppRunner, int]:
+        """Listen; return what must be cleaned up, and the port."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        return runner, int(runner.addresses[0][1])
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        header = request.headers.get(REQUEST_HEADER)
+        try:
+            nonce = self.verifier.check_request(
+                request.method, request.raw_path, body, header, at=time.time()
+            )
+        except SignatureError as error:
+            return web.Response(status=401, text=f"{error}\n")
+        status, answer = await self._answer(request, body)
+        signature = sign_reply(self.verifier.key, nonce, status, answer)
+        return web.Response(status=status, body=answer, headers={REPLY_HEADER: signature})
+
+    def _ways(self) -> dict[tuple[str, str], Callable[[bytes], Awaitable[tuple[int, bytes]]]]:
+        return {
+            ("GET", "/v1/report"): self._report,
+            ("POST", "/v1/abort"): self._abort,
+            ("POST", "/v1/wake"): self._wake,
+            ("GET", "/v1/logs"): self._log_of_all,
+        }
+
+    async def _answer(self, request: web.Request, body: bytes) -> tuple[int, bytes]:
+        log = LOG_PATH.match(request.path)
+        if log is not None and request.method == "GET":
+            return self._log(int(log[1]))
+        way = self._ways().get((request.method, request.path))
+        return (404, b"there is no such thing here\n") if way is None else await way(body)
+
+    async def _report(self, body: bytes) -> tuple[int, bytes]:
+        del body
+        report = self.state().last_report
+        return (503, b"the agent has only begun\n") if report is None else (200, encode(report))
+
+    async def _abort(self, body: bytes) -> tuple[int, bytes]:
+        try:
+            fence = decode(Fence, body)
+        except WireError as error:
+            return 422, f"{error}\n".encode()
+        heard = self.state().heard
+        if fence.term < heard.term:
+            return 409, encode(heard)
+        self.feed(AbortHeard(self.clock.now(), fence))
+        return 200, b"{}"
+
+    async def _wake(self, body: bytes) -> tuple[int, bytes]:
+        del body
+        self.wake()
+        return 200, b"{}"
+
+    async def _log_of_all(self, body: bytes) -> tuple[int, bytes]:
+        del body
+        count = self.state().node.gpus
+        parts = [_tail(self.output(rank), LOG_BYTES_MAX // count) for rank in range(count)]
+        return 200, b"".join(
+            b"==> rank %d <==\n%s" % (rank, part or b"") for rank, part in enumerate(parts)
+        )
+
+    def _log(self, rank: int) -> tuple[int, bytes]:
+        text = _tail(self.output(rank), LOG_BYTES_MAX)
+        return (404, b"that rank wrote nothing here\n") if text is None else (200, text)
+
+
+def _tail(path: Path, size: int) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - size))
+            return file.read(size)
+    except OSError:
+        return None
