@@ -191,9 +191,7 @@ class ChainSearch:
     def _most_layers(self, width: int) -> Ints:
         """[stages left, option]: layers that memory holds at the very most."""
         ends = np.arange(self.terms.model.layers + 1)
-        return np.stack(
-            [(ends - self.terms.memory_start(n + 1)).max(axis=1) for n in range(width)]
-        )
+        return np.stack([(ends - self.terms.memory_start(n + 1)).max(axis=1) for n in range(width)])
 
     # -- which chains ---------------------------------------------------------------------------
 

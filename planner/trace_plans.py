@@ -135,10 +135,8 @@ def plans_for(
         # Where nothing known can run, a search is made whatever the budget: to stand still for
         # want of a search would be no answer.
         is_spent = plans.searched >= searches
-        if (
-            not sum(gpus)
-            or (is_spent
-            and any(plans.fits(way, state) for way in range(len(plans.known))))
+        if not sum(gpus) or (
+            is_spent and any(plans.fits(way, state) for way in range(len(plans.known)))
         ):
             continue
         if any(_no_more(gpus, than=other) for other in plans.hopeless):
