@@ -150,7 +150,10 @@ class ChainSearch:
         level = terms.rough_level(chains, sends)
         used = chains >= 0
         pace = terms.seconds[:, -1] / terms.model.layers
-        share = np.where(used, np.maximum(level[:, None] - sends, 0) / pace[chains], 0.0)
+        # A chain over a link of unknown speed is impossible, and holds nothing.
+        known = used & np.isfinite(sends) & np.isfinite(level)[:, None]
+        spare = np.subtract(level[:, None], sends, out=np.zeros(sends.shape), where=known)
+        share = np.maximum(spare, 0) / pace[chains]
         room = np.where(
             used, self._most_layers(chains.shape[1])[np.arange(chains.shape[1]), chains], 0
         )
@@ -164,7 +167,8 @@ class ChainSearch:
             at = np.maximum(index - back, 0)
             count = self.counts[at]
             batches = -(-terms.total // count)
-            sync = (held * rates[at[:, None], chains]).max(axis=1)
+            rate = rates[at[:, None], chains]
+            sync = np.multiply(held, rate, out=np.zeros(held.shape), where=held > 0).max(axis=1)
             seconds = np.where(
                 possible & (index >= back), (batches - 1 + stages) * level + sync, np.inf
             )

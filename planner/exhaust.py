@@ -8,6 +8,7 @@ of the gradient sync alone, so that orders are tried last.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,9 +19,10 @@ from planner.polish import Workbench
 
 GPUS_MAX = 10
 """Beyond, even the smallest families have too many plans."""
-NODES_MAX = 150_000
+NODES_MAX = 1_000_000
 CUTS_COUNT = 10
-"""Boundaries count as so many nodes: about as long takes it to look at them."""
+JUDGED_COUNT = 40
+"""Boundaries, and plans that are judged, count as so many nodes: about as long they take."""
 ORDERS_MAX = 720
 
 Option = tuple[int, int]
@@ -88,6 +90,7 @@ class Exhaustion:
             options = [self._options(micro_batch, cuts, s) for s in range(stages)]
             if not all(options):
                 continue
+            self._count(math.prod(map(len, options)))
             rows = list(itertools.product(*options))
             for pick in self._multisets(rows, replicas):
                 self._orders(micro_batch, cuts, [rows[i] for i in pick])
@@ -136,6 +139,7 @@ class Exhaustion:
         zones = {tuple(lot for lot, _ in row) for row in rows}
         if len(zones) > 1:
             orders = sorted(set(itertools.islice(itertools.permutations(rows), ORDERS_MAX)))
+        self._count(JUDGED_COUNT * len(orders))
         for order in orders:
             columns = tuple(runs_of([row[s] for row in order]) for s in range(len(cuts) - 1))
             self.bench.judge(Shape(micro_batch, cuts, columns))
