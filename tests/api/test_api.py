@@ -157,7 +157,11 @@ def test_news_of_capacity_is_told_once(head):
 def test_a_job_is_told_of_from_its_start_to_its_end(head, receiver):
     assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"})[0] == 201
     assert_refused(head.ask("POST", "/v1/jobs", {"job": JOB, "id": "told"}), 409)
-    wait_until(lambda: head.ask("GET", "/v1/jobs/told")[1]["phase"]["name"] == "running")
+
+    def runs():  # A job has no phase before its turn has come.
+        return head.ask("GET", "/v1/jobs/told")[1].get("phase", {}).get("name") == "running"
+
+    wait_until(runs)
     assert head.ask("GET", "/v1/jobs/told/plan")[1]["plan"]["pipelines"]
     assert head.ask("GET", "/v1/jobs/told/why")[1]["plan"]
     assert head.ask("POST", "/v1/jobs/told/cancel", {"reason": "enough"})[0] == 202

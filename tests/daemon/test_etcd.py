@@ -58,7 +58,7 @@ def heads(tmp_path, etcd):
 
 def runs(place):
     job = place.status()["job"]
-    return job is not None and job["phase"]["name"] == "running" and job["step"] > 5
+    return job is not None and job.get("phase", {}).get("name") == "running" and job["step"] > 5
 
 
 def start(heads):

@@ -18,7 +18,7 @@ ADOPTED_S = 4.0
 
 def running(place: Place, step: int = 0) -> bool:
     job = place.status()["job"]
-    return bool(job) and job["phase"]["name"] == "running" and job["step"] > step
+    return bool(job) and job.get("phase", {}).get("name") == "running" and job["step"] > step
 
 
 @pytest.mark.slow
