@@ -1,4 +1,4 @@
-"""The one clock of an agent: seconds since the epoch that never jump."""
+"""The one clock of a process: seconds since the epoch that never jump."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import time
 from dataclasses import dataclass, field
 
 
-def _awake_or_not_s() -> float:
+def since_boot_s() -> float:
+    """Seconds that have passed since this machine started, asleep or awake."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Set once when the agent starts; whoever sets the machine's clock later harms nothing."""
+    """Set once when the process starts; whoever sets the machine's clock later harms nothing."""
 
-    offset_s: float = field(default_factory=lambda: time.time() - _awake_or_not_s())
+    offset_s: float = field(default_factory=lambda: time.time() - since_boot_s())
 
     def now(self) -> float:
-        """Seconds since the epoch, as they were known when the agent started."""
-        return self.offset_s + _awake_or_not_s()
+        """Seconds since the epoch, as they were known when the process started."""
+        return self.offset_s + since_boot_s()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from agents.model import Options
 from agents.store import read_address
 from simulator.errors import InputError, Problems
 from simulator.files import load_document
@@ -31,11 +32,25 @@ class Config:
     zone: str | None
     machine: str | None
     spot: bool
+    notice_s: float
+    """From the cloud's notice to the end of the machine."""
     lease_s: float
     orphan_s: float
     """Workers that hear of no agent for so long end."""
     worker: str
     """The module whose ``main`` is a worker."""
+    catalogue: Path | None
+    """Facts of one's own about GPUs and machines, laid over the built-in ones."""
+    memory: Path | None
+    """Where snapshots are kept: a folder in memory, which no disk slows down. ``None``:
+    ``/dev/shm``, or the state folder where devices are emulated."""
+    data: Path | None
+    """Where files stand that jobs name; ``None``: a job names them by where they are."""
+    copy_mb_s: float
+    """Copies of snapshots go to other nodes not faster than this."""
+    threads: int | None
+    """Of each worker that computes on the CPU; ``None``: its share of the cores."""
+    options: Options
 
 
 def load_config(path: Path) -> Config:
@@ -52,14 +67,23 @@ def load_config(path: Path) -> Config:
     key = top.text("key", required=True)
     zone, machine = top.text("zone"), top.text("machine")
     spot = top.flag("spot", default=False)
+    notice_s = top.number("notice_s", default=30.0, above=0.0, most=3600.0)
     lease_s = top.number("lease_s", default=10.0, least=1.0, most=600.0)
     orphan_s = top.number("orphan_s", default=1800.0, above=0.0, most=1e6)
-    worker = top.text("worker", default="agents.fake_worker")
+    worker = top.text("worker", default="worker.node")
+    catalogue = top.text("catalogue")
+    memory = top.text("memory")
+    data = top.text("data")
+    copy_mb_s = top.number("copy_mb_s", default=1000.0, above=0.0, most=1e6)
+    threads = top.integer("threads", least=1, most=4096)
     listen = top.section("listen")
     host = listen.text("host", default="127.0.0.1")
     port = listen.integer("port", default=7078, least=0, most=65535)
     address = listen.text("address")
     listen.finish()
+    waits = top.section("options")
+    options = {f.name: waits.number(f.name, above=0.0, most=1e6) for f in fields(Options)}
+    waits.finish()
     top.finish()
     if store is not None:
         try:
@@ -83,9 +107,16 @@ def load_config(path: Path) -> Config:
         zone,
         machine,
         spot,
+        notice_s,
         lease_s,
         orphan_s,
         worker,
+        None if catalogue is None else path.parent / catalogue,
+        None if memory is None else (path.parent / memory).resolve(),
+        None if data is None else (path.parent / data).resolve(),
+        copy_mb_s,
+        threads,
+        Options(**{name: value for name, value in options.items() if value is not None}),
     )
 
 

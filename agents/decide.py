@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import assert_never
 
 from agents.model import (
+    UNMEASURED,
     AbortGang,
     AbortHeard,
     Command,
+    DeviceBroke,
     End,
     EndAsked,
     Event,
@@ -21,6 +23,7 @@ from agents.model import (
     GangExited,
     GangReported,
     GenerationRead,
+    JobEnded,
     JoinGeneration,
     KillGang,
     LeaseEnded,
@@ -30,15 +33,20 @@ from agents.model import (
     RaiseIntent,
     Register,
     Registered,
+    ReleaseHeard,
+    ReleaseSnapshots,
     SelfTested,
     SendReport,
     SnapshotsChanged,
     State,
     StoreFailed,
+    SweepJob,
     TellStop,
     Ticked,
+    TroubleChanged,
+    UploadDone,
 )
-from agents.protocol import Fence, GenerationRecord, Intent, Report
+from agents.protocol import Fence, GenerationRecord, Intent, NodeState, Report
 
 Outcome = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
@@ -66,16 +74,30 @@ def _learn(state: State, event: Event) -> Outcome:
     match event:
         case SelfTested():
             return _tested(state, event)
+        case DeviceBroke():
+            return _broken(state, event.fault)
         case GenerationRead():
-            return _read(replace(state, silent_since=None), event.record), ()
+            state = _read(replace(state, silent_since=None), event.record)
+            return _drop_votes(state, event), ()
         case AbortHeard():
-            return _hear_abort(state, event.fence), ()
+            return _hear_abort(state, event), ()
         case GangReported():
             return _hear_gang(state, event), ()
         case GangExited():
             return _gang_gone(state, event)
         case SnapshotsChanged():
-            return replace(state, sealed=event.sealed), ()
+            is_ours = event.job in {None, state.job}
+            return replace(state, sealed=event.sealed) if is_ours else state, ()
+        case UploadDone():
+            return _uploaded(state, event), ()
+        case TroubleChanged():
+            is_ours = event.job == state.job
+            return replace(state, trouble=event.trouble) if is_ours else state, ()
+        case ReleaseHeard():
+            return state, _release(state, event)
+        case JobEnded():
+            is_held = state.gang is not None and state.job == event.job
+            return state, () if is_held else (SweepJob(event.job),)
         case LeaseEnded():
             return replace(state, is_registered=False), (Register(state.node),)
         case Registered():
@@ -90,6 +112,8 @@ def _learn(state: State, event: Event) -> Outcome:
             return _withdraw(state, event)
         case EndAsked():
             leaving = replace(state, is_leaving=True)
+            if state.notices:
+                return leaving, ()  # One going, one notice.
             return _notice(leaving, NoticeSeen(event.at, f"end-{state.node.id}"))
         case Ticked():
             return state, ()
@@ -99,11 +123,20 @@ def _learn(state: State, event: Event) -> Outcome:
 
 def _tested(state: State, event: SelfTested) -> Outcome:
     if event.why_not:
-        return state, (Note(f"not ready: {event.why_not}"),)
+        return replace(state, is_sound=False), (Note(f"not ready: {event.why_not}"),)
     node = state.node
     if node.state == "joining":
         node = replace(node, state="ready")
-    return replace(state, node=node), (Register(node),)
+    return replace(state, node=node, is_sound=True, fault=""), (Register(node),)
+
+
+def _broken(state: State, fault: str) -> Outcome:
+    """Nothing runs here until the devices are found sound again; a node that leaves still does."""
+    node = state.node
+    if node.state == "ready":
+        node = replace(node, state="joining")
+    broken = replace(state, node=node, is_sound=False, fault=fault)
+    return broken, (Register(node), Note(f"a device broke: {fault}"))
 
 
 def _read(state: State, record: GenerationRecord | None) -> State:
@@ -116,21 +149,52 @@ def _read(state: State, record: GenerationRecord | None) -> State:
         # Each job counts its generations from one, and is only shown to who has left the last.
         heard = Fence(state.heard.term, 0) if state.job is not None else state.heard
         left = 0 if state.job is not None else state.left
-        state = replace(state, job=record.job, heard=heard, left=left)
+        sealed, uploaded = ((), ()) if state.job is not None else (state.sealed, state.uploaded)
+        state = replace(
+            state,
+            job=record.job,
+            heard=heard,
+            left=left,
+            sealed=sealed,
+            uploaded=uploaded,
+            trouble="",
+        )
     if known is not None and known.job == record.job and record.number < known.number:
         return state  # A read that was overtaken by a newer one.
     heard = max(state.heard, fence)
     return replace(state, record=record, heard=heard)
 
 
-def _hear_abort(state: State, fence: Fence) -> State:
-    if fence < state.heard and fence.term < state.heard.term:
-        return state  # Somebody speaks who leads no more.
-    gang = state.gang
-    heard = Fence(max(state.heard.term, fence.term), state.heard.generation)
-    state = replace(state, heard=heard)
-    if gang is None or gang.generation > fence.generation:
+def _drop_votes(state: State, event: GenerationRead) -> State:
+    """Of what is older than the committed checkpoint nobody wants to know any more."""
+    durable, record = event.durable, event.record
+    if durable is None or record is None or record.job != state.job:
         return state
+    counts = tuple(each for each in state.uploaded if each.point.step >= durable.step)
+    return state if counts == state.uploaded else replace(state, uploaded=counts)
+
+
+def _uploaded(state: State, event: UploadDone) -> State:
+    if event.job != state.job or event.uploaded in state.uploaded:
+        return state
+    return replace(state, uploaded=(*state.uploaded, event.uploaded))
+
+
+def _release(state: State, event: ReleaseHeard) -> tuple[Command, ...]:
+    """Only who leads may say so, and only of the job at hand."""
+    if event.term < state.heard.term or event.job != state.job:
+        return ()
+    running = 0 if state.gang is None else state.gang.generation
+    return (ReleaseSnapshots(event.job, event.point, running),)
+
+
+def _hear_abort(state: State, event: AbortHeard) -> State:
+    fence, gang = event.fence, state.gang
+    if fence.term < state.heard.term:
+        return state  # Somebody speaks who leads no more.
+    state = replace(state, heard=Fence(fence.term, state.heard.generation))
+    if gang is None or event.job != state.job or gang.generation > fence.generation:
+        return state  # Late words about another job say nothing of the workers at hand.
     return replace(state, gang=_failed(gang, "it was told to abort"))
 
 
@@ -153,6 +217,7 @@ def _hear_gang(state: State, event: GangReported) -> State:
             broken_peers=event.broken_peers,
             failure=event.failure,
             is_bug=event.is_bug,
+            measured=event.measured,
         ),
     )
 
@@ -175,7 +240,11 @@ def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
 
 def _notice(state: State, event: NoticeSeen) -> Outcome:
     if event.id in state.notices:
-        return state, ()
+        known, told = state.node.leaves_at, event.leaves_at
+        if told is None or (known is not None and known <= told):
+            return state, ()
+        node = replace(state.node, leaves_at=told)  # Sooner than was said first.
+        return replace(state, node=node), (Register(node),)
     node = replace(state.node, state="draining", leaves_at=event.leaves_at)
     intent = Intent(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
     noticed = replace(state, node=node, notices=state.notices | {event.id})
@@ -185,10 +254,13 @@ def _notice(state: State, event: NoticeSeen) -> Outcome:
 def _withdraw(state: State, event: NoticeWithdrawn) -> Outcome:
     if event.id not in state.notices or state.is_leaving:
         return state, ()
-    node = replace(state.node, state="ready", leaves_at=None)
+    left = state.notices - {event.id}
+    if left:
+        return replace(state, notices=left), ()  # Another word says that it goes.
+    stays: NodeState = "ready" if state.is_sound else "joining"
+    node = replace(state.node, state=stays, leaves_at=None)
     intent = Intent(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
-    withdrawn = replace(state, node=node, notices=state.notices - {event.id})
-    return withdrawn, (Register(node), RaiseIntent(intent))
+    return replace(state, node=node, notices=left), (Register(node), RaiseIntent(intent))
 
 
 # ---- what follows from it ---------------------------------------------------------------------
@@ -201,6 +273,8 @@ def _next_move(state: State) -> Outcome | None:
     if gang is not None and _is_cut_off(state, gang):
         failed = _failed(gang, "cut off from the store, and no step was done")
         return replace(state, gang=failed), ()
+    if gang is not None and state.fault and gang.taking != "failed":
+        return replace(state, gang=_failed(gang, state.fault)), ()
     if gang is not None and gang.taking == "failed" and gang.abort_sent_at is None:
         return _end_gang(state, gang)
     if _may_join(state):
@@ -270,6 +344,7 @@ def _may_join(state: State) -> bool:
 def _report(state: State) -> Outcome:
     """Tell the leader at once what changed, and now and then that all is as it was."""
     gang = state.gang
+    measured = gang.measured if gang is not None else UNMEASURED
     report = Report(
         node=state.node.id,
         number=state.reports,
@@ -281,6 +356,14 @@ def _report(state: State) -> Outcome:
         broken_peers=gang.broken_peers if gang is not None else (),
         failure=gang.failure if gang is not None else "",
         is_bug=gang.is_bug if gang is not None else False,
+        job=state.job,
+        loss=measured.loss,
+        tokens_per_s=measured.tokens_per_s,
+        stall_s=measured.stall_s,
+        phases=measured.phases,
+        uploaded=state.uploaded,
+        trouble=state.trouble,
+        fault=state.fault,
     )
     if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:
         return state, ()

@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
 
 from agents.clock import Clock
+from agents.meeting import Meeting
+from agents.memory_http import MemoryDoor
 from agents.model import AbortHeard, Event, State
-from agents.protocol import Fence
+from agents.protocol import Abort, JobId
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
 from agents.wire import WireError, decode, encode
 
 BODY_BYTES_MAX = 1 << 16
 LOG_BYTES_MAX = 1 << 18
+JOB = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+MEETING_PATH = re.compile(rf"/v1/meeting/({JOB})/([0-9]{{1,12}})\Z", re.ASCII)
 LOG_PATH = re.compile(r"/v1/logs/([0-9]{1,5})\Z", re.ASCII)
 
 
@@ -29,13 +33,16 @@ class Door:
     verifier: Verifier
     clock: Clock
     state: Callable[[], State]
-    output: Callable[[int], Path]
+    outputs: Callable[[], Mapping[int, Path]]
+    meeting: Meeting
+    memory: MemoryDoor
     feed: Callable[[Event], None]
     wake: Callable[[], None]
 
     async def open(self, host: str, port: int) -> tuple[web.AppRunner, int]:
         """Listen; return what must be cleaned up, and the port."""
         app = web.Application(client_max_size=BODY_BYTES_MAX)
+        self.memory.add_to(app.router)
         app.router.add_route("*", "/{path:.*}", self._serve)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -64,9 +71,10 @@ class Door:
         }
 
     async def _answer(self, request: web.Request, body: bytes) -> tuple[int, bytes]:
-        log = LOG_PATH.match(request.path)
-        if log is not None and request.method == "GET":
+        if request.method == "GET" and (log := LOG_PATH.match(request.path)) is not None:
             return self._log(int(log[1]))
+        if request.method == "GET" and (asked := MEETING_PATH.match(request.path)) is not None:
+            return await self._meeting(JobId(asked[1]), int(asked[2]))
         way = self._ways().get((request.method, request.path))
         return (404, b"there is no such thing here\n") if way is None else await way(body)
 
@@ -77,13 +85,13 @@ class Door:
 
     async def _abort(self, body: bytes) -> tuple[int, bytes]:
         try:
-            fence = decode(Fence, body)
+            abort = decode(Abort, body)
         except WireError as error:
             return 422, f"{error}\n".encode()
         heard = self.state().heard
-        if fence.term < heard.term:
+        if abort.fence.term < heard.term:
             return 409, encode(heard)
-        self.feed(AbortHeard(self.clock.now(), fence))
+        self.feed(AbortHeard(self.clock.now(), abort.job, abort.fence))
         return 200, b"{}"
 
     async def _wake(self, body: bytes) -> tuple[int, bytes]:
@@ -93,15 +101,18 @@ class Door:
 
     async def _log_of_all(self, body: bytes) -> tuple[int, bytes]:
         del body
-        count = self.state().node.gpus
-        parts = [_tail(self.output(rank), LOG_BYTES_MAX // count) for rank in range(count)]
-        return 200, b"".join(
-            b"==> rank %d <==\n%s" % (rank, part or b"") for rank, part in enumerate(parts)
-        )
+        outputs = sorted(self.outputs().items())
+        parts = [(rank, _tail(path, LOG_BYTES_MAX // len(outputs))) for rank, path in outputs]
+        return 200, b"".join(b"==> rank %d <==\n%s" % (rank, part or b"") for rank, part in parts)
 
     def _log(self, rank: int) -> tuple[int, bytes]:
-        text = _tail(self.output(rank), LOG_BYTES_MAX)
+        path = self.outputs().get(rank)
+        text = None if path is None else _tail(path, LOG_BYTES_MAX)
         return (404, b"that rank wrote nothing here\n") if text is None else (200, text)
+
+    async def _meeting(self, job: JobId, generation: int) -> tuple[int, bytes]:
+        place = await self.meeting.wait(job, generation)
+        return (404, b"that is not known here\n") if place is None else (200, place.encode())
 
 
 def _tail(path: Path, size: int) -> bytes | None:

@@ -11,9 +11,11 @@ from agents.protocol import (
     JobId,
     NodeId,
     NodeRecord,
+    Point,
     Report,
     Sealed,
     Taking,
+    Uploaded,
 )
 
 UNHEARD = Fence(0, 0)
@@ -33,6 +35,19 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What workers measure of themselves; the reports carry it on."""
+
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    stall_s: float | None = None
+    phases: tuple[tuple[str, float], ...] = ()
+
+
+UNMEASURED = Measured()
+
+
+@dataclass(frozen=True, slots=True)
 class Gang:
     """This node's workers of one generation, taken together."""
 
@@ -43,6 +58,7 @@ class Gang:
     broken_peers: tuple[NodeId, ...] = ()
     failure: str = ""
     is_bug: bool = False
+    measured: Measured = UNMEASURED
     stop_at: int | None = None
     """They were told to park at this step's end."""
     abort_sent_at: float | None = None
@@ -69,9 +85,17 @@ class State:
     left: int = 0
     """The last generation that this node took part in and left: it never goes back to it."""
     sealed: tuple[Sealed, ...] = ()
+    """What of ``job`` stands sealed in this node's memory."""
+    uploaded: tuple[Uploaded, ...] = ()
+    """What of ``job`` this node has brought to the durable store."""
+    trouble: str = ""
     silent_since: float | None = None
     """The store does not answer since then."""
     is_registered: bool = False
+    is_sound: bool = False
+    """The devices were tried and found sound, and none has broken since."""
+    fault: str = ""
+    """What is wrong with a device that broke in use."""
     is_leaving: bool = False
     """The agent itself was told to end; it does so when no worker needs it."""
     notices: frozenset[str] = frozenset()
@@ -92,18 +116,29 @@ class SelfTested:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceBroke:
+    """A device that was sound is so no more: what runs on it computes nothing that counts."""
+
+    at: float
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRead:
     """What the store says of the job's generation."""
 
     at: float
     record: GenerationRecord | None
+    durable: Point | None = None
+    """The committed checkpoint of its job."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortHeard:
-    """A leader says that everything up to this generation is over."""
+    """A leader says that everything of the job up to this generation is over."""
 
     at: float
+    job: JobId
     fence: Fence
 
 
@@ -118,6 +153,7 @@ class GangReported:
     broken_peers: tuple[NodeId, ...] = ()
     failure: str = ""
     is_bug: bool = False
+    measured: Measured = UNMEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +168,48 @@ class GangExited:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotsChanged:
-    """What stands sealed in this node's memory now."""
+    """What stands sealed in this node's memory now; of a job that is not ours it is nothing."""
 
     at: float
     sealed: tuple[Sealed, ...]
+    job: JobId | None = None
+    """``None``: of the only job that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadDone:
+    """This node has brought something to the durable store of a job."""
+
+    at: float
+    job: JobId
+    uploaded: Uploaded
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleChanged:
+    """What keeps a job's snapshots from where they should be, in words; empty: nothing does."""
+
+    at: float
+    job: JobId
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHeard:
+    """A leader says that of the job's snapshots before this point nobody will ask again."""
+
+    at: float
+    term: int
+    job: JobId
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job of which there are snapshots here is over."""
+
+    at: float
+    job: JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +267,16 @@ class Ticked:
 
 Event = (
     SelfTested
+    | DeviceBroke
     | GenerationRead
     | AbortHeard
     | GangReported
     | GangExited
     | SnapshotsChanged
+    | UploadDone
+    | TroubleChanged
+    | ReleaseHeard
+    | JobEnded
     | LeaseEnded
     | Registered
     | StoreFailed
@@ -248,6 +327,23 @@ class KillGang:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseSnapshots:
+    """Give back the memory of what is needless now that the point is safe."""
+
+    job: JobId
+    safe: Point
+    running: int
+    """The generation that runs here: the last points of it stay; 0: none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepJob:
+    """Give back the memory of all snapshots of a job that is over."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class SendReport:
     """Tell the leader how the node stands."""
 
@@ -279,6 +375,8 @@ Command = (
     | TellStop
     | AbortGang
     | KillGang
+    | ReleaseSnapshots
+    | SweepJob
     | SendReport
     | RaiseIntent
     | End

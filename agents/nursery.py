@@ -1,8 +1,9 @@
 """The warm parent: it has imported what workers need, and forks one when it is asked to.
 
-``python -m agents.nursery SOCKET MODULE`` listens for the agent, serves one connection to its
-end before it takes the next, and so has done all that a dead agent asked for when a new one asks
-who lives. It outlives agents; workers outlive it.
+``python -m agents.nursery SOCKET MODULE [ORPHAN_S]`` listens for the agent, serves one connection
+to its end before it takes the next, and so has done all that a dead agent asked for when a new one
+asks who lives. It outlives agents; workers outlive it. When no agent can ask any more, or none did
+for long and no worker is left, it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -23,13 +25,17 @@ from typing import Any
 from agents.processes import process_start
 
 LINE_BYTES_MAX = 1 << 16
+LOOK_S = 1.0
+ORPHAN_S = 1800.0
 
 
 class Nursery:
     """The children that it has, and where each one's folder is."""
 
-    def __init__(self, path: Path, module: ModuleType) -> None:
+    def __init__(self, path: Path, module: ModuleType, orphan_s: float = ORPHAN_S) -> None:
         self.module = module
+        self.path, self.orphan_s = path, orphan_s
+        self.asked_at = time.monotonic()
         self.children: dict[int, Path] = {}
         self.is_over = False
         self.woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -41,12 +47,14 @@ class Nursery:
         self.listener.bind(str(early))
         early.chmod(0o600)
         self.listener.listen(4)
+        self.inode = early.stat().st_ino
         early.rename(path)
 
     def run(self) -> None:
-        """Serve until an agent says that it is over."""
-        while not self.is_over:
+        """Serve until an agent says that it is over, or none can ever ask again."""
+        while not (self.is_over or self._is_forgotten()):
             if self._wait(self.listener):
+                self.asked_at = time.monotonic()
                 connection, _ = self.listener.accept()
                 with connection, contextlib.suppress(ConnectionError):
                     self._serve(connection)
@@ -66,8 +74,17 @@ class Nursery:
                 with contextlib.suppress(BrokenPipeError):
                     connection.sendall(json.dumps(answer).encode() + b"\n")
 
+    def _is_forgotten(self) -> bool:
+        """Its address is gone, or no agent came for long and none of its workers lives."""
+        try:
+            is_reachable = self.path.stat().st_ino == self.inode
+        except OSError:
+            is_reachable = False
+        is_late = time.monotonic() > self.asked_at + self.orphan_s
+        return not is_reachable or (is_late and not self.children)
+
     def _wait(self, end: socket.socket) -> bool:
-        ready, _, _ = select.select([end.fileno(), self.woken], [], [])
+        ready, _, _ = select.select([end.fileno(), self.woken], [], [], LOOK_S)
         if self.woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.woken, 4096)
@@ -136,13 +153,13 @@ class Nursery:
             return
 
 
-def main(path: str, module: str) -> None:
+def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
     """Import what workers need, then serve."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    Nursery(Path(path), importlib.import_module(module)).run()
+    Nursery(Path(path), importlib.import_module(module), float(orphan_s)).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:4])

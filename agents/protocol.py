@@ -43,6 +43,14 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Abort:
+    """A leader's word that all generations of the job up to this one are over."""
+
+    job: JobId
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRecord:
     """One node as it registered itself; gone from the store when its lease is."""
 
@@ -96,13 +104,19 @@ class GenerationRecord:
     reason: str
     lineage: tuple[Point, ...] = ()
     """Where the generations before it were left for the next one, newest first."""
+    memory_every: int = 1
+    """After so many steps its members take a snapshot."""
+    persist_every: int | None = None
+    """After so many steps, a multiple of that, the snapshot is made durable; ``None``: never."""
+    usd_per_hour: float | None = None
+    """What its plan costs; ``None``: a price is not known."""
     stop_at: int | None = None
     """While stopping: the step at whose end all would best stop. They seal where they do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Atoms ``first`` to ``end - 1`` of one layer, replicated tensors of the layer included."""
+    """Pieces ``first`` to ``end - 1`` of one layer: its atoms, and then what is not cut."""
 
     layer: int
     first: int
@@ -115,6 +129,19 @@ class Sealed:
 
     point: Point
     holds: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A vote: what one node has brought to the durable store of a point, under a name for ever."""
+
+    point: Point
+    uri: str
+    bytes: int
+    checksum: str
+    """Of the object's header, which holds the checksums of its pieces."""
+    holds: tuple[Holding, ...]
+    """The pieces that this object is to be read for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +165,36 @@ class Report:
     """Why ``taking`` is ``failed``, in words."""
     is_bug: bool = False
     """The failure is the job's own (an exception, no memory), not a lost machine."""
+    job: JobId | None = None
+    """Whose ``sealed``, ``uploaded`` and ``generation`` these are; none: of no job."""
+    loss: float | None = None
+    """Of ``step``."""
+    tokens_per_s: float | None = None
+    """Of the whole job, as the workers measured it last."""
+    stall_s: float | None = None
+    """How long the last snapshot made a step wait."""
+    phases: tuple[tuple[str, float], ...] = ()
+    """How long the workers took to come to where they are: fetch, rebuild, verify, first_step."""
+    uploaded: tuple[Uploaded, ...] = ()
+    """What was brought to the durable store and is not below the committed step."""
+    trouble: str = ""
+    """What keeps snapshots from a buddy or the durable store; training goes on meanwhile."""
+    fault: str = ""
+    """What is wrong with a device, if nothing may run on this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the leader answers to a report."""
+
+    term: int | None
+    release: Point | None = None
+    """Of the report's job: of snapshots before this point, and of all that other generations
+    left, nobody will ask again."""
+    upload: Point | None = None
+    """To be brought to the durable store now, whatever the interval says."""
+    every_s: float = 1.0
+    """How often to say that all goes on; what is news is said at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +204,47 @@ class Durable:
     point: Point
     manifest: str
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a job's state is to be kept."""
+
+    uri: str | None = None
+    """Where checkpoints go, as fsspec reads it; ``None``: nothing outlives the nodes' memory."""
+    memory_every: int | None = None
+    """Steps from one snapshot in memory to the next; ``None``: as often as costs little."""
+    persist_every: int | None = None
+    """Steps from one checkpoint to the next; ``None``: as often as pays."""
+    keep: int = 3
+    """So many of the last checkpoints are kept."""
+    survive: Literal["node", "zone"] = "node"
+    """What may be lost without a checkpoint being needed, if there are places enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a job has cost, up to a moment."""
+
+    usd: float = 0.0
+    until: float | None = None
+    """The moment; ``None``: nothing of it ran yet."""
+    unpriced_s: float = 0.0
+    """How long it ran at prices that nobody knows."""
+    usd_max: float | None = None
+    """It is held when it has cost so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What every leader of a job must know of the time before it led."""
+
+    since: float | None = None
+    """Since when departures are counted; ``None``: it never had the cluster."""
+    departures: int = 0
+    """Members that were lost, or left, up to the last generation's beginning."""
+    moved_at: float | None = None
+    """When the job last moved without having to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +258,13 @@ class JobRecord:
     steps: int | None = None
     """It is done after so many; ``None``: when somebody says so."""
     layers: int = 1
+    """With one more for what layers share."""
     atoms: int = 1
-    """Into how many pieces each layer's split tensors are cut (its largest TP degree)."""
+    """Pieces of each layer's state: one for each atom, and one for what is not cut."""
     reason: str = ""
+    saving: Saving = Saving()
+    bill: Bill = Bill()
+    past: Past = Past()
 
 
 IntentKind = Literal[
@@ -175,6 +277,8 @@ IntentKind = Literal[
     "pause",
     "resume",
     "replan",
+    "checkpoint",
+    "rollback",
 ]
 
 
@@ -188,3 +292,5 @@ class Intent:
     """A node's id or name, or a job's id."""
     leaves_at: float | None = None
     reason: str = ""
+    durable: Durable | None = None
+    """Of a rollback: the checkpoint to go back to."""

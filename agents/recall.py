@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agents.model import Gang, State
-from agents.protocol import Fence, JobId, NodeId, NodeRecord, NodeState, Sealed
+from agents.clock import since_boot_s
+from agents.model import Gang, Options, State
+from agents.protocol import Fence, JobId, NodeId, NodeRecord, NodeState, Uploaded
 from agents.wire import WireError, plain, read
 
 UNREAD = Fence(0, 0)
@@ -31,7 +32,7 @@ class Kept:
     left: int = 0
     generation: int = 0
     """Of the workers; 0: there are none."""
-    sealed: tuple[Sealed, ...] = ()
+    uploaded: tuple[Uploaded, ...] = ()
 
     def node_id(self, name: str) -> NodeId:
         """Name the life: the machine's name, its boot, and the life's own start."""
@@ -78,25 +79,26 @@ def to_keep(kept: Kept, state: State) -> Kept:
         job=state.job,
         left=state.left,
         generation=0 if gang is None else gang.generation,
-        sealed=state.sealed,
+        uploaded=state.uploaded,
     )
 
 
-def first_state(kept: Kept, node: NodeRecord, now: float) -> State:
+def first_state(kept: Kept, node: NodeRecord, options: Options, now: float) -> State:
     """Return what the agent knows as it starts; its workers, if any, will say the rest."""
     gang = None
     if kept.generation:
         gang = Gang(kept.generation, "fetching", step=0, advanced_at=now)
     return State(
         replace(node, state=kept.state, leaves_at=kept.leaves_at),
+        options=options,
         now=now,
         heard=kept.heard,
         job=kept.job,
         gang=gang,
         left=kept.left,
-        sealed=kept.sealed,
+        uploaded=kept.uploaded,
         is_leaving=kept.is_leaving,
         notices=frozenset(kept.notices),
-        # Reports of one life are numbered upwards, over all the processes that live it.
-        reports=int(now * 1e3),
+        # Numbered upwards over all processes of a life, even if somebody sets the clock back.
+        reports=int(since_boot_s() * 1e3),
     )

@@ -5,17 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from agents.briefing import Briefing
 from agents.clock import Clock
-from agents.model import Event, GenerationRead, LeaseEnded, Registered, StoreFailed
-from agents.protocol import GenerationRecord, Intent, JobId, NodeId, NodeRecord
-from agents.store import Compacted, LeaseGone, Put, Store, StoreError
+from agents.keys import Keys
+from agents.model import Event, GenerationRead, JobEnded, LeaseEnded, Registered, StoreFailed
+from agents.protocol import (
+    Durable,
+    GenerationRecord,
+    Intent,
+    JobId,
+    JobRecord,
+    JobState,
+    NodeId,
+    NodeRecord,
+)
+from agents.store import Compacted, Entry, LeaseGone, Put, Store, StoreError
 from agents.wire import WireError, decode, encode
 
-LOOK_S = 1.0
+T = TypeVar("T")
+
 RETRY_S = 0.3
+KNOWN_S = 600.0
+"""So long a node is remembered that the store does not show any more."""
+ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
+"""Nobody goes on with such a job."""
 
 
 @dataclass(eq=False)
@@ -23,16 +40,26 @@ class Registration:
     """One node's place in the store."""
 
     store: Store
-    cluster: str
+    keys: Keys
     lease_s: float
     clock: Clock
     feed: Callable[[Event], None]
+    kept: Callable[[], set[JobId]] = set
+    """The jobs of which snapshots stand here."""
     leader: str | None = None
     """Where the leader listens, as the store said last."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    known: dict[NodeId, NodeRecord] = field(default_factory=dict)
+    """All nodes that were seen of late, as they were seen last."""
+    jobs: dict[JobId, JobRecord] = field(default_factory=dict)
+    """All jobs, as they were seen last."""
+    _seen_at: dict[NodeId, float] = field(default_factory=dict)
     _wished: NodeRecord | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: int = 0
+    _read: dict[str, tuple[int, object]] = field(default_factory=dict)
+    """Records of jobs by key, as they were read at a revision."""
+    _intents: asyncio.Queue[Intent] = field(default_factory=asyncio.Queue)
 
     # ---- the node -------------------------------------------------------------------------------
 
@@ -63,7 +90,7 @@ class Registration:
             return
         if not self._lease:
             self._lease = (await self.store.grant(self.lease_s)).id
-        key = self._key(f"node/{node.id}")
+        key = self.keys.node(node.id)
         try:
             await self.store.transact([], [Put(key, encode(node), self._lease)])
         except LeaseGone:
@@ -87,14 +114,25 @@ class Registration:
             with contextlib.suppress(StoreError):
                 await self.store.revoke(self._lease)
 
-    async def raise_intent(self, intent: Intent) -> None:
-        """Store a notice; tried until it stands there, as its id makes it one whatever happens."""
+    def raise_intent(self, intent: Intent) -> None:
+        """Have a notice stand in the store, after those that were raised before it."""
+        self._intents.put_nowait(intent)
+
+    async def raise_all(self) -> None:
+        """Store each notice until it stands there, as its id makes it one whatever happens.
+
+        One after the other: a withdrawal that came before its notice would count for nothing.
+        """
         while True:
-            with contextlib.suppress(StoreError):
-                key = self._key(f"intent/{intent.id}")
-                await self.store.transact([], [Put(key, encode(intent))])
-                return
-            await asyncio.sleep(RETRY_S)
+            intent = await self._intents.get()
+            while not await self._put_intent(intent):
+                await asyncio.sleep(RETRY_S)
+
+    async def _put_intent(self, intent: Intent) -> bool:
+        with contextlib.suppress(StoreError):
+            await self.store.transact([], [Put(self.keys.intent(intent.id), encode(intent))])
+            return True
+        return False
 
     # ---- what the store says --------------------------------------------------------------------
 
@@ -109,25 +147,48 @@ class Registration:
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), LOOK_S)
+                await asyncio.wait_for(self.woken.wait(), self.lease_s / 4)
 
     async def _look(self, node: NodeId, held: JobId | None) -> None:
-        entry = await self.store.get(self._key("leader"))
+        entry = await self.store.get(self.keys.leader)
         self.leader = None if entry is None else _address(entry.value)
-        jobs = await self.store.snapshot(self._key("job/"))
-        records = [
-            decode(GenerationRecord, entry.value)
-            for entry in jobs.entries
-            if entry.key.endswith("/gen") and _is_record(entry.value)
-        ]
-        self.feed(GenerationRead(self.clock.now(), choose(records, node, held)))
+        found = (await self.store.snapshot(self.keys.jobs)).entries
+        self.jobs = {job.id: job for job in self._read_all(JobRecord, "state", found)}
+        record = choose(self._read_all(GenerationRecord, "gen", found), node, held)
+        durable = None
+        if record is not None:
+            of_job = [e for e in found if e.key == self.keys.durable(record.job)]
+            durable = next(
+                (each.point for each in self._read_all(Durable, "durable", of_job)), None
+            )
+        now = self.clock.now()
+        self.feed(GenerationRead(now, record, durable))
+        for id_ in sorted(self.kept() & self.jobs.keys()):
+            if self.jobs[id_].state in ENDED:
+                self.feed(JobEnded(now, id_))
+
+    def _read_all(self, kind: type[T], part: str, entries: Iterable[Entry]) -> list[T]:
+        """The records under this part of a job's keys; what nobody can read is passed over."""
+        found = []
+        for entry in entries:
+            if entry.key.endswith(f"/{part}"):
+                modified, record = self._read.get(entry.key, (0, None))
+                if modified != entry.modified:
+                    # Members are many, and what did not change need not be read again.
+                    record = None
+                    with contextlib.suppress(WireError):
+                        record = decode(kind, entry.value)
+                    self._read[entry.key] = entry.modified, record
+                if isinstance(record, kind):
+                    found.append(record)
+        return found
 
     async def watch(self) -> None:
         """A change wakes the looking, and means nothing else; for ever."""
         while True:
             with contextlib.suppress(StoreError):
-                after = (await self.store.snapshot(self._key("leader"))).revision
-                for_jobs = self.store.watch(self._key("job/"), after=after)
+                after = (await self.store.snapshot(self.keys.leader)).revision
+                for_jobs = self.store.watch(self.keys.jobs, after=after)
                 async with contextlib.aclosing(for_jobs) as changes:
                     async for change in changes:
                         self.woken.set()
@@ -135,15 +196,43 @@ class Registration:
                             break
             await asyncio.sleep(RETRY_S)
 
-    async def read_plan(self, record: GenerationRecord) -> str | None:
-        """Return the plan's text; ``None``: it cannot be had now."""
-        with contextlib.suppress(StoreError, UnicodeDecodeError):
-            entry = await self.store.get(self._key(f"job/{record.job}/plan/{record.plan}"))
-            return None if entry is None else entry.value.decode()
+    async def brief(self, record: GenerationRecord) -> Briefing | None:
+        """Read all that workers must know of a generation; ``None``: it cannot be had now."""
+        with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):
+            plan, spec, durable, nodes = await asyncio.gather(
+                self.store.get(self.keys.plan(record.job, record.plan)),
+                self.store.get(self.keys.spec(record.job)),
+                self.store.get(self.keys.durable(record.job)),
+                self._nodes_known(),
+            )
+            if plan is None or spec is None:
+                return None
+            return Briefing(
+                record,
+                plan.value.decode(),
+                spec.value.decode(),
+                nodes,
+                None if durable is None else decode(Durable, durable.value),
+            )
         return None
 
-    def _key(self, rest: str) -> str:
-        return f"/sailor/v1/{self.cluster}/{rest}"
+    async def nodes(self) -> tuple[NodeRecord, ...]:
+        """All nodes that stand in the store, or none if it does not answer."""
+        with contextlib.suppress(StoreError):
+            found = (await self.store.snapshot(self.keys.nodes)).entries
+            nodes = tuple(decode(NodeRecord, entry.value) for entry in found)
+            now = self.clock.now()
+            self._seen_at.update((node.id, now) for node in nodes)
+            self.known.update((node.id, node) for node in nodes)
+            for id_ in [id_ for id_, at in self._seen_at.items() if at < now - KNOWN_S]:
+                del self._seen_at[id_], self.known[id_]
+            return nodes
+        return ()
+
+    async def _nodes_known(self) -> tuple[NodeRecord, ...]:
+        """Those that stand there, and those that once did: their memory may still answer."""
+        present = await self.nodes()
+        return (*present, *(node for node in self.known.values() if node not in present))
 
 
 def choose(
@@ -158,14 +247,6 @@ def choose(
         key=lambda r: (r.state != "closed" and node in r.members, r.state != "closed", r.job),
         default=None,
     )
-
-
-def _is_record(value: bytes) -> bool:
-    try:
-        decode(GenerationRecord, value)
-    except WireError:
-        return False
-    return True
 
 
 def _address(value: bytes) -> str | None:

@@ -1,43 +1,57 @@
 """The command ``sailor-agent``: runs one node's agent in the foreground, as systemd wants it.
 
 SIGTERM drains the node and ends the agent once no worker needs it. SIGINT ends the agent alone:
-its workers go on, and the next agent finds them. Exit codes: 0 it was told to end; 2 something
-that it was given cannot be used.
+its workers go on, and the next agent finds them. Exit codes: 0 it was told to end; 1 it failed
+and may be started again; 2 something that it was given cannot be used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
-import structlog
 
+from agents.alarms import listening, until_broken
+from agents.briefing import Site
 from agents.clock import Clock
 from agents.config import Config, load_config
+from agents.folder import lock_folder
 from agents.http import Door
-from agents.metadata import read_machine, watch_notices
-from agents.model import EndAsked, Event, SelfTested
+from agents.joining import Joining
+from agents.keeping import new_keeper
+from agents.keys import Keys
+from agents.logs import Form, begin_log, failures_are_told
+from agents.meeting import Meeting
+from agents.memory_http import MemoryDoor
+from agents.metadata import read_machine
+from agents.model import DeviceBroke, EndAsked, Event, SelfTested
+from agents.notices import SHUTDOWN, Notices
+from agents.peers import Peers
 from agents.probe import Devices, probe, read_emulated, self_test
 from agents.protocol import NodeRecord
 from agents.recall import Kept, first_state, recall
 from agents.registration import Registration
-from agents.shell import Shell, notify
+from agents.shell import Shell
 from agents.signing import Verifier, read_key
 from agents.store import StoreUnavailable, open_store
+from agents.systemd import is_shutting_down, notify
 from agents.telling import Teller
+from agents.warm import WarmParent
 from agents.workers import Workers
-from simulator.catalogue import load_catalogue
+from simulator.catalogue import Catalogue, load_catalogue
 from simulator.errors import InputError, Problem, Problems
 
 UNUSABLE_INPUT = 2
+RETEST_S = 5.0
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,56 +71,62 @@ def main() -> None:
 @click.option("--emulate", metavar="2xA100-40", help="Have devices that are not there.")
 def run(config: Path, emulate: str | None) -> None:
     """Run the agent until SIGTERM, which drains, or SIGINT, which leaves the workers alone."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(colors=True)
-            if sys.stderr.isatty()
-            else structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    form: Form = "terminal" if sys.stderr.isatty() else "json"
+    begin_log(form)
     try:
         loaded = load_config(config)
-        devices = probe() if emulate is None else read_emulated(emulate)
-        asyncio.run(run_agent(loaded, devices))
+        catalogue = load_catalogue(loaded.catalogue)
+        devices = probe(catalogue) if emulate is None else read_emulated(emulate, catalogue)
+        with failures_are_told():
+            asyncio.run(run_agent(loaded, devices, catalogue, form))
     except InputError as error:
         for problem in error.problems:
             click.echo(f"error: {problem}", err=True)
         sys.exit(UNUSABLE_INPUT)
 
 
-async def run_agent(config: Config, devices: Devices) -> None:
+async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form: Form) -> None:
     """Run until told to end."""
     key, clock = read_key(config.key), Clock()
-    lock = _take_folder(config.state)
+    lock = lock_folder(config.state, service="agent")
     events: asyncio.Queue[Event] = asyncio.Queue()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(os.close, lock)
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         kept = recall(config.state / "life.json")
-        node = await _node(config, devices, kept, session)
+        node = await _node(config, devices, catalogue, kept, session)
         try:
             store = await open_store(config.store)
         except StoreUnavailable as error:
             raise InputError(Problem("store", str(error), "name its socket, unix://")) from None
         stack.push_async_callback(store.close)
         registration = Registration(
-            store, config.cluster_name, config.lease_s, clock, events.put_nowait
+            store, Keys(config.cluster_name), config.lease_s, clock, events.put_nowait
         )
-        workers = Workers(
-            config.state, config.worker, node.gpus, config.orphan_s, clock, events.put_nowait
-        )
-        teller = Teller(session, key, lambda: registration.leader)
-        state = first_state(kept, node, clock.now())
+        peers = Peers(session, key)
+        warm = WarmParent(config.state, config.worker, config.orphan_s)
+        workers = Workers(config.state, warm, clock, events.put_nowait)
+        meeting = Meeting(peers)
+        threads = config.threads or max(1, (os.cpu_count() or 1) // node.gpus)
+        memory = config.memory or _memory_of(config, devices)
+        site = Site(config.state, memory, key, config.data, config.orphan_s, threads)
+        joining = Joining(site, lambda: shell.state.node, registration, workers, meeting)
+        keeper = new_keeper(memory, peers, workers, registration, config.copy_mb_s * 1e6)
+        teller = Teller(peers, lambda: registration.leader)
+        state = first_state(kept, node, config.options, clock.now())
         path = config.state / "life.json"
-        shell = Shell(state, kept, path, clock, events, registration, workers, teller)
-        await workers.open(kept.generation)
+        shell = Shell(
+            state, kept, path, clock, events, registration, workers, joining, keeper, teller
+        )
+        keeper.open()
         await _listen(config, key, shell, stack)
-        why_not = await self_test(devices, config.state)
-        shell.events.put_nowait(SelfTested(clock.now(), why_not))
-        is_over = await _run_until_told(shell, session)
+        await joining.resume(kept.job, kept.generation)
+        keeper.resume()
+        begin_log(form, shell.standing)
+        notices = Notices(node.id, config.notice_s, clock, events.put_nowait)
+        notices.recall(kept.notices)
+        looking = _look_after(shell, devices, config.state)
+        is_over = await _run_until_told(shell, notices, notices.watch(session), looking)
         await workers.close(is_over=is_over)
         if is_over:
             # The next start is another life; this one's node is gone from the store at once.
@@ -114,14 +134,24 @@ async def run_agent(config: Config, devices: Devices) -> None:
             path.unlink(missing_ok=True)
 
 
+def _memory_of(config: Config, devices: Devices) -> Path:
+    """Where snapshots are kept if nobody says: many emulated nodes may share a machine."""
+    if devices.is_emulated:
+        return config.state / "memory"
+    return Path("/dev/shm", f"sailor-{config.name}")
+
+
 async def _listen(
     config: Config, key: bytes, shell: Shell, stack: contextlib.AsyncExitStack
 ) -> None:
+    verifier = Verifier(key)
     door = Door(
-        Verifier(key),
+        verifier,
         shell.clock,
         lambda: shell.state,
-        shell.workers.output,
+        lambda: shell.workers.outputs,
+        shell.joining.meeting,
+        MemoryDoor(shell.keeper.memory, verifier),
         shell.events.put_nowait,
         shell.registration.woken.set,
     )
@@ -134,12 +164,12 @@ async def _listen(
     shell.locate(config.address or f"{config.host}:{port}")
 
 
-async def _run_until_told(shell: Shell, session: aiohttp.ClientSession) -> bool:
+async def _run_until_told(
+    shell: Shell, notices: Notices, *others: Coroutine[Any, Any, None]
+) -> bool:
     """Whether this life is over, and not only this process."""
-    loop, left = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(
-        signal.SIGTERM, lambda: shell.events.put_nowait(EndAsked(shell.clock.now()))
-    )
+    loop, left, told = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
     loop.add_signal_handler(signal.SIGINT, left.set)
     node, registration = shell.state.node.id, shell.registration
     async with asyncio.TaskGroup() as group:
@@ -150,12 +180,15 @@ async def _run_until_told(shell: Shell, session: aiohttp.ClientSession) -> bool:
                 registration.stay(),
                 registration.look(node, shell.held),
                 registration.watch(),
+                registration.raise_all(),
                 shell.teller.run(),
-                watch_notices(session, node, shell.clock, shell.events.put_nowait),
+                shell.keeper.buddies.run(),
+                shell.keeper.uploading.run(),
+                _end_when(told, shell, notices),
+                *others,
             )
         ]
         ends = [group.create_task(end.wait()) for end in (shell.ended, left)]
-        notify("READY=1")
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         notify("STOPPING=1")
         for task in (*tasks, *ends):
@@ -163,12 +196,50 @@ async def _run_until_told(shell: Shell, session: aiohttp.ClientSession) -> bool:
     return shell.ended.is_set()
 
 
+async def _look_after(shell: Shell, devices: Devices, state: Path) -> None:
+    """Try the devices before their first use, and see it when one breaks; for ever."""
+    with listening(devices) as alarms:
+        while True:
+            await _test_until_sound(shell, devices, state)
+            fault = await until_broken(devices, state, alarms)
+            notify(f"STATUS=not ready: {fault}")
+            shell.events.put_nowait(DeviceBroke(shell.clock.now(), fault))
+            if alarms is not None and alarms.broken:
+                return  # Nothing would tell that it is sound again; the next agent tries anew.
+
+
+async def _test_until_sound(shell: Shell, devices: Devices, state: Path) -> None:
+    """Somebody may put right what is wrong; each reason is told once."""
+    said: str | None = None
+    while said != "":
+        is_working = shell.state.gang is not None or bool(shell.workers.members)
+        why_not = await self_test(devices, state, is_working=is_working)
+        if why_not != said:
+            notify(f"STATUS=not ready: {why_not}" if why_not else "STATUS=ready for work")
+            shell.events.put_nowait(SelfTested(shell.clock.now(), why_not))
+        said = why_not
+        await asyncio.sleep(RETEST_S if why_not else 0)
+
+
+async def _end_when(told: asyncio.Event, shell: Shell, notices: Notices) -> None:
+    """Drain; a shutdown of the whole machine is a notice too, and has little time."""
+    await told.wait()
+    notify("STOPPING=1\nSTATUS=draining: it ends when no worker needs it")
+    if await is_shutting_down():
+        notices.hear(SHUTDOWN, is_going=True)
+    shell.events.put_nowait(EndAsked(shell.clock.now()))
+
+
 async def _node(
-    config: Config, devices: Devices, kept: Kept, session: aiohttp.ClientSession
+    config: Config,
+    devices: Devices,
+    catalogue: Catalogue,
+    kept: Kept,
+    session: aiohttp.ClientSession,
 ) -> NodeRecord:
     """The node as it will register; what no metadata server says, the configuration must."""
     known = None
-    if config.zone is None or config.machine is None:
+    if config.zone is None or (config.machine is None and not devices.is_emulated):
         known = await read_machine(session)
     zone = config.zone or (known.zone if known else None)
     machine = config.machine or (known.machine if known else None)
@@ -177,7 +248,7 @@ async def _node(
         problems.add("zone", "is not given, and no metadata server says it", "give the zone")
     if machine is None and devices.is_emulated:
         try:
-            machine = load_catalogue().machine_for(devices.gpu, devices.count).name
+            machine = catalogue.machine_for(devices.gpu, devices.count).name
         except InputError as error:
             problems.take(error, place="machine")
     elif machine is None:
@@ -195,23 +266,6 @@ async def _node(
         address="",
         spot=config.spot,
     )
-
-
-def _take_folder(folder: Path) -> int:
-    """Make the folder ours alone for as long as this process lives."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        what = f"cannot be the state folder: {error.strerror}"
-        raise InputError(Problem(str(folder), what, "name another one under state")) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        what = "another agent runs on this state folder"
-        raise InputError(Problem(str(folder), what, "stop it first, or name another")) from None
-    return lock
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +12,9 @@ import structlog
 
 from agents.clock import Clock
 from agents.decide import decide
+from agents.failing import reached
+from agents.joining import Joining
+from agents.keeping import Keeper
 from agents.model import (
     AbortGang,
     Command,
@@ -24,20 +25,27 @@ from agents.model import (
     Note,
     RaiseIntent,
     Register,
+    ReleaseHeard,
+    ReleaseSnapshots,
     SendReport,
     State,
+    SweepJob,
     TellStop,
     Ticked,
 )
-from agents.protocol import GenerationRecord, JobId
+from agents.protocol import Answer, JobId, Report
 from agents.recall import Kept, keep, to_keep
 from agents.registration import Registration
+from agents.systemd import notify
 from agents.telling import Teller
+from agents.word import Word
 from agents.workers import Workers
 
 log = structlog.get_logger("sailor-agent")
 
 TICK_S = 0.1
+START_S = 20
+"""Before the start counts as failed; one that lives and waits for the store or a device goes on."""
 
 
 @dataclass(eq=False)
@@ -51,10 +59,18 @@ class Shell:
     events: asyncio.Queue[Event]
     registration: Registration
     workers: Workers
+    joining: Joining
+    keeper: Keeper
     teller: Teller
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """The agent may end: no worker needs it."""
+    _is_ready: bool = False
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+
+    def __post_init__(self) -> None:
+        self.workers.hear = self.hear
+        self.teller.answered = self.answered
+        self.keeper.state = lambda: self.state
 
     async def run(self) -> None:
         """Decide for ever."""
@@ -62,14 +78,28 @@ class Shell:
             self._start(self._tick())
             while True:
                 event = await self.events.get()
+                job = self.state.job
                 self.state, commands = decide(self.state, event)
+                if self.state.job is not None and self.state.job != job:
+                    self.keeper.tell(self.state.job)
                 kept = to_keep(self.kept, self.state)
                 if kept != self.kept:
                     # Written before it is acted upon: whoever comes after us must know of it.
                     keep(self.path, kept)
                     self.kept = kept
                 for command in commands:
+                    generation = None if self.state.gang is None else self.state.gang.generation
+                    reached(type(command).__name__, generation)
                     self._perform(command, type(event).__name__)
+                self._tell_systemd(event)
+
+    def _tell_systemd(self, event: Event) -> None:
+        """Ready is who stands in the cluster. Fed by who decides, the watchdog sees one stuck."""
+        if not self._is_ready and self.state.is_registered:
+            self._is_ready = True
+            notify("READY=1")
+        if isinstance(event, Ticked):
+            notify("WATCHDOG=1" if self._is_ready else f"EXTEND_TIMEOUT_USEC={START_S * 1e6:.0f}")
 
     def locate(self, address: str) -> None:
         """Say where others reach this agent; before it runs."""
@@ -79,65 +109,71 @@ class Shell:
         """The job whose workers are here."""
         return self.state.job if self.state.gang is not None else None
 
+    def answered(self, report: Report, answer: Answer) -> None:
+        """A leader has taken a report, and said what it makes needless."""
+        if answer.term is not None and answer.release is not None and report.job is not None:
+            now = self.clock.now()
+            release = ReleaseHeard(now, answer.term, report.job, answer.release)
+            self.events.put_nowait(release)
+        is_leader = answer.term is not None and answer.term >= self.state.heard.term
+        if is_leader and answer.upload is not None and report.job is not None:
+            self.keeper.secure(report.job, answer.upload)
+
+    def hear(self, job: JobId, word: Word) -> None:
+        """A worker may have opened a meeting, or sealed a snapshot."""
+        self.keeper.hear(job, word)
+        self.joining.hear(job, word)
+
     def _perform(self, command: Command, cause: str) -> None:
         match command:
             case Register():
+                log.info(f"registering as {command.node.state}", cause=cause)
                 self.registration.register(command.node)
             case JoinGeneration():
-                self._start(self._join(command.record))
+                self.workers.begin(command.record)
+                self._start(self.joining.join(command.record))
             case TellStop():
-                self.workers.tell_stop(command.generation, command.stop_at)
+                order = {"order": "stop", "stop_at": command.stop_at}
+                self.workers.order(command.generation, order)
             case AbortGang():
+                log.info("telling the workers that their generation is over", cause=cause)
                 self.workers.abort(command.generation)
             case KillGang():
+                log.warning("killing the workers", cause=cause)
                 self.workers.kill(command.generation)
+            case ReleaseSnapshots():
+                self.keeper.release(command.job, command.safe, command.running)
+            case SweepJob():
+                self.keeper.sweep(command.job)
             case SendReport():
                 self.teller.tell(command.report)
             case RaiseIntent():
-                self._start(self.registration.raise_intent(command.intent))
+                about = {"intent": command.intent.id, "leaves_at": command.intent.leaves_at}
+                log.warning(f"{command.intent.kind}: {command.intent.reason}", cause=cause, **about)
+                self.registration.raise_intent(command.intent)
             case End():
+                log.info("no worker needs the agent: it ends", cause=cause)
                 self.ended.set()
             case Note():
-                self._log(command.text, cause)
+                log.info(command.text, cause=cause)
             case _:
                 assert_never(command)
 
-    async def _join(self, record: GenerationRecord) -> None:
-        await self.workers.start(record, await self.registration.read_plan(record))
-
-    def _log(self, text: str, cause: str) -> None:
-        gang, heard = self.state.gang, self.state.heard
-        log.info(
-            text,
-            job=self.state.job,
-            generation=None if gang is None else gang.generation,
-            term=heard.term,
-            step=None if gang is None else gang.step,
-            node=self.state.node.id,
-            cause=cause,
-        )
+    def standing(self) -> dict[str, object]:
+        """Say what every line of the log is about."""
+        state, gang = self.state, self.state.gang
+        return {
+            "job": state.job,
+            "generation": None if gang is None else gang.generation,
+            "term": state.heard.term,
+            "step": None if gang is None else gang.step,
+            "node": state.node.id,
+        }
 
     async def _tick(self) -> None:
         while True:
-            # Fed by the loop that decides, so that one which is stuck is started anew.
-            notify("WATCHDOG=1")
             self.events.put_nowait(Ticked(self.clock.now()))
             await asyncio.sleep(TICK_S)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
-
-
-def notify(text: str) -> None:
-    """Tell systemd how the service stands; without systemd, nobody."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
-        out.setblocking(False)
-        try:
-            out.sendto(text.encode(), address)
-        except OSError:
-            return  # It hears the next one; a loop must not end for that.

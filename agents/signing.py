@@ -19,6 +19,7 @@ from simulator.errors import InputError, Problem
 
 REQUEST_HEADER = "Sailor-Signature"
 REPLY_HEADER = "Sailor-Reply"
+TICKET_HEADER = "Sailor-Ticket"
 AGE_S_MAX = 60.0
 """How far two clocks may be apart, the way between them included."""
 NONCES_MAX = 200_000
@@ -56,6 +57,18 @@ def sign_request(key: bytes, method: str, path: str, body: bytes, *, at: float) 
 def sign_reply(key: bytes, nonce: str, status: int, body: bytes) -> str:
     """Return the header's value for the answer to the request with this nonce."""
     return _mac(key, "reply", nonce, str(status), body)
+
+
+def ticket(key: bytes, job: str) -> str:
+    """What an agent gives a job's workers, so that other agents let them read its snapshots."""
+    return _mac(key, "ticket", job)
+
+
+def is_ticket(key: bytes, job: str, shown: str | None) -> bool:
+    """Say whether one with the key has given this for the job."""
+    return shown is not None and hmac.compare_digest(
+        ticket(key, job).encode(), shown.encode("utf-8", "replace")
+    )
 
 
 def check_reply(key: bytes, nonce: str, status: int, body: bytes, header: str | None) -> None:

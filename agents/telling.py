@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import aiohttp
-
-from agents.protocol import Report
-from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, check_reply, sign_request
-from agents.wire import encode
+from agents.peers import CallFailed, Peers
+from agents.protocol import Answer, Report
+from agents.wire import WireError, decode, encode
 
 PATH = "/v1/agents/report"
-TIMEOUT_S = 2.0
 RETRY_S = 0.2
-ANSWER_BYTES_MAX = 1 << 16
+RETRY_S_MAX = 1.0
 
 
 @dataclass(eq=False)
 class Teller:
-    """A report that was overtaken need not arrive: each says everything."""
+    """A report that was overtaken need not arrive: each says everything.
 
-    session: aiohttp.ClientSession
-    key: bytes
+    What is news is told at once. That steps go on is told as often as the leader wishes, since
+    thousands tell it.
+    """
+
+    peers: Peers
     leader: Callable[[], str | None]
+    answered: Callable[[Report, Answer], None] = lambda *_: None
     _newest: Report | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _heard: Report | None = None
+    """The last that a leader heard."""
+    _heard_s: float = 0.0
+    _every_s: float = 0.0
 
     def tell(self, report: Report) -> None:
         """Let this be the report that is told."""
         self._newest = report
-        self._changed.set()
+        if is_news(report, self._heard) or time.monotonic() >= self._heard_s + self._every_s:
+            self._changed.set()
 
     async def run(self) -> None:
         """Tell, for ever."""
@@ -41,26 +48,35 @@ class Teller:
             self._changed.clear()
             report = self._newest
             assert report is not None
+            retry_s = RETRY_S
             while not await self._send(report) and not self._changed.is_set():
-                await asyncio.sleep(RETRY_S)
+                # Thousands that tried again at one moment would keep a leader from its feet.
+                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+                retry_s = min(2 * retry_s, RETRY_S_MAX)
 
     async def _send(self, report: Report) -> bool:
         leader = self.leader()
         if leader is None:
             return False
-        body = encode(report)
-        header, nonce = sign_request(self.key, "POST", PATH, body, at=time.time())
         try:
-            async with self.session.post(
-                f"http://{leader}{PATH}",
-                data=body,
-                headers={REQUEST_HEADER: header, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                allow_redirects=False,
-            ) as reply:
-                answer = await reply.content.read(ANSWER_BYTES_MAX)
-                signature = reply.headers.get(REPLY_HEADER)
-                check_reply(self.key, nonce, reply.status, answer, signature)
-                return reply.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError, SignatureError, ValueError):
+            status, body = await self.peers.call(leader, "POST", PATH, encode(report))
+            if status == 200:
+                answer = decode(Answer, body)
+                self._heard, self._heard_s = report, time.monotonic()
+                self._every_s = answer.every_s
+                self.answered(report, answer)
+        except (CallFailed, WireError):
             return False
+        return status == 200
+
+
+def is_news(report: Report, heard: Report | None) -> bool:
+    """More has changed than what changes with each step."""
+    return heard is None or heard != replace(
+        report,
+        number=heard.number,
+        step=heard.step,
+        loss=heard.loss,
+        tokens_per_s=heard.tokens_per_s,
+        stall_s=heard.stall_s,
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import sys
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from agents import protocol
@@ -38,86 +41,152 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 def read(kind: type[T], raw: object) -> T:
     """Check plain values, as JSON gives them, against a record's fields."""
-    value = _read(kind, raw, kind.__name__)
+    any_kind: Any = kind
+    try:
+        value = _reader(any_kind)(raw)
+    except _Wrong as wrong:
+        raise WireError(f"{kind.__name__}{wrong.place}: {wrong.what}") from None
     assert isinstance(value, kind)
     return value
 
 
 def plain(value: object) -> Any:
     """Return dictionaries, lists, numbers and texts in the place of records."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind: Any = type(value)
+    names = _field_names(kind)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a record; ``None``: it is none."""
+    is_record = dataclasses.is_dataclass(kind)
+    return tuple(field.name for field in dataclasses.fields(kind)) if is_record else None
 
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _read(kind: Any, raw: object, place: str) -> object:
+# ---- a reader for each type, made once ----------------------------------------------------------
+
+
+class _Wrong(Exception):  # noqa: N818 - never leaves this module
+    """The place grows on the way out, so that reading what is right pays nothing for it."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(what)
+        self.what, self.place = what, place
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[object], object]:
     kind = getattr(kind, "__supertype__", kind)  # An identity is a text with a name of its own.
     origin = typing.get_origin(kind)
     if origin is types.UnionType or origin is typing.Union:
-        return _read_union(kind, raw, place)
+        return _union_reader(kind)
     if origin is typing.Literal:
-        if raw not in typing.get_args(kind) or isinstance(raw, bool):
-            known = ", ".join(map(str, typing.get_args(kind)))
-            raise WireError(f"{place}: {_shown(raw)} is none of {known}")
-        return raw
+        return _literal_reader(kind)
     if origin is tuple:
-        return _read_tuple(kind, raw, place)
+        return _tuple_reader(kind)
     if dataclasses.is_dataclass(kind):
-        return _read_record(kind, raw, place)
-    return _read_value(kind, raw, place)
+        return _record_reader(kind)
+    return _read_float if kind is float else _value_reader(kind)
 
 
-def _read_union(kind: Any, raw: object, place: str) -> object:
+def _union_reader(kind: Any) -> Callable[[object], object]:
     members = typing.get_args(kind)
-    if raw is None and types.NoneType in members:
-        return None
     kinds = [member for member in members if member is not types.NoneType]
-    assert len(kinds) == 1, f"{place}: only a value or nothing can be told apart"
-    return _read(kinds[0], raw, place)
+    assert len(kinds) == 1 < len(members), f"{kind}: only a value or nothing can be told apart"
+    reader = _reader(kinds[0])
+    return lambda raw: None if raw is None else reader(raw)
 
 
-def _read_tuple(kind: Any, raw: object, place: str) -> object:
-    item, rest = typing.get_args(kind)
-    assert rest is Ellipsis, f"{place}: tuples of records have any length"
-    if not isinstance(raw, list):
-        raise WireError(f"{place}: {_shown(raw)} is no list")
-    if len(raw) > MEMBERS_MAX:
-        raise WireError(f"{place}: {len(raw)} entries are too many")
-    return tuple(_read(item, each, f"{place}[{i}]") for i, each in enumerate(raw))
+def _literal_reader(kind: Any) -> Callable[[object], object]:
+    known = typing.get_args(kind)
 
-
-def _read_record(kind: Any, raw: object, place: str) -> object:
-    if not isinstance(raw, dict):
-        raise WireError(f"{place}: {_shown(raw)} is no object")
-    # Annotations are texts in the modules that define records; this gives the types themselves.
-    hints = typing.get_type_hints(kind, vars(protocol))
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(raw) - set(fields))
-    if unknown:
-        raise WireError(f"{place}: has {', '.join(map(str, unknown))}, which nobody knows")
-    values = {}
-    for name, field in fields.items():
-        if name in raw:
-            values[name] = _read(hints[name], raw[name], f"{place}.{name}")
-        elif field.default is dataclasses.MISSING:
-            raise WireError(f"{place}: {name} is missing")
-    return kind(**values)
-
-
-def _read_value(kind: Any, raw: object, place: str) -> object:
-    if kind is float and isinstance(raw, int | float) and not isinstance(raw, bool):
-        if not math.isfinite(raw):
-            raise WireError(f"{place}: {raw} is not finite")
-        return float(raw)
-    if kind in {int, str, bool} and type(raw) is kind:
+    def read_literal(raw: object) -> object:
+        if raw not in known or isinstance(raw, bool):
+            raise _Wrong(f"{_shown(raw)} is none of {', '.join(map(str, known))}")
         return raw
-    raise WireError(f"{place}: {_shown(raw)} is no {kind.__name__}")
+
+    return read_literal
+
+
+def _tuple_reader(kind: Any) -> Callable[[object], object]:
+    items = typing.get_args(kind)
+    readers = [_reader(item) for item in items if item is not Ellipsis]
+    is_any_length = items[-1] is Ellipsis
+
+    def of_each(raw: list[object]) -> list[Callable[[object], object]]:
+        return readers * len(raw) if is_any_length else readers
+
+    def read_tuple(raw: object) -> object:
+        if not isinstance(raw, list):
+            raise _Wrong(f"{_shown(raw)} is no list")
+        if len(raw) > MEMBERS_MAX:
+            raise _Wrong(f"{len(raw)} entries are too many")
+        if not is_any_length and len(raw) != len(readers):
+            raise _Wrong(f"{len(raw)} entries, not {len(readers)}")
+        values: list[object] = []
+        try:
+            for reader, each in zip(of_each(raw), raw, strict=True):
+                values.append(reader(each))
+        except _Wrong as wrong:
+            raise _Wrong(wrong.what, f"[{len(values)}]{wrong.place}") from None
+        return tuple(values)
+
+    return read_tuple
+
+
+def _record_reader(kind: Any) -> Callable[[object], object]:
+    # Annotations are texts in the modules that define records; this gives the types themselves.
+    hints = typing.get_type_hints(kind, vars(protocol) | vars(sys.modules[kind.__module__]))
+    readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
+    required = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+
+    def read_record(raw: object) -> object:
+        if not isinstance(raw, dict):
+            raise _Wrong(f"{_shown(raw)} is no object")
+        values: dict[str, object] = {}
+        for name, each in raw.items():
+            reader = readers.get(name)
+            if reader is None:
+                unknown = sorted(set(raw) - set(readers))
+                raise _Wrong(f"has {', '.join(map(str, unknown))}, which nobody knows")
+            try:
+                values[name] = reader(each)
+            except _Wrong as wrong:
+                raise _Wrong(wrong.what, f".{name}{wrong.place}") from None
+        for name in required:
+            if name not in values:
+                raise _Wrong(f"{name} is missing")
+        return kind(**values)
+
+    return read_record
+
+
+def _read_float(raw: object) -> object:
+    if not isinstance(raw, int | float) or isinstance(raw, bool):
+        raise _Wrong(f"{_shown(raw)} is no float")
+    if not math.isfinite(raw):
+        raise _Wrong(f"{raw} is not finite")
+    return float(raw)
+
+
+def _value_reader(kind: Any) -> Callable[[object], object]:
+    assert kind in {int, str, bool}, f"{kind} does not travel"
+
+    def read_value(raw: object) -> object:
+        if type(raw) is not kind:
+            raise _Wrong(f"{_shown(raw)} is no {kind.__name__}")
+        return raw
+
+    return read_value
 
 
 def _shown(raw: object) -> str:

@@ -1,10 +1,11 @@
-"""This node's workers: started from the warm parent, heard over a socket, found again, ended.
+"""This node's workers: begun, taken over into the next generation, found again, ended.
 
-A worker connects to the agent's Unix socket and writes what it does as lines of JSON: its
-generation and rank, ``taking`` and ``step`` as in a report, and if it has them ``sealed``,
-``broken_peers``, ``failure`` and ``is_bug``. The agent writes orders: ``{"order": "stop",
-"stop_at": N}`` and ``{"order": "abort"}``. When the agent is gone, the worker goes on and
-connects again.
+A worker connects to the agent's Unix socket and writes what it does as lines of JSON
+(``agents.word``). The agent writes orders, each with the ``generation`` that it is for:
+``{"order": "join", "spec": {...}}`` to one that is idle, ``{"order": "meet", "address": ...}``,
+``{"order": "stop", "stop_at": N}``, ``{"order": "replicated", "point": {...}}`` and
+``{"order": "abort"}``. They are said again to a worker that connects again, so that the same
+order may come twice. When the agent is gone, a worker goes on and connects again.
 """
 
 from __future__ import annotations
@@ -15,152 +16,210 @@ import json
 import shutil
 import socket
 import struct
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agents.clock import Clock
-from agents.model import Event, GangExited, GangReported, SnapshotsChanged
-from agents.processes import ProcessId, Watched, watch
-from agents.protocol import GenerationRecord, NodeId, Sealed, Taking
+from agents.member import Member, how_it_ended, is_bug, join_order, wait_written, write
+from agents.model import Event, GangExited, GangReported
+from agents.processes import ProcessId, watch
+from agents.protocol import GenerationRecord, JobId
+from agents.warm import WarmParent
 from agents.wire import WireError, read
+from agents.word import Word, sum_up
 
-NURSERY_S = 120.0
-"""For the warm parent to import what workers need."""
-EXIT_WRITTEN_S = 0.5
-LINE_BYTES_MAX = 16 << 20
-ORDER: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """What one worker says of itself, in full."""
-
-    generation: int
-    rank: int
-    taking: Taking
-    step: int = 0
-    sealed: tuple[Sealed, ...] = ()
-    broken_peers: tuple[NodeId, ...] = ()
-    failure: str = ""
-    is_bug: bool = False
-
-
-@dataclass(eq=False)
-class Member:
-    """One worker process."""
-
-    rank: int
-    folder: Path
-    process: Watched
-    word: Word | None = None
-    line: asyncio.StreamWriter | None = None
-    has_ended: bool = False
+IDLE_S = 60.0
+"""Workers without a generation end after so long; the next ones are forked."""
+LINE_BYTES_MAX = 1 << 20
+SPEAKER_TRIES = 50
+WARM_S = 60.0
+ENDED_KEPT = 8
+"""So many processes that have ended keep their folders, for those who read logs."""
 
 
 @dataclass(eq=False)
 class Workers:
-    """The workers of one generation, or none."""
+    """All worker processes of this node; those of the present generation are the gang."""
 
     folder: Path
-    module: str
-    count: int
-    orphan_s: float
+    warm: WarmParent
     clock: Clock
     feed: Callable[[Event], None]
+    hear: Callable[[JobId, Word], None] = lambda *_: None
+    """Told of what concerns others: a snapshot is sealed, a meeting is open."""
+    ended: Callable[[], None] = lambda: None
+    """Told when a process is gone."""
+    job: JobId | None = None
     generation: int = 0
-    members: dict[int, Member] = field(default_factory=dict)
-    failure: str = ""
-    is_bug: bool = False
-    _orders: list[dict[str, Any]] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    outputs: dict[int, Path] = field(default_factory=dict)
+    """Where each rank of the present generation writes what it prints."""
+    _place: str = ""
+    """Where the ranks of the present generation meet, once that is known."""
+    _failure: str = ""
+    _is_bug: bool = False
+    _is_starting: bool = False
+    _is_over: bool = False
+    """The generation was aborted or left: nothing more is begun for it."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
+    _idle: asyncio.TimerHandle | None = None
 
-    # ---- beginning and finding again ------------------------------------------------------------
+    # ---- finding again --------------------------------------------------------------------------
 
-    async def open(self, generation: int) -> None:
-        """Listen, and take back the workers of a generation that an agent before us had."""
+    async def open(self, job: JobId | None, generation: int, count: int) -> None:
+        """Listen, and take back the workers that an agent before us had."""
+        self.job, self.generation = job, generation
         path = self.folder / "workers.sock"
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._hear, path, limit=LINE_BYTES_MAX)
         path.chmod(0o600)
-        if generation:
-            self.generation = generation
-            with contextlib.suppress(OSError):
-                # Whatever a dead agent asked for is done before this is answered.
-                await self._ask({"ask": "sync"})
-            self._adopt()
-
-    def _adopt(self) -> None:
-        for path in sorted(self._home().glob("*/process.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            self._take(record["rank"], path.parent, ProcessId(record["pid"], record["start"]))
-        if not self.members:
+        await self.warm.settle()
+        for home in sorted(self.folder.glob("process/*")):
+            with contextlib.suppress(OSError, ValueError):
+                self._adopt(home)
+        found = len(list(self._gang()))
+        if generation and not found:
             self._exited("the workers were gone when the agent came back")
-        elif len(self.members) < self.count:
+        elif generation and found < count:
             self._fail("some workers were gone when the agent came back")
+        if generation:
+            await self._make_room()
+        else:
+            self._end_idle_later()
+        self._start(self._keep_warm())
 
-    async def start(self, record: GenerationRecord, plan: str | None) -> None:
-        """Fork one worker for each device."""
-        self.generation, self.failure, self.is_bug = record.number, "", False
-        self._orders.clear()
-        home = self._home()
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
-        if plan is not None:
-            (home / "plan.json").write_text(plan, encoding="utf-8")
+    def _adopt(self, home: Path) -> None:
+        born = json.loads((home / "process.json").read_text(encoding="utf-8"))
+        spec, is_seated = born, (home / "seat.json").exists()
+        if is_seated:
+            spec = json.loads((home / "seat.json").read_text(encoding="utf-8"))
+        member = self._take(home, ProcessId(born["pid"], born["start"]), spec)
+        if member is not None and is_seated:
+            member.orders["join"] = join_order(spec)  # It may not have heard of its new seat.
+
+    async def _keep_warm(self) -> None:
+        """Let the warm parent know that an agent is here, and have another if it died."""
+        while True:
+            with contextlib.suppress(OSError):  # Whoever needs it says that it is not there.
+                await self.warm.up()
+            await asyncio.sleep(min(WARM_S, self.warm.orphan_s / 3))
+
+    # ---- beginning ------------------------------------------------------------------------------
+
+    def begin(self, record: GenerationRecord) -> None:
+        """From now on this is the present generation; ``start`` follows."""
+        self.job, self.generation = record.job, record.number
+        self._place, self._failure, self._is_bug = "", "", False
+        self._is_starting, self._is_over = True, False
+        self.outputs.clear()
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    async def start(self, specs: list[dict[str, Any]]) -> None:
+        """Give each seat to a process: one that lives, idle, on its device, or a new one."""
+        # Generations are counted within a job: one of another job would mistake ours for its own.
+        idlers = {
+            member.device: member
+            for member in self.members
+            if member.is_idle() and member.spec["job"] == self.job
+        }
+        missing = []
+        for spec in specs:
+            if (member := idlers.get(spec["device"])) is not None:
+                self._seat(member, spec)
+            else:
+                missing.append(spec)
         try:
-            await self._warm()
-            for rank in range(self.count):
-                folder = home / str(rank)
-                folder.mkdir()
-                spec = self._spec(record, rank, folder)
-                await self._ask({"ask": "fork", "folder": str(folder), "spec": spec})
-                born = json.loads((folder / "process.json").read_text(encoding="utf-8"))
-                self._take(rank, folder, ProcessId(born["pid"], born["start"]))
+            await self._make_room()
+            for spec in missing:
+                await self.warm.up()
+                if self._is_over:
+                    break
+                await self._fork(spec)
         except (OSError, ValueError) as error:
             self._fail(f"the workers cannot be started: {error}")
-        if not self.members:
-            self._exited(self.failure or "the workers ended as they began")
+        self._is_starting = False
+        self._look()
 
-    def _spec(self, record: GenerationRecord, rank: int, folder: Path) -> dict[str, Any]:
-        return {
-            "generation": record.number,
-            "rank": rank,
-            "workers": self.count,
-            "step": record.restore.point.step,
-            "folder": str(folder),
-            "socket": str(self.folder / "workers.sock"),
-            "orphan_s": self.orphan_s,
-        }
+    def refuse(self, failure: str) -> None:
+        """Nothing can be started for the present generation."""
+        self._is_starting = False
+        self._exited(failure)
 
-    def _take(self, rank: int, folder: Path, id_: ProcessId) -> None:
+    async def _make_room(self) -> None:
+        """End all processes that got no seat; their devices are free once they have ended."""
+        gang = list(self._gang())
+        over = [member for member in self.members if member not in gang]
+        for member in over:
+            member.let_go()
+        while any(member in self.members for member in over):
+            await asyncio.sleep(0.005)
+        self._forget_ended()
+
+    def _seat(self, member: Member, spec: dict[str, Any]) -> None:
+        early = member.home / "seat.new"
+        early.write_text(json.dumps(spec), encoding="utf-8")
+        early.rename(member.home / "seat.json")  # On record before it hears of it.
+        member.spec = spec
+        member.orders.clear()
+        self.outputs[member.rank] = member.home / "output"
+        member.tell(join_order(spec))
+
+    async def _fork(self, spec: dict[str, Any]) -> None:
+        home = self.folder / "process" / f"{spec['job']}.{spec['generation']}.{spec['rank']}"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        id_ = await self.warm.fork(home, spec)
+        if self._take(home, id_, spec) is None:
+            self._fail(f"rank {spec['rank']} {how_it_ended(home)}", is_bug=is_bug(home))
+
+    def _take(self, home: Path, id_: ProcessId, spec: Mapping[str, Any]) -> Member | None:
+        if (spec["job"], spec["generation"]) == (self.job, self.generation):
+            self.outputs[spec["rank"]] = home / "output"
         process = watch(id_)
         if process is None:
-            self._fail(f"rank {rank} {_how_it_ended(folder)}")
-            return
-        member = Member(rank, folder, process)
-        self.members[rank] = member
+            return None
+        member = Member(home, process, spec)
+        self.members.append(member)
         self._start(self._wait_end(member))
+        return member
+
+    def _forget_ended(self) -> None:
+        living = {member.home for member in self.members}
+        homes = [home for home in self.folder.glob("process/*") if home not in living]
+        homes.sort(key=lambda home: home.stat().st_mtime)
+        for home in homes[:-ENDED_KEPT]:
+            shutil.rmtree(home, ignore_errors=True)
 
     # ---- hearing --------------------------------------------------------------------------------
 
+    def _gang(self) -> Iterator[Member]:
+        """Those that live and are seated in the present generation."""
+        seat = (self.job, self.generation)
+        return (
+            member
+            for member in self.members
+            if not member.is_let_go and (member.spec["job"], member.spec["generation"]) == seat
+        )
+
+    def spec(self) -> Mapping[str, Any] | None:
+        """What a member of the gang was told."""
+        return next((member.spec for member in self._gang()), None)
+
     async def _hear(self, lines: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        member: Member | None = None
+        member = await self._speaker(writer)
         try:
-            while line := await lines.readline():
+            while member is not None and (line := await lines.readline()):
                 word = read(Word, json.loads(line))
-                member = self._member(word, writer)
-                if member is None:
-                    break
                 if member.line is not writer:
                     member.line = writer
-                    for order in self._orders:
-                        _tell(writer, order)
-                member.word = word
-                self._sum_up()
+                    for order in member.orders.values():
+                        write(writer, order)
+                self._take_word(member, word)
         except (OSError, ValueError, WireError):
             pass  # It connects again, if it is still one of ours.
         finally:
@@ -168,39 +227,59 @@ class Workers:
                 member.line = None
             writer.close()
 
-    def _member(self, word: Word, writer: asyncio.StreamWriter) -> Member | None:
-        """Whose word it is: the kernel says which process speaks, so that none from a
-        generation before is ever heard."""
+    async def _speaker(self, writer: asyncio.StreamWriter) -> Member | None:
+        """Whose line it is: the kernel says which process is at its other end."""
         raw = writer.get_extra_info("socket").getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
         )
         pid = struct.unpack("3i", raw)[0]
-        member = self.members.get(word.rank)
-        if word.generation != self.generation or member is None or member.has_ended:
-            return None
-        return member if member.process.id.pid == pid else None
+        for _ in range(SPEAKER_TRIES):
+            member = next((m for m in self.members if m.process.id.pid == pid), None)
+            if member is not None:
+                return member
+            await asyncio.sleep(0.01)  # It may speak before we have heard that it was born.
+        return None
 
-    def _sum_up(self) -> None:
-        words = [member.word for member in self.members.values() if member.word is not None]
-        if len(words) < len(self.members) or not words:
+    def _take_word(self, member: Member, word: Word) -> None:
+        member.word = word
+        if member.own_word() is None:
+            return  # It has not yet heard of its new seat.
+        member.orders.pop("join", None)
+        self.hear(JobId(member.spec["job"]), word)
+        if member.is_let_go or member not in self._gang():
             return
-        for word in words:
-            if word.taking == "failed":
-                self._fail(f"rank {word.rank}: {word.failure}", is_bug=word.is_bug)
-                return
-        peers = sorted({peer for word in words for peer in word.broken_peers})
-        is_broken = any(word.taking == "broken" for word in words)
-        takings = {word.taking for word in words}
-        least: Taking = next((taking for taking in ORDER if taking in takings), "fetching")
-        if sealed := _sealed_by_all(words):  # What earlier generations sealed stays until then.
-            self.feed(SnapshotsChanged(self.clock.now(), sealed))
+        if self._place and "meet" not in member.orders:
+            member.tell(self._meet())
+        if word.taking == "failed":
+            self._fail(f"rank {word.rank}: {word.failure}", is_bug=word.is_bug)
+        self._look()
+
+    def _look(self) -> None:
+        """Say how the gang stands, once all of it has spoken."""
+        gang = list(self._gang())
+        words = [word for member in gang if (word := member.own_word()) is not None]
+        if self._is_starting or not self.generation:
+            return
+        if not gang:
+            self._exited(self._failure or "the workers ended as they began")
+        elif len(words) == len(gang):
+            self._report(words)
+
+    def _report(self, words: list[Word]) -> None:
+        summary = sum_up(words)
+        if any(word.taking == "failed" for word in words):
+            return
+        if summary.taking == "idle":
+            self._is_over = True
+            self._end_idle_later()
         self.feed(
             GangReported(
                 self.clock.now(),
                 self.generation,
-                "broken" if is_broken else least,
-                min(word.step for word in words),
-                tuple(peers),
+                summary.taking,
+                summary.step,
+                summary.broken_peers,
+                measured=summary.measured,
             )
         )
 
@@ -208,105 +287,81 @@ class Workers:
         await member.process.wait_ended()
         # What it had started itself is of no use alone, and may hold the device.
         member.process.kill_group()
-        await self._wait_written(member)
-        member.has_ended = True
+        await wait_written(member.home)
+        is_ours = member in self._gang() and not self._is_over
+        self.members.remove(member)
         member.process.close()
-        self._fail(f"rank {member.rank} {_how_it_ended(member.folder)}", is_bug=_is_bug(member))
-        if all(other.has_ended for other in self.members.values()):
-            self._exited(self.failure)
-
-    async def _wait_written(self, member: Member) -> None:
-        for _ in range(int(EXIT_WRITTEN_S / 0.02)):
-            if (member.folder / "exit").exists():
-                return
-            await asyncio.sleep(0.02)
+        self.ended()
+        if is_ours:
+            failure = f"rank {member.rank} {how_it_ended(member.home)}"
+            self._fail(failure, is_bug=is_bug(member.home))
+        if not member.is_let_go:
+            self._look()
 
     def _fail(self, failure: str, *, is_bug: bool = False) -> None:
-        if not self.failure:
-            self.failure, self.is_bug = failure, is_bug
-        self.feed(
-            GangReported(
-                self.clock.now(), self.generation, "failed", 0, (), self.failure, self.is_bug
-            )
-        )
+        if not self._failure:
+            self._failure, self._is_bug = failure, is_bug
+        now, said = self.clock.now(), (self._failure, self._is_bug)
+        self.feed(GangReported(now, self.generation, "failed", 0, (), *said))
 
     def _exited(self, failure: str) -> None:
-        self.members.clear()
-        self.feed(GangExited(self.clock.now(), self.generation, failure, self.is_bug))
+        self._is_over = True
+        self.feed(GangExited(self.clock.now(), self.generation, failure, self._is_bug))
 
     # ---- ordering -------------------------------------------------------------------------------
 
-    def tell_stop(self, generation: int, stop_at: int) -> None:
-        """Say at which step's end to park."""
-        self._order(generation, {"order": "stop", "stop_at": stop_at})
+    def meet(self, generation: int, place: str) -> None:
+        """Say where the ranks of the generation meet, to those who speak and who will."""
+        if generation == self.generation and place != self._place:
+            self._place = place
+            for member in self._gang():
+                member.tell(self._meet())
+
+    def _meet(self) -> dict[str, Any]:
+        return {"order": "meet", "generation": self.generation, "address": self._place}
+
+    def order(self, generation: int, order: dict[str, Any], *, rank: int | None = None) -> None:
+        """Say something to all workers of the generation, or to one of its ranks."""
+        if generation != self.generation:
+            return
+        for member in self._gang():
+            if rank in {None, member.rank}:
+                member.tell({**order, "generation": generation})
 
     def abort(self, generation: int) -> None:
         """Say that the generation is over."""
-        self._order(generation, {"order": "abort"})
+        if generation == self.generation:
+            self._is_over = self._is_over or self._is_starting
+        self.order(generation, {"order": "abort"})
 
     def kill(self, generation: int) -> None:
-        """End all processes of the generation by force."""
-        if generation == self.generation:
-            for member in self.members.values():
-                if not member.has_ended:
-                    member.process.kill_group()
-
-    def _order(self, generation: int, order: dict[str, Any]) -> None:
+        """End by force what has not left the generation."""
         if generation != self.generation:
             return
-        self._orders.append(order)
-        for member in self.members.values():
-            if member.line is not None:
-                _tell(member.line, order)
+        self._is_over = self._is_over or self._is_starting
+        for member in self._gang():
+            if not member.is_idle():
+                member.process.kill_group()
+        self._look()
 
-    # ---- the warm parent ------------------------------------------------------------------------
+    def _end_idle_later(self) -> None:
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.end_idle)
 
-    async def _warm(self) -> None:
-        with contextlib.suppress(OSError):
-            await self._ask({"ask": "sync"})
-            return
-        with (self.folder / "nursery.log").open("ab") as output:
-            await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "agents.nursery"),
-                *(str(self.folder / "nursery.sock"), self.module),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        end = self.clock.now() + NURSERY_S
-        while self.clock.now() < end:
-            with contextlib.suppress(OSError):
-                await self._ask({"ask": "sync"})
-                return
-            await asyncio.sleep(0.02)
-        raise OSError(f"the warm parent did not come up; see {self.folder / 'nursery.log'}")
-
-    async def _ask(self, question: dict[str, Any]) -> None:
-        reader, writer = await asyncio.open_unix_connection(self.folder / "nursery.sock")
-        try:
-            _tell(writer, question)
-            if not await reader.readline():
-                raise ConnectionError("the warm parent ended")
-        finally:
-            writer.close()
+    def end_idle(self) -> None:
+        """End all processes; none of them has a generation any more."""
+        for member in self.members:
+            member.let_go()
 
     async def close(self, *, is_over: bool) -> None:
-        """Listen no more; ``is_over``: this life ends, and the warm parent with it."""
+        """Listen no more; ``is_over``: this life ends, its processes and the warm parent too."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
             task.cancel()
         if is_over:
-            with contextlib.suppress(OSError):
-                await self._ask({"ask": "end"})
-
-    def output(self, rank: int) -> Path:
-        """Where a rank writes what it prints."""
-        return self._home() / str(rank) / "output"
-
-    def _home(self) -> Path:
-        return self.folder / "generation" / str(self.generation)
+            self.end_idle()
+            await self.warm.end()
 
     def _start(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -317,33 +372,3 @@ class Workers:
         self._tasks.discard(task)
         if not task.cancelled():
             task.result()  # Our own bug, if it raises: the loop says so.
-
-
-def _tell(writer: asyncio.StreamWriter, order: dict[str, Any]) -> None:
-    writer.write(json.dumps(order).encode() + b"\n")
-
-
-def _sealed_by_all(words: list[Word]) -> tuple[Sealed, ...]:
-    """A point is sealed on the node once every worker has sealed its part of it."""
-    by_rank = [{sealed.point: sealed.holds for sealed in word.sealed} for word in words]
-    common = set.intersection(*(set(points) for points in by_rank))
-    return tuple(
-        Sealed(point, tuple(dict.fromkeys(hold for points in by_rank for hold in points[point])))
-        for point in sorted(common)
-    )
-
-
-def _how_it_ended(folder: Path) -> str:
-    try:
-        code = int((folder / "exit").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return "ended, and nobody saw how"
-    return f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-
-
-def _is_bug(member: Member) -> bool:
-    """A worker that ends by itself with an error has one; a killed one need not."""
-    try:
-        return int((member.folder / "exit").read_text(encoding="ascii")) > 0
-    except (OSError, ValueError):
-        return False

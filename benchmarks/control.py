@@ -1,101 +1,354 @@
-"""How much the controller takes for many nodes: ``python -m benchmarks.control [--nodes N]``.
+"""The control plane with thousands of nodes: ``python -m benchmarks.control [--nodes N]``.
 
-The decisions of a cluster of N nodes, with no network: each node reports, a burst of notices
-comes, and the planner answers. Prints one line of figures.
+A real sailord, a real store, and agents that are real towards both: each keeps a lease, reads the
+generation, watches the store, and reports signed over HTTP. Only their workers are made up: they
+do a step a second. After a while at rest, some nodes get a notice at the same moment.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import asyncio
+import http.client
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from agents.protocol import Fence, Intent, JobId, JobRecord, NodeId, NodeRecord, Report
-from sailord import invariants
-from sailord.decide import decide
-from sailord.model import (
-    Command,
-    Elected,
-    Event,
-    GenerationWritten,
-    IntentGiven,
-    PlanFound,
-    Proposal,
-    Reported,
-    RequestPlan,
-    State,
-    Ticked,
-    WriteGeneration,
+import aiohttp
+
+from agents.clock import Clock
+from agents.keys import Keys
+from agents.model import Event, GenerationRead
+from agents.peers import Peers
+from agents.protocol import (
+    Fence,
+    GenerationRecord,
+    Holding,
+    Intent,
+    NodeId,
+    NodeRecord,
+    Point,
+    Report,
+    Sealed,
 )
+from agents.registration import Registration
+from agents.store import open_store
+from agents.telling import Teller
+
+ROOT = Path(__file__).resolve().parents[1]
+KEY = b"k" * 64
+CLUSTER = "bench"
+STEP_S = 1.0
+CONNECTIONS = 20
+"""To the store, of each process of agents."""
+PROCESSES = 2
+LAYERS, PIECES, STAGES = 27, 2, 9
+"""Of the job's state; each node holds one stage's layers."""
+JOB = """
+[model]
+family = "gpt2"
+layers = 24
+hidden = 1024
+heads = 16
+vocab = 50272
+sequence = 1024
+
+[training]
+global_batch = 16384
+sequence = 1024
+precision = "fp32"
+max_tp = 1
+"""
 
 
-class Bench:
-    """A controller whose planner and store answer at once."""
+class Agent:
+    """One node of one GPU, without workers."""
 
-    def __init__(self) -> None:
-        self.state, self.now = State(), 0.0
-        self.took_s: list[float] = []
-        self.plans = 0
+    def __init__(self, number: int, store: Any, session: aiohttp.ClientSession) -> None:
+        self.place, name = number, f"n{number:05}"
+        self.node = NodeRecord(
+            NodeId(f"{name}.1"), name, "us-central1-b", "A100-40x1", "A100-40", 1,
+            f"127.0.0.1:{9}", "ready",
+        )  # fmt: skip
+        self.registration = Registration(store, Keys(CLUSTER), 10.0, Clock(), self.hear)
+        self.teller = Teller(Peers(session, KEY), lambda: self.registration.leader)
+        self.record: GenerationRecord | None = None
+        self.begun = self.number = 0.0
+        self.stopped_at: int | None = None
+        self.heard = Fence(0, 0)
 
-    def feed(self, event: Event) -> None:
-        begun = time.perf_counter()
-        before = self.state
-        self.state, commands = decide(before, event)
-        invariants.check(before, self.state, commands)
-        self.took_s.append(time.perf_counter() - begun)
-        for command in commands:
-            self._perform(command)
+    async def run(self, rank: int) -> None:
+        """Live until cancelled."""
+        await asyncio.sleep(rank * 0.001)
+        self.registration.register(self.node)
+        async with asyncio.TaskGroup() as group:
+            for work in (
+                self.registration.stay(),
+                self.registration.look(self.node.id, lambda: None),
+                self.registration.watch(),
+                self.registration.raise_all(),
+                self.teller.run(),
+                self.report(),
+            ):
+                group.create_task(work)
 
-    def _perform(self, command: Command) -> None:
-        match command:
-            case RequestPlan():
-                self.plans += 1
-                plan = Proposal(f"plan {command.request}", command.nodes, True, "it fits", 1.0)
-                self.feed(PlanFound(self.now, command.request, plan))
-            case WriteGeneration():
-                self.feed(GenerationWritten(self.now, command.record))
-            case _:
-                pass
+    def hear(self, event: Event) -> None:
+        if not isinstance(event, GenerationRead) or event.record is None:
+            return
+        before, self.record = self.record, event.record
+        self.heard = Fence(event.record.term, event.record.number)
+        if before is None or before.number != event.record.number:
+            self.begun, self.stopped_at = time.monotonic(), None
+            self.tell()
+        elif event.record.state == "stopping" and self.stopped_at is None:
+            # Workers agree on a step; these take one that all have yet to reach.
+            self.stopped_at = (event.record.stop_at or 0) + 2
+            self.tell()
 
-    def wait(self, seconds: float) -> None:
-        for _ in range(round(seconds / 0.1)):
-            self.now += 0.1
-            self.feed(Ticked(self.now))
+    async def report(self) -> None:
+        while True:
+            self.tell()
+            await asyncio.sleep(STEP_S)
+
+    def tell(self) -> None:
+        record, self.number = self.record, self.number + 1
+        at_once = int(time.time() * 1e3) + int(self.number)
+        if record is None or record.state == "closed" or self.node.id not in record.members:
+            self.teller.tell(Report(self.node.id, at_once, self.heard))
+            return
+        done = int((time.monotonic() - self.begun) / STEP_S)
+        step = self.stopped_at or record.restore.point.step + done
+        stage = self.place % STAGES
+        holds = tuple(Holding(layer, 0, PIECES) for layer in range(stage, LAYERS, STAGES))
+        self.teller.tell(
+            Report(
+                self.node.id, at_once, self.heard, record.number,
+                "running" if self.stopped_at is None else "stopped", step,
+                (Sealed(Point(step, record.number), holds),),
+                job=record.job,
+            )
+        )  # fmt: skip
+
+    def notice(self) -> None:
+        """The machine goes away in two minutes."""
+        leaves_at = time.time() + 120
+        self.registration.register(replace(self.node, state="draining", leaves_at=leaves_at))
+        intent = Intent(f"gone-{self.node.id}", "preempt", self.node.id, leaves_at)
+        self.registration.raise_intent(intent)
+
+
+def be_agents(
+    url: str, first: int, last: int, orders: multiprocessing.connection.Connection
+) -> None:
+    """Be these agents until the parent says that it is over."""
+    asyncio.run(_be_agents(url, first, last, orders))
+
+
+async def _be_agents(
+    url: str, first: int, last: int, orders: multiprocessing.connection.Connection
+) -> None:
+    stores = [await open_store(url) for _ in range(CONNECTIONS)]
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        agents = [Agent(i, stores[i % CONNECTIONS], session) for i in range(first, last)]
+        tasks = [asyncio.create_task(agent.run(i)) for i, agent in enumerate(agents)]
+        while True:
+            asked = asyncio.create_task(asyncio.to_thread(orders.recv))
+            await asyncio.wait([asked, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # Our own mistake, if one ended.
+            names = await asked
+            if names is None:
+                break
+            for agent in agents:
+                if agent.node.name in names:
+                    agent.notice()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for store in stores:
+        await store.close()
+
+
+# ---- the measuring side -------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Head:
+    """A real sailord, asked over its Unix socket."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        (folder / "key").write_bytes(KEY)
+        own = "" if store.startswith("unix") else f'store = "{store}"\n'
+        (folder / "sailord.toml").write_text(
+            f'cluster_name = "{CLUSTER}"\nstate = "state"\nkey = "key"\n{own}'
+            f'cluster = "{ROOT}/examples/three-zones.toml"\n[listen]\nport = {free_port()}\n'
+        )
+        command = [sys.executable, "-m", "sailord.service", "run", "--config"]
+        with (folder / "sailord.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, folder / "sailord.toml"], cwd=ROOT, stdout=log, stderr=log
+            )
+        self.socket = folder / "state" / "sailord.sock"
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        connection = http.client.HTTPConnection("localhost", timeout=30)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(30)
+        connection.sock.connect(str(self.socket))
+        method, raw = ("GET", None) if body is None else ("POST", json.dumps(body))
+        connection.request(method, path, raw)
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return text if path == "/metrics" else json.loads(text)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            name: float(value)
+            for name, value in re.findall(r"^(sailor_\S+) (\S+)$", self.ask("/metrics"), re.M)
+        }
+
+    def busy_s(self) -> float:
+        """Processor time of the process itself, without its planners."""
+        text = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(text[11]) + int(text[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until(holds: Callable[[], Any], *, within_s: float = 300.0) -> float:
+    """Return how long it took."""
+    begun = time.monotonic()
+    while time.monotonic() < begun + within_s:
+        try:
+            if holds():
+                return time.monotonic() - begun
+        except (OSError, KeyError, TypeError):
+            pass
+        time.sleep(0.1)
+    raise TimeoutError
+
+
+def run_store(kind: str, folder: Path, stack: ExitStack) -> str:
+    """Start an etcd, or name the socket at which sailord's own store will be."""
+    if kind == "embedded":
+        return f"unix://{folder}/state/store.sock"
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    process = subprocess.Popen(
+        ["etcd", "--data-dir", folder / "etcd", "--listen-client-urls", client,
+         "--advertise-client-urls", client, "--listen-peer-urls", peer],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return client.replace("http", "etcd")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--notices", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    is_there = shutil.which("etcd") is not None
+    parser.add_argument(
+        "--store", choices=("etcd", "embedded"), default="etcd" if is_there else "embedded"
+    )
     options = parser.parse_args()
-    bench = Bench()
-    ids = [NodeId(f"n{i:05}") for i in range(options.nodes)]
-    nodes = tuple(NodeRecord(i, i, "z", "m", "A100-40", 8, "", "ready") for i in ids)
-    job = JobRecord(JobId("j"), "queued")
-    bench.feed(Elected(0.0, 1, nodes, (job,), ()))
-    bench.wait(3.0)
-    number = 0
-    for step in (1, 2):
-        for id_ in ids:
-            number += 1
-            report = Report(id_, number, Fence(1, 1), 1, "running", step)
-            bench.feed(Reported(bench.now, report))
-    plans = bench.plans
-    for id_ in ids[: options.notices]:
-        intent = Intent(f"notice {id_}", "preempt", id_, bench.now + 30)
-        bench.feed(IntentGiven(bench.now, intent))
-    bench.wait(2.0)
-    ordered = sorted(bench.took_s)
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"{options.nodes} nodes, {len(ordered)} decisions: "
-        f"p50 {_ms(ordered, 0.5)} ms, p99 {_ms(ordered, 0.99)} ms, "
-        f"{options.notices} notices led to {bench.plans - plans} replan, {peak_mb:.0f} MB"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sailor-")))
+        url = run_store(options.store, folder, stack)
+        head = Head(folder, url)
+        stack.callback(head.process.wait)
+        stack.callback(head.process.terminate)
+        lines = measure(head, begin_agents(url, options.nodes, stack), options)
+        print(f"{options.nodes} nodes, {options.store}, {os.cpu_count()} cores")
+        for name, value in lines:
+            print(f"  {name:<44}{value}")
+
+
+def begin_agents(url: str, nodes: int, stack: ExitStack) -> list[Any]:
+    context, pipes = multiprocessing.get_context("spawn"), []
+    for i in range(PROCESSES):
+        ours, theirs = context.Pipe()
+        first, last = (nodes * j // PROCESSES for j in (i, i + 1))
+        process = context.Process(target=be_agents, args=(url, first, last, theirs), daemon=True)
+        process.start()
+        stack.callback(process.join)
+        stack.callback(ours.send, None)
+        pipes.append(ours)
+    return pipes
+
+
+def measure(head: Head, agents: list[Any], options: Any) -> list[tuple[str, str]]:
+    joined_s = wait_until(lambda: head.ask("/v1/status")["nodes"].get("ready") == options.nodes)
+    head.ask("/v1/jobs", {"job": JOB, "id": "j"})
+    running_s = wait_until(lambda: head.ask("/v1/status")["job"]["phase"]["name"] == "running")
+    time.sleep(options.seconds / 2)
+    before, busy = head.figures(), head.busy_s()
+    time.sleep(options.seconds)
+    rest = head.figures()
+    at_rest = (head.busy_s() - busy) / options.seconds
+    rate = (rest["sailor_decisions_total"] - before["sailor_decisions_total"]) / options.seconds
+    members = head.ask("/v1/status")["job"]["members"][: options.notices]
+    begun = time.monotonic()
+    for pipe in agents:
+        pipe.send(frozenset(members))
+    burst: list[dict[str, float]] = []
+
+    def has_moved() -> bool:
+        burst.append(head.figures())
+        job = head.ask("/v1/status")["job"]
+        return job["phase"]["name"] == "running" and not set(members) & set(job["members"])
+
+    wait_until(has_moved)
+    moved_s = time.monotonic() - begun
+    after = head.figures()
+    return [
+        ("all registered after", f"{joined_s:.1f} s"),
+        ("the job runs after", f"{running_s:.1f} s"),
+        ("events decided a second, at rest", f"{rate:.0f}"),
+        ("a decision, at rest, p50 and p99", _ms(rest, "sailor_decision_seconds")),
+        ("event to decision, at rest, p50 and p99", _ms(rest, "sailor_event_to_decision_seconds")),
+        ("sailord's share of one core, at rest", f"{at_rest:.0%}"),
+        (f"{len(members)} notices lead to", f"{_gained(before, after, 'sailor_plans_total')} plan"),
+        ("and to generations", f"{_gained(before, after, 'sailor_generation')}"),
+        ("all runs without them after", f"{moved_s:.1f} s"),
+        ("a decision, meanwhile, worst p99", _worst(burst, "sailor_decision_seconds")),
+        ("event to decision, meanwhile, worst p99",
+         _worst(burst, "sailor_event_to_decision_seconds")),
+        ("most memory of sailord", f"{after['sailor_memory_peak_bytes'] / 1e6:.0f} MB"),
+    ]  # fmt: skip
+
+
+def _ms(figures: dict[str, float], name: str) -> str:
+    return ", ".join(
+        f'{1e3 * figures[f"""{name}{{quantile="{q}"}}"""]:.2f} ms' for q in (0.5, 0.99)
     )
 
 
-def _ms(ordered: list[float], share: float) -> str:
-    return f"{1e3 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]:.2f}"
+def _worst(samples: list[dict[str, float]], name: str) -> str:
+    return f'{1e3 * max(sample[f"""{name}{{quantile="0.99"}}"""] for sample in samples):.2f} ms'
+
+
+def _gained(before: dict[str, float], after: dict[str, float], name: str) -> int:
+    return round(after[name] - before[name])
 
 
 if __name__ == "__main__":

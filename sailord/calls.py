@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import aiohttp
 
-from agents.protocol import Fence, Report
-from agents.signing import (
-    REPLY_HEADER,
-    REQUEST_HEADER,
-    SignatureError,
-    check_reply,
-    sign_request,
-)
+from agents.peers import TIMEOUT_S, CallFailed, Peers
+from agents.protocol import Abort, Report
 from agents.wire import WireError, decode, encode
 
-TIMEOUT_S = 2.0
 PROBE_S = 0.2
 ANSWER_BYTES_MAX = 16 << 20
-
-
-class CallFailed(Exception):  # noqa: N818 - an answer like any other: the agent was not reached
-    """The agent was not reached, or what answered was not an agent of this cluster."""
 
 
 @dataclass(eq=False)
@@ -33,9 +21,9 @@ class Calls:
     key: bytes
     _session: aiohttp.ClientSession | None = field(default=None)
 
-    async def abort(self, address: str, fence: Fence) -> None:
-        """Say that everything up to this generation is over."""
-        await self.call(address, "POST", "/v1/abort", encode(fence))
+    async def abort(self, address: str, word: Abort) -> None:
+        """Say that everything of a job up to a generation is over."""
+        await self.call(address, "POST", "/v1/abort", encode(word))
 
     async def wake(self, address: str) -> None:
         """Ask the agent to read the store now."""
@@ -63,26 +51,11 @@ class Calls:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=256), auto_decompress=False
             )
-        header, nonce = sign_request(self.key, method, path, body, at=time.time())
-        try:
-            async with self._session.request(
-                method,
-                f"http://{address}{path}",
-                data=body,
-                headers={REQUEST_HEADER: header, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-                allow_redirects=False,
-            ) as reply:
-                answer = await reply.content.read(ANSWER_BYTES_MAX)
-                signature = reply.headers.get(REPLY_HEADER)
-                check_reply(self.key, nonce, reply.status, answer, signature)
-                if reply.status >= 400:
-                    raise CallFailed(f"{address}{path} answered {reply.status}")
-                return answer
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            if isinstance(error, SignatureError):
-                raise CallFailed(f"{address}{path}: {error}") from None
-            raise CallFailed(f"{address}{path}: {error or 'no answer in time'}") from None
+        peers = Peers(self._session, self.key, ANSWER_BYTES_MAX)
+        status, answer = await peers.call(address, method, path, body, timeout_s=timeout_s)
+        if status >= 400:
+            raise CallFailed(f"{address}{path} answered {status}")
+        return answer
 
     async def close(self) -> None:
         if self._session is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.protocol import GenerationRecord, NodeId
+from agents.protocol import GenerationRecord, Intent, NodeId
 from sailord.model import Active, Node, Running, Starting, State, Waiting
 
 
@@ -58,6 +58,8 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
 def _is_usable(node: Node, is_member: bool) -> bool:
     if node.is_lost or node.absent_since is not None or node.leaving_since is not None:
         return False
+    if node.is_unsound:  # Its record in the store may not say so yet.
+        return False
     return node.record.state == "ready" and (is_member or not node.is_cordoned)
 
 
@@ -79,11 +81,16 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
     return None
 
 
+def is_gone(node: Node | None) -> bool:
+    """The machine itself is why nothing goes on there: it is away, or a device of it broke."""
+    return node is None or node.is_lost or node.is_unsound
+
+
 def _losses(state: State, active: Active) -> list[Change]:
     if active.generation is None:
         return []
     broken = broken_members(state, active.generation)
-    lost = tuple(id_ for id_ in broken if (node := state.nodes.get(id_)) is None or node.is_lost)
+    lost = tuple(id_ for id_ in broken if is_gone(state.nodes.get(id_)))
     found = []
     # Where a machine is lost, what its loss did to the others goes without saying.
     for id_ in lost or broken:
@@ -131,9 +138,23 @@ def _additions(state: State, active: Active) -> list[Change]:
     return [Change(f"{names} could help", due, is_forced=False)]
 
 
+def order_at_hand(active: Active) -> Intent | None:
+    """What operators ordered first; a cancel waits for nothing that was ordered before it.
+
+    A checkpoint is made beside it and holds up nothing.
+    """
+    orders = [order for order in active.orders if order.kind != "checkpoint"]
+    return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
+
+
 def _orders(active: Active, now: float) -> list[Change]:
-    if active.orders and active.orders[0].kind == "replan":
+    order = order_at_hand(active)
+    if order is not None and order.kind == "replan":
         return [Change("a new plan was ordered", now, is_forced=True)]
+    if order is not None and order.kind == "rollback":
+        assert order.durable is not None, "who goes back says where to"
+        reason = f"going back to step {order.durable.point.step} was ordered"
+        return [Change(reason, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":
         return [Change("the generation was told to stop", now, is_forced=True)]
     return []

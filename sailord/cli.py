@@ -11,9 +11,11 @@ from importlib.metadata import version
 import click
 
 from sailord import offline
+from sailord.checkpoint_command import checkpoint
 from sailord.compare_command import compare
 from sailord.console import Group
 from sailord.frontier_command import frontier_command
+from sailord.local.up import local, tour, up
 from sailord.online import COMMANDS
 from sailord.plan_command import plan
 from sailord.replan_command import replan_command
@@ -38,5 +40,9 @@ main.add_command(replan_command)
 main.add_command(compare)
 main.add_command(frontier_command)
 main.add_command(replay)
+main.add_command(up)
+main.add_command(tour)
+main.add_command(local)
+main.add_command(checkpoint)
 for command in COMMANDS:
     main.add_command(command)

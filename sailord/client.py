@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from sailord.local.place import Place, usual_folder
 from simulator.errors import InputError, Problem
 
 DEFAULT = "unix:///run/sailor/sailord.sock"
@@ -51,7 +53,8 @@ class Client:
             reply = self._send(connection, method, path, body)
             text = reply.read()
         except (OSError, http.client.HTTPException) as error:
-            raise ServerProblem(f"{self.server} did not answer: {_why(error)}") from None
+            why = f"{_why(error)}{_cure(error)}"
+            raise ServerProblem(f"{self.server} did not answer: {why}") from None
         finally:
             connection.close()
         is_json = "json" in (reply.headers.get("Content-Type") or "")
@@ -77,7 +80,8 @@ class Client:
                 if after == 0:
                     raise ServerProblem(f"{self.server}: {_why(error)}") from None
             except OSError as error:
-                raise ServerProblem(f"{self.server} did not answer: {_why(error)}") from None
+                why = f"{_why(error)}{_cure(error)}"
+                raise ServerProblem(f"{self.server} did not answer: {why}") from None
             finally:
                 connection.close()
 
@@ -111,7 +115,19 @@ def client_from(server: str | None, token_file: Path | None) -> Client:
         except (OSError, UnicodeError) as error:
             what = f"cannot be read: {_why(error)}"
             raise InputError(Problem(str(token_file), what, "name a file with the token")) from None
-    return Client(server or os.environ.get("SAILOR_SERVER") or DEFAULT, token)
+    return Client(server or os.environ.get("SAILOR_SERVER") or _usual(), token)
+
+
+def _usual() -> str:
+    """The machine's own sailord; where there is none, that of the person's local cluster."""
+    local = Place(usual_folder(), port=0).socket
+    if Path(DEFAULT.removeprefix("unix://")).exists():
+        return DEFAULT
+    with contextlib.suppress(OSError):
+        # Anybody may make a folder of that name; only our own is believed.
+        if local.stat().st_uid == os.getuid():
+            return f"unix://{local}"
+    return DEFAULT
 
 
 def part(name: str) -> str:
@@ -128,3 +144,10 @@ def _refused(status: int, value: Any) -> ServerProblem:
 
 def _why(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _cure(error: BaseException) -> str:
+    """What helps where nobody listens at an address."""
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return "; start sailord, or name another with --server (sailorctl up starts a cluster here)"
+    return ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from agents.store import read_address
-from sailord.model import Options
+from sailord.capacity_model import Policy
+from sailord.options import Options
+from sailord.providers.choosing import Choice, read_provider
 from simulator.cluster import Cluster
 from simulator.cluster_file import load_cluster
 from simulator.errors import InputError, Problems
@@ -67,6 +69,9 @@ class Config:
     log_format: LogFormat
     options: Options
     webhooks: Webhooks
+    capacity: Policy = field(default_factory=Policy)
+    provider: Choice | None = None
+    """Where machines come from; ``None``: they come by themselves."""
 
 
 def load_config(path: Path) -> Config:
@@ -90,13 +95,15 @@ def load_config(path: Path) -> Config:
     log_format = top.choice("log", ("json", "terminal"), default="json")
     options = _options(top.section("options"))
     webhooks = _webhooks(top, path.parent)
-    top.finish()
+    capacity = _capacity(top.section("capacity"))
     cluster = None
     if cluster_file is not None:
         try:
             cluster = load_cluster(cluster_file)
         except InputError as error:
             problems.take(error)
+    provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
+    top.finish()
     if store is not None:
         try:
             read_address(store)
@@ -125,6 +132,8 @@ def load_config(path: Path) -> Config:
         log_format="json" if log_format == "json" else "terminal",
         options=options,
         webhooks=webhooks,
+        capacity=capacity,
+        provider=provider,
     )
 
 
@@ -157,17 +166,34 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
 
 def _options(table: Table) -> Options:
     options = Options()
-    for field in fields(Options):
-        default = getattr(options, field.name)
+    for each in fields(Options):
+        default = getattr(options, each.name)
         value: float = (
-            table.integer(field.name, default=default)
+            table.integer(each.name, default=default)
             if isinstance(default, int)
-            else table.number(field.name, default=default, above=0, most=1e6)
+            else table.number(each.name, default=default, above=0, most=1e6)
         )
-        changes: dict[str, Any] = {field.name: value}
+        changes: dict[str, Any] = {each.name: value}
         options = replace(options, **changes)
     table.finish()
     return options
+
+
+def _capacity(table: Table) -> Policy:
+    policy = Policy()
+    for each in fields(Policy):
+        default = getattr(policy, each.name)
+        value: float | None
+        if isinstance(default, int):
+            value = table.integer(each.name, default=default)
+        elif default is None:
+            value = table.number(each.name, above=0, most=1e9)
+        else:
+            value = table.number(each.name, default=default, least=0, most=1e6)
+        changes: dict[str, Any] = {each.name: value}
+        policy = replace(policy, **changes)
+    table.finish()
+    return policy
 
 
 def _webhooks(top: Table, folder: Path) -> Webhooks:

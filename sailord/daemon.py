@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from dataclasses import dataclass, field
 
 import structlog
 from aiohttp import web
 
+from agents.clock import Clock
+from agents.keys import Keys
+from agents.logs import begin_log
 from agents.protocol import JobId
 from agents.signing import read_key
 from agents.store import Compacted, Store, StoreError, StoreUnavailable, open_store, serve
 from agents.store.embedded import EmbeddedStore
+from agents.systemd import notify
 from sailord.api.app import Api, build_app, build_public_app
 from sailord.calls import Calls
-from sailord.clock import Clock
 from sailord.config import Config
 from sailord.election import Election, StateFolder, take_state
 from sailord.feed import Feed, Happening
 from sailord.gateway import Gateway, World
-from sailord.keys import Keys
 from sailord.model import (
-    CheckpointCommitted,
     Deposed,
     Elected,
     IntentGiven,
@@ -33,13 +35,16 @@ from sailord.model import (
     Ticked,
 )
 from sailord.outgoing import Outgoing
+from sailord.procuring import Procurer
+from sailord.providers.choosing import open_provider
 from sailord.shell import Shell
-from sailord.systemd import notify
 from simulator.errors import InputError, Problem
 
 log = structlog.get_logger("sailord")
 
 TICK_S = 0.1
+ACCEPTED_AT_ONCE = 64
+QUEUED_MAX = 4096
 LOOK_S = 1.0
 """How often the store is read where no watch wakes us before."""
 LOOK_S_MIN = 0.05
@@ -57,23 +62,26 @@ class Daemon:
     election: Election
     shell: Shell
     api: Api
+    outgoing: Outgoing
+    procurer: Procurer | None = None
+    """Only where a provider is configured."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    _revision: int = 0
+    _is_ready: bool = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop."""
+        works = [
+            self.shell.run(),
+            self._lead(),
+            self._look(),
+            self._watch(),
+            self._tick(),
+            self.outgoing.run(),
+        ]
+        if self.procurer is not None:
+            works.append(self.procurer.run())
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(work)
-                for work in (
-                    self.shell.run(),
-                    self._lead(),
-                    self._look(),
-                    self._watch(),
-                    self._tick(),
-                    Outgoing(self.config.webhooks.receivers, self.shell.feed).run(),
-                )
-            ]
+            tasks = [group.create_task(work) for work in works]
             await stop.wait()
             notify("STOPPING=1")
             for task in tasks:
@@ -113,8 +121,12 @@ class Daemon:
         assert term is not None
         for job in world.jobs:
             await self._recall(job.id)
+        await self.shell.outbox.load()
+        await self.outgoing.begin(term)
+        self.shell.planning.warm()
         self.shell.resign_asked.clear()
-        log.info("leading", term=term, nodes=len(world.nodes), jobs=len(world.jobs))
+        about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
+        log.info("leading", term=term, cause="Elected", **about)
         self.shell.feed_event(
             Elected(
                 self.clock.now(),
@@ -141,10 +153,9 @@ class Daemon:
         while True:
             if self.election.term is not None and not self.election.is_sure:
                 self.election.term = None
-                log.warning("no longer sure to lead")
+                log.warning("no longer sure to lead", cause="Ticked")
                 self.shell.feed_event(Deposed(self.clock.now()))
             self.shell.feed_event(Ticked(self.clock.now()))
-            notify("WATCHDOG=1")
             await asyncio.sleep(TICK_S)
 
     # ---- looking ------------------------------------------------------------------------------
@@ -167,9 +178,10 @@ class Daemon:
         now, was_away = self.clock.now(), self.api.store_away_since is not None
         self.api.store_away_since, self.api.world = None, world
         if was_away:
-            log.info("the store is back")
+            log.info("the store is back", cause="StoreReturned")
         for fault in world.unreadable:
-            log.warning("the store holds what nobody can read", what=fault)
+            log.warning("the store holds what nobody can read", cause="WireError", what=fault)
+        self._tell_ready("the store answers")
         state = self.shell.state
         if state.term is None or state.term != self.election.term:
             return
@@ -178,20 +190,25 @@ class Daemon:
             feed(StoreReturned(now))
         feed(NodesObserved(now, world.nodes))
         active = None if state.active is None else state.active.job.id
+        durables = dict(world.durables)
         for job in world.jobs:
             if job.id not in state.jobs and job.id != active:
-                feed(JobSubmitted(now, job))
+                feed(JobSubmitted(now, job, durables.get(job.id)))
         for intent in world.intents:
             if intent.id not in state.intents:
                 feed(IntentGiven(now, intent))
-        for id_, durable in world.durables:
-            if state.durables.get(id_) != durable:
-                feed(CheckpointCommitted(now, id_, durable))
 
     def _see_away(self, error: StoreError) -> None:
         if self.api.store_away_since is None:
             self.api.store_away_since = self.clock.now()
-            log.warning("the store is away", error=str(error))
+            log.warning("the store is away", cause=type(error).__name__, error=str(error))
+            self._tell_ready("the store is away")
+
+    def _tell_ready(self, status: str) -> None:
+        """The doors are open, and what they answer is known to be so: also that nobody knows."""
+        if not self._is_ready:
+            self._is_ready = True
+            notify(f"READY=1\nSTATUS={status}")
 
     async def _watch(self) -> None:
         """A change wakes the looking, and means nothing else."""
@@ -226,8 +243,10 @@ async def run_daemon(config: Config) -> None:
         daemon = _assemble(config, store, state, key)
         stack.push_async_callback(daemon.shell.calls.close)
         stack.callback(daemon.shell.planning.close)
+        if daemon.procurer is not None:
+            await daemon.procurer.check()
         await _open_doors(daemon, stack)
-        notify("READY=1")
+        begin_log(config.log_format, daemon.shell.standing)
         await daemon.run(stop)
 
 
@@ -246,7 +265,19 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
     election = Election(store, keys.leader, state, config.address, lease_s)
     woken = asyncio.Event()
     api = Api(config, shell, Gateway(store, keys), clock, key, woken)
-    return Daemon(config, store, state, clock, gateway, election, shell, api, woken)
+    receivers = config.webhooks.receivers
+    outgoing = Outgoing(receivers, shell.outbox, lambda: shell.state.term)
+    procurer = None
+    if config.provider is not None:
+        provider = open_provider(config.provider, config.cluster, clock.now)
+        own = Gateway(store, keys)
+        procurer = Procurer(
+            config, provider, config.capacity, shell, own, clock,
+            lambda: api.store_away_since is not None,
+        )  # fmt: skip
+    return Daemon(
+        config, store, state, clock, gateway, election, shell, api, outgoing, procurer, woken
+    )
 
 
 async def _open_doors(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
@@ -267,8 +298,16 @@ async def _open_doors(daemon: Daemon, stack: contextlib.AsyncExitStack) -> None:
         what = f"cannot be a socket: {error.strerror or error}"
         raise InputError(Problem(str(config.socket), what, "name another file")) from None
     try:
-        await web.TCPSite(outside, config.host, config.port, backlog=4096).start()
+        await _listen(outside, config.host, config.port)
     except OSError as error:
         what = f"cannot be listened on: {error.strerror}"
         place = f"{config.host}:{config.port}"
         raise InputError(Problem(place, what, "give another address under [listen]")) from None
+
+
+async def _listen(door: web.AppRunner, host: str, port: int) -> None:
+    """Take a few connections at each turn of the loop; many may wait in the kernel's queue."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family)
+    await web.SockSite(door, listening, backlog=ACCEPTED_AT_ONCE).start()
+    listening.listen(QUEUED_MAX)

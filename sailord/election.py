@@ -8,7 +8,6 @@ dead, since it holds the folder's lock; it ends that one's lease and leads at on
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import time
@@ -16,9 +15,9 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.folder import lock_folder
 from agents.store import CreatedAt, Put, Store, StoreError, StoreUnavailable, WriteUnknown
 from agents.wire import WireError, decode, encode
-from simulator.errors import InputError, Problem
 
 MARGIN_S_MAX = 2.0
 
@@ -62,18 +61,7 @@ class StateFolder:
 
 def take_state(folder: Path) -> StateFolder:
     """Make the folder ours, or say who has it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        what = f"cannot be the state folder: {error.strerror}"
-        raise InputError(Problem(str(folder), what, "name another one under state")) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        what = "another sailord runs on this state folder"
-        raise InputError(Problem(str(folder), what, "stop it first, or name another")) from None
+    lock = lock_folder(folder, service="sailord")
     name = folder / "id"
     if not name.exists():
         early = folder / "id.new"

@@ -22,9 +22,16 @@ from agents.protocol import (
     NodeRecord,
     Report,
 )
+from sailord.commit import hear_of_storage
+from sailord.keeping import (
+    CheckpointCommitted,
+    CommitFailed,
+    DurableChecked,
+    ManifestWritten,
+)
+from sailord.ledger import charged
 from sailord.model import (
     Active,
-    CheckpointCommitted,
     Closing,
     Deposed,
     Elected,
@@ -42,6 +49,7 @@ from sailord.model import (
     PlanRefused,
     ProbeFailed,
     Reported,
+    Running,
     Starting,
     State,
     Stopping,
@@ -66,7 +74,12 @@ _ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
 
 def learn(state: State, event: Event) -> State:
     """Return what is known now that the event has happened."""
-    state = replace(state, now=max(state.now, event.at))
+    # Where nothing at all reached us, it was we who stood still: silence says nothing of others.
+    stood_still = event.at > state.now + state.options.still_s
+    leases_since = event.at if stood_still else state.leases_since
+    before = state = replace(state, now=max(state.now, event.at), leases_since=leases_since)
+    if state.term is None and not isinstance(event, Elected):
+        return state  # Who does not lead looks at everything anew when its turn comes.
     match event:
         case Elected():
             state = _take_over(state, event)
@@ -75,28 +88,29 @@ def learn(state: State, event: Event) -> State:
         case NodesObserved():
             state = _see_nodes(state, event.nodes)
         case Reported():
-            state = _hear(state, event.report)
+            for report in (event.report, *event.others):
+                state = _hear(state, report)
         case ProbeFailed():
             state = _miss(state, event.node)
         case IntentGiven():
             state = _note_intent(state, event.intent)
         case JobSubmitted():
-            state = _queue(state, event.job)
+            state = _queue(state, event.job, event.durable)
         case PlanFound():
             state = _answer(state, event)
         case PlanRefused():
             state = _answer(state, event)
         case GenerationWritten():
             state = _recorded(state, event.record)
-        case CheckpointCommitted():
-            state = _committed(state, event.job, event.durable)
+        case ManifestWritten() | CheckpointCommitted() | CommitFailed() | DurableChecked():
+            state = hear_of_storage(state, event)
         case StoreReturned():
             state = replace(state, leases_since=state.now)
         case Ticked():
             pass
         case _:
             assert_never(event)
-    return _give_up_nodes(state)
+    return charged(before, _give_up_nodes(state))
 
 
 def _take_over(state: State, event: Elected) -> State:
@@ -137,7 +151,8 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
         phase = Starting(since=at, deadline=at + state.options.start_s, move_s=0.0)
     if record is not None:
         step = record.restore.point.step
-    return Active(job, phase, record, step=step, advanced_at=at)
+    # What runs was considered by whoever led before; it need not be reconsidered at once.
+    return Active(job, phase, record, step=step, advanced_at=at, considered_at=at)
 
 
 def _grant_grace(state: State, members: Iterable[NodeId]) -> State:
@@ -164,7 +179,12 @@ def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
             leaving = state.now
         elif record.state == "ready" and node.record.state == "draining":
             leaving = None  # A false alarm: the agent itself took it back.
-        nodes[record.id] = replace(node, record=record, absent_since=None, leaving_since=leaving)
+        # Whoever gave us notice may have said when, and the machine itself not know of it.
+        is_told = leaving is not None and record.leaves_at is None
+        fresh = replace(record, leaves_at=node.record.leaves_at) if is_told else record
+        if (fresh, None, leaving) != (node.record, node.absent_since, node.leaving_since):
+            node = replace(node, record=fresh, absent_since=None, leaving_since=leaving)
+        nodes[record.id] = node
     names = {record.name: record.id for record in seen.values()}
     for id_, node in nodes.items():
         if id_ in seen:
@@ -191,7 +211,8 @@ def _hear(state: State, report: Report) -> State:
         if report.taking == "broken":
             broken_since = state.now if node.broken_since is None else node.broken_since
         if report.step > active.step:
-            active = replace(active, step=report.step, advanced_at=state.now)
+            step_s = _step_s(active, report.step, state.now)
+            active = replace(active, step=report.step, advanced_at=state.now, step_s=step_s)
     heard = replace(
         node,
         report=report,
@@ -203,8 +224,17 @@ def _hear(state: State, report: Report) -> State:
     return replace(state, nodes={**state.nodes, report.node: heard}, active=active)
 
 
+def _step_s(active: Active, step: int, now: float) -> float | None:
+    """What a step takes, the last ones counting most; the first of a generation does not count."""
+    if not isinstance(active.phase, Running) or active.advanced_at <= active.phase.since:
+        return active.step_s
+    fresh = (now - active.advanced_at) / (step - active.step)
+    return fresh if active.step_s is None else 0.9 * active.step_s + 0.1 * fresh
+
+
 def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
-    return record is not None and report.generation == record.number
+    is_ours = record is not None and report.job in {None, record.job}
+    return is_ours and record is not None and report.generation == record.number
 
 
 def _miss(state: State, id_: NodeId) -> State:
@@ -226,7 +256,7 @@ def _note_intent(state: State, intent: Intent) -> State:
                 for id_, node in state.nodes.items()
             }
             return replace(state, nodes=nodes)
-        case "cancel" | "pause" | "resume" | "replan":
+        case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
             return _order(state, intent)
         case _:
             assert_never(intent.kind)
@@ -266,9 +296,12 @@ def _order(state: State, intent: Intent) -> State:
     return replace(state, jobs={**state.jobs, job.id: job})
 
 
-def _queue(state: State, job: JobRecord) -> State:
-    known = job.id in state.jobs or (state.active is not None and state.active.job.id == job.id)
-    return state if known else replace(state, jobs={**state.jobs, job.id: job})
+def _queue(state: State, job: JobRecord, durable: Durable | None) -> State:
+    if job.id in state.jobs or (state.active is not None and state.active.job.id == job.id):
+        return state
+    if durable is not None:  # It goes on from a checkpoint that somebody named.
+        state = replace(state, durables={**state.durables, job.id: durable})
+    return replace(state, jobs={**state.jobs, job.id: job})
 
 
 def _answer(state: State, event: PlanFound | PlanRefused) -> State:
@@ -293,8 +326,19 @@ def _recorded(state: State, record: GenerationRecord) -> State:
                 for id_, node in state.nodes.items()
             }
             step = record.restore.point.step
-            opened = replace(active, generation=record, step=step, advanced_at=state.now)
-            return replace(state, nodes=nodes, active=opened)
+            opened = replace(
+                active,
+                generation=record,
+                step=step,
+                advanced_at=state.now,
+                commit=None,
+                securing=None,
+                check=None,
+            )
+            durables = dict(state.durables)
+            if active.phase.lowers is not None:
+                durables[record.job] = active.phase.lowers
+            return replace(state, nodes=nodes, active=opened, durables=durables)
         case Stopping() | Closing() if _is_later(record, active.generation):
             return replace(state, active=replace(active, generation=record))
         case _:
@@ -303,13 +347,6 @@ def _recorded(state: State, record: GenerationRecord) -> State:
 
 def _is_later(record: GenerationRecord, than: GenerationRecord | None) -> bool:
     return than is not None and record.number == than.number and record.state != "open"
-
-
-def _committed(state: State, job: JobId, durable: Durable) -> State:
-    before = state.durables.get(job)
-    if before is not None and before.point.step >= durable.point.step:
-        return state
-    return replace(state, durables={**state.durables, job: durable})
 
 
 # ---- who is lost ------------------------------------------------------------------------------
@@ -327,20 +364,17 @@ def _give_up_nodes(state: State) -> State:
         for peer in node.report.broken_peers
         if _speaks_of(state.active.generation if state.active else None, node.report)
     }
-    nodes = {}
+    nodes = dict(state.nodes)
     for id_, node in state.nodes.items():
-        if id_ not in members:
-            # One that is lost stays known as such while its lease lasts.
-            if node.absent_since is None:
-                nodes[id_] = node
-            continue
-        why = "" if node.is_lost else _why_lost(state, node, is_broken=id_ in broken)
-        nodes[id_] = _lost(node, state.now, why) if why else node
-    return replace(state, nodes=nodes)
+        if id_ not in members and node.absent_since is not None:
+            del nodes[id_]  # One that is lost stays known as such while its lease lasts.
+        elif not node.is_lost and (why := _why_lost(state, node, is_broken=id_ in broken)):
+            nodes[id_] = _lost(node, state.now, why)
+    return state if nodes == state.nodes else replace(state, nodes=nodes)
 
 
 def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
-    """Why a member counts as lost; empty while it may live.
+    """Why a node counts as lost; empty while it may live.
 
     A lease is the last resort. A step that was done proves that every member took part in it,
     so a member without a lease is only suspect as long as steps go on.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from agents.keys import Keys
 from agents.protocol import (
     Durable,
     GenerationRecord,
@@ -30,9 +31,11 @@ from agents.store import (
     WriteUnknown,
 )
 from agents.wire import WireError, decode, encode
-from sailord.keys import Keys
+from sailord.breakdown import Move
 
 T = TypeVar("T")
+Commitment = Literal["committed", "late", "deposed"]
+"""What became of a checkpoint: it counts; it came too late to; or somebody else leads."""
 HISTORY_MAX = 200
 """Transitions kept of a job."""
 
@@ -47,6 +50,8 @@ class Transition:
     generation: int = 0
     step: int = 0
     term: int = 0
+    move: Move | None = None
+    """The move that came to its end here, phase by phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +138,14 @@ class Gateway:
         *,
         plan: bytes | None,
         about: bytes | None,
+        lowers: Durable | None = None,
+        also: Sequence[Order] = (),
     ) -> bool:
         """Store the record in the place of ``replaces``; ``False``: something else stands there.
 
-        May be repeated at will; raises what the store raises.
+        With it ``lowers`` becomes the newest checkpoint, if given, and ``also`` is carried out.
+        May be repeated at will; raises
+        what the store raises.
         """
         key = self.keys.generation(record.job)
         there = await self.store.get(key)
@@ -145,17 +154,50 @@ class Gateway:
         expected = None if replaces is None else encode(replaces)
         if (None if there is None else there.value) != expected:
             return False
-        orders: list[Order] = [Put(key, encode(record))]
+        orders: list[Order] = [Put(key, encode(record)), *also]
         if replaces is None or record.number != replaces.number:
             if plan is not None:
                 orders.append(Put(self.keys.plan(record.job, record.plan), plan))
             if about is not None:
                 orders.append(Put(self.keys.about(record.job, record.plan), about))
+        if lowers is not None:
+            orders.append(Put(self.keys.durable(record.job), encode(lowers)))
         compares: list[Compare] = [
             ModifiedAt(key, 0 if there is None else there.modified),
             CreatedAt(self.keys.leader, record.term),
         ]
         return (await self.store.transact(compares, orders)).is_applied
+
+    async def commit(self, durable: Durable, record: GenerationRecord, term: int) -> Commitment:
+        """Make a checkpoint of the generation the newest, in one transaction.
+
+        May be repeated at will; what stands there says what became of it.
+        """
+        generation_key = self.keys.generation(record.job)
+        durable_key = self.keys.durable(record.job)
+        while True:
+            there = await self.store.get(durable_key)
+            if there is not None and there.value == encode(durable):
+                return "committed"
+            if there is not None and decode(Durable, there.value).point.step >= durable.point.step:
+                return "late"
+            present = await self.store.get(generation_key)
+            if present is None:
+                return "late"
+            now = decode(GenerationRecord, present.value)
+            if now.number != record.number or now.state == "closed":
+                return "late"
+            compares: list[Compare] = [
+                CreatedAt(self.keys.leader, term),
+                ModifiedAt(generation_key, present.modified),
+                ModifiedAt(durable_key, 0 if there is None else there.modified),
+            ]
+            order = Put(durable_key, encode(durable))
+            if (await self.store.transact(compares, [order])).is_applied:
+                return "committed"
+            leader = await self.store.get(self.keys.leader)
+            if leader is None or leader.created != term:
+                return "deposed"
 
     async def write_as_leader(self, term: int, orders: Sequence[Order]) -> bool:
         """Carry out the orders if the term is still ours."""
@@ -172,14 +214,14 @@ class Gateway:
         kept = set(but)
         stale = []
         for part in ("plan", "about"):
-            snapshot = await self.store.snapshot(f"{self.keys.jobs}{job}/{part}/")
+            snapshot = await self.store.snapshot(f"{self.keys.papers}{job}/{part}/")
             stale += [e.key for e in snapshot.entries if e.key.rpartition("/")[2] not in kept]
         if stale:
             await self.write_as_leader(term, [Delete(key) for key in stale[:100]])
 
     async def write_transition(self, job: JobId, transition: Transition, term: int) -> None:
         """Add one line to a job's history, and forget the oldest beyond a limit."""
-        prefix = f"{self.keys.jobs}{job}/history/"
+        prefix = f"{self.keys.papers}{job}/history/"
         orders: list[Order] = [Put(self.keys.history(job, transition.id), encode(transition))]
         lines = (await self.store.snapshot(prefix)).entries
         orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
@@ -189,7 +231,7 @@ class Gateway:
 
     async def read_history(self, job: JobId) -> tuple[Transition, ...]:
         """The transitions of a job, oldest first."""
-        snapshot = await self.store.snapshot(f"{self.keys.jobs}{job}/history/")
+        snapshot = await self.store.snapshot(f"{self.keys.papers}{job}/history/")
         return tuple(decode(Transition, entry.value) for entry in snapshot.entries)
 
     async def read_plan(self, job: JobId, sha: str) -> bytes | None:
@@ -208,10 +250,15 @@ class Gateway:
         entry = await self.store.get(self.keys.spec(job))
         return None if entry is None else entry.value.decode()
 
-    async def submit(self, job: JobRecord, spec: str) -> bool:
-        """Put a new job into the queue; ``False``: there is one of that name."""
+    async def submit(self, job: JobRecord, spec: str, durable: Durable | None = None) -> bool:
+        """Put a new job into the queue; ``False``: there is one of that name.
+
+        ``durable`` is the checkpoint that it goes on from.
+        """
         state = self.keys.state(job.id)
         orders = [Put(self.keys.spec(job.id), spec.encode()), self.put_job(job)]
+        if durable is not None:
+            orders.append(Put(self.keys.durable(job.id), encode(durable)))
         try:
             return (await self.store.transact([ModifiedAt(state, 0)], orders)).is_applied
         except WriteUnknown:

@@ -43,7 +43,7 @@ def _check_write(state: State, write: WriteGeneration) -> None:
         assert record.number == (1 if last is None else last.number + 1), "a number was left out"
         assert record.state == "open", "a generation begins open"
         assert record.members, "a generation without members"
-        durable = state.durables.get(record.job)
+        durable = write.lowers or state.durables.get(record.job)
         if durable is not None:
             assert record.restore.point.step >= durable.point.step, "durable steps are given up"
         return

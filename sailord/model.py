@@ -20,38 +20,20 @@ from agents.protocol import (
     NodeRecord,
     Report,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How long the controller waits for what, and how often it tries."""
-
-    failures_gather_s: float = 0.1
-    notices_gather_s: float = 0.5
-    start_gather_s: float = 1.0
-    additions_gather_s: float = 30.0
-    lease_s: float = 10.0
-    grace_s: float = 2.0
-    """Beyond a lease: a new leader calls nobody lost before one lease and this have passed."""
-    plan_s: float = 60.0
-    stop_s: float = 60.0
-    start_s: float = 120.0
-    suspect_s: float = 2.0
-    """A node without a lease is lost when no step was done for so long."""
-    stall_s: float = 120.0
-    """Without a step for so long, a running generation counts as stuck."""
-    broken_s: float = 1.0
-    """A generation whose members lost connections is over after so long, whoever is to blame."""
-    probe_s: float = 0.2
-    """How often a node is probed that a peer lost its connection to."""
-    reconsider_s: float = 600.0
-    failure_pause_s: float = 1.0
-    """Before the next attempt after a failure that no lost machine explains; doubles with each."""
-    failures_until_safe: int = 3
-    failures_until_held: int = 5
-    steps_of_health: int = 20
-    """A generation that did so many steps was healthy: earlier failures are forgiven."""
-
+from sailord.keeping import (
+    Check,
+    CheckDurable,
+    CheckpointCommitted,
+    CollectGarbage,
+    Commit,
+    CommitCheckpoint,
+    CommitFailed,
+    DurableChecked,
+    ManifestWritten,
+    Securing,
+    WriteManifest,
+)
+from sailord.options import Options
 
 # ---- what is known --------------------------------------------------------------------------
 
@@ -85,6 +67,11 @@ class Node:
     def is_lost(self) -> bool:
         return self.lost_at is not None
 
+    @property
+    def is_unsound(self) -> bool:
+        """A device of it is broken."""
+        return self.report is not None and bool(self.report.fault)
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -100,6 +87,10 @@ class Proposal:
     """Predicted: the ladder of deadlines stands on it."""
     move_s: float = 0.0
     """Predicted for the move, all its phases together."""
+    ask_again_s: float | None = None
+    """If it is only too early to move: when to ask again, from the answer on."""
+    usd_per_hour: float | None = None
+    """``None``: a price is not known."""
 
 
 # ---- the phases of a job --------------------------------------------------------------------
@@ -161,6 +152,8 @@ class Opening:
 
     record: GenerationRecord
     proposal: Proposal
+    lowers: Durable | None = None
+    """The checkpoint that counts as the newest from then on, where that is an older one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +196,16 @@ class Active:
     """A pause after such a failure: no planning earlier than this."""
     orders: tuple[Intent, ...] = ()
     """What operators asked of this job and was not yet done, in their order."""
+    commit: Commit | None = None
+    storage_after: float = 0.0
+    storage_trouble: str = ""
+    """How the durable store failed us; it is not asked again before then."""
+    securing: Securing | None = None
+    check: Check | None = None
+    swept: tuple[int, Durable] | None = None
+    """After which generation and checkpoint the durable store was tidied up last."""
+    step_s: float | None = None
+    """What a step takes, as heard over the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +270,9 @@ class Reported:
 
     at: float
     report: Report
+    others: tuple[Report, ...] = ()
+    """Of other nodes, that came in the same moment: a thousand reports are not a thousand
+    decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +297,7 @@ class JobSubmitted:
 
     at: float
     job: JobRecord
+    durable: Durable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,15 +334,6 @@ class WriteRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCommitted:
-    """A job's state is safe in its durable store up to this point."""
-
-    at: float
-    job: JobId
-    durable: Durable
-
-
-@dataclass(frozen=True, slots=True)
 class StoreReturned:
     """The store answers again after it was away; leases may have ended meanwhile."""
 
@@ -361,7 +359,10 @@ Event = (
     | PlanRefused
     | GenerationWritten
     | WriteRefused
+    | ManifestWritten
     | CheckpointCommitted
+    | CommitFailed
+    | DurableChecked
     | StoreReturned
     | Ticked
 )
@@ -395,6 +396,8 @@ class WriteGeneration:
 
     record: GenerationRecord
     replaces: GenerationRecord | None
+    lowers: Durable | None = None
+    """Store this as the newest checkpoint with it, though it is an older one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,6 +456,10 @@ class Note:
 Command = (
     RequestPlan
     | WriteGeneration
+    | WriteManifest
+    | CommitCheckpoint
+    | CheckDurable
+    | CollectGarbage
     | WriteJob
     | SettleIntent
     | AbortGeneration
@@ -461,3 +468,5 @@ Command = (
     | Resign
     | Note
 )
+
+Outcome = tuple[State, tuple[Command, ...]]

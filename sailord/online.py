@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -17,6 +18,7 @@ from simulator.errors import InputError, Problem
 from simulator.files import read_bytes
 
 FAILED = 1
+WATCH_S = 1.0
 
 
 def online(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,52 +46,65 @@ def online(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _show(value: Any, as_json: bool, told: Callable[[Any], str]) -> None:
+def show(value: Any, as_json: bool, told: Callable[[Any], str]) -> None:
+    """Print what the server said, for a person or a program."""
     click.echo(json.dumps(value, indent=1) if as_json else told(value))
 
 
 @click.command()
-@click.option("-w", "--watch", is_flag=True, help="Show it again and again.")
+@click.option(
+    "-w", "--watch", is_flag=True, help="Show it again and again; with --json, a line each time."
+)
 @online
 def status(client: Client, watch: bool, as_json: bool) -> None:
     """Show the job, its plan, and the nodes at a glance."""
+    if not watch:
+        show(client.ask("GET", "/v1/status"), as_json, text.status_text)
+        return
     while True:
-        value = client.ask("GET", "/v1/status")
-        if watch and not as_json:
+        try:
+            value = client.ask("GET", "/v1/status")
+            told = json.dumps(value) if as_json else text.status_text(value)
+        except ServerProblem as problem:  # It may only be started anew.
+            told = json.dumps({"error": str(problem)}) if as_json else f"error: {problem}"
+        if not as_json:
             click.clear()
-        _show(value, as_json, text.status_text)
-        if not watch:
-            return
-        time.sleep(1.0)
+        click.echo(told)
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
 
 
 @click.command()
 @online
 def nodes(client: Client, as_json: bool) -> None:
     """List all nodes."""
-    _show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+    show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
 
 
 @click.command()
 @online
 def jobs(client: Client, as_json: bool) -> None:
     """List all jobs."""
-    _show(client.ask("GET", "/v1/jobs"), as_json, lambda v: text.jobs_text(v["jobs"]))
+    show(client.ask("GET", "/v1/jobs"), as_json, lambda v: text.jobs_text(v["jobs"]))
 
 
 @click.command()
 @click.argument("job", type=click.Path(path_type=Path))
 @click.option("--id", "id_", help="Its name; else one is made from the file's.")
 @click.option("--priority", type=int, default=0, help="Higher goes first.")
+@click.option("--resume", metavar="STEP", help="Go on from this checkpoint, or the newest.")
 @online
-def submit(client: Client, job: Path, id_: str | None, priority: int, as_json: bool) -> None:
+def submit(
+    client: Client, job: Path, id_: str | None, priority: int, resume: str | None, as_json: bool
+) -> None:
     """Put the job of a file into the queue."""
     try:
         spec = read_bytes(job, name=str(job)).decode()
     except UnicodeDecodeError:
         raise InputError(Problem(str(job), "is not UTF-8")) from None
-    body = {"job": spec, "priority": priority} | ({} if id_ is None else {"id": id_})
-    _show(client.ask("POST", "/v1/jobs", body), as_json, lambda v: f"{v['id']} is queued")
+    given = {"id": id_, "resume": resume}
+    body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
+    show(client.ask("POST", "/v1/jobs", body), as_json, lambda v: f"{v['id']} is queued")
 
 
 @click.command()
@@ -113,7 +128,16 @@ def history(client: Client, job: str, as_json: bool) -> None:
     """Tell a job's transitions, each with its reason."""
     value = client.ask("GET", f"/v1/jobs/{part(job)}/history")
     lines = value["history"]
-    _show(value, as_json, lambda _: "\n".join(map(text.happening_text, lines)) or "nothing yet")
+    show(value, as_json, lambda _: "\n".join(map(text.happening_text, lines)) or "nothing yet")
+
+
+@click.command()
+@click.argument("job")
+@online
+def moves(client: Client, job: str, as_json: bool) -> None:
+    """Tell what each move to another generation took, beside what was predicted."""
+    value = client.ask("GET", f"/v1/jobs/{part(job)}/moves")
+    show(value, as_json, lambda _: text.moves_text(value["moves"]))
 
 
 @click.command()
@@ -126,7 +150,7 @@ def why(client: Client, job: str | None, as_json: bool) -> None:
         if active is None:
             raise ServerProblem("no job is active; name one")
         job = str(active["id"])
-    _show(client.ask("GET", f"/v1/jobs/{part(job)}/why"), as_json, text.why_text)
+    show(client.ask("GET", f"/v1/jobs/{part(job)}/why"), as_json, text.why_text)
 
 
 @click.command()
@@ -163,9 +187,30 @@ def _order(kind: str, name: str, about: str) -> click.Command:
     def order(client: Client, target: str, reason: str, id_: str | None, as_json: bool) -> None:
         body = {"reason": reason} | ({} if id_ is None else {"id": id_})
         answer = client.ask("POST", f"/v1/{kind}s/{part(target)}/{name}", body)
-        _show(answer, as_json, lambda _: f"{name} {target}: ordered")
+        show(answer, as_json, lambda _: f"{name} {target}: ordered")
 
     return order
+
+
+@click.command()
+@click.argument("node")
+@click.option(
+    "--notice", "notice_s", type=click.FloatRange(0.0, 86_400.0), help="Seconds until it goes."
+)
+@click.option("--reason", default="", help="Stands in the history.")
+@click.option("--id", "id_", help="The same id has one effect only.")
+@online
+def preempt(
+    client: Client, node: str, notice_s: float | None, reason: str, id_: str | None, as_json: bool
+) -> None:
+    """Say that a node will be taken away."""
+    body: dict[str, Any] = {"reason": reason} | ({} if id_ is None else {"id": id_})
+    told = f"{node} will be taken away"
+    if notice_s is not None:
+        body["leaves_at"] = time.time() + notice_s
+        told += f" in {text.span(notice_s)}"
+    answer = client.ask("POST", f"/v1/nodes/{part(node)}/preempt", body)
+    show(answer, as_json, lambda _: told)
 
 
 @click.command()
@@ -184,14 +229,21 @@ def doctor(client: Client, as_json: bool) -> None:
         found.append(f"{job['id']} is on hold: {job['phase']['reason']}; then {cure}")
     elif job is not None and job["phase"]["name"] == "waiting":
         found.append(f"{job['id']} waits: {job['phase']['reason']}")
+    if job is not None and job["storage_trouble"]:
+        found.append(f"checkpoints are not made: {job['storage_trouble']}")
     found += [
         f"{n['name']} is {n['state']}" + (f": {n['failure']}" if n["failure"] else "")
         for n in client.ask("GET", "/v1/nodes")["nodes"]
         if n["state"] in ("suspect", "lost") or n["failure"]
     ]
+    found += [
+        f"{n['name']}: {n['trouble']}"
+        for n in client.ask("GET", "/v1/nodes")["nodes"]
+        if n["trouble"] and n["state"] != "lost"
+    ]
     if not value["nodes"]:
         found.append("no node is there; start sailor-agent on one")
-    _show({"problems": found}, as_json, lambda v: "\n".join(v["problems"]) or "all is well")
+    show({"problems": found}, as_json, lambda v: "\n".join(v["problems"]) or "all is well")
     if found:
         raise SystemExit(FAILED)
 
@@ -215,6 +267,7 @@ COMMANDS: tuple[click.Command, ...] = (
     submit,
     events,
     history,
+    moves,
     why,
     logs,
     doctor,
@@ -233,7 +286,7 @@ COMMANDS: tuple[click.Command, ...] = (
             "drain": "Move the job off a node, with nothing lost.",
             "cordon": "Let no new plan use a node.",
             "uncordon": "Let plans use a node again.",
-            "preempt": "Say that a node will be taken away.",
         },
     ),
+    preempt,
 )

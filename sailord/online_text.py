@@ -9,12 +9,9 @@ from typing import Any
 
 def status_text(status: dict[str, Any]) -> str:
     """Everything at a glance."""
-    store = status["store"]
-    leader = status["leader"]
-    lines = [
-        f"cluster     {status['cluster']}, led by "
-        + (f"{leader['host']} ({leader['address']})" if leader else "nobody"),
-    ]
+    store, leader = status["store"], status["leader"]
+    led = f"{leader['host']} ({leader['address']})" if leader else "nobody"
+    lines = [f"cluster     {status['cluster']}, led by {led}"]
     if not store["answers"]:
         away_s = status["at"] - store["away_since"]
         lines.append(f"store       away for {span(away_s)}; the job goes on, commits wait")
@@ -26,7 +23,8 @@ def status_text(status: dict[str, Any]) -> str:
     for node in status["leaving"]:
         left = "" if node["leaves_at"] is None else f" in {span(node['leaves_at'] - status['at'])}"
         lines.append(f"            {node['name']} goes away{left}")
-    return "\n".join(lines)
+    plan = status["job"]["plan"] if status["job"] else None
+    return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
 
 def _job_lines(job: dict[str, Any], at: float) -> list[str]:
@@ -40,29 +38,88 @@ def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     if generation is not None:
         members = ", ".join(job["members"][:6]) + (" ..." if len(job["members"]) > 6 else "")
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
-    lines.append(f"step        {job['step']}{of}, the last {span(job['step_age_s'])} ago")
     measured, predicted = job["measured"], job["predicted"]
-    lines.append(
-        f"pace        {_number(measured['tokens_per_s'])} tokens/s"
-        f" (predicted {_number(predicted['tokens_per_s'])})"
+    loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
+    lines.append(f"step        {job['step']}{of}{loss}, the last {span(job['step_age_s'])} ago")
+    lines.append(f"pace        {_pace(measured, predicted)}")
+    lines.append(f"at risk     {job['steps_at_risk']} steps; {_kept(job)}")
+    if job["storage_trouble"]:
+        lines.append(f"            {job['storage_trouble']}")
+    # A sailord that is older than this command does not say it.
+    lines += [f"            {trouble}" for trouble in job.get("troubles", ())]
+    lines.append(f"money       {_money(job['spent'])}")
+    return lines
+
+
+def _pace(measured: dict[str, Any], predicted: dict[str, Any]) -> str:
+    is_rate, should = measured["tokens_per_s"], predicted["tokens_per_s"]
+    text = f"{_number(is_rate)} tokens/s (predicted {_number(should)}"
+    if is_rate is not None and should:
+        text += f", so {is_rate / should:.0%}"
+    stall_s = measured["stall_s"]
+    return f"{text})" + (
+        "" if not stall_s else f"; the last snapshot held it up for {stall_s:.2g} s"
     )
-    durable = job["durable_step"]
-    kept = "nothing durable yet" if durable is None else f"durable up to step {durable}"
-    lines.append(f"at risk     {job['steps_at_risk']} steps; {kept}")
-    if predicted["usd_per_hour"] is not None:
-        lines.append(f"price       ${predicted['usd_per_hour']:.2f} an hour")
-    return lines + (_plan_lines(job["plan"]) if job["plan"] else [])
 
 
-def _plan_lines(plan: dict[str, Any]) -> list[str]:
-    rows = [("pipeline", "stage", "layers", "device", "zone", "node")]
-    for p, pipeline in enumerate(plan["pipelines"]):
-        for s, stage in enumerate(pipeline["stages"]):
-            place = stage["places"][0] if "places" in stage else stage
-            layers = f"{stage['layers'][0]}-{stage['layers'][1] - 1}"
-            device = f"{place['gpu']} tp {stage['tp']}"
-            rows.append((str(p), str(s), layers, device, place["zone"], place.get("node", "")))
-    return ["", *table(rows)]
+def _kept(job: dict[str, Any]) -> str:
+    if job["durable_step"] is None:
+        return "nothing durable yet"
+    age_s = job["durable_age_s"]
+    ago = "" if age_s is None else f", {span(age_s)} ago"
+    return f"durable up to step {job['durable_step']}{ago}"
+
+
+def _money(spent: dict[str, Any]) -> str:
+    rate = spent["usd_per_hour"]
+    text = "no price is known" if rate is None else f"${rate:,.2f} an hour"
+    text += f", ${spent['usd']:,.2f} so far"
+    if spent["unpriced_s"]:
+        text += f" without {span(spent['unpriced_s'])} at unknown prices"
+    return text if spent["usd_max"] is None else f"{text}, of ${spent['usd_max']:,.2f} at most"
+
+
+PIPELINES_MAX = 4
+"""Columns beside each other; further ones stand below."""
+
+
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """The plan as a table: a row for each stage, a column for each kind of pipeline."""
+    kinds: dict[str, list[int]] = {}
+    for number, pipeline in enumerate(plan["pipelines"]):
+        kinds.setdefault("\n".join(_stage_cells(pipeline)), []).append(number)
+    lines = []
+    columns = [(numbers, cells.split("\n")) for cells, numbers in kinds.items()]
+    for begin in range(0, len(columns), PIPELINES_MAX):
+        shown = columns[begin : begin + PIPELINES_MAX]
+        rows = [("stage", *(_numbered(numbers) for numbers, _ in shown))]
+        for stage in range(max(len(cells) for _, cells in shown)):
+            cells = (each[stage] if stage < len(each) else "" for _, each in shown)
+            rows.append((str(stage), *cells))
+        lines += ["", *table(rows)]
+    return lines
+
+
+def _numbered(numbers: list[int]) -> str:
+    """The pipelines of one kind, by their numbers: 0-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"pipeline {said}" if len(numbers) == 1 else f"pipelines {said}"
+
+
+def _stage_cells(pipeline: dict[str, Any]) -> list[str]:
+    cells = []
+    for stage in pipeline["stages"]:
+        place = stage["places"][0] if "places" in stage else stage
+        first, end = stage["layers"]
+        device = f"{place['gpu']} tp {stage['tp']}"
+        cells.append(f"{first}-{end - 1} {device} {place['zone']}")
+    return cells
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -97,6 +154,28 @@ def happening_text(happening: dict[str, Any]) -> str:
     return f"{moment(happening['at'])}  {about}{happening['text']}"
 
 
+def moves_text(moves: list[dict[str, Any]]) -> str:
+    """What each move took, phase by phase."""
+    if not moves:
+        return "no move yet"
+    names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
+    rows = [("when", "kind", "to", "lost", "downtime", "predicted", *names)]
+    for move in moves:
+        phases = {name: f"{seconds:.2f}" for name, seconds in move["phases"]}
+        rows.append(
+            (
+                moment(move["at"]),
+                move["kind"],
+                str(move["generation"]),
+                f"{move['steps_lost']} steps",
+                f"{move['downtime_s']:.2f} s",
+                f"{move['predicted_s']:.2f} s",
+                *(phases.get(name, "-") for name in names),
+            )
+        )
+    return "\n".join(table(rows))
+
+
 def why_text(why: dict[str, Any]) -> str:
     """Why the job is where it is."""
     phase = why["phase"]["name"] if why["phase"] else why["state"]
@@ -120,4 +199,6 @@ def span(seconds: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

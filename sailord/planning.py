@@ -1,48 +1,48 @@
-"""The planner in processes of its own: it may think for seconds, and the loop never waits.
+"""Asks the planner, which thinks in processes of its own: the loop never waits.
 
 What a process has worked out for one job and one kind of cluster it keeps, so that the next
-question is answered in milliseconds.
+question is answered in milliseconds. The planner itself is imported there alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import importlib
 import json
-import math
 import multiprocessing
+import os
+import pickle
 import signal
-from collections.abc import Sequence
+import threading
+import time
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agents.protocol import NodeId, NodeRecord
-from planner.answer import Question, read_ahead
-from planner.lives import History
-from planner.nodes import Node, cluster_with, is_placed, nodes_used
-from planner.offer import offer_of
-from planner.replan import Replanner
-from planner.sailor import plan_job, tp_degrees
-from planner.worth import judge_move
+import structlog
+
+from agents.protocol import NodeRecord, Saving
 from sailord.model import Proposal
-from simulator.cluster import Cluster, Pool
-from simulator.cluster_file import load_cluster
+from sailord.observed import NOTHING_KNOWN, Past
 from simulator.errors import InputError, Problem
-from simulator.estimate import Estimate
 from simulator.files import parse_document
 from simulator.job import Job
 from simulator.job_file import job_from_document
-from simulator.plan import Plan
-from simulator.plan_file import plan_from_document, plan_text
-from simulator.request import load_measurements
 
-PROCESSES = 2
-"""One may still be at an old question."""
+log = structlog.get_logger("sailord")
+T = TypeVar("T")
+
+NICENESS = 19
+"""Of the process that works ahead: nobody ever waits for it."""
+WARM_AFTER_S = 1.0
+"""A start has more urgent things to do first."""
+AHEAD_BYTES_MAX = 48 << 20
+"""Answers that are kept, packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Request:
     """The plan that runs, or ran last."""
     ran_on: tuple[NodeRecord, ...]
     is_safe: bool
+    past: Past = NOTHING_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,53 +74,278 @@ class Found:
         return json.dumps(self.about, allow_nan=False).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class WantedPool:
+    """Machines that are alike: how many are up, and how many more could be had."""
+
+    zone: str
+    machine: str
+    gpu: str
+    gpus: int
+    spot: bool
+    up: int
+    obtainable: int
+    usd_per_hour: float | None
+    unrented: int = 0
+    """Of those that are up: machines that came by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantRequest:
+    """The question which machines there should be."""
+
+    spec: str
+    cluster_file: Path
+    profiles: Path | None
+    pools: tuple[WantedPool, ...]
+    usd_per_hour_max: float | None
+    move_s: float
+    """What it is assumed to take to move the job once the machines are there."""
+    past: Past = NOTHING_KNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many machines of each pool, in the question's order; ``None``: there is no plan."""
+
+    counts: tuple[int, ...] | None
+    why: str
+
+
+@dataclass(eq=False)
+class Desk:
+    """One process of the planner, which takes one thing after the other."""
+
+    niceness: int = 0
+    waiting: int = 0
+    _pool: ProcessPoolExecutor | None = field(default=None)
+
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+        """Have it done there; raises ``BrokenProcessPool`` if the process died."""
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                1, context, initializer=_begin_process, initargs=(self.niceness,)
+            )
+        self.waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, work, *arguments)
+        finally:
+            self.waiting -= 1
+
+    @property
+    def processes(self) -> tuple[Any, ...]:
+        """The pool has no public way to end a process that works."""
+        found = None if self._pool is None else self._pool._processes
+        return tuple((found or {}).values())
+
+    def clear(self) -> None:
+        """End the process, whatever it is at; the next task gets a fresh one."""
+        pool, processes, self._pool = self._pool, self.processes, None
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 @dataclass(eq=False)
 class PlanningService:
-    """Asks the planner, within a time, and outlives its processes."""
+    """Asks the planner, within a time, and outlives its processes.
 
-    _pool: ProcessPoolExecutor | None = field(default=None)
+    While a plan runs, what should follow the loss of each node is worked out ahead, by a process
+    that gives way to all others and rests while there is a question.
+    """
+
+    _desks: tuple[Desk, ...] = field(default_factory=lambda: (Desk(), Desk()))
+    """The second is for while the first is still at an old question."""
+    _scout: Desk = field(default_factory=lambda: Desk(niceness=NICENESS))
+    _shopper: Desk = field(default_factory=lambda: Desk(niceness=NICENESS))
+    """For questions about machines that are not there: it starts with the first of them."""
+    _ahead: Ahead | None = None
+    _scouting: asyncio.Task[None] | None = None
+    _warming: asyncio.Task[None] | None = None
+    _asking: int = 0
+    _is_closed: bool = False
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._quiet.set()
 
     async def ask(self, request: Request, *, timeout_s: float) -> Found | str:
         """A plan, or why there is none."""
-        loop = asyncio.get_running_loop()
-        pool = self._pool = self._pool or _new_pool()
+        known = None if self._ahead is None else self._ahead.answer(request)
+        if known is not None:
+            return known
+        desk = min(self._desks, key=lambda desk: desk.waiting)
+        self._asking += 1
+        self._quiet.clear()
         try:
             async with asyncio.timeout(timeout_s):
-                return await loop.run_in_executor(pool, answer, request)
+                return await desk.run(_answer, request)
         except TimeoutError:
-            self._give_up(pool)
+            desk.clear()
             return f"the planner found nothing within {timeout_s:g} s"
         except BrokenProcessPool:
-            self._give_up(pool)
+            desk.clear()
             return "a process of the planner died"
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._quiet.set()
+
+    async def want(self, request: WantRequest, *, timeout_s: float) -> Wanted:
+        """Which machines there should be; asked of a process that no running job waits for."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._shopper.run(_want, request)
+        except TimeoutError:
+            self._shopper.clear()
+            return Wanted(None, f"the planner found nothing within {timeout_s:g} s")
+        except BrokenProcessPool:
+            self._shopper.clear()
+            return Wanted(None, "a process of the planner died")
+
+    def warm(self) -> None:
+        """Start the planner's process soon, so that the first question need not wait for it."""
+        if self._warming is None:
+            self._warming = asyncio.create_task(self._warm())
+
+    async def _warm(self) -> None:
+        await asyncio.sleep(WARM_AFTER_S)
+        with contextlib.suppress(BrokenProcessPool):
+            await self._desks[0].run(_import_planner)
+
+    # ---- ahead of the questions ---------------------------------------------------------------
+
+    def foresee(self, request: Request) -> None:
+        """Work out what follows the plan that runs now, if this node is lost, or that one."""
+        if self._is_closed:
+            return
+        if self._scouting is not None:
+            self._scouting.cancel()
+        self._ahead = Ahead(request)
+        self._scouting = asyncio.create_task(self._look_ahead(self._ahead))
+
+    @property
+    def foreseen(self) -> int:
+        """How many losses have an answer already."""
+        return 0 if self._ahead is None else len(self._ahead.by_loss)
+
+    async def _look_ahead(self, ahead: Ahead) -> None:
+        begun = time.monotonic()
+        try:
+            await self._scout.run(_begin_ahead, ahead.request)
+            while ahead.size_bytes < AHEAD_BYTES_MAX:
+                await self._quiet.wait()
+                step = await self._scout.run(_next_ahead)
+                if step is None:
+                    break
+                ahead.add(*step)
+            # What was not foreseen is found sooner where the tables stand already.
+            await self._quiet.wait()
+            await self._desks[0].run(_make_ready, ahead.request)
+        except BrokenProcessPool:
+            self._scout.clear()
+            log.warning("the planner's process died that looked ahead")
+        else:
+            took_s = time.monotonic() - begun
+            log.info("looked ahead", losses=len(ahead.by_loss), seconds=round(took_s, 2),
+                     bytes=ahead.size_bytes)  # fmt: skip
 
     def close(self) -> None:
         """End the planner's processes, whatever they are at."""
-        if self._pool is not None:
-            self._give_up(self._pool)
-
-    def _give_up(self, pool: ProcessPoolExecutor) -> None:
-        if self._pool is pool:
-            self._pool = None
-        # The pool has no public way to end a process that works.
-        for process in list((pool._processes or {}).values()):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        for task in (self._scouting, self._warming):
+            if task is not None:
+                task.cancel()
+        for desk in (*self._desks, self._scout, self._shopper):
+            desk.clear()
 
 
-def _new_pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
-        PROCESSES, multiprocessing.get_context("spawn"), initializer=_begin_process
-    )
+@dataclass(eq=False)
+class Ahead:
+    """What follows one running plan when some of its nodes are lost."""
+
+    request: Request
+    by_loss: dict[frozenset[str], tuple[frozenset[str], bytes]] = field(default_factory=dict)
+    """For the ids of lost nodes, the nodes of the next plan and the answer, packed."""
+    used: frozenset[str] = frozenset()
+    """Nodes on which the running plan stands."""
+    size_bytes: int = 0
+
+    def add(self, lost: frozenset[str], used: frozenset[str], found: Found) -> None:
+        """One more answer."""
+        packed = zlib.compress(pickle.dumps(found), 1)
+        self.used = used
+        self.by_loss[lost] = frozenset(found.proposal.members), packed
+        self.size_bytes += len(packed)
+
+    def answer(self, request: Request) -> Found | None:
+        """The answer to a question that was foreseen; what came new since is left for later."""
+        ours = self.request
+        if request.is_safe or (request.running, request.spec) != (ours.running, ours.spec):
+            return None
+        there = {node.id for node in request.nodes}
+        lost = frozenset(node.id for node in ours.nodes if node.id not in there)
+        # Of a zone that went, or a node beside spare ones, what mattered may have been foreseen.
+        for each in (lost, lost & self.used):
+            nodes, packed = self.by_loss.get(each, (frozenset[str](), b""))
+            if packed and nodes <= there:
+                found = pickle.loads(zlib.decompress(packed))
+                assert isinstance(found, Found)
+                return found
+        return None
 
 
-def _begin_process() -> None:
+def _begin_process(niceness: int) -> None:
+    os.nice(niceness)
     # Whoever stops sailord by hand stops the whole group; sailord itself ends its planners.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-# ---- in the other process -----------------------------------------------------------------------
+def _end_with_parent() -> None:
+    """A sailord that was killed ends nobody: its planners must see for themselves."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _answer(request: Request) -> Found | str:
+    from sailord.answering import answer  # noqa: PLC0415 - here begins what only a planner needs
+
+    return answer(request)
+
+
+def _want(request: WantRequest) -> Wanted:
+    from sailord.wanting import want  # noqa: PLC0415 - here begins what only a planner needs
+
+    return want(request)
+
+
+def _import_planner() -> None:
+    importlib.import_module("sailord.answering")
+
+
+def _begin_ahead(request: Request) -> None:
+    from sailord.answering import begin_ahead  # noqa: PLC0415 - here begins what a planner needs
+
+    begin_ahead(request)
+
+
+def _next_ahead() -> tuple[frozenset[str], frozenset[str], Found] | None:
+    from sailord.answering import next_ahead  # noqa: PLC0415 - here begins what a planner needs
+
+    return next_ahead()
+
+
+def _make_ready(request: Request) -> None:
+    from sailord.answering import make_ready  # noqa: PLC0415 - here begins what a planner needs
+
+    make_ready(request)
 
 
 def read_job(spec: str) -> Job:
@@ -133,143 +359,20 @@ def read_job(spec: str) -> Job:
     return job_from_document(document)
 
 
-def answer(request: Request) -> Found | str:
-    """Answer one question."""
-    try:
-        job = read_job(request.spec)
-        nodes = tuple(planner_node(record) for record in request.nodes)
-        if request.is_safe:
-            return _smallest(job, nodes, request)
-        before = _running_plan(request)
-        if before is None:
-            return _from_nothing(job, nodes, request)
-        return _from_running(job, nodes, before, request)
-    except InputError as error:
-        return "; ".join(map(str, error.problems))
-
-
-def planner_node(record: NodeRecord) -> Node:
-    """A node in the planner's words."""
-    return Node(record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot)
-
-
-def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
-    """The cluster of the file, with a place for each node that it does not foresee."""
-    cluster = load_cluster(file)
-    known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
-    prices = {(pool.gpu, pool.zone, pool.spot): pool for pool in cluster.pools}
-    pools: list[Pool] = []
-    for node in sorted(nodes):
-        key = (node.gpu, node.machine, node.zone, node.spot)
-        if key not in known:
-            known.add(key)
-            like = prices.get((node.gpu, node.zone, node.spot))
-            pool = Pool(node.zone, node.gpu, node.machine, node.gpus, 0, spot=node.spot)
-            if like is not None:
-                price = like.price_usd_per_gpu_hour
-                pool = replace(pool, price_usd_per_gpu_hour=price, price_source=like.price_source)
-            pools.append(pool)
-    return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
-
-
-@lru_cache(maxsize=4)
-def _replanner(spec: str, file: Path, profiles: Path | None, kinds: tuple[Node, ...]) -> Replanner:
-    cluster, job = cluster_of(file, kinds), read_job(spec)
-    measurements = load_measurements(profiles, catalogue=cluster.catalogue)
-    return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
-
-
-def _replanner_for(request: Request, nodes: Sequence[Node]) -> Replanner:
-    """The same for all questions about the same kinds of machines."""
-    kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
-    return _replanner(request.spec, request.cluster_file, request.profiles, tuple(kinds.values()))
-
-
-def _running_plan(request: Request) -> Plan | None:
-    if request.running is None:
-        return None
-    plan = plan_from_document(parse_document(request.running, name="the running plan"))
-    return plan if is_placed(plan) else None
-
-
-def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
-    replanner = _replanner_for(request, nodes)
-    question = Question(job, cluster_with(replanner.cluster, nodes), replanner.measurements)
-    found = plan_job(question)
-    if found.plan is None:
-        return "; ".join(map(str, found.problems)) or "no plan fits"
-    assert found.estimate is not None
-    placed = replanner.place(found.plan, nodes)
-    assert placed is not None, "a plan for these nodes has room on them"
-    return _found(job, placed, found.estimate, why=found.explain)
-
-
-def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Request) -> Found | str:
-    ran_on = tuple(planner_node(record) for record in request.ran_on)
-    if not nodes_used(before) <= {node.id for node in ran_on}:
-        return _from_nothing(job, nodes, request)  # Nothing is known of the machines it ran on.
-    replanner = _replanner_for(request, (*nodes, *ran_on))
-    running = replanner.look_at(before)
-    found = replanner.replan(running, nodes)
-    if found.plan is None:
-        return "; ".join(map(str, found.problems)) or "no plan fits"
-    plan, estimate, _, move = found.found
-    offer = offer_of(
-        running,
-        found,
-        nodes,
-        goal=job.objective.goal,
-        age_s={node.id: math.inf for node in nodes},
-    )
-    verdict = judge_move(offer, History(), now_s=0.0)
-    return _found(
-        job,
-        plan,
-        estimate,
-        why=(verdict.reason,),
-        is_worth_it=verdict.moves,
-        move_s=move.seconds,
-        move=move.to_json(),
-    )
-
-
-def _smallest(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
-    """Fewer nodes mean fewer that can fail: the first few of the largest that are enough."""
-    order = sorted(nodes, key=lambda node: (node.spot, -node.gpus, node.id))
-    count, found = 1, "no node is ready"
-    result: Found | str = found
-    while count <= len(order):
-        result = _from_nothing(job, order[:count], request)
-        if isinstance(result, Found):
-            return result
-        count = count + 1 if count == len(order) else min(2 * count, len(order))
-    return result
-
-
-def _found(
-    job: Job,
-    plan: Plan,
-    estimate: Estimate,
-    *,
-    why: Sequence[str],
-    is_worth_it: bool = True,
-    move_s: float = 0.0,
-    move: dict[str, Any] | None = None,
-) -> Found:
-    text = plan_text(plan).encode()
-    sha = hashlib.sha256(text).hexdigest()
-    members = tuple(sorted(NodeId(id_) for id_ in nodes_used(plan)))
-    sentence = why[0] if why else "the best plan that was found"
-    proposal = Proposal(sha, members, is_worth_it, sentence, estimate.iteration_s, move_s)
-    about = {
-        "estimate": estimate.to_json(),
-        "tokens_per_iteration": estimate.samples_per_iteration * job.sequence,
-        "why": list(why),
-        "move": move,
-    }
-    return Found(proposal, text, about)
-
-
 def job_shape(job: Job) -> tuple[int, int]:
-    """Layers, and into how many atoms each is cut."""
-    return len(job.model.layers), max(tp_degrees(job))
+    """How many layers, and into how many pieces the state of each is cut.
+
+    What layers share counts as one more layer, what is not cut as one more piece of each.
+    """
+    return len(job.model.layers) + 1, job.max_tp + 1
+
+
+def saving_of(job: Job) -> Saving:
+    """How the job's state is to be kept; what is ``auto`` is chosen by what is measured."""
+    kept = job.checkpoint
+    memory = None if kept.memory_every == "auto" else kept.memory_every
+    persist = None if kept.persist_every == "auto" else kept.persist_every
+    uri = kept.uri
+    if uri is not None and uri.startswith("/"):
+        uri = f"file://{uri}"  # All who name an object there mean the same name.
+    return Saving(uri, memory, persist, kept.keep, kept.survive)

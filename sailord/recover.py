@@ -1,14 +1,25 @@
-"""From where a job goes on: the newest point of which every atom has a live, sealed copy."""
+"""From where a job goes on: the newest point of which every piece has a live, sealed copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agents.protocol import FIRST, Durable, GenerationRecord, Point, Restore, Sealed
+from agents.protocol import (
+    FIRST,
+    Durable,
+    GenerationRecord,
+    NodeId,
+    Point,
+    Restore,
+    Sealed,
+)
+
+Held = Iterable[tuple[NodeId, Sealed]]
+"""Snapshots in memory, each with the node that has it."""
 
 
 def restore_point(
-    snapshots: Iterable[Sealed],
+    held: Held,
     *,
     layers: int,
     atoms: int,
@@ -17,26 +28,48 @@ def restore_point(
 ) -> Restore:
     """Choose where the next generation begins.
 
-    ``snapshots`` are those of nodes that live. A point counts only if it lies on the line of
-    generations that led to the last one: what a generation did after it was left is void.
+    ``held`` is of nodes that live. A point counts only if it lies on the line of generations
+    that led to the last one: what a generation did after it was left is void.
     """
-    by_point: dict[Point, set[tuple[int, int]]] = {}
-    for sealed in snapshots:
-        held = by_point.setdefault(sealed.point, set())
-        for part in sealed.holds:
-            held.update((part.layer, atom) for atom in range(part.first, part.end))
-    whole = {(layer, atom) for layer in range(layers) for atom in range(atoms)}
-    complete = [
-        point
-        for point, held in by_point.items()
-        if held >= whole and last is not None and is_on_line(point, last)
-    ]
-    newest = max(complete, default=None)
+    complete = complete_points(held, layers, atoms)
+    on_line = [point for point in complete if last is not None and is_on_line(point, last)]
+    newest = max(on_line, default=None)
     if newest is not None and (durable is None or newest.step >= durable.point.step):
         return Restore(newest, "memory")
     if durable is not None:
         return Restore(durable.point, "durable")
     return FIRST
+
+
+def complete_points(held: Held, layers: int, atoms: int, *, copies: int = 1) -> set[Point]:
+    """The points of which so many nodes have each piece."""
+    holders: dict[Point, dict[tuple[int, int], set[NodeId]]] = {}
+    for node, sealed in held:
+        pieces = holders.setdefault(sealed.point, {})
+        for part in sealed.holds:
+            for piece in range(part.first, part.end):
+                pieces.setdefault((part.layer, piece), set()).add(node)
+    whole = {(layer, piece) for layer in range(layers) for piece in range(atoms)}
+    return {
+        point
+        for point, pieces in holders.items()
+        if pieces.keys() >= whole and all(len(pieces[piece]) >= copies for piece in whole)
+    }
+
+
+def release_point(
+    held: Held, *, layers: int, atoms: int, record: GenerationRecord, durable: Durable | None
+) -> Point | None:
+    """The newest point of a generation that the loss of one node cannot take away.
+
+    Of snapshots before it nobody will ask again. ``None``: everything must be kept, as the only
+    safe copy may be one of another generation.
+    """
+    copies = 1 if len(record.members) == 1 else 2
+    safe = complete_points(held, layers, atoms, copies=copies)
+    if durable is not None:
+        safe.add(durable.point)
+    return max((point for point in safe if point.generation == record.number), default=None)
 
 
 def is_on_line(point: Point, last: GenerationRecord) -> bool:

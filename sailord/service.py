@@ -2,20 +2,23 @@
 
 Exit codes: 0 it was told to end; 1 it failed and may be started again; 2 its configuration
 cannot be used.
+
+The planner's processes import this module anew, so that it imports little before it is told what
+to do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 
-from sailord.config import load_config
 from sailord.console import Group
-from sailord.daemon import run_daemon
-from sailord.logs import begin_log
 
 CONFIG = click.option(
     "--config",
@@ -36,15 +39,30 @@ def main() -> None:
 @CONFIG
 def run(config: Path) -> None:
     """Run the controller until SIGTERM."""
+    from agents.logs import begin_log, failures_are_told  # noqa: PLC0415 - see above
+    from sailord.config import load_config  # noqa: PLC0415 - see above
+    from sailord.daemon import run_daemon  # noqa: PLC0415 - see above
+    from sailord.turns import new_loop  # noqa: PLC0415 - see above
+
     loaded = load_config(config)
     begin_log(loaded.log_format)
-    asyncio.run(run_daemon(loaded))
+    # Thousands of agents hold a connection each; a shell's own limit is often lower.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with failures_are_told(), asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run_daemon(loaded))
+    # Everything of ours is closed. A planner's process that was killed in the middle of a
+    # question leaves a thread of Python's behind that waits for it for ever.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @main.command()
 @CONFIG
 def check(config: Path) -> None:
     """Read the configuration, and say what is wrong with it."""
+    from sailord.config import load_config  # noqa: PLC0415 - see above
+
     load_config(config)
     click.echo(f"{config} can be used")
 

@@ -10,23 +10,47 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import structlog
 
-from agents.protocol import Fence, GenerationRecord, JobId, NodeId, NodeRecord
+from agents.clock import Clock
+from agents.failing import reached
+from agents.peers import CallFailed
+from agents.protocol import (
+    Abort,
+    Answer,
+    Fence,
+    GenerationRecord,
+    JobId,
+    NodeId,
+    NodeRecord,
+    Report,
+)
 from agents.store import StoreError
+from agents.systemd import notify
 from sailord import invariants
-from sailord.calls import CallFailed, Calls
-from sailord.clock import Clock
+from sailord.calls import Calls
+from sailord.changes import usable
+from sailord.checkpoints import Checkpoints
 from sailord.config import Config
 from sailord.decide import decide
 from sailord.feed import Feed
 from sailord.gateway import Gateway
+from sailord.keeping import (
+    CheckDurable,
+    CheckpointCommitted,
+    CollectGarbage,
+    CommitCheckpoint,
+    CommitFailed,
+    ManifestWritten,
+    WriteManifest,
+)
 from sailord.model import (
     AbortGeneration,
+    Active,
     Command,
     Event,
     GenerationWritten,
@@ -39,24 +63,33 @@ from sailord.model import (
     Reported,
     RequestPlan,
     Resign,
+    Running,
     SettleIntent,
     State,
+    Ticked,
     WakeAgents,
     WriteGeneration,
     WriteJob,
     WriteRefused,
 )
+from sailord.observed import Observed
+from sailord.outbox import Outbox, generation_opened, job_left
 from sailord.pace import Pace
 from sailord.planning import Found, PlanningService, Request
+from sailord.releasing import Releasing
+from sailord.standing import answer_to
+from sailord.storage import StorageError
 from sailord.telling import Teller
 
 log = structlog.get_logger("sailord")
 
 RETRY_S = 0.3
 """Before a write is tried again that the store did not take."""
+REPORTS_S = 0.02
+"""Reports that come within so short a time are decided upon together."""
 SAMPLES_MAX = 4096
 
-Write = WriteGeneration | WriteJob | SettleIntent
+Write = WriteGeneration | WriteJob | SettleIntent | CommitCheckpoint
 
 
 @dataclass(eq=False)
@@ -69,29 +102,57 @@ class Shell:
     clock: Clock
     feed: Feed
     planning: PlanningService = field(default_factory=PlanningService)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
     state: State = field(init=False)
     shown: State = field(init=False)
     """What we knew while we last led: for those who only look."""
     teller: Teller = field(init=False)
+    outbox: Outbox = field(init=False)
     plans: dict[str, Found] = field(default_factory=dict)
     """Answers of the planner that may yet have to be stored, by hash."""
     decision_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     waited_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     pace: Pace = field(default_factory=Pace)
+    observed: Observed = field(default_factory=Observed)
     decisions: int = 0
     replans: int = 0
     resign_asked: asyncio.Event = field(default_factory=asyncio.Event)
     events: asyncio.Queue[tuple[float, Event]] = field(default_factory=asyncio.Queue)
+    _foreseen: tuple[JobId, int] | None = None
+    """The generation after which is being looked ahead."""
     _writes: asyncio.Queue[tuple[int, Write]] = field(default_factory=asyncio.Queue)
+    _reports: dict[NodeId, Report] = field(default_factory=dict)
+    """The newest of each node, of those that are not yet decided upon."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _releasing: Releasing = field(default_factory=Releasing)
 
     def __post_init__(self) -> None:
         self.state = self.shown = State(options=self.config.options, now=self.clock.now())
-        self.teller = Teller(self.gateway, self.feed)
+        self.outbox = Outbox(self.gateway)
+        self.teller = Teller(self.gateway, self.feed, self.outbox)
 
     def feed_event(self, event: Event) -> None:
         """Let it be decided upon."""
         self.events.put_nowait((time.monotonic(), event))
+
+    def hear(self, report: Report) -> None:
+        """Let a report be decided upon, with those that come in the same moment."""
+        if not self._reports:
+            since = time.monotonic()
+            asyncio.get_running_loop().call_later(REPORTS_S, self._hear_all, since)
+        known = self._reports.get(report.node)
+        if known is None or known.number < report.number:
+            self._reports[report.node] = report
+
+    def _hear_all(self, since: float) -> None:
+        first, *others = self._reports.values()
+        self._reports.clear()
+        self.events.put_nowait((since, Reported(self.clock.now(), first, tuple(others))))
+
+    def answer_to(self, report: Report) -> Answer:
+        """What an agent is told in return."""
+        point = self._releasing.point(self.state, time.monotonic())
+        return answer_to(self.state, report, point)
 
     async def run(self) -> None:
         """Decide for ever; a breach of an invariant ends the process."""
@@ -99,6 +160,7 @@ class Shell:
             group.create_task(self._decide_all())
             group.create_task(self._write_all())
             group.create_task(self.teller.run())
+            group.create_task(self.outbox.run())
 
     async def _decide_all(self) -> None:
         while True:
@@ -109,23 +171,45 @@ class Shell:
             invariants.check(before, self.state, commands)
             if self.state.term is not None:
                 self.shown = self.state
+            if self.state.term != before.term:
+                self.outbox.ring()
             done = time.monotonic()
             self.decisions += 1
             self.decision_s.append(done - begun)
             self.waited_s.append(done - since)
-            self.teller.look(before, event, self.state)
+            self.teller.look(before, self.state)
             self.pace.look(self.state)
+            self.observed.look(self.state)
+            self._foresee()
             for command in commands:
+                reached(*_place(command, self.state))
                 self._perform(command, type(event).__name__)
+            if isinstance(event, Ticked):
+                # Fed by who decides, so that one who is stuck is started anew.
+                notify("WATCHDOG=1")
+
+    def standing(self) -> dict[str, object]:
+        """Say what every line of the log is about."""
+        term, active = self.state.term, self.state.active
+        if active is None:
+            return {"term": term}
+        number = None if active.generation is None else active.generation.number
+        return {"job": active.job.id, "generation": number, "term": term, "step": active.step}
 
     def _perform(self, command: Command, cause: str) -> None:
         match command:
-            case WriteGeneration() | WriteJob() | SettleIntent():
+            case WriteGeneration() | WriteJob() | SettleIntent() | CommitCheckpoint():
                 assert self.state.term is not None
                 self._writes.put_nowait((self.state.term, command))
             case RequestPlan():
                 self.replans += 1
                 self._start(self._plan(command))
+            case WriteManifest():
+                self._start(self._describe(command))
+            case CheckDurable():
+                self._start(self._check(command))
+            case CollectGarbage():
+                self._start(self._sweep(command))
             case AbortGeneration():
                 self._start(self._abort(command))
             case WakeAgents():
@@ -169,29 +253,40 @@ class Shell:
                 case WriteGeneration():
                     is_written = await self._write_generation(write)
                 case WriteJob():
-                    order = self.gateway.put_job(write.job)
-                    is_written = await self.gateway.write_as_leader(term, [order])
+                    news = job_left(write.job, self.clock.now(), term)
+                    orders = [self.gateway.put_job(write.job), *self.outbox.orders_for(news)]
+                    is_written = await self.gateway.write_as_leader(term, orders)
+                    self.outbox.ring()
                 case SettleIntent():
                     order = self.gateway.forget_intent(write.id)
                     is_written = await self.gateway.write_as_leader(term, [order])
+                case CommitCheckpoint():
+                    is_written = await self._commit(term, write)
                 case _:
                     assert_never(write)
         except StoreError as error:
-            log.warning("the store did not take a write", error=str(error), term=term)
+            cause, said = type(error).__name__, str(error)
+            log.warning("the store did not take a write", cause=cause, error=said, term=term)
             return False
+        name, generation = _place(write, self.state)
+        reached(f"after {name}", generation)
         if not is_written:
             self.feed_event(WriteRefused(self.clock.now()))
         elif isinstance(write, WriteGeneration):
+            self.outbox.ring()
             self.feed_event(GenerationWritten(self.clock.now(), write.record))
         return True
 
     async def _write_generation(self, write: WriteGeneration) -> bool:
-        found = self.plans.get(write.record.plan)
+        found, is_new = self.plans.get(write.record.plan), write.record.state == "open"
+        news = generation_opened(write.record, self.clock.now()) if is_new else None
         is_written = await self.gateway.write_generation(
             write.record,
             write.replaces,
             plan=None if found is None else found.plan,
             about=None if found is None else found.about_bytes,
+            lowers=write.lowers,
+            also=self.outbox.orders_for(news),
         )
         if is_written and write.replaces is not None and write.record.state == "open":
             kept = {write.record.plan, write.replaces.plan}
@@ -199,13 +294,57 @@ class Shell:
             await self.gateway.forget_plans(write.record.job, but=kept, term=write.record.term)
         return is_written
 
+    async def _commit(self, term: int, write: CommitCheckpoint) -> bool:
+        job, durable = write.record.job, write.durable
+        became = await self.gateway.commit(durable, write.record, term)
+        now = self.clock.now()
+        if became == "committed":
+            self.feed_event(CheckpointCommitted(now, job, durable))
+        elif became == "late":
+            why = "the generation is over, or a later step is durable"
+            self.feed_event(CommitFailed(now, job, durable.point, why))
+        return became != "deposed"
+
+    # ---- the durable store --------------------------------------------------------------------
+
+    async def _describe(self, command: WriteManifest) -> None:
+        job, term = command.job.id, self.state.term
+        if term is None:
+            return
+        try:
+            spec = await self.gateway.read_spec(job)
+            durable = await self.checkpoints.describe(command, term=term, spec=spec or "")
+        except (StoreError, StorageError) as error:
+            log.warning("a checkpoint was not committed", job=job, why=str(error))
+            failed = CommitFailed(self.clock.now(), job, command.point, str(error))
+            self.feed_event(failed)
+        else:
+            self.feed_event(ManifestWritten(self.clock.now(), job, durable))
+
+    async def _check(self, command: CheckDurable) -> None:
+        found = await self.checkpoints.check(command)
+        self.feed_event(replace(found, at=self.clock.now()))
+
+    async def _sweep(self, command: CollectGarbage) -> None:
+        try:
+            removed = await self.checkpoints.sweep(command)
+        except StorageError as error:
+            log.warning("the durable store was not tidied up", job=command.job.id, why=str(error))
+        else:
+            if removed:
+                log.info("removed from the durable store", job=command.job.id, objects=removed)
+
     # ---- asking others ------------------------------------------------------------------------
 
     async def _plan(self, command: RequestPlan) -> None:
+        begun = time.monotonic()
         try:
             found = await self._ask_planner(command)
         except StoreError as error:
             found = f"the store does not say what the job is: {error}"
+        why_not = found if isinstance(found, str) else ""
+        took = {"request": command.request, "seconds": round(time.monotonic() - begun, 2)}
+        log.info("the planner answered", why_not=why_not, **took)
         now = self.clock.now()
         if isinstance(found, str):
             self.feed_event(PlanRefused(now, command.request, found))
@@ -214,25 +353,60 @@ class Shell:
         self.feed_event(PlanFound(now, command.request, found.proposal))
 
     async def _ask_planner(self, command: RequestPlan) -> Found | str:
-        nodes = self.state.nodes
-        spec = await self.gateway.read_spec(command.job)
-        if spec is None:
+        request = await self._request(
+            command.job, command.nodes, command.running, is_safe=command.is_safe
+        )
+        if request is None:
             return "the job's file is gone from the store"
-        running, text = command.running, None
+        return await self.planning.ask(request, timeout_s=self.config.options.plan_s)
+
+    async def _request(
+        self,
+        job: JobId,
+        asked_for: Iterable[NodeId],
+        running: GenerationRecord | None,
+        *,
+        is_safe: bool = False,
+    ) -> Request | None:
+        """A question with all that belongs to it; none if nobody knows the job any more."""
+        nodes = self.state.nodes
+        past = self.observed.past(self.state)
+        spec = await self.gateway.read_spec(job)
+        if spec is None:
+            return None
+        text = None
         ran_on: list[NodeRecord] = []
         if running is not None:
-            text = await self._plan_text(command.job, running)
+            text = await self._plan_text(job, running)
             ran_on += [n.record for id_ in running.members if (n := nodes.get(id_)) is not None]
-        request = Request(
+        return Request(
             spec=spec,
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
-            nodes=tuple(nodes[id_].record for id_ in command.nodes if id_ in nodes),
+            nodes=tuple(nodes[id_].record for id_ in asked_for if id_ in nodes),
             running=text,
             ran_on=tuple(record for record in ran_on if record.gpus),
-            is_safe=command.is_safe,
+            is_safe=is_safe,
+            past=past,
         )
-        return await self.planning.ask(request, timeout_s=self.config.options.plan_s)
+
+    def _foresee(self) -> None:
+        """Once a generation runs, look ahead: what if it loses this node, or that one."""
+        active = self.state.active
+        if active is None or active.generation is None or not isinstance(active.phase, Running):
+            return
+        name = active.job.id, active.generation.number
+        if name != self._foreseen:
+            self._foreseen = name
+            self._start(self._look_ahead(active, active.generation))
+
+    async def _look_ahead(self, active: Active, generation: GenerationRecord) -> None:
+        try:
+            request = await self._request(active.job.id, usable(self.state, active), generation)
+        except StoreError:
+            return  # Then a loss is answered when it is asked about.
+        if request is not None:
+            self.planning.foresee(request)
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:
         known = self.plans.get(record.plan)
@@ -242,9 +416,9 @@ class Shell:
         term = self.state.term
         if term is None:
             return
-        fence = Fence(term, command.generation)
+        word = Abort(command.job, Fence(term, command.generation))
         nodes = (self._node(id_) for id_ in command.nodes)
-        calls = (self.calls.abort(n.record.address, fence) for n in nodes if n is not None)
+        calls = (self.calls.abort(n.record.address, word) for n in nodes if n is not None)
         # Whom this does not reach reads it from the store.
         for failure in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(failure, BaseException) and not isinstance(failure, CallFailed):
@@ -265,11 +439,22 @@ class Shell:
                 raise CallFailed("nothing is known of the node")
             report = await self.calls.report(node.record.address)
         except CallFailed as error:
-            log.info("an agent did not answer a probe", node=id_, error=str(error))
+            log.info(
+                "an agent did not answer a probe", node=id_, cause="ProbeFailed", error=str(error)
+            )
             self.feed_event(ProbeFailed(self.clock.now(), id_))
         else:
-            self.feed_event(Reported(self.clock.now(), report))
+            self.hear(report)
 
     def _node(self, id_: NodeId) -> Node | None:
         node = self.state.nodes.get(id_)
         return node if node is not None and node.record.address else None
+
+
+def _place(command: Command, state: State) -> tuple[str, int | None]:
+    """What a command is called where a test may have us die, and whose generation's it is."""
+    if isinstance(command, WriteGeneration):
+        return f"WriteGeneration.{command.record.state}", command.record.number
+    active = state.active
+    generation = None if active is None else active.generation
+    return type(command).__name__, None if generation is None else generation.number

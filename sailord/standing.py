@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from agents.protocol import GenerationRecord, Point, Restore
-from sailord.changes import Change, broken_members, usable
-from sailord.model import Active, Node, Planning, Proposal, State, Waiting
-from sailord.recover import restore_point
+from dataclasses import replace
+
+from agents.protocol import (
+    Answer,
+    Durable,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    NodeId,
+    Point,
+    Report,
+    Restore,
+    Sealed,
+)
+from sailord.changes import Change, broken_members, is_gone, order_at_hand, usable
+from sailord.model import (
+    Active,
+    Elected,
+    Event,
+    JobSubmitted,
+    Node,
+    Opening,
+    Planning,
+    Proposal,
+    State,
+    Waiting,
+)
+from sailord.recover import release_point, restore_point
+
+REPORTS_PER_S_MAX = 500.0
+"""That all goes on is heard so often of all nodes together; what is news comes besides."""
+REPORTS_EVERY_S_MIN = 0.2
 
 
 def is_alive(state: State, active: Active) -> bool:
@@ -18,6 +46,18 @@ def is_alive(state: State, active: Active) -> bool:
     return not broken_members(state, generation)
 
 
+def is_explained(state: State, generation: GenerationRecord) -> bool:
+    """Say whether a lost machine, or a broken device, explains that the generation cannot go on.
+
+    It need not be a member: one from which state was to be fetched may be gone, too.
+    """
+    broken = broken_members(state, generation)
+    reports = (node.report for id_ in broken if (node := state.nodes.get(id_)) is not None)
+    peers = (peer for report in reports if report is not None for peer in report.broken_peers)
+    involved = (state.nodes.get(id_) for id_ in (*broken, *peers))
+    return any(is_gone(node) for node in involved)
+
+
 def is_due(state: State, active: Active, change: Change | None) -> bool:
     """Say whether the change may be asked about now, and is not the question just refused."""
     if change is None or state.now < change.due or state.now < active.not_before:
@@ -26,12 +66,25 @@ def is_due(state: State, active: Active, change: Change | None) -> bool:
     return not is_same_question or state.now >= active.considered_at + state.options.reconsider_s
 
 
+def ask_again_in(state: State, active: Active, seconds: float | None) -> Active:
+    """The question may come again earlier than usual: what it was too early for will be in time."""
+    if seconds is None or seconds >= state.options.reconsider_s:
+        return active
+    return replace(active, considered_at=state.now + seconds - state.options.reconsider_s)
+
+
 def is_running_plan(active: Active, proposal: Proposal) -> bool:
     """Say whether the proposal is what runs already."""
     last = active.generation
     assert last is not None
     same = last.plan == proposal.plan and set(last.members) == set(proposal.members)
     return same and last.state == "open"
+
+
+def goes_back(active: Active) -> bool:
+    """An operator ordered to go back to an older checkpoint: what runs is to be left as it is."""
+    order = order_at_hand(active)
+    return order is not None and order.kind == "rollback"
 
 
 def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> bool:
@@ -72,6 +125,23 @@ def all_members(state: State, generation: GenerationRecord, *taking: str) -> boo
     )
 
 
+def has_started(state: State, generation: GenerationRecord) -> bool:
+    """Say whether every member trains.
+
+    Each says so; or one does that has done a step, which proves it also of those that a new leader
+    cannot hear.
+    """
+    reports = (node.report for id_ in generation.members if (node := state.nodes.get(id_)))
+    has_stepped = any(
+        report is not None
+        and report.generation == generation.number
+        and report.taking in {"running", "stopped"}
+        and report.step > generation.restore.point.step
+        for report in reports
+    )
+    return has_stepped or all_members(state, generation, "running", "stopped")
+
+
 def is_informed(state: State, active: Active) -> bool:
     """Say whether all who may hold snapshots were heard, or had their time to speak.
 
@@ -90,17 +160,93 @@ def _speaks(node: Node) -> bool:
     return node.report is not None and is_there
 
 
-def restore_now(state: State, active: Active) -> Restore:
-    """Choose the restore point from what agents report of their snapshots."""
-    reports = [
-        node.report
-        for _, node in sorted(state.nodes.items())
+def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]:
+    """The job's snapshots in the memory of nodes that live."""
+    return tuple(
+        (id_, sealed)
+        for id_, node in sorted(state.nodes.items())
         if node.report is not None and not node.is_lost and _speaks(node)
-    ]
-    return restore_point(
-        (sealed for report in reports for sealed in report.sealed),
+        if node.report.job in {None, active.job.id}
+        for sealed in node.report.sealed
+    )
+
+
+def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
+    """Choose the restore point, and the older checkpoint that then counts as the newest, if any."""
+    durable = state.durables.get(active.job.id)
+    lowers = None
+    check = active.check
+    if check is not None and check.of == durable and check.found not in {None, durable}:
+        durable = lowers = check.found
+    order = order_at_hand(active)
+    if order is not None and order.durable is not None:
+        return Restore(order.durable.point, "durable"), order.durable
+    restore = restore_point(
+        in_memory(state, active),
         layers=active.job.layers,
         atoms=active.job.atoms,
         last=active.generation,
+        durable=durable,
+    )
+    return restore, lowers
+
+
+def release_now(state: State) -> Point | None:
+    """The snapshots of the active job before this one may be forgotten; ``None``: none of them."""
+    active = state.active
+    if active is None or active.generation is None or isinstance(active.phase, Opening):
+        return None
+    point = release_point(
+        in_memory(state, active),
+        layers=active.job.layers,
+        atoms=active.job.atoms,
+        record=active.generation,
         durable=state.durables.get(active.job.id),
     )
+    if point is not None and active.securing is not None:
+        point = min(point, active.securing.point)
+    return point
+
+
+def answer_to(state: State, report: Report, release: Point | None) -> Answer:
+    """What an agent may forget of the active job, and what it is to make durable now."""
+    active = state.active
+    every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
+    if active is None or report.job != active.job.id:
+        return Answer(state.term, every_s=every_s)
+    upload = None if active.securing is None else active.securing.point
+    return Answer(state.term, release, upload, every_s)
+
+
+def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
+    """Jobs whose record is another one than the store's, and so must be written."""
+
+    def all_jobs(state: State) -> dict[JobId, JobRecord]:
+        active = {} if state.active is None else {state.active.job.id: state.active.job}
+        return {**state.jobs, **active}
+
+    stored = all_jobs(before)
+    match event:
+        case Elected():
+            stored = {job.id: job for job in event.jobs}
+        case JobSubmitted():
+            stored.setdefault(event.job.id, event.job)
+        case _:
+            pass
+    return tuple(job for id_, job in sorted(all_jobs(after).items()) if stored.get(id_) != job)
+
+
+def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
+    """Nodes to which a peer lost its connection and that were not asked lately how they are."""
+    named: set[NodeId] = set()
+    for node in state.nodes.values():
+        if node.report is not None and node.report.generation == generation.number:
+            named.update(node.report.broken_peers)
+    return tuple(id_ for id_ in sorted(named) if _is_to_probe(state, state.nodes.get(id_)))
+
+
+def _is_to_probe(state: State, suspect: Node | None) -> bool:
+    if suspect is None or suspect.is_lost or suspect.unreachable_since is not None:
+        return False
+    last = suspect.probed_at
+    return last is None or state.now >= last + state.options.probe_s

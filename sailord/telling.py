@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
 
 import structlog
 
 from agents.protocol import JobId
 from agents.store import StoreError
+from sailord.breakdown import Move, Watch, watch
 from sailord.feed import EventKind, Feed, Happening
 from sailord.gateway import Gateway, Transition
-from sailord.model import Active, CheckpointCommitted, Event, Note, Running, State
+from sailord.model import Active, Note, Running, State
+from sailord.outbox import Message, Outbox, committed_id
 
 log = structlog.get_logger("sailord")
 
@@ -25,6 +28,8 @@ class Teller:
 
     gateway: Gateway
     feed: Feed
+    outbox: Outbox
+    under_way: Watch | None = None
     _lines: asyncio.Queue[tuple[int, JobId, Transition]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
@@ -40,62 +45,44 @@ class Teller:
         happening = Happening(id_, at, kind, note.text, note.job, None, generation, step, term)
         self.feed.add(happening)
         if note.is_transition and note.job is not None:
-            if self._lines.full():
-                self._lines.get_nowait()
-            line = Transition(id_, at, note.text, generation, step, term)
-            self._lines.put_nowait((term, note.job, line))
+            self._keep(term, note.job, Transition(id_, at, note.text, generation, step, term))
 
-    def look(self, before: State, event: Event, after: State) -> None:
-        """Tell what outsiders wait for, from what became of the state."""
-        if after.term is None or before.term != after.term:
+    def look(self, before: State, after: State) -> None:
+        """Tell what outsiders wait for, from what became of the state.
+
+        Who has just come to lead sees all of it for the first time, and so may tell it again:
+        what was told before is known by its id.
+        """
+        self.under_way, move = watch(self.under_way, before, after)
+        if move is not None and after.active is not None:
+            self._tell_move(move, after.active.job.id, after)
+        if after.term is None:
             return
-        if isinstance(event, CheckpointCommitted) and before.durables != after.durables:
-            text = f"step {event.durable.point.step} is durable"
-            self._tell("checkpoint_committed", text, after, job=event.job)
-        for id_, node in after.nodes.items():
-            known = before.nodes.get(id_)
-            if node is known or node.leaving_since is None:
-                continue
-            if known is None or known.leaving_since is None:
-                text = f"{node.record.name} is going away"
-                self._tell("node_preempted", text, after, node=id_)
-        self._look_at_job(before, after)
+        is_new_here = before.term == after.term
+        for happening, id_ in _changes(before, after):
+            if is_new_here:
+                self.feed.add(replace(happening, id=self.feed.next_id(after.now)))
+            if id_:
+                shown = {f.name: getattr(happening, f.name) for f in fields(happening)}
+                self.outbox.offer(Message(**shown | {"id": id_}))
 
-    def _look_at_job(self, before: State, after: State) -> None:
-        now, then = after.active, before.active
-        if now is not None and now.generation is not None:
-            number = now.generation.number
-            known = then.generation.number if then is not None and then.generation else 0
-            if number > known:
-                text = f"generation {number} is open: {now.generation.reason}"
-                self._tell("generation_opened", text, after, job=now.job.id)
-            was_running = then is not None and isinstance(then.phase, Running) and number == known
-            if isinstance(now.phase, Running) and not was_running:
-                text = f"generation {number} runs"
-                self._tell("generation_running", text, after, job=now.job.id)
-        if now is not None and now.job.state == "held" and then and then.job.state != "held":
-            self._tell("job_held", now.job.reason, after, job=now.job.id)
-        if then is not None and now is None:
-            job = after.jobs.get(then.job.id)
-            if job is not None and job.state in {"done", "failed", "cancelled"}:
-                text = f"{job.state}: {job.reason}"
-                self._tell("job_finished", text, after, job=job.id)
-
-    def _tell(
-        self,
-        kind: EventKind,
-        text: str,
-        state: State,
-        *,
-        job: str | None = None,
-        node: str | None = None,
-    ) -> None:
-        generation, step = _where(state.active)
+    def _tell_move(self, move: Move, job: JobId, state: State) -> None:
+        """Log what a move took beside what was predicted, and keep it in the history."""
+        took = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in move.phases)
+        text = f"generation {move.generation} trains, {move.downtime_s:.2f} s lost"
+        text = f"{text} and {move.steps_lost} steps (predicted {move.predicted_s:.2f} s): {took}"
+        log.info(text, job=job, generation=move.generation, phases=dict(move.phases))
+        step, term = move.restored_step, state.term or 0
         id_ = self.feed.next_id(state.now)
-        happening = Happening(
-            id_, state.now, kind, text, job, node, generation, step, state.term or 0
+        self.feed.add(
+            Happening(id_, state.now, "note", text, job, None, move.generation, step, term)
         )
-        self.feed.add(happening)
+        self._keep(term, job, Transition(id_, state.now, text, move.generation, step, term, move))
+
+    def _keep(self, term: int, job: JobId, line: Transition) -> None:
+        if self._lines.full():
+            self._lines.get_nowait()
+        self._lines.put_nowait((term, job, line))
 
     async def run(self) -> None:
         """Bring lines of history into the store; while it is away they wait."""
@@ -107,6 +94,62 @@ class Teller:
                     break
                 except StoreError:
                     await asyncio.sleep(pause_s)
+
+
+def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
+    """What happened between two states, and as which message it is to be told outside.
+
+    What is stored with its record has no id here.
+    """
+    for job, durable in after.durables.items():
+        if before.durables.get(job) != durable:
+            text = f"step {durable.point.step} is durable"
+            happening = _happening("checkpoint_committed", text, after, job=job)
+            yield happening, committed_id(job, durable)
+    for id_, node in after.nodes.items():
+        known = before.nodes.get(id_)
+        if node is known or node.leaving_since is None:
+            continue
+        if known is None or known.leaving_since is None:
+            text, when = f"{node.record.name} is going away", node.record.leaves_at
+            happening = _happening("node_preempted", text, after, node=node.record.name)
+            yield happening, f"{id_}.leaves" + ("" if when is None else f".{int(when)}")
+    trouble = "" if after.active is None else after.active.storage_trouble
+    if after.active is not None and trouble:
+        known_trouble = "" if before.active is None else before.active.storage_trouble
+        if trouble != known_trouble:
+            text = f"the durable store: {trouble}"
+            yield _happening("note", text, after, job=after.active.job.id), ""
+    yield from _changes_of_job(before, after)
+
+
+def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, str]]:
+    now, then = after.active, before.active
+    if now is not None and now.generation is not None:
+        job, number = now.job.id, now.generation.number
+        known = then.generation.number if then is not None and then.generation else 0
+        if number > known:
+            text = f"generation {number} is open: {now.generation.reason}"
+            yield _happening("generation_opened", text, after, job=job), ""
+        was_running = then is not None and isinstance(then.phase, Running) and number == known
+        if isinstance(now.phase, Running) and not was_running:
+            text = f"generation {number} runs"
+            happening = _happening("generation_running", text, after, job=job)
+            yield happening, f"{job}.{number}.running"
+    if now is not None and now.job.state == "held" and then and then.job.state != "held":
+        yield _happening("job_held", now.job.reason, after, job=now.job.id), ""
+    if then is not None and now is None:
+        ended = after.jobs.get(then.job.id)
+        if ended is not None and ended.state in {"done", "failed", "cancelled"}:
+            text = f"{ended.state}: {ended.reason}"
+            yield _happening("job_finished", text, after, job=ended.id), ""
+
+
+def _happening(
+    kind: EventKind, text: str, state: State, *, job: str | None = None, node: str | None = None
+) -> Happening:
+    generation, step = _where(state.active)
+    return Happening(0, state.now, kind, text, job, node, generation, step, state.term or 0)
 
 
 def _where(active: Active | None) -> tuple[int, int]:

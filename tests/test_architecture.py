@@ -23,10 +23,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "simulator": (),
     "planner": ("simulator",),
     "worker": ("simulator",),
-    "agents": ("simulator", "worker.protocol"),
+    "agents": ("simulator", "worker.protocol", "worker.layout", "worker.slots"),
     "sailord": (
-        *("simulator", "planner", "worker.protocol"),
-        *("agents.protocol", "agents.signing", "agents.store", "agents.wire"),
+        *("simulator", "planner", "worker.protocol", "worker.layout", "worker.slots"),
+        "worker.table",
+        *("agents.clock", "agents.failing", "agents.folder", "agents.keys", "agents.logs"),
+        "agents.protocol",
+        *("agents.peers", "agents.signing", "agents.store", "agents.systemd", "agents.wire"),
     ),
 }
 TORCH = ("torch", "deepspeed", "torchvision")
@@ -38,6 +41,8 @@ TORCH_FREE = (
     "worker.__init__",
     "worker.protocol",
     "worker.layout",
+    "worker.slots",
+    "worker.table",
 )
 
 # Time, chance and the outside world enter a pure package only as arguments.

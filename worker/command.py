@@ -125,3 +125,39 @@ def convert_tokens(text: Path, out: Path, vocabulary: Path | None) -> None:
 
     count = convert_text(text, out, vocabulary)
     click.echo(f"{out}: {count:,} tokens")
+
+
+@main.command("export-checkpoint")
+@click.argument("manifest")
+@click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new folder.")
+@click.option(
+    "--form",
+    type=click.Choice(["huggingface", "deepspeed"]),
+    default="huggingface",
+    show_default=True,
+    help="Hugging Face's safetensors, or DeepSpeed's universal checkpoint.",
+)
+def export_checkpoint(manifest: str, out: Path, form: str) -> None:
+    """Write a checkpoint, told by the address of its manifest, in a form that others read."""
+    from worker import exporting  # noqa: PLC0415 - loads torch, which takes seconds
+
+    whole = exporting.read_checkpoint(manifest)
+    write = exporting.export_deepspeed if form == "deepspeed" else exporting.export_huggingface
+    write(whole, out)
+    click.echo(f"{out}: step {whole.progress.step}, {len(whole.kinds[0]):,} tensors")
+
+
+@main.command("import-checkpoint")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
+@click.option("--name", required=True, help="The job's name in the cluster.")
+@click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new file.")
+def import_checkpoint(folder: Path, job: Path, name: str, out: Path) -> None:
+    """Turn a universal checkpoint of DeepSpeed into one of our files.
+
+    ``sailorctl checkpoint import`` makes a checkpoint of it.
+    """
+    from worker import exporting  # noqa: PLC0415 - loads torch, which takes seconds
+
+    header = exporting.import_deepspeed(folder, job, name, out)
+    click.echo(f"{out}: step {header.step}, {header.total_bytes:,} bytes")

@@ -35,7 +35,7 @@ from worker.progress import Progress
 from worker.rank import Orders, train, warm_up
 from worker.state import merge
 from worker.table import table_of
-from worker.timeline import Board, FailPoint, RankTimeline, Span, trace
+from worker.timeline import ACTIVITIES, Board, FailPoint, RankTimeline, Span, trace
 
 T = TypeVar("T")
 
@@ -216,7 +216,13 @@ def _fail_point(plan: Plan | None) -> FailPoint | None:
     if text is None:
         return None
     point = FailPoint.parse(text)
-    if point is None or (plan is not None and not 0 <= point.rank < plan.device_count):
+    ranks = plan.device_count if plan is not None else None
+    if (
+        point is None
+        or (point.activity not in ACTIVITIES or point.generation)
+        or (point.rank is None or point.step is None)
+        or (ranks is not None and point.rank >= ranks)
+    ):
         what = f"is {text!r}, which is no rank of the plan, or nothing that a rank does"
         raise InputError(Problem(FAIL_POINT, what, "give it as in 1:backward:2, or not at all"))
     return point

@@ -27,6 +27,26 @@ Activity = Phase | Literal["start", "data", "end"]
 """A phase of a step, or what stands around it; shown for a rank at each moment."""
 ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
 
+Arrow = Literal[
+    "joined",
+    "meeting",
+    "met",
+    "fetched",
+    "filled",
+    "reserved",
+    "verified",
+    "copying",
+    "copied",
+    "sealing",
+    "sealed",
+    "stopping",
+    "stopped",
+    "broken",
+    "left",
+]
+"""Where a rank passes from one state of its snapshots, or of a change of plan, to the next."""
+ARROWS: tuple[Arrow, ...] = get_args(Arrow)
+
 _RECORD = struct.Struct("=qq")
 
 # As in the simulator's traces: process 1 is the whole, and no row is 0 or equal to a process.
@@ -57,16 +77,31 @@ class Board:
 class FailPoint:
     """Where a rank is to die, so that tests can see what the others make of it."""
 
-    rank: int
-    activity: Activity
-    step: int
+    rank: int | None
+    """``None``: whichever it is."""
+    activity: Activity | Arrow
+    step: int | None
+    """``None``: at the first that comes."""
+    generation: int = 0
 
     @classmethod
     def parse(cls, text: str) -> FailPoint | None:
-        """Read ``RANK:ACTIVITY:STEP``, as in ``2:backward:3``; ``None``: it is not so."""
-        found = re.fullmatch(r"([0-9]+):([a-z]+):([0-9]+)", text)
-        known = next((known for known in ACTIVITIES if found and known == found[2]), None)
-        return cls(int(found[1]), known, int(found[3])) if found and known else None
+        """Read ``RANK:WHERE:STEP``, as in ``2:backward:3``, and ``@GENERATION`` if it is not 0.
+
+        Rank and step may be ``*``. ``None``: it is not so.
+        """
+        found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+))?", text)
+        places = (*ACTIVITIES, *ARROWS)
+        known = next((known for known in places if found and known == found[2]), None)
+        if found is None or known is None:
+            return None
+        rank, step = (None if text == "*" else int(text) for text in (found[1], found[3]))
+        return cls(rank, known, step, int(found[4] or 0))
+
+    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
+        """Does a rank stand there now?"""
+        is_here = (self.activity, self.generation) == (place, generation)
+        return is_here and self.rank in {None, rank} and self.step in {None, step}
 
 
 @dataclass(slots=True)
@@ -90,6 +125,7 @@ class Recorder:
     board: Board | None = None
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
+    generation: int = 0
     finish_device_work: Callable[[], None] | None = None
     """Waits for an accelerator, whose work otherwise ends later than the call that starts it."""
     step: int = 0
@@ -131,9 +167,14 @@ class Recorder:
         before, self._activity = self._activity, activity
         if self.board is not None:
             self.board.write(self.rank, self.step, activity)
-        if self.fail_at == FailPoint(self.rank, activity, self.step):
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.pass_by(activity)
         return before
+
+    def pass_by(self, place: Activity | Arrow) -> None:
+        """Die here, if that is what is wanted."""
+        point = self.fail_at
+        if point is not None and point.is_at(self.rank, place, self.step, self.generation):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Doing:

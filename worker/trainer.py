@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from worker.transport.base import Collective, Transport
 from worker.vote import Ballot, Verdict, Vote
 from worker.zero import OwnersUpdate, owned_parts
 
+_NEWS_S = 0.25
+"""For those that live to say what they know, when all is over."""
+
 
 class NotANumberError(RuntimeError):
     """The loss or a gradient has left the numbers, and no smaller loss scale would help."""
@@ -48,6 +52,26 @@ class NotANumberError(RuntimeError):
                 f"the output of layer {layer} is not finite on rank {rank}, the first that is not"
             )
         super().__init__(f"step {step}: {what}")
+
+
+class Keeper(Protocol):
+    """Keeps copies of the state, and so is asked before it changes."""
+
+    def wishes_to_stop(self, step: int) -> bool:
+        """Is this to be the last step? Asked when its gradients are there; may wait."""
+
+    def before_update(self) -> None:
+        """Return when what is kept may be changed."""
+
+
+class NoKeeper:
+    """Nobody copies anything."""
+
+    def wishes_to_stop(self, step: int) -> bool:  # noqa: ARG002 - whoever keeps asks for it
+        return False
+
+    def before_update(self) -> None:
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,11 @@ class Trainer:
         self.precision = precision or precision_of(job)
         self.device = torch.device(device)
         self.recorder = recorder or Recorder(rank)
+        self.keeper: Keeper = NoKeeper()
+        self._summed = -1
+        """The step whose gradients are complete here."""
+        self.is_whole = True
+        """Weights and moments are those of ``progress``: no update was broken off."""
         self._transport = transport
         self.progress = Progress(scale=LossScale.first(self.precision))
         self.seat = seats_of(plan)[rank]
@@ -129,8 +158,8 @@ class Trainer:
             layers, recomputed=self._recomputed(), moment=moment, collect=self._collect_gradients
         )
         self._sync = GradientSync(self.seat, self.holdings, self.memories, transport, self.recorder)
-        everybody = tuple(range(len(seats_of(plan))))
-        self._vote = Vote(rank, self.holdings, opened.get(everybody), self.device)
+        self.everybody = opened.get(tuple(range(len(seats_of(plan)))))
+        self._vote = Vote(rank, self.holdings, self.everybody, self.device)
         self._pipeline = PipelineRank(
             plan,
             self.seat,
@@ -143,7 +172,7 @@ class Trainer:
             recorder=self.recorder,
         )
 
-    def step(self, *, wishes_to_stop: bool = False) -> StepReport:
+    def step(self) -> StepReport:
         """Train on the next batch; every rank takes the same steps at the same time."""
         begin_s = time.perf_counter()
         before = self.progress
@@ -165,20 +194,46 @@ class Trainer:
             consumed.samples,
             consumed.labels,
             consumed.digest_sum,
-            wishes_to_stop,
+            self.keeper.wishes_to_stop(before.step),
         )
+        self._summed = before.step
         with self.recorder.span("vote"):
             verdict = self._vote.cast(self.memories, ballot)
+            self._transport.note((before.step, verdict.slots))
             # What was aborted on an accelerator ends like what was completed.
             self._transport.check()
         self._refuse_what_is_no_number(verdict)
+        return self._end_step(verdict, begin_s)
+
+    def roll_forward(self) -> StepReport | None:
+        """All is over for this plan: end the step if some rank that lives has ended it.
+
+        Whoever has the result of a vote knows that all gradients of its step are complete, here
+        too, and passes the result on. With ZeRO-1 the update would need the others.
+        """
+        step = self.progress.step
+        if self._summed != step or not self.is_whole or self._owners is not None:
+            return None
+        for told, slots in self._transport.last_news(_NEWS_S):
+            verdict = self._vote.verdict(slots)
+            if told == step and (verdict.is_finite or self.progress.scale.factor > 1):
+                return self._end_step(verdict, time.perf_counter())
+        return None
+
+    def _end_step(self, verdict: Verdict, begin_s: float) -> StepReport:
+        """Update by what all ranks know of the step."""
+        before = self.progress
+        seed = loss_seed(self.job, self.precision, before.scale)
         # Losses and gradients are sums; only here do they become means over the step's labels.
         mean = 1.0 / (seed * max(verdict.labels, 1))
         norm = verdict.norm * mean
+        self.is_whole = False
         if verdict.is_finite:
             with self.recorder.span("step"):
+                self.keeper.before_update()
                 self._update(before, factor=mean * clip_factor(norm, self.job.clip_norm))
         self.progress = self._progress_after(before, verdict)
+        self.is_whole = True
         return StepReport(
             step=before.step,
             loss=verdict.loss_sum / max(verdict.labels, 1),

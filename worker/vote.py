@@ -47,6 +47,8 @@ class Verdict:
     labels: int
     digest_sum: int
     stop: bool
+    slots: list[float]
+    """The sum itself, for those who did not hear of it."""
 
     @property
     def norm(self) -> float:
@@ -95,7 +97,7 @@ class Vote:
             slots[place] = value
         if self._group is not None:
             self._group.all_reduce(slots)
-        return self._verdict(slots.tolist())
+        return self.verdict(slots.tolist())
 
     def first_bad_layer(self, layer: int | None) -> tuple[int, int] | None:
         """Of the layers that ranks name, return the first and the rank that names it."""
@@ -109,14 +111,17 @@ class Vote:
             default=None,
         )
 
-    def _verdict(self, slots: list[float]) -> Verdict:
+    def verdict(self, slots: list[float]) -> Verdict:
+        """What the sum of all ranks' slots says."""
         *squares, loss_sum, samples, labels, digest_sum, stop = slots
         size = self._per_layer
         by_layer = {
             layer: sum(squares[number * size : (number + 1) * size])
             for number, layer in enumerate(self._layers)
         }
-        return Verdict(by_layer, loss_sum, int(samples), int(labels), int(digest_sum), stop > 0)
+        return Verdict(
+            by_layer, loss_sum, int(samples), int(labels), int(digest_sum), stop > 0, slots
+        )
 
 
 def square_sum(flat: Tensor) -> Tensor:

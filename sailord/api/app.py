@@ -13,9 +13,11 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from agents.clock import Clock
 from agents.signing import Verifier
 from agents.store import StoreError, StoreUnavailable
-from sailord.clock import Clock
+from agents.wire import plain
+from sailord.api.shapes import Problems, ProblemView
 from sailord.config import Config
 from sailord.election import Leader
 from sailord.gateway import Gateway, World
@@ -101,19 +103,17 @@ def refusal(
 ) -> web.Response:
     """An answer that says what is wrong, in the one form that all mistakes have."""
     listed = [
-        {"place": p.place, "what": p.what, "cure": p.cure}
-        if isinstance(p, Problem)
-        else {"place": "", "what": p, "cure": ""}
+        ProblemView(p.place, p.what, p.cure) if isinstance(p, Problem) else ProblemView("", p, "")
         for p in problems
     ]
-    return answer({"problems": listed}, status=status, headers=headers)
+    return answer(Problems(tuple(listed)), status=status, headers=headers)
 
 
 def answer(
     value: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
-    """An answer in JSON."""
-    text = json.dumps(value, allow_nan=False)
+    """An answer in JSON; ``value`` is one of the shapes, or plain."""
+    text = json.dumps(plain(value), allow_nan=False)
     return web.Response(text=text, status=status, content_type="application/json", headers=headers)
 
 

@@ -12,20 +12,21 @@ from typing import Any
 
 from aiohttp import web
 
-from agents.protocol import Intent, IntentKind, JobId, JobRecord, Report
+from agents.peers import CallFailed
+from agents.protocol import Bill, Intent, IntentKind, JobId, JobRecord, Report
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, sign_reply
 from agents.store import StoreError
-from agents.wire import WireError, decode, plain
-from sailord.api import views
+from agents.wire import WireError, decode, encode, plain
+from sailord.api import shapes, views
 from sailord.api.app import API, Api, answer, refusal
 from sailord.api.metrics import metrics_text
-from sailord.calls import CallFailed
-from sailord.model import Reported, State
-from sailord.planning import job_shape, read_job
+from sailord.model import State
+from sailord.planning import job_shape, read_job, saving_of
+from sailord.resuming import begins_from
 from simulator.errors import InputError, Problem
 
 ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
-PING_S = 10.0
+PING_S = 15.0
 GLANCE_S = 1.0
 """What a status may wait for the store."""
 PRIORITY_MAX = 1_000_000
@@ -35,7 +36,7 @@ LEAVES_MAX = 4e9
 async def livez(request: web.Request) -> web.Response:
     """The loop turns."""
     del request
-    return answer({"live": True})
+    return answer(shapes.Live(live=True))
 
 
 async def readyz(request: web.Request) -> web.Response:
@@ -45,7 +46,7 @@ async def readyz(request: web.Request) -> web.Response:
         return refusal(503, "the store is away")
     if api.leader is None:
         return refusal(503, "nobody leads yet")
-    return answer({"ready": True, "leads": api.shell.state.term is not None})
+    return answer(shapes.Ready(ready=True, leads=api.shell.state.term is not None))
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -61,25 +62,18 @@ async def status(request: web.Request) -> web.Response:
     plan, about = await _plan_of(api, state)
     leader = api.leader
     return answer(
-        {
-            "cluster": api.config.cluster_name,
-            "at": now,
-            "leads": api.shell.state.term is not None,
-            "term": api.shell.state.term,
-            "leader": None if leader is None else {"host": leader.host, "address": leader.address},
-            "store": {
-                "answers": api.store_away_since is None,
-                "away_since": api.store_away_since,
-            },
-            "job": views.active_view(state, api.shell.pace, plan, about, now),
-            "queued": sum(job.state == "queued" for job in state.jobs.values()),
-            "nodes": views.counts_view(state),
-            "leaving": [
-                {"name": node.record.name, "leaves_at": node.record.leaves_at}
-                for _, node in sorted(state.nodes.items())
-                if node.leaving_since is not None and not node.is_lost
-            ],
-        }
+        shapes.Status(
+            cluster=api.config.cluster_name,
+            at=now,
+            leads=api.shell.state.term is not None,
+            term=api.shell.state.term,
+            leader=None if leader is None else shapes.LeaderView(leader.host, leader.address),
+            store=shapes.StoreView(api.store_away_since is None, api.store_away_since),
+            job=views.active_view(state, api.shell.pace, plan, about, api.shell.outbox.at_of, now),
+            queued=sum(job.state == "queued" for job in state.jobs.values()),
+            nodes=views.counts_view(state),
+            leaving=views.leaving_view(state),
+        )
     )
 
 
@@ -107,13 +101,14 @@ async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[
 
 async def list_jobs(request: web.Request) -> web.Response:
     """All jobs."""
-    return answer({"jobs": views.jobs_view(request.app[API].shell.shown)})
+    return answer(views.jobs_view(request.app[API].shell.shown))
 
 
 async def submit_job(request: web.Request) -> web.Response:
     """Put a job into the queue."""
     api = request.app[API]
-    body = await read_object(request, {"job": str, "id": str, "priority": int}, ("job",))
+    kinds = {"job": str, "id": str, "priority": int, "resume": str}
+    body = await read_object(request, kinds, ("job",))
     job = await asyncio.to_thread(read_job, body["job"])
     id_ = JobId(body.get("id") or f"{job.name}-{uuid.uuid4().hex[:6]}")
     if not ID.match(id_):
@@ -122,16 +117,20 @@ async def submit_job(request: web.Request) -> web.Response:
     if abs(priority) > PRIORITY_MAX:
         raise InputError(Problem("priority", f"is beyond {PRIORITY_MAX}"))
     layers, atoms = job_shape(job)
+    now, saving = api.clock.now(), saving_of(job)
+    durable = await asyncio.to_thread(begins_from, job, id_, saving.uri, body.get("resume"))
+    bill = Bill(usd_max=job.objective.max_usd_total)
     record = JobRecord(
-        id_, "queued", priority, api.clock.now(), job.steps, layers, atoms, "submitted"
+        id_, "queued", priority, now, job.steps, layers, atoms, "submitted", saving, bill
     )
-    if not await api.gateway.submit(record, body["job"]):
+    if not await api.gateway.submit(record, body["job"], durable):
         return refusal(409, Problem("id", f"there is a job {id_} already", "give another id"))
     api.woken.set()
     return answer(plain(record), status=201, headers={"Location": f"/v1/jobs/{id_}"})
 
 
-def _job(request: web.Request) -> dict[str, Any]:
+def job_of(request: web.Request) -> shapes.JobView:
+    """The job that the address names; answered with 404 where there is none."""
     id_ = request.match_info["job"]
     found = views.job_view(request.app[API].shell.shown, JobId(id_)) if ID.match(id_) else None
     if found is None:
@@ -141,40 +140,38 @@ def _job(request: web.Request) -> dict[str, Any]:
 
 async def show_job(request: web.Request) -> web.Response:
     """One job."""
-    return answer(_job(request))
+    return answer(job_of(request))
 
 
 async def show_plan(request: web.Request) -> web.Response:
     """The plan of the job's last generation."""
-    api, job = request.app[API], _job(request)
-    if job["generation"] is None:
+    api, job = request.app[API], job_of(request)
+    if job.generation is None:
         raise web.HTTPNotFound(text="the job has no plan yet")
-    id_, sha = JobId(job["id"]), job["generation"]["plan"]
-    plan = views.read_plan(await api.gateway.read_plan(id_, sha))
-    return answer({"sha256": sha, "plan": plan, "about": await api.gateway.read_about(id_, sha)})
+    sha = job.generation.plan
+    plan = views.read_plan(await api.gateway.read_plan(job.id, sha))
+    return answer(shapes.PlanView(sha, plan, await api.gateway.read_about(job.id, sha)))
 
 
 async def show_history(request: web.Request) -> web.Response:
     """The job's transitions, each with its reason."""
-    job = _job(request)
-    history = await request.app[API].gateway.read_history(JobId(job["id"]))
-    return answer({"job": job["id"], "history": [plain(line) for line in history]})
+    job = job_of(request)
+    return answer(shapes.History(job.id, await request.app[API].gateway.read_history(job.id)))
 
 
 async def show_why(request: web.Request) -> web.Response:
     """Why the job is where it is."""
-    api, job = request.app[API], _job(request)
-    id_ = JobId(job["id"])
+    api, job = request.app[API], job_of(request)
     about: dict[str, Any] = {}
-    if job["generation"] is not None:
-        about = await api.gateway.read_about(id_, job["generation"]["plan"])
-    return answer(views.why_view(job, about, await api.gateway.read_history(id_)))
+    if job.generation is not None:
+        about = await api.gateway.read_about(job.id, job.generation.plan)
+    return answer(views.why_view(job, about, await api.gateway.read_history(job.id)))
 
 
 async def order_job(request: web.Request) -> web.Response:
-    """Cancel, pause, resume or replan a job."""
-    job, order = _job(request), request.match_info["order"]
-    return await _give(request, order, job["id"])
+    """Cancel, pause, resume or replan a job, or have a checkpoint made of it."""
+    job, order = job_of(request), request.match_info["order"]
+    return await _give(request, order, job.id)
 
 
 # ---- nodes --------------------------------------------------------------------------------------
@@ -182,7 +179,7 @@ async def order_job(request: web.Request) -> web.Response:
 
 async def list_nodes(request: web.Request) -> web.Response:
     """All nodes."""
-    return answer({"nodes": views.nodes_view(request.app[API].shell.shown)})
+    return answer(views.nodes_view(request.app[API].shell.shown))
 
 
 async def order_node(request: web.Request) -> web.Response:
@@ -201,7 +198,7 @@ async def _give(request: web.Request, order: str, target: str) -> web.Response:
     intent = read_intent(order, target, body)
     is_new = await api.gateway.give_intent(intent)
     api.woken.set()
-    return answer({"id": intent.id, "is_new": is_new}, status=202)
+    return answer(shapes.Taken(intent.id, is_new), status=202)
 
 
 def read_intent(order: str, target: str, body: dict[str, Any]) -> Intent:
@@ -225,8 +222,11 @@ async def events(request: web.Request) -> web.StreamResponse:
     given = request.headers.get("Last-Event-ID") or request.query.get("after") or "0"
     if not re.fullmatch(r"[0-9]{1,18}", given, re.ASCII):
         raise InputError(Problem("Last-Event-ID", "is no number", "send the last id you saw"))
-    if request.query.get("follow") == "false":
-        return answer({"events": [plain(each) for each in api.shell.feed.after(int(given))]})
+    follow = request.query.get("follow", "true")
+    if follow not in ("true", "false"):
+        raise InputError(Problem("follow", "is neither true nor false", "give one of them"))
+    if follow == "false":
+        return answer(shapes.Events(tuple(api.shell.feed.after(int(given)))))
     reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
     reply.content_type = "text/event-stream"
     await reply.prepare(request)
@@ -243,6 +243,8 @@ async def events(request: web.Request) -> web.StreamResponse:
             text = json.dumps(plain(each))
             await reply.write(f"id: {each.id}\nevent: {each.kind}\ndata: {text}\n\n".encode())
             pending = asyncio.ensure_future(anext(happenings))
+    except ConnectionError:
+        return reply  # Whoever listened has gone, as everybody does in the end.
     finally:
         api.at_once += 1
         pending.cancel()
@@ -283,11 +285,11 @@ async def report(request: web.Request) -> web.Response:
         return refusal(422, str(error))
     term = api.shell.state.term
     if term is not None:
-        api.shell.feed_event(Reported(api.clock.now(), said))
+        api.shell.hear(said)
     status = 200 if term is not None else 409
-    text = json.dumps({"term": term})
-    headers = {REPLY_HEADER: sign_reply(api.key, nonce, status, text.encode())}
-    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+    body = encode(api.shell.answer_to(said))
+    headers = {REPLY_HEADER: sign_reply(api.key, nonce, status, body)}
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 async def read_object(

@@ -36,6 +36,8 @@ def _lines(api: Api) -> Iterator[str]:
                        [("", shell.decisions)])  # fmt: skip
     yield from _metric("sailor_plans_total", "counter", "Questions asked of the planner.",
                        [("", shell.replans)])  # fmt: skip
+    yield from _metric("sailor_plans_foreseen", "gauge", "Losses whose next plan is known.",
+                       [("", shell.planning.foreseen)])  # fmt: skip
     yield from _metric("sailor_decision_seconds", "summary", "A decision, over the last ones.",
                        _quantiles(shell.decision_s))  # fmt: skip
     yield from _metric("sailor_event_to_decision_seconds", "summary",

@@ -7,11 +7,17 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from sailord.api.app import BODY_BYTES_MAX, OWN_LOCK
+from sailord.api.schemas import schema_of
+from sailord.api.shapes import Problems
+
 if TYPE_CHECKING:
     from sailord.api.routes import Route
 
-_TEXT = {"type": "string"}
-_NAME = {"type": "string", "pattern": "^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"}
+JSON = "application/json"
+EVENTS = "text/event-stream"
+_TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
+_NAME = {"type": "string", "pattern": r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z"}
 _MOMENT = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 4e9}
 
 
@@ -24,93 +30,134 @@ def _object(required: tuple[str, ...] = (), *, is_open: bool = False, **properti
     return described
 
 
-SCHEMAS: dict[str, Any] = {
-    "Any": {},
-    "Problems": _object(
-        ("problems",),
-        problems={
-            "type": "array",
-            "items": _object(("place", "what", "cure"), place=_TEXT, what=_TEXT, cure=_TEXT),
-        },
-    ),
+_STREAM = _object(
+    is_open=True,
+    id=_TEXT,
+    event=_TEXT,
+    data={"type": "string", "contentMediaType": JSON, "description": "A Happening."},
+)
+"""One event of a stream."""
+
+BODIES: dict[str, Any] = {
     "Submission": _object(
         ("job",),
-        job={"type": "string", "description": "A job file, as text (docs/formats.md)."},
+        job={
+            "type": "string",
+            "minLength": 1,
+            "description": "A job file, as text (docs/formats.md); one that cannot be used is 422.",
+        },
         id=_NAME,
+        resume={"type": "string", "description": "A step that is durable, or newest."},
         priority={"type": "integer", "minimum": -1_000_000, "maximum": 1_000_000},
     ),
-    "Job": _object(
-        ("id", "state"),
-        is_open=True,
-        id=_TEXT,
-        state={
-            "enum": ["queued", "running", "paused", "held", "done", "failed", "cancelled"],
-        },
-    ),
     "Order": _object(id=_NAME, reason=_TEXT, leaves_at=_MOMENT),
-    "Taken": _object(("id", "is_new"), id=_TEXT, is_new={"type": "boolean"}),
+    "Rollback": _object(id=_NAME, reason=_TEXT),
     "Report": _object(is_open=True),
     "Preemption": _object(is_open=True),
     "Capacity": _object(is_open=True),
-    "Accepted": _object(("accepted", "new"), accepted={"type": "integer"}, new={"type": "integer"}),
+}
+"""What is sent. The last three are signed, and their forms stand in docs/api.md."""
+
+REFUSALS = {
+    401: "Who sends this did not show who it is.",
+    404: "There is no such thing.",
+    409: "There is one of that name already.",
+    413: f"The body is larger than {BODY_BYTES_MAX} bytes.",
+    422: "What was sent cannot be used.",
+    429: "Too often, or too many at once.",
+    500: "A fault of sailord, of which its log says more.",
+    502: "The node's agent did not answer.",
+    503: "The store is away, or nobody leads yet.",
 }
 _CHOICES = re.compile(r"\{(\w+):([a-z|]+)\}")
+_QUERIES: dict[str, dict[str, Any]] = {
+    "events": {
+        "after": {"type": "string", "pattern": r"^[0-9]{1,18}\Z"},
+        "follow": {"type": "string", "enum": ["true", "false"]},
+    },
+    "logs": {"rank": {"type": "string", "pattern": r"^[0-9]{0,5}\Z"}},
+}
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """The whole OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
+    schemas = dict(BODIES)
     for route in routes:
         choices = dict(_CHOICES.findall(route.path))
         path = _CHOICES.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, choices)
+        operation = _operation(route, path, choices, schemas)
+        paths.setdefault(path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Sailor", "version": version("sailor")},
+        "info": {
+            "title": "Sailor",
+            "version": version("sailor"),
+            "description": "What sailord answers, over its Unix socket or over TCP.",
+        },
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"token": []}],
     }
 
 
-def _operation(route: Route, path: str, choices: dict[str, str]) -> dict[str, Any]:
+def _operation(
+    route: Route, path: str, choices: dict[str, str], schemas: dict[str, Any]
+) -> dict[str, Any]:
     assert route.handler.__doc__, f"{route.name} does not say what it does"
     parameters = []
     for name in re.findall(r"\{(\w+)\}", path):
         schema: dict[str, Any] = (
-            {"type": "string", "enum": choices[name].split("|")} if name in choices else _NAME
+            {"type": "string", "enum": choices[name].split("|")}
+            if name in choices
+            else {"type": "string", "minLength": 1}
         )
         parameters.append({"name": name, "in": "path", "required": True, "schema": schema})
     for name, schema in _QUERIES.get(route.name, {}).items():
         parameters.append({"name": name, "in": "query", "required": False, "schema": schema})
+    content: dict[str, Any] = {}
+    for each in route.answers:
+        if isinstance(each, str):
+            content[each] = {"schema": _STREAM if each == EVENTS else {"type": "string"}}
+        else:
+            content[JSON] = {"schema": schema_of(each, schemas)}
+    refused = {JSON: {"schema": schema_of(Problems, schemas)}}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.handler.__doc__.splitlines()[0],
         "parameters": parameters,
         "responses": {
-            str(route.success): {"description": "Done.", "content": _content(route.answer)},
-            "default": {"description": "Refused.", "content": _content("Problems")},
+            str(route.success): {"description": "Done.", "content": content},
+            **{
+                str(status): {"description": REFUSALS[status], "content": refused}
+                for status in sorted(refusals_of(route))
+            },
         },
+        "security": [] if route.name in OWN_LOCK else [{"token": []}],
     }
+    for status, each in route.others.items():
+        operation["responses"][str(status)]["content"] = {
+            JSON: {"schema": {"anyOf": [schema_of(each, schemas), schema_of(Problems, schemas)]}}
+        }
     if route.body is not None:
-        is_needed = bool(SCHEMAS[route.body].get("required"))
-        operation["requestBody"] = {"required": is_needed, "content": _content(route.body)}
+        may_miss = route.body in ("Order", "Rollback")
+        is_needed = bool(BODIES[route.body].get("required")) or not may_miss
+        body = {"$ref": f"#/components/schemas/{route.body}"}
+        operation["requestBody"] = {"required": is_needed, "content": {JSON: {"schema": body}}}
     return operation
 
 
-_QUERIES: dict[str, dict[str, Any]] = {
-    "events": {
-        "after": {"type": "string", "pattern": "^[0-9]{1,18}$"},
-        "follow": {"type": "string", "enum": ["true", "false"]},
-    },
-    "logs": {"rank": {"type": "string", "pattern": "^[0-9]{0,5}$"}},
-}
-
-
-def _content(schema: str) -> dict[str, Any]:
-    if "/" in schema:
-        return {schema: {"schema": {"type": "string"}}}
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+def refusals_of(route: Route) -> set[int]:
+    """The statuses with which an address may refuse."""
+    found = {429, 500, *route.refuses, *route.others}
+    if route.name not in OWN_LOCK:
+        found.add(401)
+    if "{" in route.path:
+        found.add(404)
+    if route.body is not None:
+        found |= {413, 422}
+    if route.name in _QUERIES:
+        found.add(422)
+    return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from sailord.api import handlers, webhooks
+from agents.protocol import Answer, JobRecord
+from sailord.api import checkpoints, handlers, shapes, webhooks
 from sailord.api.app import Handler, answer
-from sailord.api.openapi import document
+from sailord.api.openapi import EVENTS, document
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,15 @@ class Route:
     path: str
     name: str
     handler: Handler
+    answers: tuple[type | str, ...]
+    """What comes back: a shape, as JSON, or a media type of text."""
     body: str | None = None
     """The schema of what is sent."""
     success: int = 200
-    answer: str = "Any"
-    """The schema of what comes back, or a media type."""
+    refuses: tuple[int, ...] = ()
+    """With which statuses, beside those that follow from the rest."""
+    others: Mapping[int, type] = field(default_factory=dict)
+    """Statuses other than ``success`` that may come with a shape of their own."""
 
 
 async def _openapi(request: web.Request) -> web.Response:
@@ -32,28 +38,41 @@ async def _openapi(request: web.Request) -> web.Response:
     return answer(document(ROUTES))
 
 
+_TEXT = "text/plain"
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/livez", "livez", handlers.livez),
-    Route("GET", "/readyz", "readyz", handlers.readyz),
-    Route("GET", "/metrics", "metrics", handlers.metrics, answer="text/plain"),
-    Route("GET", "/openapi.json", "openapi", _openapi),
-    Route("GET", "/v1/status", "status", handlers.status),
-    Route("GET", "/v1/jobs", "jobs", handlers.list_jobs),
-    Route("POST", "/v1/jobs", "submit", handlers.submit_job, "Submission", 201, "Job"),
-    Route("GET", "/v1/jobs/{job}", "job", handlers.show_job, answer="Job"),
-    Route("GET", "/v1/jobs/{job}/plan", "plan", handlers.show_plan),
-    Route("GET", "/v1/jobs/{job}/history", "history", handlers.show_history),
-    Route("GET", "/v1/jobs/{job}/why", "why", handlers.show_why),
-    Route("POST", "/v1/jobs/{job}/{order:cancel|pause|resume|replan}", "order_job",
-          handlers.order_job, "Order", 202, "Taken"),
-    Route("GET", "/v1/nodes", "nodes", handlers.list_nodes),
-    Route("GET", "/v1/nodes/{node}/logs", "logs", handlers.logs, answer="text/plain"),
+    Route("GET", "/livez", "livez", handlers.livez, (shapes.Live,)),
+    Route("GET", "/readyz", "readyz", handlers.readyz, (shapes.Ready,), refuses=(503,)),
+    Route("GET", "/metrics", "metrics", handlers.metrics, (_TEXT,)),
+    Route("GET", "/openapi.json", "openapi", _openapi, (dict,)),
+    Route("GET", "/v1/status", "status", handlers.status, (shapes.Status,)),
+    Route("GET", "/v1/jobs", "jobs", handlers.list_jobs, (shapes.Jobs,)),
+    Route("POST", "/v1/jobs", "submit", handlers.submit_job, (JobRecord,), "Submission", 201,
+          (409, 503)),
+    Route("GET", "/v1/jobs/{job}", "job", handlers.show_job, (shapes.JobView,)),
+    Route("GET", "/v1/jobs/{job}/plan", "plan", handlers.show_plan, (shapes.PlanView,),
+          refuses=(503,)),
+    Route("GET", "/v1/jobs/{job}/history", "history", handlers.show_history, (shapes.History,),
+          refuses=(503,)),
+    Route("GET", "/v1/jobs/{job}/why", "why", handlers.show_why, (shapes.Why,), refuses=(503,)),
+    Route("POST", "/v1/jobs/{job}/{order:cancel|pause|resume|replan|checkpoint}", "order_job",
+          handlers.order_job, (shapes.Taken,), "Order", 202, (503,)),
+    Route("GET", "/v1/jobs/{job}/moves", "moves", checkpoints.list_moves, (checkpoints.Moves,),
+          refuses=(503,)),
+    Route("GET", "/v1/jobs/{job}/checkpoints", "checkpoints", checkpoints.list_checkpoints,
+          (checkpoints.CheckpointsView,), refuses=(502,)),
+    Route("POST", "/v1/jobs/{job}/checkpoints/{step}/{order:pin|unpin}", "pin",
+          checkpoints.pin_checkpoint, (checkpoints.Pinned,), refuses=(409, 502)),
+    Route("POST", "/v1/jobs/{job}/checkpoints/{step}/rollback", "rollback",
+          checkpoints.roll_back, (shapes.Taken,), "Rollback", 202, (409, 502, 503)),
+    Route("GET", "/v1/nodes", "nodes", handlers.list_nodes, (shapes.Nodes,)),
+    Route("GET", "/v1/nodes/{node}/logs", "logs", handlers.logs, (_TEXT,), refuses=(502,)),
     Route("POST", "/v1/nodes/{node}/{order:drain|cordon|uncordon|preempt|withdraw}", "order_node",
-          handlers.order_node, "Order", 202, "Taken"),
-    Route("GET", "/v1/events", "events", handlers.events, answer="text/event-stream"),
-    Route("POST", "/v1/agents/report", "report", handlers.report, "Report"),
+          handlers.order_node, (shapes.Taken,), "Order", 202, (503,)),
+    Route("GET", "/v1/events", "events", handlers.events, (EVENTS, shapes.Events)),
+    Route("POST", "/v1/agents/report", "report", handlers.report, (Answer,), "Report",
+          refuses=(401,), others={409: Answer}),
     Route("POST", "/v1/webhooks/preemption", "webhook_preemption", webhooks.preemption,
-          "Preemption", 202, "Accepted"),
+          (shapes.Accepted,), "Preemption", 202, (401, 503)),
     Route("POST", "/v1/webhooks/capacity", "webhook_capacity", webhooks.capacity,
-          "Capacity", 202, "Accepted"),
+          (shapes.Accepted,), "Capacity", 202, (401,)),
 )  # fmt: skip

@@ -1,42 +1,60 @@
-"""How the controller's state is shown: plain values for JSON, the same for every client."""
+"""How the controller's state is shown: the same for every client."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.protocol import JobId
-from agents.wire import plain
+from agents.protocol import JobId, JobRecord, NodeId, Report
+from sailord.api.shapes import (
+    ActiveView,
+    Jobs,
+    JobView,
+    Leaving,
+    Measured,
+    Nodes,
+    NodeView,
+    PhaseView,
+    Predicted,
+    SeenState,
+    Spent,
+    Why,
+)
 from sailord.gateway import Transition
+from sailord.ledger import billed, costs
 from sailord.model import Active, Node, Planning, Running, Starting, State, Stopping
+from sailord.outbox import committed_id
 from sailord.pace import Pace
 
 
-def node_view(node: Node) -> dict[str, Any]:
+def node_view(node: Node) -> NodeView:
     """One node."""
     record, report = node.record, node.report
-    return {
-        "id": record.id,
-        "name": record.name,
-        "state": _node_state(node),
-        "zone": record.zone,
-        "machine": record.machine,
-        "gpu": record.gpu,
-        "gpus": record.gpus,
-        "spot": record.spot,
-        "address": record.address,
-        "cordoned": node.is_cordoned,
-        "leaves_at": record.leaves_at,
-        "taking": None if report is None else report.taking,
-        "generation": None if report is None else report.generation,
-        "step": None if report is None else report.step,
-        "failure": "" if report is None else report.failure,
-        "why_lost": node.why_lost,
-    }
+    return NodeView(
+        id=record.id,
+        name=record.name,
+        state=_node_state(node),
+        zone=record.zone,
+        machine=record.machine,
+        gpu=record.gpu,
+        gpus=record.gpus,
+        spot=record.spot,
+        address=record.address,
+        cordoned=node.is_cordoned,
+        leaves_at=record.leaves_at,
+        taking=None if report is None else report.taking,
+        generation=None if report is None else report.generation,
+        step=None if report is None else report.step,
+        failure="" if report is None else report.failure,
+        why_lost=node.why_lost,
+        trouble="" if report is None else report.trouble,
+    )
 
 
-def _node_state(node: Node) -> str:
+def _node_state(node: Node) -> SeenState:
     if node.is_lost:
         return "lost"
     if node.absent_since is not None:
@@ -46,95 +64,10 @@ def _node_state(node: Node) -> str:
     return "cordoned" if node.is_cordoned else node.record.state
 
 
-def nodes_view(state: State) -> list[dict[str, Any]]:
+def nodes_view(state: State) -> Nodes:
     """All nodes, by name."""
     views = [node_view(node) for node in state.nodes.values()]
-    return sorted(views, key=lambda view: (view["name"], view["id"]))
-
-
-def jobs_view(state: State) -> list[dict[str, Any]]:
-    """All jobs: the active one first, then the queue."""
-    active = [] if state.active is None else [state.active.job]
-    rest = sorted(state.jobs.values(), key=lambda j: (-j.priority, j.submitted_at, j.id))
-    return [plain(job) for job in (*active, *rest)]
-
-
-def job_view(state: State, id_: JobId) -> dict[str, Any] | None:
-    """One job, with its generation."""
-    active = state.active
-    if active is not None and active.job.id == id_:
-        return {
-            **plain(active.job),
-            "generation": plain(active.generation),
-            "phase": phase_view(active),
-            "step": active.step,
-            "durable": plain(state.durables.get(id_)),
-        }
-    job = state.jobs.get(id_)
-    if job is None:
-        return None
-    generation = state.generations.get(id_)
-    return {
-        **plain(job),
-        "generation": plain(generation),
-        "phase": None,
-        "step": None if generation is None else generation.restore.point.step,
-        "durable": plain(state.durables.get(id_)),
-    }
-
-
-def phase_view(active: Active) -> dict[str, Any]:
-    """What the job is at, and until when that may take."""
-    phase = active.phase
-    deadline = phase.deadline if isinstance(phase, Planning | Starting | Stopping) else None
-    reason = getattr(phase, "reason", None)
-    return {
-        "name": type(phase).__name__.lower(),
-        "since": getattr(phase, "since", None),
-        "deadline": deadline,
-        "reason": active.job.reason if reason is None else reason,
-    }
-
-
-def active_view(
-    state: State, pace: Pace, plan: dict[str, Any] | None, about: dict[str, Any], now: float
-) -> dict[str, Any] | None:
-    """The job that has the cluster: where it stands, and against what was predicted."""
-    active = state.active
-    if active is None:
-        return None
-    durable = state.durables.get(active.job.id)
-    durable_step = 0 if durable is None else durable.point.step
-    estimate = about.get("estimate") or {}
-    iteration_s = pace.iteration_s if isinstance(active.phase, Running | Planning) else None
-    tokens = about.get("tokens_per_iteration")
-    predicted_s = estimate.get("iteration_s")
-    members = () if active.generation is None else active.generation.members
-    return {
-        "id": active.job.id,
-        "state": active.job.state,
-        "priority": active.job.priority,
-        "steps": active.job.steps,
-        "step": active.step,
-        "step_age_s": max(now - active.advanced_at, 0.0),
-        "phase": phase_view(active),
-        "generation": plain(active.generation),
-        "members": [state.nodes[id_].record.name for id_ in members if id_ in state.nodes],
-        "plan": plan,
-        "predicted": {
-            "iteration_s": predicted_s,
-            "tokens_per_s": _rate(tokens, predicted_s),
-            "usd_per_hour": estimate.get("cost_usd_per_hour"),
-        },
-        "measured": {"iteration_s": iteration_s, "tokens_per_s": _rate(tokens, iteration_s)},
-        "durable_step": None if durable is None else durable_step,
-        "steps_at_risk": active.step - durable_step,
-        "failures": active.failures,
-    }
-
-
-def _rate(tokens: Any, seconds: Any) -> float | None:
-    return tokens / seconds if tokens and seconds else None
+    return Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
 def counts_view(state: State) -> dict[str, int]:
@@ -142,20 +75,168 @@ def counts_view(state: State) -> dict[str, int]:
     return dict(sorted(Counter(_node_state(node) for node in state.nodes.values()).items()))
 
 
-def why_view(
-    job: dict[str, Any], about: dict[str, Any], history: tuple[Transition, ...]
-) -> dict[str, Any]:
+def leaving_view(state: State) -> tuple[Leaving, ...]:
+    """The nodes that go away; the first to go first, and those of unknown time last."""
+    leaving = [
+        Leaving(node.record.name, node.record.leaves_at)
+        for node in state.nodes.values()
+        if node.leaving_since is not None and not node.is_lost
+    ]
+    return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
+
+
+def jobs_view(state: State) -> Jobs:
+    """All jobs: the active one first, then the queue."""
+    active = [] if state.active is None else [state.active.job]
+    rest = sorted(state.jobs.values(), key=lambda j: (-j.priority, j.submitted_at, j.id))
+    return Jobs((*active, *rest))
+
+
+def job_view(state: State, id_: JobId) -> JobView | None:
+    """One job, with its generation."""
+    active, durable = state.active, state.durables.get(id_)
+    if active is not None and active.job.id == id_:
+        return JobView(
+            **_fields(active.job),
+            generation=active.generation,
+            phase=phase_view(active),
+            step=active.step,
+            durable=durable,
+        )
+    job = state.jobs.get(id_)
+    if job is None:
+        return None
+    generation = state.generations.get(id_)
+    step = None if generation is None else generation.restore.point.step
+    return JobView(**_fields(job), generation=generation, step=step, durable=durable)
+
+
+def _fields(job: JobRecord) -> dict[str, Any]:
+    return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+
+
+def phase_view(active: Active) -> PhaseView:
+    """What the job is at, and until when that may take."""
+    phase = active.phase
+    deadline = phase.deadline if isinstance(phase, Planning | Starting | Stopping) else None
+    if isinstance(phase, Stopping) and active.securing is not None:
+        deadline = max(phase.deadline, active.securing.until)  # It stands, and is made durable.
+    reason = getattr(phase, "reason", None)
+    name: Any = type(phase).__name__.lower()
+    return PhaseView(
+        name=name,
+        since=getattr(phase, "since", None),
+        deadline=deadline,
+        reason=active.job.reason if reason is None else reason,
+    )
+
+
+def active_view(
+    state: State,
+    pace: Pace,
+    plan: Mapping[str, Any] | None,
+    about: Mapping[str, Any],
+    told_at: Mapping[str, float],
+    now: float,
+) -> ActiveView | None:
+    """The job that has the cluster: where it stands, and against what was predicted.
+
+    ``told_at`` says of each message when that happened of which it tells.
+    """
+    active = state.active
+    if active is None:
+        return None
+    durable = state.durables.get(active.job.id)
+    durable_step = 0 if durable is None else durable.point.step
+    durable_at = None if durable is None else told_at.get(committed_id(active.job.id, durable))
+    members = () if active.generation is None else active.generation.members
+    return ActiveView(
+        id=active.job.id,
+        state=active.job.state,
+        priority=active.job.priority,
+        steps=active.job.steps,
+        step=active.step,
+        step_age_s=max(now - active.advanced_at, 0.0),
+        phase=phase_view(active),
+        generation=active.generation,
+        members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
+        plan=plan,
+        predicted=_predicted(about),
+        measured=_measured(state, active, pace, about),
+        durable_step=None if durable is None else durable_step,
+        durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
+        steps_at_risk=max(active.step - durable_step, 0),
+        storage_trouble=active.storage_trouble,
+        troubles=_troubles(state, members),
+        failures=active.failures,
+        spent=_spent(active, now),
+    )
+
+
+def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
+    nodes = (state.nodes[id_] for id_ in members if id_ in state.nodes)
+    return tuple(
+        f"{node.record.name}: {node.report.trouble}"
+        for node in nodes
+        if node.report is not None and node.report.trouble
+    )
+
+
+def _spent(active: Active, now: float) -> Spent:
+    generation = active.generation
+    bill = billed(active.job, generation, now)
+    rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
+    return Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
+
+
+def _predicted(about: Mapping[str, Any]) -> Predicted:
+    estimate = about.get("estimate") or {}
+    seconds = estimate.get("iteration_s")
+    rate = _rate(about.get("tokens_per_iteration"), seconds)
+    return Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
+
+
+def _measured(state: State, active: Active, pace: Pace, about: Mapping[str, Any]) -> Measured:
+    """What workers say of themselves; their pace as it was seen from here, where they do not."""
+    seen_s = pace.iteration_s if isinstance(active.phase, Running | Planning) else None
+    reports = _reports(state, active)
+    said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
+    rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said
+    loss = next((r.loss for r in reports if r.loss is not None), None)
+    stalls = [r.stall_s for r in reports if r.stall_s is not None]
+    return Measured(seen_s, rate, loss, max(stalls, default=None))
+
+
+def _reports(state: State, active: Active) -> list[Report]:
+    """What members said last of the present generation, those that are ahead first."""
+    generation = active.generation
+    if generation is None:
+        return []
+    nodes = (state.nodes.get(id_) for id_ in generation.members)
+    reports = [node.report for node in nodes if node is not None and node.report is not None]
+    ours = [
+        r for r in reports
+        if r.generation == generation.number and r.job in {None, generation.job}
+    ]  # fmt: skip
+    return sorted(ours, key=lambda report: -report.step)
+
+
+def _rate(tokens: Any, seconds: Any) -> float | None:
+    return tokens / seconds if tokens and seconds else None
+
+
+def why_view(job: JobView, about: Mapping[str, Any], history: tuple[Transition, ...]) -> Why:
     """Why the job is where it is: the last transitions, and the planner's own reasons."""
-    return {
-        "job": job["id"],
-        "state": job["state"],
-        "reason": job["reason"],
-        "phase": job["phase"],
-        "generation_reason": (job["generation"] or {}).get("reason"),
-        "plan": about.get("why", []),
-        "move": about.get("move"),
-        "last": [plain(line) for line in history[-5:]],
-    }
+    return Why(
+        job=job.id,
+        state=job.state,
+        reason=job.reason,
+        phase=job.phase,
+        generation_reason=None if job.generation is None else job.generation.reason,
+        plan=tuple(about.get("why", ())),
+        move=about.get("move"),
+        last=history[-5:],
+    )
 
 
 def read_plan(text: bytes | None) -> dict[str, Any] | None:

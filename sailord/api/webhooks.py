@@ -21,6 +21,7 @@ from aiohttp import web
 from agents.protocol import Intent, IntentKind
 from sailord.api.app import API, Api, answer, refusal
 from sailord.api.handlers import ID, LEAVES_MAX, read_object
+from sailord.api.shapes import Accepted
 from sailord.api.tokens import TokenError, check_token, read_keys
 from sailord.feed import Happening
 from simulator.errors import InputError, Problem
@@ -61,7 +62,7 @@ async def preemption(request: web.Request) -> web.Response:
         intents = [await _from_plain(request)]
     new = await asyncio.gather(*(api.gateway.give_intent(intent) for intent in intents))
     api.woken.set()
-    return answer({"accepted": len(intents), "new": sum(new)}, status=202)
+    return answer(Accepted(len(intents), sum(new)), status=202)
 
 
 async def capacity(request: web.Request) -> web.Response:
@@ -84,7 +85,7 @@ async def capacity(request: web.Request) -> web.Response:
     if is_new:
         now = api.clock.now()
         api.shell.feed.add(Happening(api.shell.feed.next_id(now), now, "note", text))
-    return answer({"accepted": 1, "new": int(is_new)}, status=202)
+    return answer(Accepted(1, int(is_new)), status=202)
 
 
 async def _read(request: web.Request, api: Api) -> tuple[str, dict[str, Any]]:

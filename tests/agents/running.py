@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,34 +19,63 @@ from typing import Any
 
 import aiohttp
 
+from agents.fake_worker import MEETING
+from agents.keys import Keys
 from agents.processes import process_start
-from agents.protocol import FIRST, GenerationRecord, JobId, NodeRecord, Report
+from agents.protocol import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Report, Taking
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, check_reply, sign_request
 from agents.store import EmbeddedStore, Put, open_store, serve
 from agents.wire import decode, encode
+from simulator import plan as plans
+from simulator.plan import Pipeline, Plan, Stage
+from simulator.plan_file import plan_text
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"a-key-that-is-long-enough"
 PREFIX = "/sailor/v1/test/"
 JOB = JobId("job")
+JOB_FILE = """
+[model]
+family = "gpt2"
+layers = 2
+hidden = 64
+heads = 4
+vocab = 256
+sequence = 32
+
+[training]
+global_batch = 4
+sequence = 32
+precision = "fp32"
+max_tp = 2
+"""
 
 
 @dataclass(eq=False)
 class Place:
-    """One cluster of one node."""
+    """One cluster; of one node, ``a``, if no other is started."""
 
     folder: Path
     store: EmbeddedStore
     http: aiohttp.ClientSession
     environment: dict[str, str] = field(default_factory=dict)
+    worker: str = "agents.fake_worker"
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, name: str = "a", *, zone: str = "us-central1-b") -> subprocess.Popen[bytes]:
+        config = self.folder / ("agent.toml" if name == "a" else f"agent-{name}.toml")
+        config.write_text(
+            f'cluster_name = "test"\nname = "{name}"\nstate = "{self.state(name).name}"\n'
+            f'key = "key"\nlease_s = 2.0\nmemory = "memory-{name}"\n'
+            f'worker = "{self.worker}"\nthreads = 1\nstore = "unix://{self.folder}/store.sock"\n'
+            f'zone = "{zone}"\n[listen]\nport = 0\n',
+            encoding="utf-8",
+        )
         with (self.folder / "agent.log").open("ab") as log:
             agent = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "agents.service", "run", "--emulate", "2xA100-40"),
-                    *("--config", str(self.folder / "agent.toml")),
+                    *("--config", str(config)),
                 ],
                 cwd=ROOT,
                 stdout=log,
@@ -58,38 +89,63 @@ class Place:
         found = await self.store.snapshot(f"{PREFIX}node/")
         return [decode(NodeRecord, entry.value) for entry in found.entries]
 
-    async def ready(self) -> NodeRecord:
+    def state(self, name: str = "a") -> Path:
+        """The state folder of an agent."""
+        return self.folder / ("state" if name == "a" else f"state-{name}")
+
+    def memory(self, name: str = "a") -> Path:
+        """Where its snapshots are."""
+        return self.folder / f"memory-{name}"
+
+    async def ready(self, name: str = "a") -> NodeRecord:
         async def find() -> NodeRecord | None:
-            return next((node for node in await self.nodes() if node.state == "ready"), None)
+            nodes = [node for node in await self.nodes() if node.name == name]
+            return next((node for node in nodes if node.state == "ready"), None)
 
         node: NodeRecord = await until(find)
         return node
 
-    async def open(self, node: NodeRecord, number: int, **changes: Any) -> None:
+    async def open(
+        self,
+        node: NodeRecord,
+        number: int,
+        *,
+        ranks: int = 2,
+        plan: Plan | None = None,
+        **changes: Any,
+    ) -> GenerationRecord:
+        """Store a generation, on two devices of one node if no plan is given."""
+        text = plan_text(plan or plan_on(*[node.id] * ranks)).encode()
         record = GenerationRecord(
             **{
-                "job": JOB, "number": number, "state": "open", "plan": "abc",
+                "job": JOB, "number": number, "state": "open",
+                "plan": hashlib.sha256(text).hexdigest(),
                 "members": (node.id,), "restore": FIRST, "term": 1, "reason": "a test",
                 **changes,
             }
         )  # fmt: skip
-        await self.store.transact([], [Put(f"{PREFIX}job/{record.job}/gen", encode(record))])
+        job = f"{PREFIX}job/{record.job}"
+        puts = [
+            Put(Keys("test").plan(record.job, record.plan), text),
+            Put(f"{job}/spec", JOB_FILE.encode()),
+            Put(f"{job}/gen", encode(record)),
+        ]
+        await self.store.transact([], puts)
+        return record
 
-    def workers(self, number: int) -> dict[int, int]:
-        """Each rank's process, of those that live."""
-        found = {}
-        for path in (self.folder / "state" / "generation" / str(number)).glob("*/process.json"):
-            said = json.loads(path.read_text(encoding="utf-8"))
-            if process_start(said["pid"]) == said["start"]:
-                found[said["rank"]] = said["pid"]
-        return found
+    def workers(self, number: int, name: str = "a") -> dict[int, int]:
+        """Each rank's process, of those that live and have a seat in the generation."""
+        return processes(self.state(name), number)
 
-    def step(self, number: int) -> int:
-        path = self.folder / "state" / "generation" / str(number) / "0" / "step"
+    def step(self, number: int, *, rank: int = 0, name: str = "a") -> int:
+        """How far a rank is."""
+        path = self.state(name) / "generation" / str(number) / str(rank) / "step"
         return int(path.read_text(encoding="ascii")) if path.exists() else -1
 
-    async def ask(self, method: str, path: str, body: bytes = b"", *, key: bytes = KEY) -> tuple:
-        node = await self.ready()
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", *, key: bytes = KEY, name: str = "a"
+    ) -> tuple:
+        node = {node.name: node for node in await self.nodes()}[name]
         header, nonce = sign_request(key, method, path, body, at=time.time())
         async with self.http.request(
             method, f"http://{node.address}{path}", data=body, headers={REQUEST_HEADER: header}
@@ -99,14 +155,42 @@ class Place:
                 check_reply(KEY, nonce, reply.status, text, reply.headers.get(REPLY_HEADER))
             return reply.status, text
 
-    async def report(self) -> Report | None:
-        with contextlib.suppress(aiohttp.ClientError):
-            status, text = await self.ask("GET", "/v1/report")
+    async def report(self, name: str = "a") -> Report | None:
+        with contextlib.suppress(aiohttp.ClientError, KeyError):
+            status, text = await self.ask("GET", "/v1/report", name=name)
             return decode(Report, text) if status == 200 else None
         return None
 
+    async def is_taking(self, taking: Taking, name: str = "a") -> Report | None:
+        """The report, if it says so."""
+        report = await self.report(name)
+        return report if report is not None and report.taking == taking else None
 
-async def until(holds: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+
+def plan_on(*nodes: NodeId) -> Plan:
+    """One replica of the model on each; a node that is named twice has two."""
+    devices: Counter[str] = Counter()
+    pipelines = []
+    for node in nodes:
+        place = plans.Place("A100-40", "box", "us-central1-b", node, (devices[node],))
+        devices[node] += 1
+        pipelines.append(Pipeline(4 // len(nodes), (Stage((0, 4), 1, (place,)),)))
+    return Plan(1, tuple(pipelines))
+
+
+def processes(state: Path, number: int) -> dict[int, int]:
+    """Each rank's process below an agent's state folder, of those that live."""
+    found = {}
+    for home in state.glob("process/*"):
+        born = json.loads((home / "process.json").read_text(encoding="utf-8"))
+        seat = home / "seat.json"
+        said = json.loads(seat.read_text(encoding="utf-8")) if seat.exists() else born
+        if said["generation"] == number and process_start(born["pid"]) == born["start"]:
+            found[said["rank"]] = born["pid"]
+    return found
+
+
+async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     """The first true answer."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
@@ -123,34 +207,30 @@ async def until(holds: Callable[[], Any], *, within_s: float = 20.0) -> Any:
 async def place(folder: Path) -> AsyncIterator[Place]:
     """One cluster; whatever it started is over at its end."""
     (folder / "key").write_bytes(KEY)
-    (folder / "agent.toml").write_text(
-        f'cluster_name = "test"\nname = "a"\nstate = "state"\nkey = "key"\nlease_s = 2.0\n'
-        f'store = "unix://{folder}/store.sock"\nzone = "us-central1-b"\n[listen]\nport = 0\n',
-        encoding="utf-8",
-    )
     store = await open_store(f"embedded://{folder}/store.db")
     assert isinstance(store, EmbeddedStore)
     server = await serve(store, folder / "store.sock")
     async with aiohttp.ClientSession() as http:
-        here = Place(folder, store, http)
+        here = Place(folder, store, http, {MEETING: str(folder / "meeting")})
         try:
             yield here
         finally:
             for agent in here.agents:
                 agent.kill()
                 agent.wait()
-            for path in folder.glob("state/generation/*/*/process.json"):
+            for path in folder.glob("state*/process/*/process.json"):
                 said = json.loads(path.read_text(encoding="utf-8"))
                 if process_start(said["pid"]) == said["start"]:
                     os.kill(said["pid"], signal.SIGKILL)
-            await end_nursery(folder / "state" / "nursery.sock")
+            end_nurseries(folder)
             await server.close()
             await store.close()
 
 
-async def end_nursery(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(b'{"ask": "end"}\n')
-        await reader.readline()
-        writer.close()
+def end_nurseries(folder: Path) -> None:
+    """Also those that are only coming up."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"agents.nursery" in words and any(w.startswith(bytes(folder)) for w in words):
+                os.kill(int(path.parent.name), signal.SIGKILL)

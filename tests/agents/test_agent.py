@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from agents.protocol import Fence
+from agents.protocol import Abort, Fence
 from agents.wire import encode
-from tests.agents.running import ROOT, place, until
+from tests.agents.running import JOB, ROOT, place, until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -58,14 +58,9 @@ async def test_one_generation_after_the_other(tmp_path):
         await here.open(node, 2)
         await until(lambda: here.step(2) > 0)
         assert here.workers(1) == {}
-        assert not set(old.values()) & set(here.workers(2).values())
+        assert here.workers(2) == old, "the processes that lived were not taken over"
         await here.open(node, 2, state="stopping", stop_at=here.step(2) + 3)
-
-        async def stopped():
-            report = await here.report()
-            return report if report and report.taking == "stopped" else None
-
-        report = await until(stopped)
+        report = await until(lambda: here.is_taking("stopped"))
         assert [seal.point.step for seal in report.sealed] == [report.step]
         assert b"step 1\n" in (await here.ask("GET", "/v1/logs/0"))[1]
 
@@ -77,14 +72,20 @@ async def test_only_the_cluster_and_who_leads_is_heard(tmp_path):
         await here.open(node, 1, term=7)
         await until(lambda: here.step(1) > 0)
         workers = here.workers(1)
-        old, now = encode(Fence(6, 1)), encode(Fence(7, 1))
+        old, now = (encode(Abort(JOB, Fence(term, 1))) for term in (6, 7))
         assert (await here.ask("POST", "/v1/abort", now, key=b"another-key-as-long"))[0] == 401
         assert (await here.ask("POST", "/v1/abort", old))[0] == 409
         assert (await here.ask("POST", "/v1/abort", b"{}"))[0] == 422
         assert (await here.ask("GET", "/v1/logs/life.json"))[0] == 404
         assert here.workers(1) == workers
         assert (await here.ask("POST", "/v1/abort", now))[0] == 200
-        await until(lambda: not here.workers(1))
+        await until(lambda: here.is_taking("failed"))
+
+        async def has_left():
+            return b"aborted" in (await here.ask("GET", "/v1/logs/1"))[1]
+
+        await until(has_left)
+        assert here.workers(1) == workers, "what waits for the next generation was ended"
 
 
 async def test_a_worker_that_does_not_listen_is_killed_and_the_reason_told(tmp_path):
@@ -95,12 +96,8 @@ async def test_a_worker_that_does_not_listen_is_killed_and_the_reason_told(tmp_p
         await until(lambda: here.step(1) > 0)
         os.kill(here.workers(1)[0], signal.SIGSTOP)
         os.kill(here.workers(1)[1], signal.SIGKILL)
-
-        async def failed():
-            report = await here.report()
-            return report if report and report.taking == "failed" else None
-
-        assert (await until(failed)).failure == "rank 1 was killed by signal 9"
+        failed = await until(lambda: here.is_taking("failed"))
+        assert failed.failure == "rank 1 was killed by signal 9"
         await here.open(node, 2)  # The leader moves on; who does not hear of it is killed.
         await until(lambda: here.step(2) > 0)
         await until(lambda: not here.workers(1))
@@ -118,12 +115,7 @@ async def test_sigterm_drains_and_sigint_leaves(tmp_path):
         assert agent.returncode == 0
         assert here.workers(1) == workers
         agent = here.start()
-
-        async def is_back():
-            report = await here.report()
-            return report and report.taking == "running"
-
-        await until(is_back)
+        await until(lambda: here.is_taking("running"))
         agent.send_signal(signal.SIGTERM)
 
         async def is_draining():

@@ -189,6 +189,30 @@ def test_a_stream_of_events_resumes_after_an_id(head):
         assert reply.readline() == f"id: {happened[1]['id']}\n".encode()
 
 
+def test_a_listener_that_goes_away_is_no_error(head):
+    def told() -> int:
+        return len(head.ask("GET", "/v1/events?follow=false")[1]["events"])
+
+    for id_ in ("heard", "unheard"):
+        head.ask("POST", "/v1/jobs", {"job": JOB, "id": id_})
+    wait_until(told, within_s=20)
+    with contextlib.closing(Over(head.socket)) as connection:
+        connection.request("GET", "/v1/events", headers={"Last-Event-ID": "0"})
+        assert connection.getresponse().readline()
+    for id_ in ("heard", "unheard"):  # What follows is written to nobody.
+        before = told()
+        assert head.ask("POST", f"/v1/jobs/{id_}/cancel", {})[0] == 202
+        wait_until(lambda before=before: told() > before, within_s=20)
+    said = (head.folder / f"{head.name}.log").read_text(encoding="utf-8")
+    assert "ClientConnectionResetError" not in said
+
+
+def test_events_are_followed_or_not_and_nothing_else(head):
+    status, said = head.ask("GET", "/v1/events?follow=maybe")
+    assert status == 422
+    assert said["problems"][0]["place"] == "follow"
+
+
 def test_the_document_names_every_address(head):
     document = head.ask("GET", "/openapi.json")[1]
     assert document["openapi"] == "3.1.0"

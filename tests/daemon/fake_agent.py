@@ -16,7 +16,9 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from agents.keys import Keys
 from agents.protocol import (
+    Abort,
     Fence,
     GenerationRecord,
     Holding,
@@ -38,7 +40,6 @@ from agents.signing import (
 from agents.store import Put, Store, StoreError, open_store
 from agents.wire import decode, encode
 from sailord.election import Leader
-from sailord.keys import Keys
 
 STEP_S = 0.02
 LOOK_S = 0.1
@@ -168,7 +169,7 @@ class FakeAgent:
         if request.path == "/v1/report":
             text = encode(self._report())
         elif request.path == "/v1/abort":
-            self.heard = max(self.heard, decode(Fence, body))
+            self.heard = max(self.heard, decode(Abort, body).fence)
             self.aborts += 1
         elif request.path.startswith("/v1/logs"):
             text = b"step by step\n"

@@ -40,7 +40,7 @@ def free_port() -> int:
         return port
 
 
-def wait_until(holds: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+def wait_until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
     """The first true answer; the last words of an error if there is none in time."""
     end, last = time.monotonic() + within_s, "it never held"
     while time.monotonic() < end:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from sailord.cli import main
-from tests.daemon.running import JOB, TOKEN, wait_until
+from tests.daemon.running import JOB, ROOT, TOKEN, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(place):
     refused = call(place, "status")
     assert refused.exit_code == 1
     assert "did not answer" in refused.output
+    assert "name another with --server" in refused.output
     assert call(place, "status", server="ftp://x").exit_code == 2
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
@@ -64,3 +67,26 @@ def test_what_goes_wrong_is_said_in_a_sentence(place):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_our_commands(shell):
     assert "_SAILORCTL_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).output
+
+
+def test_a_status_is_watched_while_sailord_is_started_anew(place):
+    head = place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    watching = subprocess.Popen(
+        [sys.executable, "-c", "from sailord.cli import main; main()", "status", "-w", "--json",
+         "--server", f"unix://{place.socket}"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert json.loads(watching.stdout.readline())["cluster"] == "test"
+        head.kill()
+        head.wait()
+        while "error" not in json.loads(watching.stdout.readline()):
+            pass
+        place.start()
+        while "cluster" not in json.loads(watching.stdout.readline()):
+            pass
+    finally:
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()

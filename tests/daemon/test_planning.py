@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from agents.protocol import NodeId, NodeRecord
-from sailord.planning import Found, PlanningService, Request, answer, job_shape, read_job
+from planner.lives import History
+from sailord.answering import answer
+from sailord.observed import Past, pool_of
+from sailord.planning import Found, PlanningService, Request, job_shape, read_job
 from simulator.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +70,7 @@ def test_a_job_may_not_name_files_of_the_daemons_machine():
 
 
 def test_the_shape_of_a_job_is_what_its_snapshots_must_cover():
-    assert job_shape(read_job(SPEC)) == (6, 2)
+    assert job_shape(read_job(SPEC)) == (7, 3)
 
 
 @pytest.mark.asyncio
@@ -76,12 +79,107 @@ async def test_a_planner_that_is_killed_is_an_answer_and_the_next_question_gets_
     service = PlanningService()
     try:
         asked = asyncio.create_task(service.ask(QUESTION, timeout_s=30))
-        while not (service._pool and service._pool._processes):
+        while not (working := [p for desk in service._desks for p in desk.processes]):
             await asyncio.sleep(0.01)
-        for pid in list(service._pool._processes):
-            os.kill(pid, signal.SIGKILL)
+        for process in working:
+            os.kill(process.pid, signal.SIGKILL)
         assert await asked == "a process of the planner died"
         assert isinstance(await service.ask(QUESTION, timeout_s=60), Found)
         assert "within" in str(await service.ask(QUESTION, timeout_s=0.0))
     finally:
         service.close()
+
+
+def running_question(found: Found, **changes) -> Request:
+    return replace(QUESTION, running=found.plan, ran_on=NODES, **changes)
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_lost_node_was_foreseen_and_costs_no_planning():
+    first = answer(QUESTION)
+    assert isinstance(first, Found)
+    service = PlanningService()
+    try:
+        service.foresee(running_question(first))
+        members = sorted(first.proposal.members)
+        while service.foreseen < len(members):
+            await asyncio.sleep(0.01)
+        for lost in members:
+            left = tuple(record for record in NODES if record.id != lost)
+            question = running_question(first, nodes=left)
+            # There is no time at all, and yet an answer: the very one that the planner gives.
+            found = await service.ask(question, timeout_s=0.0)
+            assert isinstance(found, Found), found
+            assert set(found.proposal.members) <= {record.id for record in left}
+            assert found.proposal.is_worth_it
+            fresh = answer(question)
+            assert isinstance(fresh, Found)
+            assert found.proposal.iteration_s <= fresh.proposal.iteration_s * (1 + 1e-9)
+            # An answer that stands on a node that is gone as well is none.
+            gone = set(found.proposal.members)
+            fewer = tuple(record for record in left if record.id not in gone)
+            late = running_question(first, nodes=fewer)
+            assert "within 0 s" in str(await service.ask(late, timeout_s=0.0))
+        # Whatever else is asked, the planner must think about.
+        for other in (
+            running_question(first),
+            running_question(first, nodes=left, is_safe=True),
+            replace(QUESTION, nodes=left),
+        ):
+            assert "within 0 s" in str(await service.ask(other, timeout_s=0.0))
+    finally:
+        service.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_who_looks_ahead_rests_while_there_is_a_question():
+    first = answer(QUESTION)
+    assert isinstance(first, Found)
+    service = PlanningService()
+    try:
+        assert isinstance(await service.ask(QUESTION, timeout_s=60), Found)
+        (thinking,) = service._desks[0].processes
+        os.kill(thinking.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(service.ask(QUESTION, timeout_s=60))
+        await asyncio.sleep(0)
+        service.foresee(running_question(first))
+        while service._scout.waiting or not service._scout.processes:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert service.foreseen == 0
+        os.kill(thinking.pid, signal.SIGCONT)
+        assert isinstance(await asked, Found)
+        while not service.foreseen:
+            await asyncio.sleep(0.01)
+    finally:
+        service.close()
+
+
+def test_a_newcomer_must_have_been_up_for_a_while():
+    """How long, and what was seen of its kind, decide on a move that nothing forces."""
+    spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")
+    nodes = tuple(node(name, gpus=4) for name in "ab")
+    question = replace(QUESTION, spec=spec, nodes=nodes[:1])
+    first = answer(question)
+    assert isinstance(first, Found)
+    grown = replace(question, nodes=nodes, running=first.plan, ran_on=nodes[:1])
+
+    def judged(past):
+        found = answer(replace(grown, past=past))
+        assert isinstance(found, Found)
+        return found.proposal
+
+    assert judged(Past(settle_s=30.0)).is_worth_it
+    young = Past(age_s=tuple((record.id, 12.0) for record in nodes), settle_s=30.0)
+    assert not judged(young).is_worth_it
+    assert judged(young).ask_again_s == 18.0
+    pool = pool_of(nodes[0])
+    stormy = History().seen(0.0, up={pool: 3}, lost={})
+    for second in range(1, 60):
+        stormy = stormy.seen(float(second), up={pool: 3}, lost={pool: 30})
+    settled = replace(young, age_s=())
+    assert judged(settled).is_worth_it
+    assert not judged(replace(settled, history=stormy, now_s=60.0)).is_worth_it
+    assert not judged(replace(settled, last_move_s=59.0, now_s=60.0)).is_worth_it

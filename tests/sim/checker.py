@@ -1,16 +1,32 @@
-"""What must hold in the simulated world, whatever goes wrong in it."""
+"""What must hold in the simulated world, whatever goes wrong in it.
+
+Each rule names the invariant of the protocol that it watches over: one leader (I1), numbers and
+plans of generations (I2), nothing counts that a dead generation writes (I3), checkpoints (I4),
+what a restart costs (I5, I6), devices (I12), last copies (I13), orders and notices (I16).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agents.protocol import GenerationRecord, NodeId, Point
+from agents.protocol import (
+    Durable,
+    GenerationRecord,
+    Intent,
+    JobId,
+    JobRecord,
+    Point,
+    Sealed,
+)
 
 if TYPE_CHECKING:
     from sailord.model import State
-    from tests.sim.clock import Clock
-    from tests.sim.storage import Store
+    from tests.sim.machines import Machine
+    from tests.sim.world import World
+
+PEACE_S = 40.0
+"""A fault may show for so long."""
 
 
 @dataclass(frozen=True)
@@ -21,30 +37,39 @@ class Line:
     text: str
 
 
-class Checker:
-    """Sees every decision, every step and every write; ``verify`` says what was broken."""
+@dataclass(frozen=True)
+class Opened:
+    """A generation as it was opened, and what was durable then."""
 
-    def __init__(self, clock: Clock, store: Store) -> None:
-        self.clock, self.store = clock, store
+    at: float
+    record: GenerationRecord
+    last: GenerationRecord | None
+    durable: Durable | None
+
+
+class Checker:
+    """Sees every decision, every step and every write as it happens."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.clock, self.store = world, world.clock, world.store
+        self.store.changed = self.stored
         self.lines: list[Line] = []
-        self.steps: dict[int, list[tuple[float, int]]] = {}
+        self.steps: dict[tuple[JobId, int], list[tuple[float, int]]] = {}
         self.faults: list[tuple[float, str]] = []
+        self.opened: dict[tuple[JobId, int], Opened] = {}
         self.failures_max = 0
         self.pids = 0
-        self._members: dict[int, tuple[NodeId, ...]] = {}
+        self.commits = 0
+        self._records: dict[JobId, GenerationRecord] = {}
+        self._durables: dict[JobId, Durable] = {}
+        self._jobs: dict[JobId, JobRecord] = {}
+        self._pauses = {"ordered": 0, "done": 0}
+
+    # ---- what is seen ---------------------------------------------------------------------
 
     def next_pid(self) -> int:
         self.pids += 1
         return self.pids
-
-    def members(self, generation: int) -> tuple[NodeId, ...]:
-        if generation not in self._members:
-            for record in self._records():
-                self._members[record.number] = record.members
-        return self._members[generation]
-
-    def _records(self) -> list[GenerationRecord]:
-        return [v for *_, v in self.store.history if isinstance(v, GenerationRecord)]
 
     def noted(self, who: str, text: str) -> None:
         self.lines.append(Line(self.clock.now, f"{who}: {text}"))
@@ -53,8 +78,8 @@ class Checker:
         self.faults.append((self.clock.now, fault.split(maxsplit=1)[0]))
         self.lines.append(Line(self.clock.now, f"---- {fault}"))
 
-    def stepped(self, generation: int, step: int) -> None:
-        self.steps.setdefault(generation, []).append((self.clock.now, step))
+    def stepped(self, record: GenerationRecord, step: int) -> None:
+        self.steps.setdefault((record.job, record.number), []).append((self.clock.now, step))
 
     def decided(self, who: str, before: State, after: State) -> None:
         if after.active is not None:
@@ -62,63 +87,124 @@ class Checker:
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
 
-    def verify(self) -> None:
-        """Safety over the whole history of the store and of the steps."""
-        opened: dict[int, tuple[float, GenerationRecord]] = {}
-        last: GenerationRecord | None = None
-        for at, _, key, value in self.store.history:
-            if key != "/job/gen":
-                continue
-            assert isinstance(value, GenerationRecord)
-            if last is not None:
-                assert value.term >= last.term, f"terms interleave: {last} then {value}"
-                assert value.number >= last.number, f"a number comes again: {value}"
-            if value.state == "open":
-                assert value.number not in opened, f"generation {value.number} has two plans"
-                assert last is None or value.number == last.number + 1
-                self._verify_restore(at, last, value, opened)
-                opened[value.number] = (at, value)
-            last = value
+    def stored(self, key: str, value: object) -> None:
+        """Each write to the store, in its order."""
+        match value:
+            case GenerationRecord():
+                self._record(value)
+            case Durable():
+                self._durable(JobId(key.split("/")[2]), value)
+            case JobRecord():
+                self._job(value)
+            case Intent(kind="pause"):
+                self._pauses["ordered"] += 1
+            case _:
+                pass
 
-    def _verify_restore(
-        self,
-        at: float,
-        last: GenerationRecord | None,
-        record: GenerationRecord,
-        opened: dict[int, tuple[float, GenerationRecord]],
-    ) -> None:
+    # ---- generations ----------------------------------------------------------------------
+
+    def _record(self, record: GenerationRecord) -> None:
+        last = self._records.get(record.job)
+        others = [each.term for each in self._records.values()]
+        assert record.term >= max(others, default=0), f"terms interleave: {record}"
+        if record.state == "open":
+            assert record.number == (1 if last is None else last.number + 1), (
+                f"out of turn: {record}"
+            )
+            durable = self._durables.get(record.job)
+            opened = Opened(self.clock.now, record, last, durable)
+            self.opened[record.job, record.number] = opened
+            self._check_restore(opened)
+        else:
+            assert last is not None, f"the first one of a job is not open: {record}"
+            same = (last.number, last.plan, last.members, last.restore)
+            assert same == (record.number, record.plan, record.members, record.restore), record
+        self._records[record.job] = record
+
+    def _check_restore(self, opened: Opened) -> None:
+        record, last, durable = opened.record, opened.last, opened.durable
         point = record.restore.point
+        is_back = any(kind in {"checkpoint_damaged", "rollback"} for _, kind in self.faults)
+        if durable is not None and not is_back:
+            assert point.step >= durable.point.step, f"durable steps are given up: {record}"
         if record.restore.source == "memory":
-            done = [step for _, step in self.steps.get(point.generation, [])]
-            is_start = point == opened[point.generation][1].restore.point
-            assert point.step in done or is_start, f"{point} was never reached"
-            assert self._is_ancestor(point, last, opened), f"{point} lies on a line that was left"
+            done = [step for _, step in self.steps.get((record.job, point.generation), [])]
+            first = self.opened[record.job, point.generation].record.restore.point
+            assert point.step in done or point == first, f"{point} was never reached"
+            assert self._is_ancestor(point, opened), f"{point} lies on a line that was left"
         if last is None:
             return
-        reached = [step for when, step in self.steps.get(last.number, []) if when <= at]
+        reached = [step for _, step in self.steps.get((record.job, last.number), [])]
         lost = max([*reached, last.restore.point.step]) - point.step
-        recent = [kind for when, kind in self.faults if at - 40 <= when <= at]
+        last_step_at = max(
+            (at for at, _ in self.steps.get((record.job, last.number), [])), default=0
+        )
+        recent = [kind for when, kind in self.faults if last_step_at - PEACE_S <= when]
         if last.state == "stopping" and not recent:
             assert lost <= 0, f"a planned change lost {lost} steps: {record}"
         if recent == ["power_off"]:
-            assert lost <= 2, f"one lost machine cost {lost} steps: {record}"
+            assert lost <= 2 * last.memory_every, f"one lost machine cost {lost} steps: {record}"
 
-    def _is_ancestor(
-        self,
-        point: Point,
-        last: GenerationRecord | None,
-        opened: dict[int, tuple[float, GenerationRecord]],
-    ) -> bool:
+    def _is_ancestor(self, point: Point, opened: Opened) -> bool:
         """Walk back from the last generation as it really went."""
         end = float("inf")
-        number = 0 if last is None else last.number
-        while number in opened:
+        job, number = opened.record.job, 0 if opened.last is None else opened.last.number
+        while (job, number) in self.opened:
             if point.generation == number:
                 return point.step <= end
-            restore = opened[number][1].restore
+            restore = self.opened[job, number].record.restore
             end = min(end, restore.point.step)
             number = restore.point.generation
         return False
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    def _durable(self, job: JobId, durable: Durable) -> None:
+        record, before = self._records[job], self._durables.get(job)
+        self._durables[job] = durable
+        begins = record.state == "open" and record.restore.point == durable.point
+        if begins and record.restore.source == "durable":
+            return  # It went back to an older one, which the generation that it opened says.
+        self.commits += 1
+        assert durable.point.generation == record.number, f"{durable} is a dead generation's"
+        assert record.state != "closed", f"{durable} came after the end of its generation"
+        assert before is None or durable.point.step > before.point.step, f"{before} to {durable}"
+        assert self.world.objects.is_whole(durable), f"{durable} was committed and is not whole"
+
+    def freed(self, machine: Machine, before: tuple[Sealed, ...]) -> None:
+        """A snapshot was forgotten: the job must be able to go on from memory as it was before."""
+        job = machine.job
+        assert job is not None, "snapshots of no job"
+        if self._can_go_on(job):
+            return
+        after, machine.sealed = machine.sealed, before
+        assert not self._can_go_on(job), f"{machine.id} freed the last copy: {before} to {after}"
+        machine.sealed = after
+
+    def _can_go_on(self, job: JobId) -> bool:
+        record = self._records[job]
+        floor, objects = self.world.floor, self.world.objects
+        durable = self._durables.get(job)
+        points = floor.points_in_memory(job)
+        return (
+            any(self._is_ancestor(point, Opened(0.0, record, record, None)) for point in points)
+            or (durable is not None and objects.newest_readable(durable) is not None)
+            or (durable is None and record.restore.source == "start")
+        )
+
+    # ---- jobs -----------------------------------------------------------------------------
+
+    def _job(self, job: JobRecord) -> None:
+        before = self._jobs.get(job.id)
+        self._jobs[job.id] = job
+        if job.state == "paused" and (before is None or before.state != "paused"):
+            self._pauses["done"] += 1
+        if job.state == "done":
+            record = self._records[job.id]
+            done = [step for _, step in self.steps.get((job.id, record.number), [])]
+            reached = max([*done, record.restore.point.step])
+            assert job.steps is not None and reached >= job.steps, f"done at {reached}: {job}"  # noqa: PT018 # one sentence
+        assert self._pauses["done"] <= self._pauses["ordered"], "a pause took effect twice"
 
     def account(self) -> str:
         return "\n".join(f"{line.at:8.2f} {line.text}" for line in self.lines)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agents.protocol import Intent
+from agents.protocol import Durable, Intent
+from tests.sim.heads import Head
 from tests.sim.machines import Machine
 from tests.sim.world import JOB, World
 
 ALIVE_MIN = 3
+UP_MAX = 9
+HALF = 0.5
 
 
 class Trouble:
@@ -39,6 +42,8 @@ class Trouble:
     def _say(self, text: str) -> None:
         self.world.checker.struck(text)
 
+    # ---- machines -------------------------------------------------------------------------
+
     def _power_off(self) -> None:
         if machine := self._victim():
             self._say(f"power_off {machine.id}")
@@ -55,8 +60,50 @@ class Trouble:
         self.world.add_machine(name)
 
     def _add(self) -> None:
-        if len(self.world.up()) < 9:
+        if len(self.world.up()) < UP_MAX:
             self._say(f"add {self.world.add_machine().id}")
+
+    def _machine_frozen(self) -> None:
+        """Suspended as a whole: it knows of nothing, and its peers wait for it."""
+        if machine := self._victim():
+            seconds = self.random.uniform(0.5, 30.0)
+            self._say(f"machine_frozen {machine.id} {seconds:.1f} s")
+            if machine.agent is not None:
+                machine.agent.freeze(seconds)
+            if machine.crew is not None:
+                machine.crew.frozen_until = self.clock.now + seconds
+
+    def _agent_killed(self) -> None:
+        if (machine := self._victim()) and machine.agent is not None:
+            self._say(f"agent_killed {machine.id}")
+            machine.kill_agent()
+
+    def _agent_frozen(self) -> None:
+        if (machine := self._victim()) and machine.agent is not None:
+            seconds = self.random.uniform(0.5, 30.0)
+            self._say(f"agent_frozen {machine.id} {seconds:.1f} s")
+            machine.agent.freeze(seconds)
+
+    def _crew_killed(self) -> None:
+        machine = self._victim()
+        if machine is None or machine.crew is None:
+            return
+        self._say(f"crew_killed {machine.id}")
+        generation, machine.crew = machine.crew.generation, None
+        machine.tell(lambda agent: agent.crew_exited(generation, "signal 9"))
+
+    def _clock_set(self) -> None:
+        """Somebody sets a machine's clock; whoever starts there later shows it."""
+        ahead_s = self.random.choice((-1.0, 1.0)) * self.random.choice((1.0, 60.0, 4000.0))
+        if self.random.random() < HALF:
+            name = self.random.choice(sorted(self.world.heads))
+            self._say(f"clock_set {name} {ahead_s:+.0f} s")
+            self.world.heads_ahead_s[name] = ahead_s
+        elif machine := self._victim():
+            self._say(f"clock_set {machine.id} {ahead_s:+.0f} s")
+            machine.ahead_s = ahead_s
+
+    # ---- notices and orders ---------------------------------------------------------------
 
     def _notice(self) -> None:
         self._warn(self.random.choice((30.0, 30.0, 5.0)), is_true=True, says=True)
@@ -65,7 +112,7 @@ class Trouble:
         self._warn(self.random.uniform(0.0, 1.0), is_true=True, says=True)
 
     def _false_notice(self) -> None:
-        self._warn(30.0, is_true=False, says=self.random.random() < 0.5)
+        self._warn(30.0, is_true=False, says=self.random.random() < HALF)
 
     def _warn(self, seconds: float, *, is_true: bool, says: bool) -> None:
         machine = self._victim()
@@ -73,9 +120,9 @@ class Trouble:
             return
         id_ = f"notice-{self.count}"
         self._say(f"notice {machine.id} {seconds:.1f} s{'' if is_true else ', false'}")
-        leaves_at = self.clock.now + seconds if says else None
-        machine.agent.notice(id_, leaves_at)
-        machine.agent.notice(id_, leaves_at)  # They do come twice.
+        leaves_at = self.clock.now + machine.ahead_s + seconds if says else None
+        for _ in range(2):  # They do come twice.
+            machine.tell(lambda agent: agent.notice(id_, leaves_at))
 
         def later() -> None:
             if not machine.is_up:
@@ -83,67 +130,11 @@ class Trouble:
             if is_true:
                 machine.end()
             elif machine.agent is not None:
-                machine.agent.withdraw(id_)
+                machine.tell(lambda agent: agent.withdraw(id_))
+            else:
+                self.clock.after(1.0, later)
 
         self.clock.after(seconds, later)
-
-    def _agent_killed(self) -> None:
-        if (machine := self._victim()) and machine.agent is not None:
-            self._say(f"agent_killed {machine.id}")
-            machine.kill_agent()
-
-    def _crew_killed(self) -> None:
-        machine = self._victim()
-        if machine is None or machine.crew is None:
-            return
-        self._say(f"crew_killed {machine.id}")
-        generation, machine.crew = machine.crew.generation, None
-        if machine.agent is not None:
-            machine.agent.crew_exited(generation, "signal 9", is_bug=False)
-
-    def _head_killed(self) -> None:
-        up = [head for head in self.world.heads.values() if head.is_up]
-        if up:
-            head = self.random.choice(up)
-            self._say(f"head_killed {head.name}")
-            head.crash()
-
-    def _head_paused(self) -> None:
-        """Cut off from the store, it still believes that it leads."""
-        head = self.random.choice(list(self.world.heads.values()))
-        self._say(f"head_cut {head.name}")
-        head.client.is_cut = True
-
-        def back() -> None:
-            head.client.is_cut = False
-
-        self.clock.after(self.random.uniform(1.0, 25.0), back)
-
-    def _store_away(self) -> None:
-        self._say("store_away")
-        self.world.store.go_away()
-        self.clock.after(self.random.uniform(0.5, 30.0), self.world.store.come_back)
-
-    def _cut_off(self) -> None:
-        """The control plane does not reach a node; half the time its peers do not either."""
-        machine = self._victim()
-        if machine is None:
-            return
-        whole = self.random.random() < 0.5
-        self._say(f"cut_off {machine.id}{' from its peers too' if whole else ''}")
-        self.world.cut_off.add(machine.id)
-        if whole:
-            self.world.cut_pairs.add(machine.id)
-        if machine.agent is not None:
-            machine.agent.client.is_cut = True
-
-        def back() -> None:
-            self.world.cut_off.discard(machine.id)
-            self.world.cut_pairs.discard(machine.id)
-            if machine.agent is not None:
-                machine.agent.client.is_cut = False
-
-        self.clock.after(self.random.uniform(0.5, 40.0), back)
 
     def _drain(self) -> None:
         if machine := self._victim():
@@ -158,3 +149,100 @@ class Trouble:
         self.world.raise_intent(Intent(f"pause-{self.count}", "pause", JOB))
         again = Intent(f"resume-{self.count}", "resume", JOB)
         self.clock.after(self.random.uniform(1.0, 20.0), lambda: self.world.raise_intent(again))
+
+    def _replan(self) -> None:
+        self._say("replan")
+        self.world.raise_intent(Intent(f"replan-{self.count}", "replan", JOB))
+
+    def _checkpoint(self) -> None:
+        self._say("checkpoint")
+        self.world.raise_intent(Intent(f"checkpoint-{self.count}", "checkpoint", JOB))
+
+    def _rollback(self) -> None:
+        """An operator goes back to the checkpoint before the last."""
+        durable = self.world.store.get(f"/job/{JOB}/durable")
+        line = self.world.objects.line(durable if isinstance(durable, Durable) else None)
+        if len(line) > 1:
+            self._say(f"rollback to step {line[1].point.step}")
+            self.world.raise_intent(
+                Intent(f"rollback-{self.count}", "rollback", JOB, durable=line[1])
+            )
+
+    # ---- heads, store, networks -----------------------------------------------------------
+
+    def _head(self) -> Head:
+        return self.random.choice([head for _, head in sorted(self.world.heads.items())])
+
+    def _head_killed(self) -> None:
+        head = self._head()
+        if head.is_up:
+            self._say(f"head_killed {head.name}")
+            head.crash()
+
+    def _head_frozen(self) -> None:
+        """It wakes, believes that it leads, and does what it was about to do."""
+        head, seconds = self._head(), self.random.uniform(0.5, 25.0)
+        self._say(f"head_frozen {head.name} {seconds:.1f} s")
+        head.freeze(seconds)
+
+    def _head_cut(self) -> None:
+        """Cut off from the store, it still believes that it leads."""
+        head = self._head()
+        self._say(f"head_cut {head.name}")
+        head.client.is_cut = True
+
+        def back() -> None:
+            head.client.is_cut = False
+
+        self.clock.after(self.random.uniform(1.0, 25.0), back)
+
+    def _store_away(self) -> None:
+        self._say("store_away")
+        self.world.store.go_away()
+        self.clock.after(self.random.uniform(0.5, 30.0), self.world.store.come_back)
+
+    def _compaction(self) -> None:
+        """Half of the watches were too slow, and lose what they were still to be told."""
+        self._say("compaction")
+        self.world.store.drop_watches(HALF)
+
+    def _objects_away(self) -> None:
+        self._say("objects_away")
+        self.world.objects.is_up = False
+        self.clock.after(self.random.uniform(0.5, 30.0), self._objects_back)
+
+    def _objects_back(self) -> None:
+        self.world.objects.is_up = True
+
+    def _checkpoint_damaged(self) -> None:
+        durable = self.world.store.get(f"/job/{JOB}/durable")
+        if isinstance(durable, Durable):
+            self._say(f"checkpoint_damaged at step {durable.point.step}")
+            self.world.objects.damage(durable)
+
+    def _cut_off(self) -> None:
+        """The control plane does not reach a node; half the time its peers do not either."""
+        self._cut(is_whole=self.random.random() < HALF)
+
+    def _unheard(self) -> None:
+        """The control plane does not reach a node, and its workers go on."""
+        self._cut(is_whole=False)
+
+    def _cut(self, *, is_whole: bool) -> None:
+        machine = self._victim()
+        if machine is None:
+            return
+        self._say(f"cut_off {machine.id}{' from its peers too' if is_whole else ''}")
+        self.world.cut_off.add(machine.id)
+        if is_whole:
+            self.world.cut_pairs.add(machine.id)
+        if machine.agent is not None:
+            machine.agent.client.is_cut = True
+
+        def back() -> None:
+            self.world.cut_off.discard(machine.id)
+            self.world.cut_pairs.discard(machine.id)
+            if machine.agent is not None:
+                machine.agent.client.is_cut = False
+
+        self.clock.after(self.random.uniform(0.5, 40.0), back)

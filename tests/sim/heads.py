@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from agents.protocol import (
+    Durable,
     Fence,
     GenerationRecord,
     Intent,
+    JobId,
     JobRecord,
     NodeRecord,
+    Report,
 )
 from sailord import decide as controller
 from sailord import invariants
+from sailord.keeping import (
+    CheckDurable,
+    CheckpointCommitted,
+    CollectGarbage,
+    CommitCheckpoint,
+    CommitFailed,
+    DurableChecked,
+    ManifestWritten,
+    WriteManifest,
+)
 from sailord.model import (
     AbortGeneration,
     Command,
@@ -22,6 +36,7 @@ from sailord.model import (
     Event,
     GenerationWritten,
     IntentGiven,
+    JobSubmitted,
     NodesObserved,
     Note,
     PlanFound,
@@ -40,6 +55,8 @@ from sailord.model import (
     WriteJob,
     WriteRefused,
 )
+from sailord.standing import answer_to, release_now
+from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
 
 if TYPE_CHECKING:
@@ -47,28 +64,31 @@ if TYPE_CHECKING:
 
 LEASE_S = 10.0
 MARGIN_S = 2.0
+TICK_S = 0.5
+LOOK_S = 3.0
+UNANSWERED = 0.7
+"""Which share of reports gets no answer: answers say again what the last one said."""
+TWICE = 0.1
+"""How often what was told already is told again."""
 
 
-class Head:
+class Head(Process):
     """One sailord process: its shell carries messages and decides nothing."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
-        self.clock, self.random = world.clock, world.random
-        self.client = Client(world.store, self.random, loss=world.faults.loss)
-        self.state = State(options=world.options)
-        self.is_up = True
+        super().__init__(world.clock, ahead_s=world.heads_ahead_s.get(name, 0.0))
+        self.world, self.name, self.random = world, name, world.random
+        self.client = Client(world.store, self, loss=world.faults.loss)
+        self.state = State(options=world.options, now=self.now)
         self.lease: int | None = None
         self.sure_until = 0.0
         self.was_away = False
+        self.is_to_look = False
         self.writes: list[tuple[Callable[[Store], object], Callable[[object], None]]] = []
-        self._campaign()
-        self._tick()
-        self._observe()
-
-    @property
-    def now(self) -> float:
-        return self.clock.now
+        for prefix in ("/node/", "/job/", "/intent/"):
+            self.client.watch(prefix, self._look_soon)
+        for loop in (self._campaign, self._tick, self._look_now_and_then):
+            self.after(self.random.uniform(0.0, 0.2), loop)
 
     def crash(self) -> None:
         """SIGKILL: only what was stored is left."""
@@ -86,12 +106,19 @@ class Head:
         for command in commands:
             self._perform(command)
 
+    def hear(self, report: Report) -> None:
+        """An agent's report; the answer tells what it may forget, and what it is to secure."""
+        self.feed(Reported(self.now, report))
+        if self.random.random() < UNANSWERED:
+            return
+        answer = answer_to(self.state, report, release_now(self.state))
+        if answer.release is not None or answer.upload is not None:
+            self.world.answer(report, answer)
+
     # ---- leading --------------------------------------------------------------------------
 
     def _campaign(self) -> None:
-        if not self.is_up:
-            return
-        self.clock.after(1.0, self._campaign)
+        self.after(1.0, self._campaign)
         if self.state.term is not None:
             self._stay()
             return
@@ -101,21 +128,21 @@ class Head:
                 return None
             lease = store.grant(LEASE_S)
             store.put("/leader", self.name, lease)
-            return lease, store.created("/leader"), *_everything(store)
+            return lease, store.created("/leader"), everything(store)
 
-        asked = self.now
+        asked = self.clock.now
 
         def done(answer: object) -> None:
             if isinstance(answer, tuple) and self.state.term is None:
-                lease, term, nodes, jobs, generations, intents = answer
+                lease, term, seen = answer
                 self.writes = []
                 self.lease, self.sure_until = lease, asked + LEASE_S - MARGIN_S
-                self.feed(Elected(self.now, term, nodes, jobs, generations, (), intents))
+                self.feed(Elected(self.now, term, *seen))
 
         self.client.ask(order, done)
 
     def _stay(self) -> None:
-        asked, lease = self.now, self.lease
+        asked, lease = self.clock.now, self.lease
         assert lease is not None
 
         def done(answer: object) -> None:
@@ -132,37 +159,48 @@ class Head:
             self.feed(Deposed(self.now))
 
     def _tick(self) -> None:
-        if not self.is_up:
-            return
         # A real shell would ask its clock before each act; so does this one, when it acts.
-        if self.state.term is not None and self.now >= self.sure_until:
+        if self.state.term is not None and self.clock.now >= self.sure_until:
             self._step_down()
-        self.feed(Ticked(self.now))
-        self.clock.after(0.25, self._tick)
+        if self.state.term is not None:
+            self.feed(Ticked(self.now))
+        self.after(TICK_S, self._tick)
 
     # ---- looking --------------------------------------------------------------------------
 
-    def _observe(self) -> None:
-        if not self.is_up:
+    def _look_soon(self) -> None:
+        """Several changes wake one look."""
+        if not self.is_to_look and self.state.term is not None:
+            self.is_to_look = True
+            self.after(self.random.uniform(0.0, 0.3), self._look)
+
+    def _look_now_and_then(self) -> None:
+        self._look()
+        self.after(self.random.uniform(1.0, LOOK_S), self._look_now_and_then)
+
+    def _look(self) -> None:
+        self.is_to_look = False
+        if self.state.term is not None:
+            self.client.ask(everything, self._see)
+
+    def _see(self, answer: object) -> None:
+        if isinstance(answer, Unanswered):
+            self.was_away = True
             return
-
-        def done(answer: object) -> None:
-            if isinstance(answer, Unanswered):
-                self.was_away = True
-                return
-            if self.state.term is None:
-                return
-            if self.was_away:
-                self.was_away = False
-                self.feed(StoreReturned(self.now))
-            assert isinstance(answer, tuple)
-            nodes, _, _, intents = answer
-            self.feed(NodesObserved(self.now, nodes))
-            for intent in intents:
+        if self.state.term is None:
+            return
+        if self.was_away:
+            self.was_away = False
+            self.feed(StoreReturned(self.now))
+        assert isinstance(answer, Everything)
+        self.feed(NodesObserved(self.now, answer.nodes))
+        for job in answer.jobs:
+            active = self.state.active
+            if job.id not in self.state.jobs and (active is None or active.job.id != job.id):
+                self.feed(JobSubmitted(self.now, job))
+        for intent in answer.intents:
+            if intent.id not in self.state.intents or self.random.random() < TWICE:
                 self.feed(IntentGiven(self.now, intent))
-
-        self.client.ask(_everything, done)
-        self.clock.after(self.random.uniform(0.3, 1.0), self._observe)
 
     # ---- acting ---------------------------------------------------------------------------
 
@@ -174,19 +212,19 @@ class Head:
                 self._write(command)
             case WriteJob():
                 job = command.job
-                self._insist(lambda store: store.put("/job/state", job))
+                self._insist(lambda store: store.put(f"/job/{job.id}/state", job))
             case SettleIntent():
                 id_ = command.id
                 self._insist(lambda store: store.delete(f"/intent/{id_}"))
             case AbortGeneration():
                 term = self.state.term
                 assert term is not None
-                fence = Fence(term, command.generation)
+                job_id, fence = command.job, Fence(term, command.generation)
                 for node in command.nodes:
-                    self.world.send(node, lambda n=node: self.world.abort_word(n, fence))  # type: ignore[misc] # the default binds the loop's value
+                    self.world.send(node, partial(self.world.abort_word, node, job_id, fence))
             case WakeAgents():
                 for node in command.nodes:
-                    self.world.send(node, lambda n=node: self.world.wake(n))  # type: ignore[misc] # the default binds the loop's value
+                    self.world.send(node, partial(self.world.wake, node))
             case ProbeAgent():
                 self._probe(command)
             case Note():
@@ -195,31 +233,87 @@ class Head:
                 lease, self.lease = self.lease, None
                 if lease is not None:
                     self.client.ask(lambda store: store.revoke(lease), lambda _: None)
+            case WriteManifest() | CheckDurable() | CollectGarbage():
+                self.after(self.random.uniform(0.05, 1.0), partial(self._at_storage, command))
+            case CommitCheckpoint():
+                self._commit(command)
 
     def _plan(self, command: RequestPlan) -> None:
         if self.random.random() < self.world.faults.planner_dies:
             return
-        nodes = [self.state.nodes[id_].record for id_ in command.nodes]
-        proposal = self.world.planner.propose(nodes, command.running)
-        took = self.random.uniform(0.01, 0.5)
-        if proposal is None:
-            why = f"{len(nodes)} nodes are too few"
-            self.clock.after(took, lambda: self.feed(PlanRefused(self.now, command.request, why)))
-        else:
-            self.clock.after(
-                took, lambda: self.feed(PlanFound(self.now, command.request, proposal))
-            )
+        state = self.state
+        nodes = [state.nodes[id_].record for id_ in command.nodes]
+        found = self.world.planner.propose(nodes, command.running, is_safe=command.is_safe)
+
+        def answered() -> None:
+            if isinstance(found, str):
+                self.feed(PlanRefused(self.now, command.request, found))
+            else:
+                self.feed(PlanFound(self.now, command.request, found))
+
+        self.after(self.random.uniform(0.01, 0.5), answered)
+
+    def _at_storage(self, command: WriteManifest | CheckDurable | CollectGarbage) -> None:
+        """What is done at the durable store ends in an event, even in failure."""
+        objects, job = self.world.objects, command.job.id
+        match command:
+            case WriteManifest():
+                if not objects.is_up:
+                    self.feed(CommitFailed(self.now, job, command.point, "it is away"))
+                    return
+                if self.state.term is None:
+                    return
+                durable = objects.describe(command, self.state.term)
+                self.feed(ManifestWritten(self.now, job, durable))
+            case CheckDurable():
+                found = objects.newest_readable(command.durable)
+                why = "" if found == command.durable else "a layer is damaged"
+                away = not objects.is_up
+                found = None if away else found
+                self.feed(DurableChecked(self.now, job, command.durable, found, why, away))
+            case CollectGarbage():
+                objects.collect(command)
+
+    def _commit(self, command: CommitCheckpoint) -> None:
+        record, durable = command.record, command.durable
+        key = f"/job/{record.job}/durable"
+
+        def order(store: Store) -> object:
+            there, present = store.get(key), store.get(f"/job/{record.job}/gen")
+            if there == durable:
+                return True
+            if not self._leads(store):
+                return None
+            assert isinstance(present, GenerationRecord)
+            is_late = isinstance(there, Durable) and there.point.step >= durable.point.step
+            if is_late or present.number != record.number or present.state == "closed":
+                return False
+            store.put(key, durable)
+            return True
+
+        def done(answer: object) -> None:
+            if answer is None:
+                self.feed(WriteRefused(self.now))
+            elif answer:
+                self.feed(CheckpointCommitted(self.now, record.job, durable))
+            else:
+                self.feed(CommitFailed(self.now, record.job, durable.point, "it came too late"))
+
+        self._in_turn(order, done)
 
     def _write(self, command: WriteGeneration) -> None:
         """Settle it, whatever the store does: written, or refused since another leads."""
         record = command.record
+        key = f"/job/{record.job}/gen"
 
         def order(store: Store) -> object:
-            if store.get("/job/gen") == record:
+            if store.get(key) == record:
                 return True
-            if not self._leads(store) or store.get("/job/gen") != command.replaces:
+            if not self._leads(store) or store.get(key) != command.replaces:
                 return False
-            store.put("/job/gen", record)
+            store.put(key, record)
+            if command.lowers is not None:
+                store.put(f"/job/{record.job}/durable", command.lowers)
             return True
 
         def done(answer: object) -> None:
@@ -247,7 +341,7 @@ class Head:
         order, done = self.writes[0]
 
         def answered(answer: object) -> None:
-            if not self.is_up or self.state.term != term:
+            if self.state.term != term:
                 return
             if isinstance(answer, Unanswered):
                 self.client.ask(order, answered)
@@ -262,34 +356,37 @@ class Head:
     def _probe(self, command: ProbeAgent) -> None:
         answered = False
 
-        def heard(report: object) -> None:
+        def heard(report: Report) -> None:
             nonlocal answered
             answered = True
-            self.feed(Reported(self.now, report))  # type: ignore[arg-type] # the world hands on reports only
+            self.hear(report)
 
-        self.world.probe(command.node, heard)
+        self.world.probe(command.node, lambda report: self.run(lambda: heard(report)))
 
         def look() -> None:
             if not answered:
                 self.feed(ProbeFailed(self.now, command.node))
 
-        self.clock.after(0.4, look)
+        self.after(0.4, look)
 
 
-def _everything(
-    store: Store,
-) -> tuple[
-    tuple[NodeRecord, ...],
-    tuple[JobRecord, ...],
-    tuple[GenerationRecord, ...],
-    tuple[Intent, ...],
-]:
-    nodes = tuple(v for v in store.take("/node/").values() if isinstance(v, NodeRecord))
-    jobs = tuple(v for v in (store.get("/job/state"),) if isinstance(v, JobRecord))
-    records = tuple(v for v in (store.get("/job/gen"),) if isinstance(v, GenerationRecord))
-    intents = [
-        (e.created, e.value)
-        for k, e in store.entries.items()
-        if k.startswith("/intent/") and isinstance(e.value, Intent)
-    ]
-    return nodes, jobs, records, tuple(v for _, v in sorted(intents, key=lambda x: x[0]))
+class Everything(NamedTuple):
+    """One look at the store, in the order of what ``Elected`` tells."""
+
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    generations: tuple[GenerationRecord, ...]
+    durables: tuple[tuple[JobId, Durable], ...]
+    intents: tuple[Intent, ...]
+
+
+def everything(store: Store) -> Everything:
+    values = [(key, entry) for key, entry in sorted(store.entries.items())]
+    intents = [(e.created, e.value) for _, e in values if isinstance(e.value, Intent)]
+    return Everything(
+        tuple(e.value for _, e in values if isinstance(e.value, NodeRecord)),
+        tuple(e.value for _, e in values if isinstance(e.value, JobRecord)),
+        tuple(e.value for _, e in values if isinstance(e.value, GenerationRecord)),
+        tuple((JobId(k.split("/")[2]), e.value) for k, e in values if isinstance(e.value, Durable)),
+        tuple(intent for _, intent in sorted(intents, key=lambda each: each[0])),
+    )

@@ -1,10 +1,8 @@
-"""Machines of the simulated world: an agent with its real core, workers that count steps."""
+"""Machines of the simulated world, each with an agent that decides as the real one does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from random import Random
 from typing import TYPE_CHECKING
 
 from agents import decide as agent
@@ -13,12 +11,12 @@ from agents.model import (
     AbortHeard,
     Command,
     End,
-    EndAsked,
     Event,
     Gang,
     GangExited,
     GangReported,
     GenerationRead,
+    JobEnded,
     JoinGeneration,
     KillGang,
     LeaseEnded,
@@ -28,144 +26,184 @@ from agents.model import (
     RaiseIntent,
     Register,
     Registered,
+    ReleaseHeard,
+    ReleaseSnapshots,
     SelfTested,
     SendReport,
     SnapshotsChanged,
     State,
     StoreFailed,
+    SweepJob,
     TellStop,
     Ticked,
+    UploadDone,
 )
 from agents.protocol import (
+    Answer,
+    Durable,
     Fence,
     GenerationRecord,
-    Holding,
+    Intent,
+    JobId,
+    JobRecord,
     NodeId,
     NodeRecord,
     Point,
     Report,
     Sealed,
+    Uploaded,
 )
+from agents.registration import choose
+from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
+from tests.sim.workers import Crew
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-LAYERS = 6
 LEASE_S = 10.0
-
-
-@dataclass
-class Crew:
-    """The worker processes of one machine: they outlive their agent, not their machine."""
-
-    pid: int
-    generation: int
-    taking: str
-    step: int
-    stop_at: int | None = None
-    broken: tuple[NodeId, ...] = ()
-    failure: str = ""
-    is_stuck: bool = False
-    """Not even an abort moves it: only a kill does."""
+TICK_S = 1.0
+LOOK_S = 3.0
 
 
 class Machine:
-    """One life of a machine, from boot to end."""
+    """One life of a machine, from boot to end, and what outlives its processes."""
 
-    def __init__(self, world: World, id_: NodeId, name: str, zone: str) -> None:
+    def __init__(self, world: World, id_: NodeId, name: str) -> None:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.id, self.name = id_, name
-        self.record = NodeRecord(id_, name, zone, "box", "A100-40", 1, f"{name}:1")
+        self.record = NodeRecord(id_, name, "us-central1-a", "V100-16x1", "V100-16", 1, f"{name}:1")
+        self.booted_at = self.clock.now
+        self.ahead_s = self.random.choice((0.0, self.random.uniform(-2.0, 2.0)))
+        """What its clock shows beyond the true time; somebody may set it at any moment."""
         self.is_up = True
         self.crew: Crew | None = None
+        self.job: JobId | None = None
         self.sealed: tuple[Sealed, ...] = ()
-        self.kept = (Fence(0, 0), 0)
-        """What an agent keeps on its disk: the fence it heard, the generation it left."""
+        """What stands in its memory of ``job``, the one that its workers were at last."""
+        self.kept = State(self.record)
+        """What an agent keeps on its disk."""
         self.agent: Agent | None = None
         self.agent = Agent(self)
 
     def end(self) -> None:
         """Power off: agent, workers and memory are gone at once."""
         self.is_up = False
-        self.agent, self.crew, self.sealed = None, None, ()
+        self.kill_agent(for_good=True)
+        self.crew = None
 
-    def kill_agent(self) -> None:
-        self.agent = None
-        self.clock.after(self.random.uniform(0.5, 5.0), self._restart_agent)
+    def had_sealed(self, job: JobId, point: Point) -> bool:
+        return self.job == job and any(sealed.point == point for sealed in self.sealed)
+
+    def kill_agent(self, *, for_good: bool = False) -> None:
+        if self.agent is not None:
+            self.agent.is_up = False
+            self.agent = None
+        if not for_good:
+            self.clock.after(self.random.uniform(0.5, 5.0), self._restart_agent)
 
     def _restart_agent(self) -> None:
         if self.is_up and self.agent is None:
             self.agent = Agent(self)
 
-    def seal(self, point: Point, holds: tuple[Holding, ...]) -> None:
-        self.sealed = (*self.sealed, Sealed(point, holds))[-2:]
+    def seal(self, sealed: Sealed, *, slots: int) -> None:
+        """The oldest of its generation makes room; those of others stay until they are released."""
+        mine = [each for each in self.sealed if each.point.generation == sealed.point.generation]
+        gone = mine[: max(len(mine) - slots + 1, 0)]
+        before = self.sealed = (*self.sealed, sealed)
+        if gone:
+            self.sealed = tuple(each for each in before if each not in gone)
+            self.world.checker.freed(self, before)
+
+    def release(self, order: ReleaseSnapshots) -> None:
+        """Forget what the safe point makes needless; of what runs the last two stay."""
+        if self.job != order.job:
+            return
+        before, safe = self.sealed, (order.safe.generation, order.safe.step)
+        running = [s.point for s in before if s.point.generation == order.running][-2:]
+        kept = [s for s in before if (s.point.generation, s.point.step) >= safe]
+        kept += [s for s in before if s.point in running and s not in kept]
+        if len(kept) < len(before):
+            self.sealed = tuple(sorted(kept, key=lambda each: each.point))
+            self.world.checker.freed(self, before)
+            self.tell(lambda agent: agent.snapshots_changed())
+
+    def tell(self, happened: Callable[[Agent], None]) -> None:
+        """Something happens on this machine that its agent sees, if there is one."""
+        here = self.agent
+        if here is not None:
+            here.run(lambda: happened(here))
 
 
-class Agent:
+class Agent(Process):
     """The agent's shell: it carries events to the real core, and the core's orders out."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self.world = machine, machine.world
-        self.clock, self.random = machine.clock, machine.random
-        self.client = Client(self.world.store, self.random, loss=self.world.faults.loss)
+        super().__init__(machine.clock, ahead_s=machine.ahead_s)
+        self.machine, self.world, self.random = machine, machine.world, machine.random
+        self.client = Client(self.world.store, self, loss=self.world.faults.loss)
         self.client.is_cut = machine.id in self.world.cut_off
         self.lease: int | None = None
-        heard, left = machine.kept
-        crew = machine.crew
+        kept = machine.kept
         gang = None
-        if crew is not None:
-            gang = Gang(crew.generation, crew.taking, crew.step, self.clock.now)  # type: ignore[arg-type] # a crew's words are a gang's
-        self.state = State(machine.record, heard=heard, left=left, gang=gang, sealed=machine.sealed)
-        # Reports go on from where the last agent of this life left off.
-        self.state = replace(self.state, reports=int(self.clock.now * 1000))
-        self.clock.after(self.random.uniform(0.2, 2.0), lambda: self.feed(SelfTested(self.now)))
-        for loop in (self._tick, self._read, self._keep):
-            self.clock.after(0.0, loop)
-
-    @property
-    def now(self) -> float:
-        return self.clock.now
-
-    @property
-    def is_there(self) -> bool:
-        return self.machine.is_up and self.machine.agent is self
+        if kept.gang is not None:
+            gang = Gang(kept.gang.generation, "fetching", 0, self.now)
+        self.state = State(
+            kept.node,
+            now=self.now,
+            heard=kept.heard,
+            job=kept.job,
+            left=kept.left,
+            gang=gang,
+            uploaded=kept.uploaded,
+            notices=kept.notices,
+            # Numbered by a clock that counts from the boot, over all agents of this life.
+            reports=int((self.clock.now - machine.booted_at) * 1000),
+        )
+        self.after(self.random.uniform(0.2, 2.0), lambda: self.feed(SelfTested(self.now)))
+        self.client.watch("/job/", self._look)
+        for loop in (self._tick, self._look_now_and_then, self._keep, self._recall):
+            self.after(0.0, loop)
 
     def feed(self, event: Event) -> None:
-        if not self.is_there:
+        if not self.is_up:
             return
         self.state, commands = agent.decide(self.state, event)
-        self.machine.kept = (self.state.heard, self.state.left)
-        self.machine.record = self.state.node
+        self.machine.kept, self.machine.record = self.state, self.state.node
         for command in commands:
             self._perform(command)
 
     def _perform(self, command: Command) -> None:
-        machine = self.machine
+        machine, floor = self.machine, self.world.floor
         match command:
             case Register():
                 self._register(command.node)
             case JoinGeneration():
-                self.world.join(machine, command.record)
+                floor.join(machine, command.record)
             case TellStop():
-                crew = machine.crew
-                if crew is not None and crew.generation == command.generation:
-                    crew.stop_at = command.stop_at
+                floor.tell_stop(machine, command.generation, command.stop_at)
             case AbortGang():
-                self.world.abort(machine, command.generation)
+                floor.abort(machine, command.generation)
             case KillGang():
-                self.world.kill_crew(machine, command.generation)
+                floor.kill(machine, command.generation)
             case SendReport():
                 self._tell(command.report)
+            case ReleaseSnapshots():
+                machine.release(command)
+            case SweepJob():
+                if machine.job == command.job:
+                    machine.sealed = ()
+                    self.snapshots_changed()
             case RaiseIntent():
-                intent = command.intent
-                self._insist(lambda _: self.world.raise_intent(intent), lambda _: None)
+                self._raise(command.intent)
             case End() | Note():
                 pass
 
     def _tell(self, report: Report) -> None:
         """To whoever leads; late, out of order, twice, or never."""
         self.world.send(self.machine.id, lambda: self.world.to_heads(report))
+
+    # ---- the store ------------------------------------------------------------------------
 
     def _register(self, node: NodeRecord) -> None:
         def order(store: Store) -> object:
@@ -177,45 +215,53 @@ class Agent:
         def done(answer: object) -> None:
             if isinstance(answer, Unanswered):
                 self.feed(StoreFailed(self.now))
-                self.clock.after(0.5, lambda: self._again(node))
+                self.after(0.5, again)
             else:
                 self.feed(Registered(self.now, node))
 
+        def again() -> None:
+            if self.state.node == node:
+                self._register(node)
+
         self.client.ask(order, done)
 
-    def _again(self, node: NodeRecord) -> None:
-        if self.is_there and self.state.node == node:
-            self._register(node)
-
-    def _insist(self, order: Callable[[Store], object], done: Callable[[object], None]) -> None:
+    def _raise(self, intent: Intent) -> None:
         def answered(answer: object) -> None:
-            if isinstance(answer, Unanswered) and self.is_there:
-                self.clock.after(0.5, lambda: self._insist(order, done))
-            else:
-                done(answer)
-
-        self.client.ask(order, answered)
-
-    def _read(self) -> None:
-        def done(answer: object) -> None:
             if isinstance(answer, Unanswered):
-                self.feed(StoreFailed(self.now))
-            else:
-                assert answer is None or isinstance(answer, GenerationRecord)
-                self.feed(GenerationRead(self.now, answer))
+                self.after(0.5, lambda: self._raise(intent))
 
-        if self.is_there:
-            self.client.ask(lambda s: s.get("/job/gen"), done)
-            self.clock.after(self.random.uniform(0.5, 1.5), self._read)
+        self.client.ask(lambda _: self.world.raise_intent(intent), answered)
+
+    def _look(self) -> None:
+        held = self.state.job if self.state.gang is not None else None
+
+        def order(store: Store) -> object:
+            return store.take("/job/")
+
+        def done(answer: object) -> None:
+            if isinstance(answer, dict):
+                self._read(answer, held)
+            else:
+                self.feed(StoreFailed(self.now))
+
+        self.client.ask(order, done)
+
+    def _read(self, jobs: dict[str, object], held: JobId | None) -> None:
+        records = [value for value in jobs.values() if isinstance(value, GenerationRecord)]
+        record = choose(records, self.machine.id, held)
+        durable = None if record is None else jobs.get(f"/job/{record.job}/durable")
+        point = durable.point if isinstance(durable, Durable) else None
+        self.feed(GenerationRead(self.now, record, point))
+        mine = jobs.get(f"/job/{self.machine.job}/state")
+        if isinstance(mine, JobRecord) and mine.state in {"done", "cancelled"}:
+            self.feed(JobEnded(self.now, mine.id))
+
+    def _look_now_and_then(self) -> None:
+        self._look()
+        self.after(self.random.uniform(0.5, LOOK_S), self._look_now_and_then)
 
     def wake(self) -> None:
-        if self.is_there:
-            self.client.ask(
-                lambda s: s.get("/job/gen"),
-                lambda a: (
-                    None if isinstance(a, Unanswered) else self.feed(GenerationRead(self.now, a))  # type: ignore[arg-type] # the key holds records only
-                ),
-            )
+        self._look()
 
     def _keep(self) -> None:
         def done(answer: object) -> None:
@@ -225,32 +271,51 @@ class Agent:
             elif isinstance(answer, Unanswered):
                 self.feed(StoreFailed(self.now))
 
-        if self.is_there:
-            lease = self.lease
-            if lease is not None:
-                self.client.ask(lambda s: s.keep(lease), done)
-            self.clock.after(2.5, self._keep)
+        lease = self.lease
+        if lease is not None:
+            self.client.ask(lambda s: s.keep(lease), done)
+        self.after(2.5, self._keep)
+
+    # ---- the node -------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self.is_there:
-            self.feed(SnapshotsChanged(self.now, self.machine.sealed))
-            self.feed(Ticked(self.now))
-            self.clock.after(0.5, self._tick)
+        self.feed(Ticked(self.now))
+        self.after(TICK_S, self._tick)
 
-    def hear_abort(self, fence: Fence) -> None:
-        self.feed(AbortHeard(self.now, fence))
+    def _recall(self) -> None:
+        """An agent that begins looks what is there."""
+        self.snapshots_changed()
+        gang, crew = self.state.gang, self.machine.crew
+        if gang is not None and (crew is None or crew.generation != gang.generation):
+            self.crew_exited(gang.generation, "they were gone when the agent came")
+        elif crew is not None:
+            self.crew_says(crew)
+
+    def snapshots_changed(self) -> None:
+        self.feed(SnapshotsChanged(self.now, self.machine.sealed, self.machine.job))
+
+    def upload_done(self, job: JobId, uploaded: Uploaded) -> None:
+        self.feed(UploadDone(self.now, job, uploaded))
+
+    def hear_answer(self, job: JobId, answer: Answer) -> None:
+        """What the leader says to a report."""
+        if answer.release is not None and answer.term is not None:
+            self.feed(ReleaseHeard(self.now, answer.term, job, answer.release))
+        if answer.upload is not None:
+            self.world.floor.secure(self.machine, job, answer.upload)
+
+    def hear_abort(self, job: JobId, fence: Fence) -> None:
+        self.feed(AbortHeard(self.now, job, fence))
 
     def notice(self, id_: str, leaves_at: float | None) -> None:
+        """``leaves_at`` by the true time, as the machine's owner says it."""
         self.feed(NoticeSeen(self.now, id_, leaves_at))
 
     def withdraw(self, id_: str) -> None:
         self.feed(NoticeWithdrawn(self.now, id_))
 
-    def end_asked(self) -> None:
-        self.feed(EndAsked(self.now))
-
     def crew_says(self, crew: Crew) -> None:
-        taking = crew.taking
+        taking = "idle" if crew.taking == "left" else crew.taking
         self.feed(
             GangReported(
                 self.now,
@@ -259,17 +324,9 @@ class Agent:
                 crew.step,
                 crew.broken,
                 crew.failure,
-                is_bug=bool(crew.failure) and taking == "failed",
+                is_bug=crew.is_bug,
             )
         )
 
-    def crew_left(self, generation: int) -> None:
-        self.feed(GangReported(self.now, generation, "idle"))
-
-    def crew_exited(self, generation: int, failure: str, *, is_bug: bool) -> None:
-        self.feed(GangExited(self.now, generation, failure, is_bug))
-
-
-def shuffled(random: Random, items: list[Machine]) -> list[Machine]:
-    """The same machines in another order."""
-    return random.sample(items, len(items))
+    def crew_exited(self, generation: int, failure: str) -> None:
+        self.feed(GangExited(self.now, generation, failure))

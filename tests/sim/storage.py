@@ -1,4 +1,4 @@
-"""A store as etcd is one: revisions, transactions with compares, leases; and it can be away."""
+"""A store as etcd is one: revisions, compares, leases, watches, compaction; and it can be away."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from tests.sim.clock import Clock
+from tests.sim.clock import Clock, Process
 
 
 @dataclass
@@ -22,19 +22,28 @@ class Lease:
     ends_at: float
 
 
+@dataclass(eq=False)
+class Watch:
+    prefix: str
+    process: Process
+    woken: Callable[[], None]
+    lost: Callable[[], None]
+
+
 class Unanswered:
     """The store was away, or its answer was lost: the order may have been carried out."""
 
 
 class Store:
-    """The data and who may change it; every change is kept in ``history``."""
+    """The data and who may change it; ``changed`` hears of each change."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Clock, random: Random) -> None:
+        self.clock, self.random = clock, random
         self.revision = 1
         self.entries: dict[str, Entry] = {}
         self.leases: dict[int, Lease] = {}
-        self.history: list[tuple[float, int, str, object]] = []
+        self.watches: list[Watch] = []
+        self.changed: Callable[[str, object], None] = lambda _key, _value: None
         self.is_up = True
         clock.after(0.5, self._end_leases)
 
@@ -54,13 +63,21 @@ class Store:
         entry = self.entries.get(key)
         created = self.revision if entry is None else entry.created
         self.entries[key] = Entry(value, created, lease)
-        self.history.append((self.clock.now, self.revision, key, value))
+        self._changed(key, value)
         return self.revision
 
     def delete(self, key: str) -> None:
         if self.entries.pop(key, None) is not None:
             self.revision += 1
-            self.history.append((self.clock.now, self.revision, key, None))
+            self._changed(key, None)
+
+    def _changed(self, key: str, value: object) -> None:
+        self.changed(key, value)
+        for watch in self.watches:
+            if watch.process.is_up and key.startswith(watch.prefix):
+                watch.process.after(self.random.uniform(0.001, 0.1), watch.woken)
+
+    # ---- leases ---------------------------------------------------------------------------
 
     def grant(self, ttl_s: float) -> int:
         self.revision += 1
@@ -78,42 +95,71 @@ class Store:
         for key in [k for k, e in self.entries.items() if e.lease == lease]:
             self.delete(key)
 
+    def _end_leases(self) -> None:
+        if self.is_up:
+            for id_ in [i for i, lease in self.leases.items() if lease.ends_at <= self.clock.now]:
+                self.revoke(id_)
+        self.watches = [watch for watch in self.watches if watch.process.is_up]
+        self.clock.after(0.5, self._end_leases)
+
+    # ---- troubles -------------------------------------------------------------------------
+
     def go_away(self) -> None:
         self.is_up = False
+        self.drop_watches(1.0)
 
     def come_back(self) -> None:
         self.is_up = True
         for lease in self.leases.values():
             lease.ends_at = max(lease.ends_at, self.clock.now + lease.ttl_s)
 
-    def _end_leases(self) -> None:
-        if self.is_up:
-            for id_ in [i for i, lease in self.leases.items() if lease.ends_at <= self.clock.now]:
-                self.revoke(id_)
-        self.clock.after(0.25, self._end_leases)
+    def drop_watches(self, share: float) -> None:
+        """The store was away, or compacted what a slow watch was still to be told."""
+        gone = [watch for watch in self.watches if self.random.random() < share]
+        self.watches = [watch for watch in self.watches if watch not in gone]
+        for watch in gone:
+            watch.process.after(self.random.uniform(0.0, 1.0), watch.lost)
 
 
 class Client:
     """One process's way to the store: slow, sometimes without an answer, sometimes cut."""
 
-    def __init__(self, store: Store, random: Random, *, loss: float) -> None:
-        self.store, self.random, self.loss = store, random, loss
+    def __init__(self, store: Store, process: Process, *, loss: float) -> None:
+        self.store, self.process, self.loss = store, process, loss
+        self.random = store.random
         self.is_cut = False
 
     def ask(self, order: Callable[[Store], object], done: Callable[[object], None]) -> None:
-        clock = self.store.clock
+        clock, process = self.store.clock, self.process
         there, back = self.random.uniform(0.001, 0.05), self.random.uniform(0.001, 0.05)
         is_asked = self.random.random() >= self.loss
         is_heard = self.random.random() >= self.loss
 
         def arrive() -> None:
             if not (is_asked and self.store.is_up) or self.is_cut:
-                clock.after(1.0, lambda: done(Unanswered()))
+                process.after(1.0, lambda: done(Unanswered()))
                 return
             answer = order(self.store)
             if is_heard and not self.is_cut:
-                clock.after(back, lambda: done(answer))
+                process.after(back, lambda: done(answer))
             else:
-                clock.after(1.0, lambda: done(Unanswered()))
+                process.after(1.0, lambda: done(Unanswered()))
 
         clock.after(there, arrive)
+
+    def watch(self, prefix: str, woken: Callable[[], None]) -> None:
+        """Wake it at each change; one that was lost is begun again and tells of nothing past."""
+
+        def begin() -> None:
+            self.ask(lambda store: watch in store.watches or store.watches.append(watch), begun)
+
+        def begun(answer: object) -> None:
+            if isinstance(answer, Unanswered):
+                self.process.after(1.0, begin)
+
+        def hear() -> None:
+            if not self.is_cut:
+                woken()
+
+        watch = Watch(prefix, self.process, hear, begin)
+        begin()

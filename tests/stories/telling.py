@@ -8,7 +8,7 @@ where it is another one now.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.protocol import (
     Durable,
@@ -80,10 +80,17 @@ class Story:
         before = self.state
         self.state, commands = decide(before, event)
         invariants.check(before, self.state, commands)
-        told = [self._told(command) for command in commands]
+        told = [self._told(command) for command in commands if not self._is_bill(command)]
         if _phase(self.state) != _phase(before):
             told.append(f"  now {_phase(self.state)}")
         return told
+
+    def _is_bill(self, command: Command) -> bool:
+        """What a job has cost is no part of a story."""
+        if not isinstance(command, WriteJob):
+            return False
+        known, self.job = self.job, replace(self.job, bill=command.job.bill)
+        return command.job == self.job != known
 
     def _told(self, command: Command) -> str:
         match command:

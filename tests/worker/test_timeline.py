@@ -59,6 +59,24 @@ def test_a_fail_point_kills_its_rank_in_its_step_only():
     assert board.read(0) == (2, "sync")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_hit"),
+    [
+        ("3:sealing:7@2", True),
+        ("*:sealing:7@2", True),
+        ("3:sealing:*@2", True),
+        ("*:sealing:*@2", True),
+        ("4:sealing:*@2", False),
+        ("*:sealing:8@2", False),
+        ("*:sealed:*@2", False),
+        ("*:sealing:*@3", False),
+        ("*:sealing:*", False),
+    ],
+)
+def test_rank_and_step_of_a_fail_point_may_be_left_open(text, is_hit):
+    assert FailPoint.parse(text).is_at(3, "sealing", 7, 2) is is_hit
+
+
 def rank(number, *spans, pipeline=0, stage=0, tp=1):
     return RankTimeline(number, pipeline, stage, number % tp, tp, (stage, stage + 2), spans)
 

@@ -13,7 +13,7 @@ from tests.worker.test_sync import memories  # noqa: E402 - after the skip
 from tests.worker.trained import SomeLabels, drawn, plan_of, small_job  # noqa: E402 - as above
 from worker.layout import holdings_of, seats_of  # noqa: E402 - after the skip
 from worker.table import table_of  # noqa: E402 - after the skip
-from worker.trainer import Trainer  # noqa: E402 - after the skip
+from worker.trainer import NoKeeper, Trainer  # noqa: E402 - after the skip
 from worker.transport.threads import run_as_threads  # noqa: E402 - after the skip
 from worker.vote import Ballot, Vote, square_sum  # noqa: E402 - after the skip
 
@@ -87,10 +87,15 @@ def test_what_ranks_tell_is_added():
 def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
 
+    class Wish(NoKeeper):
+        def wishes_to_stop(self, step):
+            return step == 1
+
     def body(transport):
         trainer = Trainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
-        wishes = [transport.rank == 2 and step == 1 for step in range(3)]
-        return [trainer.step(wishes_to_stop=wish).stop for wish in wishes]
+        if transport.rank == 2:
+            trainer.keeper = Wish()
+        return [trainer.step().stop for _ in range(3)]
 
     assert run_as_threads(4, body) == [[False, True, False]] * 4
 

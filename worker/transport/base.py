@@ -45,6 +45,10 @@ class Aborted(TransportError):  # noqa: N818 - a fact, as events are
         super().__init__(reason if rank is None else f"rank {rank}: {reason}")
 
 
+News = tuple[int, list[float]]
+"""A step, and what came of its vote."""
+
+
 class Pending(Protocol):
     """Something under way that was started without waiting."""
 
@@ -101,6 +105,12 @@ class Transport(Protocol):
 
     def check(self) -> None:
         """Raise what has ended the generation, if anything has."""
+
+    def note(self, news: News) -> None:
+        """Have the peers told of this, should all end before there is newer."""
+
+    def last_news(self, wait_s: float) -> list[News]:
+        """When all is over: what those that live, this one included, had noted last."""
 
     def abort(self, reason: str) -> None:
         """End every wait, here and at the peers; may be called from any thread, more than once."""

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import (
 from worker.transport.base import (
     Aborted,
     DeadlinePassed,
+    News,
     PeerLost,
     Pending,
     Reduction,
@@ -59,7 +60,10 @@ class ProcessTransport:
         device: torch.device | str = "cpu",
         deadline_s: float = 60.0,
         host: str = "127.0.0.1",
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
+        """Meet the others; ``go_on`` raises when nobody wants that any more."""
+        self._go_on = go_on
         self.rank, self.size = rank, size
         self.deadline_s = deadline_s
         self._on_gpu = torch.device(device).type == "cuda"
@@ -69,9 +73,14 @@ class ProcessTransport:
         self._groups: dict[tuple[int, ...], ProcessCollective] = {}
         self._gloo_device = None if self._on_gpu else _Gloo.create_device(hostname=host)
         self._watch = Watch(
-            self._store, rank, size, host=host, deadline_s=deadline_s, on_failure=self._end_waits
+            self._store,
+            rank,
+            size,
+            host=host,
+            deadline_s=deadline_s,
+            on_failure=self._end_waits,
+            go_on=go_on,
         )
-        everybody = tuple(range(size))
         # One for each direction: what travels between two ranks in one group of NCCL does so in
         # turn, and neither may have to wait with what it sends for what it is sent.
         everybody = tuple(range(size))
@@ -107,6 +116,12 @@ class ProcessTransport:
     def check(self) -> None:
         if self._watch.failure is not None:
             raise _as_noticed(self._watch.failure, "looking around")
+
+    def note(self, news: News) -> None:
+        self._watch.news = news
+
+    def last_news(self, wait_s: float) -> list[News]:
+        return self._watch.last_news(wait_s)
 
     def abort(self, reason: str) -> None:
         self._watch.fail(Aborted(reason, rank=self.rank))
@@ -155,7 +170,7 @@ class ProcessTransport:
             return _Gloo(store, index, size, options)
 
         doing = f"opening the group of ranks {ranks}"
-        self._wait_present(store, ranks, doing)
+        self.translate(lambda: self._wait_present(store, ranks, doing), doing)
         self._backends[name] = self.translate(build, doing)
 
     def _wait_present(self, store: Store, ranks: tuple[int, ...], doing: str) -> None:
@@ -164,6 +179,7 @@ class ProcessTransport:
         names = [f"present/{rank}" for rank in ranks]
         deadline = time.monotonic() + self.deadline_s
         while not store.check(names):
+            self._go_on()
             self.check()
             if time.monotonic() > deadline:
                 self._watch.fail(DeadlinePassed(doing, seconds=self.deadline_s))

@@ -17,6 +17,7 @@ from torch import Tensor
 from worker.transport.base import (
     Aborted,
     DeadlinePassed,
+    News,
     PeerLost,
     Pending,
     Reduction,
@@ -60,6 +61,9 @@ class ThreadWorld:
         self.size = size
         self.deadline_s = deadline_s
         self.failure: TransportError | None = None
+        self.notes: dict[int, News] = {}
+        self.told: list[News] = []
+        """What was noted when all ended."""
         self._lock = threading.Lock()
         self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self._wanted: dict[tuple[int, int], deque[tuple[Tensor, _Wait]]] = defaultdict(deque)
@@ -74,6 +78,8 @@ class ThreadWorld:
         with self._lock:
             if self.failure is None:
                 self.failure = failure
+                lost = failure.rank if isinstance(failure, PeerLost) else None
+                self.told = [news for rank, news in self.notes.items() if rank != lost]
             for round_ in self._rounds.values():
                 round_.done.set()
             for wanted in self._wanted.values():
@@ -188,6 +194,12 @@ class ThreadTransport:
     def check(self) -> None:
         if self._world.failure is not None:
             raise self._world.failure
+
+    def note(self, news: News) -> None:
+        self._world.notes[self.rank] = news
+
+    def last_news(self, wait_s: float) -> list[News]:  # noqa: ARG002 - all is known at once
+        return self._world.told
 
     def abort(self, reason: str) -> None:
         self._world.fail(Aborted(reason, rank=self.rank))

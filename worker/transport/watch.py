@@ -18,9 +18,11 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from worker.transport.base import Aborted, PeerLost, TransportError
+from worker.transport.base import Aborted, News, PeerLost, TransportError
 
 _NAME = "watch"
+_LOOK_S = 0.002
+"""How often a rank looks whether the others have come."""
 
 
 class Watch:
@@ -35,13 +37,20 @@ class Watch:
         host: str,
         deadline_s: float,
         on_failure: Callable[[], None],
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
         self.failure: TransportError | None = None
         self.failed = threading.Event()
+        self.news: News | None = None
+        """What the peers are told with the failure."""
+        self._told: News | None = None
+        self._heard_news: dict[int, News] = {}
+        self._spoken: set[int] = set()
+        self._heard_all = threading.Event()
         self._rank = rank
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._peers = _connect(store, rank, size, host=host, deadline_s=deadline_s)
+        self._peers = _connect(store, rank, size, host=host, deadline_s=deadline_s, go_on=go_on)
         self._waking, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, daemon=True, name="peer watch")
         self._thread.start()
@@ -52,16 +61,25 @@ class Watch:
             if self.failure is not None:
                 return
             self.failure = failure
+            self._told = self.news
+        news: dict[str, Any] = {} if self._told is None else {"news": self._told}
         match failure:
             case PeerLost():
-                self._tell({"lost": failure.rank, "doing": failure.doing})
+                self._tell({"lost": failure.rank, "doing": failure.doing, **news})
             case Aborted():
                 rank = self._rank if failure.rank is None else failure.rank
-                self._tell({"aborted": failure.reason, "rank": rank})
+                self._tell({"aborted": failure.reason, "rank": rank, **news})
             case _:
-                self._tell({"aborted": str(failure), "rank": self._rank})
+                self._tell({"aborted": str(failure), "rank": self._rank, **news})
         self.failed.set()
         self._on_failure()
+
+    def last_news(self, wait_s: float) -> list[News]:
+        """What this rank has told with the failure, and what the others have that live."""
+        assert self.failure is not None, "news are told when all is over"
+        self._heard_all.wait(wait_s)
+        with self._lock:
+            return [*([self._told] if self._told else []), *self._heard_news.values()]
 
     def close(self) -> None:
         """Take leave of the peers, who then do not miss this rank."""
@@ -93,15 +111,26 @@ class Watch:
                     rank = key.data
                     content = _read(self._peers[rank])
                     *lines, unread[rank] = (unread[rank] + content).split(b"\n")
-                    farewells = [self._heard(json.loads(line)) for line in lines]
+                    farewells = [self._heard(rank, json.loads(line)) for line in lines]
                     has_left = any(farewells)
+                    if lines or not content:
+                        self._note_spoken(rank)
                     if has_left or not content:
                         selector.unregister(self._peers[rank])
                     if not content and not has_left:
                         self.fail(PeerLost(rank, "watching it"))
 
-    def _heard(self, message: dict[str, Any]) -> bool:
+    def _note_spoken(self, rank: int) -> None:
+        self._spoken.add(rank)
+        if self._spoken >= self._peers.keys():
+            self._heard_all.set()
+
+    def _heard(self, peer: int, message: dict[str, Any]) -> bool:
         """Take in what a peer says; is it a farewell?"""
+        if "news" in message:
+            step, slots = message["news"]
+            with self._lock:
+                self._heard_news[peer] = (int(step), slots)
         match message:
             case {"lost": int(rank), "doing": str(doing)}:
                 self.fail(PeerLost(rank, doing))
@@ -122,30 +151,58 @@ def _read(peer: socket.socket) -> bytes:
 
 
 def _connect(
-    store: Store, rank: int, size: int, *, host: str, deadline_s: float
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    host: str,
+    deadline_s: float,
+    go_on: Callable[[], None],
 ) -> dict[int, socket.socket]:
     """Connect each two ranks: the higher calls, the lower listens."""
     deadline = time.monotonic() + deadline_s
     peers: dict[int, socket.socket] = {}
-    with socket.create_server((host, 0), backlog=size) as server:
-        store.set(f"{_NAME}/{rank}", json.dumps(server.getsockname()[:2]))
-        for lower in range(rank):
-            address = json.loads(store.get(f"{_NAME}/{lower}"))
-            peer = socket.create_connection(tuple(address), timeout=_left(deadline))
-            peer.sendall(rank.to_bytes(4, "little"))
-            peers[lower] = peer
-        while len(peers) < size - 1:
-            server.settimeout(_left(deadline))
-            peer, _ = server.accept()
-            peer.settimeout(_left(deadline))
-            peers[int.from_bytes(_exactly(peer, 4), "little")] = peer
+    try:
+        with socket.create_server((host, 0), backlog=size) as server:
+            store.set(f"{_NAME}/{rank}", json.dumps(server.getsockname()[:2]))
+            for lower in range(rank):
+                address = _found(store, f"{_NAME}/{lower}", deadline, go_on)
+                peer = socket.create_connection(tuple(address), timeout=_left(deadline))
+                peers[lower] = peer
+                peer.sendall(rank.to_bytes(4, "little"))
+            server.settimeout(_LOOK_S)
+            while len(peers) < size - 1:
+                go_on()
+                try:
+                    peer, _ = server.accept()
+                except TimeoutError:
+                    _left(deadline)
+                    continue
+                peer.settimeout(_left(deadline))
+                peers[int.from_bytes(_exactly(peer, 4), "little")] = peer
+    except BaseException:
+        for peer in peers.values():
+            peer.close()
+        raise
     for peer in peers.values():
         peer.settimeout(1.0)  # Lines are short: a peer that takes none of them is stuck.
     return peers
 
 
+def _found(store: Store, name: str, deadline: float, go_on: Callable[[], None]) -> Any:
+    """Wait for what another rank says of itself; torch's own wait could not be given up."""
+    while not store.check([name]):
+        go_on()
+        _left(deadline)
+        time.sleep(_LOOK_S)
+    return json.loads(store.get(name))
+
+
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("some ranks did not come")
+    return left
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:

@@ -1,0 +1,118 @@
+"""Brings this node's workers into a generation: what they are told, and where they meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.briefing import Briefing, Site, specs, write_home
+from agents.meeting import Meeting
+from agents.protocol import GenerationRecord, JobId, NodeRecord
+from agents.registration import RETRY_S, Registration
+from agents.seating import Seating, read_seating
+from agents.word import Word
+from agents.workers import Workers
+from simulator.errors import InputError
+
+BRIEF_TRIES = 30
+"""Before a generation fails of which the store does not give the plan."""
+HOMES_KEPT = 3
+"""So many generations keep their folders, for those who look at them."""
+
+
+@dataclass(eq=False)
+class Joining:
+    """From the order to join to the moment when all workers know where they meet."""
+
+    site: Site
+    node: Callable[[], NodeRecord]
+    registration: Registration
+    workers: Workers
+    meeting: Meeting
+    _search: asyncio.Task[None] | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def resume(self, job: JobId | None, generation: int) -> None:
+        """Go on with the generation in which an agent before us took part; 0: with none."""
+        seating = Seating(0, {}, None)
+        with contextlib.suppress(OSError, InputError):
+            text = (self.site.home(generation) / "plan.json").read_text(encoding="utf-8")
+            seating = read_seating(text, self.node().id)
+        await self.workers.open(job, generation, len(seating.devices))
+        found = self.workers.spec()
+        if found is not None:
+            self._seek(seating, found)
+
+    async def join(self, record: GenerationRecord) -> None:
+        """Have workers take part in the generation, which has begun for them."""
+        briefing = await self._brief(record)
+        if briefing is None:
+            self.workers.refuse("the store does not give the plan")
+            return
+        try:
+            seating = read_seating(briefing.plan, self.node().id)
+        except InputError as error:
+            self.workers.refuse("; ".join(map(str, error.problems)))
+            return
+        if not seating.devices:
+            self.workers.refuse("the plan has no place on this node")
+            return
+        self._forget_homes(record.number)
+        write_home(self.site, briefing)
+        seats = list(specs(self.site, briefing, seating, self.node()))
+        self._seek(seating, seats[0])
+        await self.workers.start(seats)
+
+    async def _brief(self, record: GenerationRecord) -> Briefing | None:
+        for _ in range(BRIEF_TRIES):
+            briefing = await self.registration.brief(record)
+            if briefing is not None:
+                return briefing
+            await asyncio.sleep(RETRY_S)
+        return None
+
+    def _forget_homes(self, number: int) -> None:
+        shutil.rmtree(self.site.home(number), ignore_errors=True)
+        homes = [home for home in self.site.home(0).parent.glob("*") if home.name.isdecimal()]
+        homes.sort(key=lambda home: home.stat().st_mtime)
+        for home in homes[: 1 - HOMES_KEPT]:
+            shutil.rmtree(home, ignore_errors=True)
+
+    # ---- where they meet ------------------------------------------------------------------------
+
+    def hear(self, job: JobId, word: Word) -> None:
+        """A worker of this node may say that the place is open."""
+        if word.meeting and self.meeting.known(job, word.generation) != word.meeting:
+            self._start(self._tell(job, word))
+
+    async def _tell(self, job: JobId, word: Word) -> None:
+        await self.meeting.tell(job, word.generation, word.meeting)
+        self.workers.meet(word.generation, word.meeting)
+
+    def _seek(self, seating: Seating, spec: Mapping[str, Any]) -> None:
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
+        first = spec["peers"].get(seating.first)
+        if seating.first != self.node().id and first is not None:
+            self._search = self._start(self._ask(first["address"], spec))
+
+    async def _ask(self, agent: str, spec: Mapping[str, Any]) -> None:
+        generation = spec["generation"]
+        place = await self.meeting.find(agent, spec["job"], generation)
+        self.workers.meet(generation, place)
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()  # Our own bug, if it raises: the loop says so.

@@ -1,0 +1,45 @@
+"""What a service tells systemd, and what it asks of it; without systemd, nothing and nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+
+ANSWER_S = 1.0
+
+
+def notify(text: str) -> None:
+    """Send ``READY=1``, ``WATCHDOG=1``, ``STATUS=...`` or ``STOPPING=1``."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+        out.setblocking(False)
+        try:
+            out.sendto(text.encode(), address)
+        except OSError:
+            return  # It hears the next one; a loop must not end for that.
+
+
+async def is_shutting_down() -> bool:
+    """Whether the whole machine goes down, and not only one service."""
+    try:
+        asked = await asyncio.create_subprocess_exec(
+            *("systemctl", "is-system-running"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return False
+    try:
+        said, _ = await asyncio.wait_for(asked.communicate(), ANSWER_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            asked.kill()
+        return False
+    return said.strip() == b"stopping"

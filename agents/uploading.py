@@ -1,0 +1,160 @@
+"""Brings snapshots to the durable store, each object once and under a name for ever.
+
+The name holds the generation, the step, the rank and the node's life, so that no two writers ever
+mean the same object. On a local folder the file is written under another name, brought to the
+disk, and renamed; elsewhere an object appears as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from agents.excerpt import excerpt
+from agents.memory import Snapshot, head_checksum, holdings
+from agents.protocol import JobId, NodeId, Uploaded
+from worker import slots
+
+RETRY_S = 2.0
+RETRY_S_MAX = 60.0
+THREADS = 2
+
+
+@dataclass(eq=False)
+class Uploading:
+    """What is yet to be brought to the durable store."""
+
+    node: Callable[[], NodeId]
+    uri: Callable[[JobId], str | None]
+    is_wanted: Callable[[Snapshot], bool]
+    """Its generation is the present one, and it is not there yet."""
+    is_held_back: Callable[[], bool]
+    """This node is about to go, and others can hold the bytes: nothing is begun."""
+    done: Callable[[Snapshot, Uploaded | None], None]
+    """It is there, or not wanted any more; the file is not needed for that."""
+    failed: Callable[[Snapshot, str], None]
+    retry_s: float = RETRY_S
+    _waiting: asyncio.Queue[Snapshot] = field(default_factory=asyncio.Queue)
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(THREADS, thread_name_prefix="upload")
+    )
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Have it brought there."""
+        self._waiting.put_nowait(snapshot)
+
+    async def run(self) -> None:
+        """Bring, for ever; several are on their way at once."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(THREADS):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            snapshot = await self._waiting.get()
+            self.done(snapshot, await self._upload(snapshot))
+
+    async def _upload(self, snapshot: Snapshot) -> Uploaded | None:
+        target = self.target(snapshot)
+        keys = [piece.key for piece in snapshot.header.pieces if piece.is_written]
+        if target is None or not keys:
+            return None
+        copy = slots.copy_of(snapshot.header, keys)
+        pause_s = self.retry_s
+        while self.is_wanted(snapshot):
+            if self.is_held_back():
+                await asyncio.sleep(self.retry_s)
+                continue
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._pool, write_object, target, snapshot.path, copy)
+            except slots.SlotError as error:
+                self.failed(snapshot, str(error))
+                return None
+            except Exception as error:
+                # Each kind of store has errors of its own kind; none of them ends an agent.
+                self.failed(snapshot, f"{target}: {_reason(error)}")
+            else:
+                held = holdings([snapshot], lambda piece: piece.is_written)
+                checksum = head_checksum(copy)
+                return Uploaded(snapshot.point, target, copy.total_bytes, checksum, held)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+        return None
+
+    def target(self, snapshot: Snapshot) -> str | None:
+        """The one name under which this node may ever write the file; ``None``: nowhere."""
+        uri = self.uri(snapshot.job)
+        if uri is None:
+            return None
+        point, rank = snapshot.point, snapshot.header.rank
+        place = f"{snapshot.job}/{point.generation}-{point.step}/{rank}-{self.node()}{slots.SUFFIX}"
+        return f"{uri.rstrip('/')}/{place}"
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def write_object(uri: str, path: Path, copy: slots.Header) -> None:
+    """Write some pieces of a sealed file as an object, which is there as a whole or not at all."""
+    system, target = fsspec.core.url_to_fs(uri)
+    if isinstance(system, LocalFileSystem):
+        _write_file(Path(target), path, copy)
+        return
+    system.makedirs(target.rpartition("/")[0], exist_ok=True)
+    out = system.open(target, "wb", autocommit=False)
+    try:
+        for chunk in excerpt(path, copy):
+            out.write(chunk)
+        out.close()
+        out.commit()
+    except BaseException:
+        # What is half there is ours alone: nobody else writes this name, and no vote names it.
+        for tidy in (out.discard, lambda: system.rm_file(target)):
+            with contextlib.suppress(Exception):
+                tidy()
+        raise
+    size = system.info(target)["size"]
+    if size != copy.total_bytes:
+        raise OSError(f"it has {size} bytes there instead of {copy.total_bytes}")
+
+
+def _write_file(target: Path, path: Path, copy: slots.Header) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    early = target.with_name(f".{target.name}.part")
+    try:
+        with early.open("wb") as out:
+            for chunk in excerpt(path, copy):
+                out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        early.rename(target)
+    except BaseException:
+        early.unlink(missing_ok=True)
+        raise
+    for folder in (target.parent, *target.parent.parents[:2]):
+        _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A name is on the disk once its folder is."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).partition("\n")[0] or type(error).__name__

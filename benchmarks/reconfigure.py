@@ -1,0 +1,211 @@
+"""How long training stands still when machines go and come, against stopping and starting again.
+
+    python benchmarks/reconfigure.py [--processes 4 8] [--hidden 128 352] [--json FILE]
+
+A local cluster (sailord, agents and workers as real processes) trains a LLaMA-like model of six
+blocks. Four things happen to it, as in `make tour`: a notice (planned), the loss of a node whose
+layers another pipeline has, the loss of the only copy of layers, and the coming of two nodes.
+*downtime* is from the event (planned: from the last step before) to the end of the first step
+after, less the median step before; *lost* are steps that were done and are done again.
+
+*restart* is the same job, plan and trainer under ``torchrun --max-restarts``, which saves its state
+with ``torch.save`` after every step: one rank is killed, all are started again and load it.
+*floor* is what nothing that makes its communicators anew can be faster than: processes that live
+leave all their groups and meet again, and do one all-reduce.
+
+All share this machine's cores: seconds are for comparison with each other, in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from sailord.local.cluster import FIRST_NODES, LocalCluster
+from sailord.local.events import PHASES, Director
+from sailord.local.ledger import Ledger
+from sailord.local.place import Place
+from simulator.plan_file import load_plan
+from worker.launch import run_ranks
+from worker.timeline import Board
+from worker.transport.processes import ProcessTransport
+
+MACHINES = {4: FIRST_NODES[1:4] + FIRST_NODES[5:6], 8: FIRST_NODES, 16: FIRST_NODES * 2}
+MEMORY_GIB = {(4, 128): 1.46, (8, 128): 1.455, (16, 128): 1.455, (8, 352): 1.51}
+"""So that there are two pipelines or more, and one of them where a few nodes are gone."""
+STEPS_BEFORE_KILL = 6
+TURNS = 5
+WITHIN_S = 300.0
+
+
+def job_text(place: Place, hidden: int) -> str:
+    """The example job in another width."""
+    text = place.job("job.toml").replace("hidden = 128", f"hidden = {hidden}")
+    return text.replace("ffn = 352", f"ffn = {8 * (hidden // 3)}") if hidden != 128 else text
+
+
+def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]]:
+    """The four events; leaves the job and its first plan for the others."""
+    folder = Path(tempfile.mkdtemp(prefix="re-"))
+    place = Place(folder / "c", memory_gib=MEMORY_GIB.get((processes, hidden), 1.455))
+    with LocalCluster(place, MACHINES[processes]) as cluster:
+        cluster.start()
+        job = job_text(place, hidden)
+        cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": "job"})
+        director = Director(cluster, "job", Ledger(place.folder, "job"), lambda _: None)
+        director.begin()
+        plan = cluster.client.ask("GET", "/v1/jobs/job/plan")["plan"]
+        (keep / "plan.json").write_text(json.dumps(plan))
+        (keep / "job.toml").write_text(job.replace(str(place.folder), str(keep)))
+        shutil.copy(place.folder / "text.npy", keep)
+        if processes > 4:
+            director.give_notice()
+        director.lose_a_replica()
+        director.lose_the_only_copy()
+        if processes < 16:  # Of so many, enough are idle by now; two more would change nothing.
+            director.add_machines(("large", "zone-a"), ("large", "zone-b"))
+        if processes <= 4:
+            director.give_notice()
+    shutil.rmtree(folder)
+    return [event.to_json() for event in director.events]
+
+
+def by_restart(folder: Path) -> float:
+    """Seconds without a step when one rank of a run under torchrun is killed."""
+    processes = load_plan(folder / "plan.json").device_count
+    words = ["--nproc-per-node", str(processes), "--max-restarts", "1", "--standalone"]
+    script = Path(__file__).with_name("restarting.py")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *words, str(script), str(folder), "1000"],
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "torchrun.log").open("wb"),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])},
+        start_new_session=True,
+    )
+    try:
+        before = _steps(folder, run, life=0, count=STEPS_BEFORE_KILL)
+        at = time.time()
+        os.kill(before[-1]["pid"], signal.SIGKILL)
+        after = _steps(folder, run, life=1, count=1)
+    finally:
+        run.send_signal(signal.SIGTERM)
+        run.wait()
+    ends = [line["at"] for line in before]
+    step_s = statistics.median(b - a for a, b in pairwise(ends))
+    return float(after[0]["at"] - at - step_s)
+
+
+def _steps(folder: Path, run: subprocess.Popen[bytes], *, life: int, count: int) -> list[Any]:
+    end = time.monotonic() + WITHIN_S
+    while time.monotonic() < end and run.poll() is None:
+        if (folder / "steps").exists():
+            lines = [json.loads(line) for line in (folder / "steps").open() if line.endswith("\n")]
+            found = [line for line in lines if line["life"] == life]
+            if len(found) >= count:
+                return found
+        time.sleep(0.02)
+    log = (folder / "torchrun.log").read_text(errors="replace").splitlines()
+    raise SystemExit("\n".join(["torchrun did not get on:", *log[-20:]]))
+
+
+def floor_s(processes: int) -> float:
+    """Seconds in which living processes leave all groups and have met again, at best."""
+    took: list[float] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=processes) as server:
+        port = server.getsockname()[1]
+
+        def body(rank: int, say: Any) -> None:
+            torch.set_num_threads(1)
+            shared = {"timeout": timedelta(seconds=WITHIN_S)}
+            if rank == 0:
+                taken = server.detach()
+                store = TCPStore(
+                    "127.0.0.1", port, is_master=True, wait_for_workers=False,
+                    master_listen_fd=taken, **shared,
+                )  # fmt: skip
+            else:
+                store = TCPStore("127.0.0.1", port, is_master=False, **shared)
+            everybody = tuple(range(processes))
+            for turn in range(TURNS):
+                begin_s = time.perf_counter()
+                transport = ProcessTransport(store, rank, processes, generation=str(turn))
+                transport.group(everybody).all_reduce(torch.zeros(1))
+                if rank == 0:
+                    say({"kind": "took", "seconds": time.perf_counter() - begin_s})
+                transport.close()
+            store.set(f"over/{rank}", "")
+            if rank == 0:  # The store goes with its process.
+                store.wait([f"over/{other}" for other in everybody])
+
+        run_ranks(
+            body,
+            ranks=processes,
+            board=Board(processes),
+            hear=lambda _, message: took.append(message["seconds"]),
+        )
+    return min(took)
+
+
+def show(
+    processes: int, hidden: int, events: list[dict[str, Any]], others: Mapping[str, float]
+) -> None:
+    """One table."""
+    print(f"\n{processes} processes, hidden {hidden}")
+    print(f"{'':22}{'lost':>5}{'downtime':>10}{'predicted':>11}  phases")
+    for event in events:
+        spent = " ".join(
+            f"{name} {event['phases'][name]:.2f}"
+            for name in PHASES
+            if event["phases"][name] is not None
+        )
+        print(
+            f"{event['kind']:22}{event['steps_lost']:5}{event['downtime_s']:8.2f} s"
+            f"{event['predicted_s']:9.2f} s  {spent}"
+        )
+    for name, seconds in others.items():
+        print(f"{name:22}{'':5}{seconds:8.2f} s")
+    losses = [event["downtime_s"] for event in events if event["kind"].startswith("loss")]
+    if "restart" in others:
+        print(f"restart is {others['restart'] / max(losses):.1f} times the slower loss")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[4, 8], choices=MACHINES)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[128])
+    parser.add_argument("--json", type=Path, help="Where the figures go.")
+    wishes = parser.parse_args()
+    found = []
+    for processes in wishes.processes:
+        for hidden in wishes.hidden:
+            with tempfile.TemporaryDirectory() as folder:
+                events = under_sailor(processes, hidden, Path(folder))
+                others = {
+                    "restart": by_restart(Path(folder)),
+                    "floor": floor_s(processes),
+                }
+            show(processes, hidden, events, others)
+            found.append({"processes": processes, "hidden": hidden, "events": events, **others})
+    if wishes.json is not None:
+        wishes.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

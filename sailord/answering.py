@@ -1,0 +1,263 @@
+"""What the planner's processes do: a question about live nodes becomes a plan on them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agents.protocol import NodeId, NodeRecord
+from planner.answer import Question, read_ahead
+from planner.nodes import Node, cluster_with, is_placed, nodes_used
+from planner.offer import offer_of
+from planner.precompute import Precomputed
+from planner.replan import Replan, Replanner
+from planner.running import Running
+from planner.sailor import plan_job
+from planner.worth import DEFAULT_RULES, judge_move
+from sailord.model import Proposal
+from sailord.observed import Past
+from sailord.planning import Found, Request, read_job
+from simulator.cluster import Cluster, Pool
+from simulator.cluster_file import load_cluster
+from simulator.errors import InputError
+from simulator.estimate import Estimate
+from simulator.files import parse_document
+from simulator.job import Job
+from simulator.plan import Plan
+from simulator.plan_file import plan_from_document, plan_text
+from simulator.request import load_measurements
+
+
+def answer(request: Request) -> Found | str:
+    """Answer one question."""
+    try:
+        job = read_job(request.spec)
+        nodes = tuple(planner_node(record) for record in request.nodes)
+        if request.is_safe:
+            return _smallest(job, nodes, request)
+        before = _running_plan(request)
+        if before is None:
+            return _from_nothing(job, nodes, request)
+        return _from_running(job, nodes, before, request)
+    except InputError as error:
+        return "; ".join(map(str, error.problems))
+
+
+def planner_node(record: NodeRecord) -> Node:
+    """A node in the planner's words."""
+    return Node(record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot)
+
+
+def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
+    """The cluster of the file, with a place for each node that it does not foresee."""
+    cluster = load_cluster(file)
+    known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
+    prices = {(pool.gpu, pool.zone, pool.spot): pool for pool in cluster.pools}
+    pools: list[Pool] = []
+    for node in sorted(nodes):
+        key = (node.gpu, node.machine, node.zone, node.spot)
+        if key not in known:
+            known.add(key)
+            like = prices.get((node.gpu, node.zone, node.spot))
+            pool = Pool(node.zone, node.gpu, node.machine, node.gpus, 0, spot=node.spot)
+            if like is not None:
+                price = like.price_usd_per_gpu_hour
+                pool = replace(pool, price_usd_per_gpu_hour=price, price_source=like.price_source)
+            pools.append(pool)
+    return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
+
+
+@lru_cache(maxsize=4)
+def _replanner(spec: str, file: Path, profiles: Path | None, kinds: tuple[Node, ...]) -> Replanner:
+    cluster, job = cluster_of(file, kinds), read_job(spec)
+    measurements = load_measurements(profiles, catalogue=cluster.catalogue)
+    return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
+
+
+def _replanner_for(request: Request, nodes: Sequence[Node]) -> Replanner:
+    """The same for all questions about the same kinds of machines."""
+    kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
+    return _replanner(request.spec, request.cluster_file, request.profiles, tuple(kinds.values()))
+
+
+def _running_plan(request: Request) -> Plan | None:
+    if request.running is None:
+        return None
+    plan = plan_from_document(parse_document(request.running, name="the running plan"))
+    return plan if is_placed(plan) else None
+
+
+def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
+    replanner = _replanner_for(request, nodes)
+    question = Question(job, cluster_with(replanner.cluster, nodes), replanner.measurements)
+    found = plan_job(question)
+    if found.plan is None:
+        return "; ".join(map(str, found.problems)) or "no plan fits"
+    assert found.estimate is not None
+    placed = replanner.place(found.plan, nodes)
+    assert placed is not None, "a plan for these nodes has room on them"
+    return _found(job, placed, found.estimate, why=found.explain)
+
+
+def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Request) -> Found | str:
+    if not _is_known(before, request):
+        return _from_nothing(job, nodes, request)  # Nothing is known of the machines it ran on.
+    replanner, running = _ready_for(request, before)
+    found = replanner.replan(running, nodes)
+    if found.needed is None:
+        # The running plan can go on, so that nobody waits: the answer may take longer to be better.
+        found = replanner.improve(running, nodes)
+    if found.plan is None:
+        return "; ".join(map(str, found.problems)) or "no plan fits"
+    return _judged(job, running, found, nodes, request.past)
+
+
+def _is_known(before: Plan, request: Request) -> bool:
+    return nodes_used(before) <= {record.id for record in request.ran_on}
+
+
+def _ready_for(request: Request, before: Plan) -> tuple[Replanner, Running]:
+    """The tables for the running plan; the same for all questions about it."""
+    nodes = [planner_node(record) for record in (*request.nodes, *request.ran_on)]
+    replanner = _replanner_for(request, nodes)
+    known = _RUNNING.get(request.running)
+    if known is None or known[0] is not replanner:
+        _RUNNING.clear()
+        known = _RUNNING[request.running] = replanner, replanner.look_at(before)
+    return known
+
+
+_RUNNING: dict[bytes | None, tuple[Replanner, Running]] = {}
+"""What was made ready for the plan that was asked about last."""
+
+
+def _judged(job: Job, running: Running, found: Replan, nodes: Sequence[Node], past: Past) -> Found:
+    """Say of the next plan whether the job should move to it."""
+    plan, estimate, _, move = found.found
+    ages = dict(past.age_s)
+    offer = offer_of(
+        running,
+        found,
+        nodes,
+        goal=job.objective.goal,
+        age_s={node.id: ages.get(node.id, math.inf) for node in nodes},
+    )
+    verdict = judge_move(
+        offer,
+        past.history,
+        now_s=past.now_s,
+        last_move_s=past.last_move_s,
+        rules=replace(DEFAULT_RULES, settle_s=past.settle_s),
+    )
+    return _found(
+        job,
+        plan,
+        estimate,
+        why=(verdict.reason,),
+        is_worth_it=verdict.moves,
+        move_s=move.seconds,
+        move=move.to_json(),
+        ask_again_s=verdict.ask_again_s,
+    )
+
+
+# ---- ahead of the questions -----------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Scouting:
+    """What this process works out ahead, and how far it is."""
+
+    request: Request
+    job: Job
+    ahead: Precomputed
+    steps: Iterator[frozenset[str]]
+
+
+_SCOUTING: list[_Scouting] = []
+
+
+def begin_ahead(request: Request) -> None:
+    """Make ready to say what follows the running plan when nodes are lost."""
+    _SCOUTING.clear()
+    before = _running_plan(request)
+    if before is None or not _is_known(before, request):
+        return
+    replanner, running = _ready_for(request, before)
+    nodes = tuple(planner_node(record) for record in request.nodes)
+    ahead = Precomputed(replanner, running, nodes)
+    _SCOUTING.append(_Scouting(request, read_job(request.spec), ahead, ahead.steps()))
+
+
+def next_ahead() -> tuple[frozenset[str], frozenset[str], Found] | None:
+    """The next loss, the nodes in use, and what follows; ``None`` when all is foreseen."""
+    for scouting in _SCOUTING:
+        ahead = scouting.ahead
+        for lost in scouting.steps:
+            found = ahead.by_loss[lost]
+            if found.plan is None:
+                continue  # The question itself will say why.
+            nodes = ahead.without(lost)
+            past = scouting.request.past
+            return lost, ahead.used, _judged(scouting.job, ahead.running, found, nodes, past)
+    return None
+
+
+def make_ready(request: Request) -> None:
+    """Make the tables for questions about the running plan."""
+    before = _running_plan(request)
+    if before is not None and _is_known(before, request):
+        _ready_for(request, before)
+
+
+def _smallest(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
+    """Fewer nodes mean fewer that can fail: the first few of the largest that are enough."""
+    order = sorted(nodes, key=lambda node: (node.spot, -node.gpus, node.id))
+    count, found = 1, "no node is ready"
+    result: Found | str = found
+    while count <= len(order):
+        result = _from_nothing(job, order[:count], request)
+        if isinstance(result, Found):
+            return result
+        count = count + 1 if count == len(order) else min(2 * count, len(order))
+    return result
+
+
+def _found(
+    job: Job,
+    plan: Plan,
+    estimate: Estimate,
+    *,
+    why: Sequence[str],
+    is_worth_it: bool = True,
+    move_s: float = 0.0,
+    move: dict[str, Any] | None = None,
+    ask_again_s: float | None = None,
+) -> Found:
+    text = plan_text(plan).encode()
+    sha = hashlib.sha256(text).hexdigest()
+    members = tuple(sorted(NodeId(id_) for id_ in nodes_used(plan)))
+    sentence = why[0] if why else "the best plan that was found"
+    figures = estimate.to_json()
+    proposal = Proposal(
+        sha,
+        members,
+        is_worth_it,
+        sentence,
+        estimate.iteration_s,
+        move_s,
+        ask_again_s,
+        figures["cost_usd_per_hour"],
+    )
+    about = {
+        "estimate": figures,
+        "tokens_per_iteration": estimate.samples_per_iteration * job.sequence,
+        "why": list(why),
+        "move": move,
+    }
+    return Found(proposal, text, about)

@@ -1,0 +1,434 @@
+"""Decides which machines to ask for and which to delete: events in, commands out, no clock.
+
+The planner chooses how many machines of each pool there should be; this moves towards it one ask
+at a time for each pool. Four things hold whatever happens:
+
+1. an ask is sent once; one whose fate is unknown counts as made until looking says otherwise;
+2. only machines that carry a request id are ever deleted, by their unique number;
+3. nothing is asked for whose price is unknown, that a quota or a budget forbids, or that rests;
+4. what more there is than wanted goes, first what the job does not stand on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from sailord.capacity_model import (
+    AgentsCounted,
+    Answered,
+    Books,
+    Capacity,
+    Command,
+    Create,
+    Delete,
+    DeletionAnswered,
+    Drain,
+    Event,
+    Machine,
+    Observed,
+    Outstanding,
+    Passed,
+    Priced,
+    QuotasRead,
+    Rest,
+    Say,
+    SteppedDown,
+    StopWork,
+    Targeted,
+    TookOver,
+)
+from sailord.capacity_money import has_money_for, spent_usd, stop_due
+from sailord.providers.interface import (
+    Ask,
+    Granted,
+    InDoubt,
+    Instance,
+    Observation,
+    Outcome,
+    Pool,
+    RefusalKind,
+    Refused,
+)
+
+Decision = tuple[Capacity, tuple[Command, ...]]
+
+
+def decide(state: Capacity, event: Event) -> Decision:
+    """Take in what happened; say what is to be done."""
+    state, said = _absorb(replace(state, now=max(state.now, event.at)), event)
+    if not state.prefix:
+        return state, ()
+    state, stopped = _keep_budget(state)
+    state, doubted = _settle_doubts(state)
+    state = _judge_machines(state)
+    state, drained = _shrink(state)
+    state, deleted = _delete(state)
+    state, created = _grow(state)
+    return state, (*said, *stopped, *doubted, *drained, *deleted, *created)
+
+
+def books_of(state: Capacity) -> Books:
+    """What the next leader has to know."""
+    stopped = state.policy.usd_max if state.stop else None
+    asks, machines = tuple(state.asks.values()), tuple(state.machines.values())
+    return Books(state.spent_usd, asks, machines, state.stop, stopped)
+
+
+def supply(state: Capacity) -> Counter[Pool]:
+    """Machines that can be counted on, and those that are being made, by pool."""
+    found = Counter(m.instance.pool for m in state.machines.values() if m.is_live)
+    for asked in state.asks.values():
+        found[asked.ask.pool] += asked.ask.count
+    return found
+
+
+def obtainable(state: Capacity, pool: Pool) -> int:
+    """How many more machines of a pool could be had now, as far as is known."""
+    rest = state.rests.get(pool)
+    if pool not in state.prices or (rest is not None and state.now < rest.until) or state.stop:
+        return 0
+    limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
+    most = state.policy.machines_per_pool_max - supply(state)[pool]
+    return max(min([most, *map(int, limits)]), 0)
+
+
+# ---- what happened ------------------------------------------------------------------------------
+
+
+def _absorb(state: Capacity, event: Event) -> Decision:
+    match event:
+        case TookOver():
+            return _take_over(state, event), ()
+        case SteppedDown():
+            return Capacity(state.policy, state.now), ()
+        case Observed():
+            return _observe(state, event.observation)
+        case Answered():
+            return _take_answer(state, event.outcome)
+        case DeletionAnswered():
+            told = tuple(Say(f"{id_} was not deleted: {w}") for id_, w in
+                         sorted(event.deleted.failed.items()))  # fmt: skip
+            return state, told
+        case Priced():
+            return _reprice(state, event.prices), ()
+        case QuotasRead():
+            return replace(state, quotas=event.quotas), ()
+        case AgentsCounted():
+            return _count_agents(state, event), ()
+        case Targeted():
+            return replace(state, target=dict(event.target)), ()
+        case Passed():
+            return state, ()
+        case _:
+            assert_never(event)
+
+
+def _take_over(state: Capacity, event: TookOver) -> Capacity:
+    """Whatever the last leader asked for may have been made: looking will tell."""
+    books = event.books
+    asks = {a.ask.request_id: replace(a, is_in_doubt=True) for a in books.asks}
+    is_spent = books.stopped_at_usd is not None and books.stopped_at_usd == state.policy.usd_max
+    return Capacity(
+        state.policy,
+        state.now,
+        event.prefix,
+        asks=asks,
+        machines={m.instance.id: m for m in books.machines},
+        spent_usd=books.spent_usd,
+        stop=books.stop if is_spent else "",
+    )
+
+
+def _take_answer(state: Capacity, outcome: Outcome) -> Decision:
+    asked = state.asks.get(outcome.request_id)
+    if asked is None:
+        return state, ()  # Looking was faster, or it was given up.
+    pool, asks = asked.ask.pool, dict(state.asks)
+    match outcome:
+        case Granted(instances=()):  # They are being made, and nobody can name them yet.
+            asks[outcome.request_id] = replace(asked, is_in_doubt=True)
+            return replace(state, asks=asks), ()
+        case Granted():
+            del asks[outcome.request_id]
+            for instance in outcome.instances:
+                state = _adopt(state, instance, asked.usd_per_hour, was_seen=False)
+            rests = {p: rest for p, rest in state.rests.items() if p != pool}
+            text = f"{len(outcome.instances)} of {asked.ask.count} granted: {pool}"
+            return replace(state, asks=asks, rests=rests), (Say(text),)
+        case Refused():
+            del asks[outcome.request_id]
+            state = _let_rest(
+                replace(state, asks=asks), pool, outcome.kind, outcome.text, outcome.retry_after_s
+            )
+            wait_s = state.rests[pool].until - state.now
+            text = f"refused ({outcome.kind}): {pool}: {outcome.text}; rests {wait_s:.0f} s"
+            return state, (Say(text),)
+        case InDoubt():
+            asks[outcome.request_id] = replace(asked, is_in_doubt=True)
+            text = f"no answer ({outcome.request_id}): {pool}; looking will tell"
+            return replace(state, asks=asks), (Say(text),)
+        case _:
+            assert_never(outcome)
+
+
+def _let_rest(
+    state: Capacity, pool: Pool, kind: RefusalKind, text: str, retry_after_s: float | None = None
+) -> Capacity:
+    policy, before = state.policy, state.rests.get(pool)
+    refusals = 1 if before is None else before.refusals + 1
+    wait_s = min(policy.rest_s(kind) * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
+    until = state.now + max(wait_s, retry_after_s or 0.0)
+    return replace(state, rests={**state.rests, pool: Rest(until, kind, refusals, text)})
+
+
+def _adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen: bool) -> Capacity:
+    known = state.machines.get(instance.id)
+    if known is None:
+        known = Machine(instance, price, instance.created_at, state.now)
+    since = known.running_since
+    if since is None and instance.state == "running":
+        since = state.now
+    known = replace(
+        known, instance=instance, was_seen=known.was_seen or was_seen, running_since=since
+    )
+    return replace(state, machines={**state.machines, instance.id: known})
+
+
+def _observe(state: Capacity, seen: Observation) -> Decision:
+    there = {i.id: i for i in seen.instances if i.state != "gone"}
+    taken = {p.instance: p.at for p in seen.preemptions}
+    for instance in there.values():
+        asked = state.asks.get(instance.request_id)
+        price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
+        state = _adopt(state, instance, price, was_seen=True)
+    machines, closed_usd, told = {}, 0.0, []
+    for id_, machine in state.machines.items():
+        end = taken.get(id_, seen.ended_at.get(id_))
+        if id_ in there or (id_ not in seen.ended_at and not _is_gone(state, machine, seen)):
+            is_taken = id_ in taken or machine.instance.state == "preempted"
+            if is_taken and machine.ended_at is None:
+                told.append(Say(f"{machine.instance.name} was preempted"))
+                why, end = "it was preempted", end or seen.at
+                machines[id_] = replace(machine, ended_at=end, why=why)
+            else:
+                machines[id_] = machine
+        else:
+            gone = replace(machine, ended_at=machine.ended_at or end or seen.at)
+            closed_usd += gone.usd(max(state.now, seen.at))
+            told.append(Say(f"{machine.instance.name} is gone: {machine.why or 'it was taken'}"))
+    asks = _made_by(state, seen, there)
+    spent = state.spent_usd + closed_usd
+    state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
+    return state, tuple(told)
+
+
+def _is_gone(state: Capacity, machine: Machine, seen: Observation) -> bool:
+    """Whether a look that does not show a machine means that there is none."""
+    if machine.instance.pool.zone in seen.unseen_zones:
+        return False
+    return machine.was_seen or seen.at >= machine.known_since + state.policy.doubt_s
+
+
+def _made_by(
+    state: Capacity, seen: Observation, there: Mapping[str, Instance]
+) -> dict[str, Outstanding]:
+    """The asks that are still open: those in doubt are settled by what they have made."""
+    made = Counter(i.request_id for i in there.values())
+    left = {}
+    for id_, asked in state.asks.items():
+        is_whole = made[id_] >= asked.ask.count
+        is_over = made[id_] and asked.is_in_doubt and id_ not in seen.pending_requests
+        if not is_whole and not is_over:
+            left[id_] = asked
+    return left
+
+
+def _reprice(state: Capacity, prices: Mapping[Pool, float]) -> Capacity:
+    """What a machine cost until now stays as it was."""
+    machines = {
+        id_: _at_price(machine, prices.get(machine.instance.pool), state.now)
+        for id_, machine in state.machines.items()
+    }
+    return replace(state, prices=dict(prices), machines=machines)
+
+
+def _at_price(machine: Machine, price: float | None, now: float) -> Machine:
+    if price is None or price == machine.usd_per_hour or machine.ended_at is not None:
+        return machine
+    if machine.usd_per_hour is None:
+        return replace(machine, usd_per_hour=price)
+    since, paid = max(now, machine.priced_from), machine.usd(now)
+    return replace(machine, usd_per_hour=price, priced_from=since, paid_usd=paid)
+
+
+def _count_agents(state: Capacity, event: AgentsCounted) -> Capacity:
+    machines = dict(state.machines)
+    for id_, machine in state.machines.items():
+        name = machine.instance.node
+        agent = event.agents.get(name) if name else None
+        if agent is None:
+            if machine.joined_at is not None:
+                machines[id_] = replace(machine, absent_since=machine.absent_since or state.now)
+            continue
+        machines[id_] = replace(
+            machine,
+            joined_at=machine.joined_at or state.now,
+            absent_since=None,
+            is_leaving=agent.is_leaving,
+            gpus=agent.gpus,
+        )
+    return replace(state, machines=machines, in_use=event.in_use, looked_at=state.now)
+
+
+# ---- what follows -------------------------------------------------------------------------------
+
+
+def _keep_budget(state: Capacity) -> Decision:
+    due = stop_due(state)
+    if not due or state.stop in (due, "ended"):
+        return state, ()  # Once the work was told to stop it is not told otherwise.
+    why = f"${spent_usd(state):,.2f} of the total budget of ${state.policy.usd_max:,.2f} are spent"
+    told: tuple[Command, ...] = (Say(f"{why}: nothing more is asked for"),)
+    if not state.stop:
+        told = (*told, StopWork(why))
+    return replace(state, stop=due), told
+
+
+def _settle_doubts(state: Capacity) -> Decision:
+    """An ask of which nothing is seen for long has come to nothing; its pool rests a while."""
+    told: list[Command] = []
+    for id_, asked in tuple(state.asks.items()):
+        over_at = asked.since + state.policy.doubt_s
+        if asked.is_in_doubt and state.observed_at is not None and state.observed_at >= over_at:
+            left = {other: each for other, each in state.asks.items() if other != id_}
+            state = _let_rest(
+                replace(state, asks=left), asked.ask.pool, "unknown", "it was never answered"
+            )
+            told.append(Say(f"{id_} came to nothing: {asked.ask.pool}"))
+    return state, tuple(told)
+
+
+def _judge_machines(state: Capacity) -> Capacity:
+    """Mark the machines that are of no use, whatever is wanted."""
+    for id_, machine in tuple(state.machines.items()):
+        if machine.why or not machine.instance.request_id:
+            continue
+        fault = _fault_of(state, machine)
+        why = fault or _reason_to_part(state, machine)
+        if why:
+            marked = replace(machine, why=why)
+            state = replace(state, machines={**state.machines, id_: marked})
+        if fault:
+            state = _let_rest(state, machine.instance.pool, "unknown", fault)
+    return state
+
+
+def _fault_of(state: Capacity, machine: Machine) -> str:
+    """What is wrong with a machine that its whole pool may share."""
+    policy, gpus = state.policy, machine.instance.pool.gpus
+    if machine.joined_at is None:
+        is_late = state.looked_at >= (machine.running_since or machine.known_since) + policy.boot_s
+        return f"no agent registered within {policy.boot_s:.0f} s" if is_late else ""
+    if machine.gpus is not None and machine.gpus < gpus:
+        return f"it has {machine.gpus} of its {gpus} GPUs"
+    return ""
+
+
+def _reason_to_part(state: Capacity, machine: Machine) -> str:
+    is_in_use = machine.instance.node in state.in_use
+    since, lost_s = machine.absent_since, state.policy.lost_s
+    if state.stop == "ended" or (state.stop and not is_in_use):
+        return "the budget is spent"
+    if since is not None and state.looked_at >= since + lost_s:
+        return f"its agent is gone for {lost_s:.0f} s"
+    return "it was drained" if machine.is_drained and not is_in_use else ""
+
+
+def _shrink(state: Capacity) -> Decision:
+    """Let go what has been more than wanted for a while: unused ones first, the youngest first."""
+    live: dict[Pool, list[Machine]] = {}
+    for machine in state.machines.values():
+        if machine.is_live and machine.instance.request_id:
+            live.setdefault(machine.instance.pool, []).append(machine)
+    since: dict[Pool, float] = {}
+    orders: list[Command] = []
+    machines = dict(state.machines)
+    for pool, present in sorted(live.items()):
+        too_many = len(present) - state.target.get(pool, 0)
+        if too_many <= 0:
+            continue
+        since[pool] = state.surplus_since.get(pool, state.now)
+        if state.now < since[pool] + state.policy.surplus_s:
+            continue
+        unused = [m for m in present if m.instance.node not in state.in_use]
+        unused.sort(key=lambda m: (m.joined_at is not None, -m.instance.created_at))
+        for machine in unused[:too_many]:
+            machines[machine.instance.id] = replace(machine, why="it is not wanted")
+        used = [m for m in present if m.instance.node in state.in_use]
+        if _has_all(state, live):
+            for machine in used[: max(too_many - len(unused), 0)]:
+                machines[machine.instance.id] = replace(machine, is_drained=True)
+                orders.append(Drain(machine.instance.node, f"{pool} is not wanted any more"))
+    return replace(state, surplus_since=since, machines=machines), tuple(orders)
+
+
+def _has_all(state: Capacity, live: Mapping[Pool, list[Machine]]) -> bool:
+    """Whether all that is wanted is there: before that the job keeps what it stands on."""
+    return all(
+        sum(m.joined_at is not None for m in live.get(pool, ())) >= count
+        for pool, count in state.target.items()
+    )
+
+
+def _delete(state: Capacity) -> Decision:
+    """Order the deletion of what is to go, again and again until it is gone."""
+    due: list[str] = []
+    machines = dict(state.machines)
+    for id_, machine in state.machines.items():
+        if not machine.why or not machine.instance.request_id:
+            continue
+        last = machine.deletion_at
+        if last is None or state.now >= last + state.policy.delete_again_s:
+            due.append(id_)
+            machines[id_] = replace(machine, deletion_at=state.now)
+    if not due:
+        return state, ()
+    return replace(state, machines=machines), (Delete(tuple(sorted(due))),)
+
+
+def _grow(state: Capacity) -> Decision:
+    """Ask for what is missing: one ask at a time for each pool."""
+    if state.stop or state.observed_at is None:
+        return state, ()  # Before the first look nobody knows what is there.
+    orders: list[Command] = []
+    there, busy = supply(state), {asked.ask.pool for asked in state.asks.values()}
+    for pool, wanted in sorted(state.target.items()):
+        missing = wanted - there[pool]
+        if missing <= 0 or pool in busy:
+            continue
+        count = min(missing, obtainable(state, pool), state.policy.machines_per_ask_max)
+        if count <= 0:
+            continue
+        price = state.prices[pool]
+        while count and not has_money_for(state, count * price):
+            count -= 1
+        if not count:
+            continue
+        number = state.requests + 1
+        ask = Ask(f"{state.prefix}-{number}", pool, count, state.policy.notice_s)
+        asks = {**state.asks, ask.request_id: Outstanding(ask, price, state.now)}
+        state = replace(_use_quota(state, pool, count), asks=asks, requests=number)
+        orders.append(Create(ask))
+    return state, tuple(orders)
+
+
+def _use_quota(state: Capacity, pool: Pool, count: int) -> Capacity:
+    """Until quotas are read again, what was asked for counts as used."""
+    quotas = tuple(
+        replace(q, used_gpus=q.used_gpus + count * pool.gpus) if pool in q.pools else q
+        for q in state.quotas
+    )
+    return replace(state, quotas=quotas)

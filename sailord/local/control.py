@@ -1,0 +1,82 @@
+"""How the second terminal speaks to the launcher: one line of JSON each way, over its socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sailord.client import ServerProblem
+from sailord.local.cluster import Failed, LocalCluster
+from simulator.errors import InputError
+
+ANSWER_S = 30.0
+HEARD_S = 1.0
+LINE_BYTES_MAX = 4096
+
+
+@dataclass(eq=False)
+class Control:
+    """The launcher's ear."""
+
+    cluster: LocalCluster
+    listener: socket.socket
+
+    def serve(self, wait_s: float) -> str | None:
+        """Answer whoever asks within this time; return what was done, for the log."""
+        if not select.select([self.listener], [], [], wait_s)[0]:
+            return None
+        connection, _ = self.listener.accept()
+        done: str | None = None
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(HEARD_S)
+            with connection.makefile("rb") as lines:
+                asked = json.loads(lines.readline(LINE_BYTES_MAX))
+            try:
+                done = self._do(asked)
+                answer = {"done": done}
+            except InputError as error:
+                answer = {"problem": "\n".join(map(str, error.problems))}
+            except Failed as error:
+                answer = {"problem": str(error)}
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+        return done
+
+    def _do(self, asked: dict[str, Any]) -> str:
+        if asked["ask"] == "add":
+            name = self.cluster.add_node(asked["kind"], asked["zone"])
+            return f"{name} is starting: one {asked['kind']} GPU in {asked['zone']}"
+        name = asked["node"]
+        if name not in self.cluster.nodes:
+            raise Failed(f"there is no node {name}; there are {', '.join(self.cluster.nodes)}")
+        self.cluster.kill_node(name)
+        return f"{name} is gone: everything on it was killed, its memory with it"
+
+
+def listen(cluster: LocalCluster) -> Control:
+    """Open the launcher's socket."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(cluster.place.control))
+    listener.listen(8)
+    return Control(cluster, listener)
+
+
+def ask(path: Path, asked: dict[str, Any]) -> str:
+    """Have the launcher do something; return what it did."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_S)
+        try:
+            connection.connect(str(path))
+            connection.sendall(json.dumps(asked).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                answer = json.loads(lines.readline())
+        except (OSError, ValueError):
+            what = f"no local cluster answers at {path}; start one with sailorctl up"
+            raise ServerProblem(what) from None
+    if "problem" in answer:
+        raise ServerProblem(answer["problem"])
+    return str(answer["done"])

@@ -1,0 +1,188 @@
+"""The moves between the phases of a job: what is written and ordered with each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol import Intent, JobState, NodeId, Point, Restore
+from sailord.changes import Change, change_wanted, order_at_hand, usable
+from sailord.commit import look_first
+from sailord.intervals import departures
+from sailord.model import (
+    Active,
+    Closing,
+    Command,
+    Held,
+    Note,
+    Opening,
+    Outcome,
+    Phase,
+    Planning,
+    Proposal,
+    RequestPlan,
+    Running,
+    SettleIntent,
+    Starting,
+    State,
+    Stopping,
+    Waiting,
+    WakeAgents,
+    WriteGeneration,
+)
+from sailord.opening import next_record
+from sailord.standing import goes_back, is_alive, is_explained, restore_now
+
+
+def ask(state: State, active: Active, change: Change | None) -> Outcome:
+    """Ask the planner about all nodes that can be used, for this reason."""
+    assert change is not None
+    nodes = usable(state, active)
+    considered = replace(active, considered=frozenset(nodes), considered_at=state.now)
+    settled: tuple[Command, ...] = ()
+    order = order_at_hand(active)
+    if order is not None and order.kind == "replan":
+        settled = (SettleIntent(order.id),)
+        considered = without(considered, order)
+    if not nodes:
+        refused = replace(considered, is_refused=True)
+        return replace(state, active=refused), (*settled, note(active, "no node is ready"))
+    alive = is_alive(state, active)
+    before = active.phase if isinstance(active.phase, Starting | Running) and alive else None
+    request = state.requests + 1
+    phase = Planning(
+        request,
+        nodes,
+        change.reason,
+        change.is_forced,
+        state.now + state.options.plan_s,
+        before or Waiting(change.reason, state.now),
+    )
+    is_safe = active.failures >= state.options.failures_until_safe
+    asked = replace(considered, phase=phase, is_refused=False)
+    return replace(state, active=asked, requests=request), (
+        *settled,
+        note(active, f"planning for {_count(nodes)}: {change.reason}"),
+        RequestPlan(request, active.job.id, nodes, active.generation, is_safe),
+    )
+
+
+def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Outcome:
+    """Let all members park at the end of one step, with nothing lost."""
+    last = active.generation
+    assert last is not None
+    iteration_s = then.iteration_s if isinstance(then, Proposal) else 0.0
+    deadline = state.now + state.options.stop_s + 3 * iteration_s
+    phase = Stopping(then, reason, deadline)
+    if last.state == "stopping":
+        return enter(state, phase)
+    assert state.term is not None
+    record = replace(
+        last, state="stopping", stop_at=active.step + 1, term=state.term, reason=reason
+    )
+    order = WriteGeneration(record, replaces=last)
+    return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
+
+
+def open_next(
+    state: State,
+    active: Active,
+    proposal: Proposal,
+    reason: str,
+    stopped: Point | None = None,
+) -> Outcome:
+    """Store the next generation; only then is anybody told of it."""
+    lowers = None
+    restore = Restore(stopped or Point(0, 0), "memory")
+    if stopped is None or goes_back(active):
+        restore, lowers = restore_now(state, active)
+        if not goes_back(active):
+            looked = look_first(state, active, restore)
+            if looked is not None:
+                return looked
+            if restore.source == "durable" and active.check and active.check.why_none:
+                return close(state, active, "held", active.check.why_none)
+    record = next_record(state, active, proposal, restore, reason)
+    lost = max(active.step - restore.point.step, 0)
+    text = f"generation {record.number} on {_count(record.members)} from step"
+    text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
+    past = replace(active.job.past, departures=departures(state, active))
+    job = replace(active.job, past=past)
+    return enter(
+        replace(state, active=replace(active, job=job)),
+        Opening(record, proposal, lowers),
+        WriteGeneration(record, active.generation, lowers),
+        note(active, text, is_transition=True),
+    )
+
+
+def fail(state: State, active: Active) -> Outcome:
+    """The generation cannot go on. Machines that went away are nobody's fault and count nowhere."""
+    assert active.generation is not None
+    options = state.options
+    is_fault = not is_explained(state, active.generation)
+    change = change_wanted(state, active)
+    reason = change.reason if change is not None else "the generation failed"
+    was_healthy = active.step - active.generation.restore.point.step >= options.steps_of_health
+    failures = (0 if was_healthy else active.failures) + is_fault
+    pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
+    active = replace(
+        active, failures=failures, not_before=state.now + pause, considered=frozenset()
+    )
+    state = replace(state, active=replace(active, is_refused=False))
+    if failures >= options.failures_until_held:
+        return close(state, active, "held", f"{failures} attempts failed; the last: {reason}")
+    return enter(state, Waiting(reason, state.now), note(active, reason, is_transition=True))
+
+
+def close(state: State, active: Active, then: JobState, reason: str) -> Outcome:
+    """Store that the generation is over, and none follows it for now."""
+    last = active.generation
+    phase = Closing(then, reason)
+    if last is None or last.state == "closed":
+        return enter(state, phase)
+    assert state.term is not None
+    record = replace(last, state="closed", term=state.term, reason=reason)
+    order = WriteGeneration(record, replaces=last)
+    return enter(state, phase, order, note(active, f"{then}: {reason}", is_transition=True))
+
+
+def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome:
+    """Give the cluster free; a job that is held keeps it, as its snapshots are in its memory."""
+    job = replace(active.job, state=then, reason=reason)
+    wake: tuple[Command, ...] = ()
+    if active.generation is not None:
+        wake = (WakeAgents(active.generation.members),)
+    if then == "held":
+        held = replace(active, job=job, phase=Held(reason, state.now))
+        return replace(state, active=held), wake
+    wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
+    if then == "paused" and any(order.kind == "resume" for order in active.orders):
+        job = replace(job, state="queued", reason="resume was ordered")
+    generations = dict(state.generations)
+    if active.generation is not None:
+        generations[job.id] = active.generation
+    jobs = {**state.jobs, job.id: job}
+    return replace(state, jobs=jobs, generations=generations, active=None), wake
+
+
+# ---- small words --------------------------------------------------------------------------------
+
+
+def enter(state: State, phase: Phase, *commands: Command) -> Outcome:
+    """Go into a phase, with these orders."""
+    assert state.active is not None
+    return replace(state, active=replace(state.active, phase=phase)), commands
+
+
+def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
+    """Say something of the job; a transition stands in its history."""
+    return Note(text, active.job.id, is_transition)
+
+
+def without(active: Active, order: Intent) -> Active:
+    """The job, with the order done."""
+    return replace(active, orders=tuple(each for each in active.orders if each != order))
+
+
+def _count(nodes: tuple[NodeId, ...]) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"

@@ -1,0 +1,31 @@
+"""The record of the generation that comes next."""
+
+from __future__ import annotations
+
+from agents.protocol import GenerationRecord, Restore
+from sailord.intervals import intervals_now
+from sailord.model import Active, Proposal, State
+from sailord.recover import lineage_of
+
+
+def next_record(
+    state: State, active: Active, proposal: Proposal, restore: Restore, reason: str
+) -> GenerationRecord:
+    """Describe the generation that carries out the proposal."""
+    last = active.generation
+    often = intervals_now(state, active, proposal.iteration_s)
+    assert state.term is not None, "only who leads opens a generation"
+    return GenerationRecord(
+        job=active.job.id,
+        number=1 if last is None else last.number + 1,
+        state="open",
+        plan=proposal.plan,
+        members=tuple(sorted(proposal.members)),
+        restore=restore,
+        term=state.term,
+        reason=reason,
+        lineage=() if last is None else lineage_of(last),
+        memory_every=often.memory_every,
+        persist_every=often.persist_every,
+        usd_per_hour=proposal.usd_per_hour,
+    )

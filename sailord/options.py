@@ -1,0 +1,42 @@
+"""How long the controller waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How long the controller waits for what, and how often it tries."""
+
+    failures_gather_s: float = 0.1
+    notices_gather_s: float = 0.5
+    start_gather_s: float = 1.0
+    additions_gather_s: float = 30.0
+    lease_s: float = 10.0
+    grace_s: float = 2.0
+    """Beyond a lease: a new leader calls nobody lost before one lease and this have passed."""
+    plan_s: float = 60.0
+    stop_s: float = 60.0
+    start_s: float = 120.0
+    suspect_s: float = 2.0
+    """A node without a lease is lost when no step was done for so long."""
+    still_s: float = 1.5
+    """Without any event for so long, not even a tick, the controller itself stood still."""
+    stall_s: float = 120.0
+    """Without a step for so long, a running generation counts as stuck."""
+    broken_s: float = 1.0
+    """A generation whose members lost connections is over after so long, whoever is to blame."""
+    probe_s: float = 0.2
+    """How often a node is probed that a peer lost its connection to."""
+    reconsider_s: float = 600.0
+    failure_pause_s: float = 1.0
+    """Before the next attempt after a failure that no lost machine explains; doubles with each."""
+    failures_until_safe: int = 3
+    failures_until_held: int = 5
+    secure_s: float = 600.0
+    """For the last step of a job that ends or pauses to become durable."""
+    commit_pause_s: float = 5.0
+    """Before the durable store is tried again that did not take a checkpoint, or was away."""
+    steps_of_health: int = 20
+    """A generation that did so many steps was healthy: earlier failures are forgiven."""

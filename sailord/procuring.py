@@ -1,0 +1,322 @@
+"""Carries messages between the decisions about capacity and a provider, and decides nothing.
+
+The books are stored under our term as leader before anything is asked for, so that whoever leads
+next knows what may have been made. Whatever takes long runs by itself and ends in an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+
+import structlog
+
+from agents.clock import Clock
+from agents.protocol import Intent, JobId
+from agents.store import Put, StoreError
+from agents.wire import WireError, decode, encode
+from sailord.capacity import books_of, decide
+from sailord.capacity_model import (
+    AgentsCounted,
+    Answered,
+    Books,
+    Capacity,
+    Command,
+    Create,
+    Delete,
+    DeletionAnswered,
+    Drain,
+    Event,
+    Observed,
+    Passed,
+    Policy,
+    Priced,
+    QuotasRead,
+    Say,
+    SteppedDown,
+    StopWork,
+    Targeted,
+    TookOver,
+)
+from sailord.capacity_view import agents_of, question_of, target_of
+from sailord.config import Config
+from sailord.gateway import Gateway
+from sailord.model import Held
+from sailord.planning import Wanted, WantedPool, WantRequest
+from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
+from sailord.shell import Shell
+
+log = structlog.get_logger("sailord")
+
+TICK_S = 0.5
+READ_S = 300.0
+"""How often prices and quotas are read."""
+SAVE_S = 10.0
+RETRY_S = 0.5
+WANT_S = 2.0
+"""Between two questions which machines to want."""
+WANT_AGAIN_S = 300.0
+"""An answer is asked for anew after so long, though nothing has changed."""
+WANT_TIMEOUT_S = 120.0
+MOVE_S = 60.0
+"""Assumed for a move to machines that are not there yet; the move itself is judged by its own
+price when they are."""
+
+
+@dataclass(eq=False)
+class Procurer:
+    """One leader's hands at a provider."""
+
+    config: Config
+    provider: Provider
+    policy: Policy
+    shell: Shell
+    gateway: Gateway
+    clock: Clock
+    is_store_away: Callable[[], bool]
+    state: Capacity = field(init=False)
+    _term: int | None = None
+    _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _saved: Books | None = None
+    _asked: tuple[object, ...] = ()
+    _asked_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.state = Capacity(self.policy, self.clock.now())
+
+    async def check(self) -> None:
+        """Raise ``InputError`` for what a person must put right; a provider that is away is not."""
+        try:
+            await self.provider.check()
+        except ProviderError as error:
+            log.warning("the provider cannot be asked yet", error=str(error))
+
+    async def run(self) -> None:
+        """Follow the leadership for ever, and look, ask and delete while we have it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (
+                    self._decide_all(),
+                    self._tick(),
+                    self._every(self.policy.look_s, self._look),
+                    self._every(READ_S, self._read),
+                    self._every(SAVE_S, self._keep),
+                    self._every(WANT_S, self._want),
+                    self._hear(),
+                ):
+                    group.create_task(work)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await self.provider.close()
+
+    async def _decide_all(self) -> None:
+        while True:
+            event = await self._events.get()
+            self.state, commands = decide(self.state, event)
+            for command in commands:
+                self._perform(command)
+
+    def _feed(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Create():
+                self._start(self._create(command.ask))
+            case Delete():
+                self._start(self._delete(command.ids))
+            case Drain():
+                id_ = f"capacity-drain-{command.node}"
+                self._start(self._give(Intent(id_, "drain", command.node, reason=command.why)))
+            case StopWork():
+                self._start(self._pause(command.why))
+            case Say():
+                log.info("capacity", text=command.text)
+            case _:
+                assert_never(command)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "an order failed", "exception": task.exception(), "task": task}
+            )
+
+    # ---- leading ------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            term, now = self.shell.state.term, self.clock.now()
+            if self._term is not None and term != self._term:
+                self._term = None
+                self._feed(SteppedDown(now))
+            if self._term is None and term is not None:
+                await self._take_over(term)
+            if self._term is not None:
+                if not self.is_store_away():
+                    agents, in_use = agents_of(self.shell.state)
+                    self._feed(AgentsCounted(now, agents, in_use))
+                self._feed(Passed(now))
+            await asyncio.sleep(TICK_S)
+
+    async def _take_over(self, term: int) -> None:
+        try:
+            entry = await self.gateway.store.get(self.gateway.keys.capacity)
+            books = Books() if entry is None else decode(Books, entry.value)
+        except StoreError:
+            return  # The next tick tries again; until then nothing is asked for.
+        except WireError as error:
+            log.error("the books of capacity cannot be read: nothing is rented", error=str(error))
+            return
+        self._term, self._asked, self._saved = term, (), books
+        self._feed(TookOver(self.clock.now(), f"{self.config.cluster_name}-{term}", books))
+        self._start(self._read())
+        self._start(self._look())
+
+    async def _save(self) -> bool:
+        """Store what the next leader must know; ``False``: somebody else leads."""
+        while True:
+            term, books = self._term, books_of(self.state)
+            if term is None or not self.state.prefix:
+                return False
+            order = Put(self.gateway.keys.capacity, encode(books))
+            try:
+                if not await self.gateway.write_as_leader(term, [order]):
+                    return False
+            except StoreError as error:
+                log.warning("the store did not take the books", error=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._saved = books
+                return True
+
+    async def _keep(self) -> None:
+        if self._saved != books_of(self.state):
+            await self._save()
+
+    # ---- the provider -------------------------------------------------------------------------
+
+    async def _every(self, seconds: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            if self._term is not None:
+                await act()
+            await asyncio.sleep(seconds)
+
+    async def _look(self) -> None:
+        try:
+            seen = await self.provider.observe()
+        except ProviderError as error:
+            log.warning("the provider cannot be seen", error=str(error))
+        else:
+            self._feed(Observed(self.clock.now(), seen))
+
+    async def _read(self) -> None:
+        try:
+            prices = await self.provider.prices()
+            quotas = await self.provider.quotas()
+        except ProviderError as error:
+            log.warning("prices and quotas cannot be read", error=str(error))
+        else:
+            self._feed(Priced(self.clock.now(), prices))
+            self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
+
+    async def _create(self, ask: Ask) -> None:
+        if not await self._save():
+            return  # Nobody was asked, and whoever leads now does not know of it.
+        try:
+            outcome = await self.provider.create(ask)
+        except ProviderError as error:
+            outcome = InDoubt(ask.request_id, str(error))
+        self._feed(Answered(self.clock.now(), outcome))
+
+    async def _delete(self, ids: tuple[str, ...]) -> None:
+        try:
+            deleted = await self.provider.delete(ids)
+        except ProviderError as error:
+            deleted = Deleted((), dict.fromkeys(ids, str(error)))
+        self._feed(DeletionAnswered(self.clock.now(), deleted))
+
+    async def _hear(self) -> None:
+        async for notice in self.provider.notices():
+            if self._term is not None:
+                self._start(self._warn(notice))
+
+    async def _warn(self, notice: Notice) -> None:
+        """The same as if the agent had warned: once for each machine."""
+        leaves_at = notice.at + notice.seconds
+        id_ = f"capacity-{notice.kind}-{notice.instance}"
+        reason = f"the provider announced {notice.kind}"
+        await self._give(Intent(id_, "preempt", notice.node, leaves_at, reason))
+
+    async def _give(self, intent: Intent) -> None:
+        while self._term is not None:
+            try:
+                await self.gateway.give_intent(intent)
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _pause(self, why: str) -> None:
+        active = self.shell.state.active
+        if active is not None:
+            id_ = f"capacity-budget-{self._term}-{active.job.id}"
+            await self._give(Intent(id_, "pause", active.job.id, reason=why))
+
+    # ---- the planner --------------------------------------------------------------------------
+
+    async def _want(self) -> None:
+        active, now = self.shell.state.active, self.clock.now()
+        if active is not None and isinstance(active.phase, Held):
+            return  # A person decides; what it has in memory stays.
+        if active is None or self.state.stop:
+            self._asked = ()
+            self._feed(Targeted(now, {}))
+            return
+        pools = question_of(self.state, self.provider.pools, self.shell.state)
+        key = (active.job.id, pools)
+        if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
+            return
+        wanted = await self._ask_planner(active.job.id, pools)
+        if wanted is None:
+            return
+        self._asked, self._asked_at = key, now
+        log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
+        after = question_of(self.state, self.provider.pools, self.shell.state)
+        if _up(after) != _up(pools):
+            self._asked = ()  # What came meanwhile was not in the question: it is no surplus yet.
+        elif wanted.counts is not None:
+            target = target_of(self.provider.pools, pools, wanted.counts)
+            self._feed(Targeted(self.clock.now(), target))
+
+    async def _ask_planner(self, job: JobId, pools: tuple[WantedPool, ...]) -> Wanted | None:
+        try:
+            spec = await self.gateway.read_spec(job)
+        except StoreError:
+            return None
+        if spec is None:
+            return None
+        request = WantRequest(
+            spec=spec,
+            cluster_file=self.config.cluster_file,
+            profiles=self.config.profiles,
+            pools=pools,
+            usd_per_hour_max=self.policy.usd_per_hour_max,
+            move_s=MOVE_S,
+            past=self.shell.observed.past(self.shell.state),
+        )
+        return await self.shell.planning.want(request, timeout_s=WANT_TIMEOUT_S)
+
+
+def _up(pools: tuple[WantedPool, ...]) -> list[WantedPool]:
+    """What is there, without what could be had."""
+    return [replace(pool, obtainable=0, usd_per_hour=None) for pool in pools]

@@ -1,0 +1,152 @@
+"""Which provider sailord's file names, read with all its mistakes at once, and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sailord.providers.emulated import EmulatedProvider, Kind
+from sailord.providers.gce_config import GceConfig, read_gce
+from sailord.providers.interface import Pool, Provider
+from sailord.providers.replayed import ReplayedProvider
+from sailord.providers.static import Host, StaticProvider
+from simulator.cluster import Cluster
+from simulator.errors import InputError
+from simulator.reading import Table
+from simulator.trace import Trace
+from simulator.trace_file import load_trace
+
+KINDS = ("gce", "static", "emulated", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticChoice:
+    """A list of hosts."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedChoice:
+    """Agents on this machine, as many as may be, or as a trace has it."""
+
+    folder: Path
+    agent: str
+    kinds: tuple[Kind, ...]
+    trace: Trace | None = None
+    columns: tuple[Pool, ...] = ()
+    speed: float = 1.0
+
+
+Choice = GceConfig | StaticChoice | EmulatedChoice
+
+
+def read_provider(
+    top: Table, *, folder: Path, cluster_name: str, cluster: Cluster | None
+) -> Choice | None:
+    """Read ``[provider]``; ``None`` where there is none, or where something is wrong with it."""
+    if "provider" not in top:
+        return None
+    table = top.section("provider")
+    kind = table.choice("kind", KINDS, required=True)
+    choice: Choice | None = None
+    if cluster is None:
+        return None  # Its own mistakes come first.
+    match kind:
+        case "gce":
+            choice = read_gce(
+                table, folder=folder, cluster_name=cluster_name, catalogue=cluster.catalogue
+            )
+        case "static":
+            choice = StaticChoice(tuple(_host(entry) for entry in table.tables("host")))
+        case "emulated" | "trace":
+            choice = _emulated(table, folder, cluster, is_replayed=kind == "trace")
+        case _:
+            return None
+    table.finish()
+    return choice
+
+
+def open_provider(choice: Choice, cluster: Cluster, now: Callable[[], float]) -> Provider:
+    """Make ready to ask it; what it needs is imported only here."""
+    match choice:
+        case StaticChoice():
+            return StaticProvider(choice.hosts, now, now())
+        case EmulatedChoice():
+            emulated = EmulatedProvider(choice.folder, choice.agent, choice.kinds, now)
+            if choice.trace is None:
+                return emulated
+            return ReplayedProvider(
+                emulated, choice.trace, choice.columns, now, now(), choice.speed
+            )
+        case GceConfig():
+            from sailord.providers.gce import open_gce  # noqa: PLC0415 - only who rents needs it
+
+            return open_gce(choice, cluster.catalogue)
+
+
+def _pool(table: Table) -> Pool:
+    return Pool(
+        table.text("zone", default="") or _missing(table, "zone"),
+        table.text("machine", default="") or _missing(table, "machine"),
+        table.text("gpu", default="") or _missing(table, "gpu"),
+        table.integer("gpus", default=1),
+        table.flag("spot", default=False),
+    )
+
+
+def _missing(table: Table, key: str) -> str:
+    table.say(key, "is missing", "say it for each of them")
+    return ""
+
+
+def _host(table: Table) -> Host:
+    name = table.text("name", default="") or _missing(table, "name")
+    price = table.number("usd_per_hour", least=0.0, most=1e6)
+    host = Host(name, _pool(table), price)
+    table.finish()
+    return host
+
+
+def _emulated(
+    table: Table, folder: Path, cluster: Cluster, *, is_replayed: bool
+) -> EmulatedChoice | None:
+    kinds = []
+    for entry in table.tables("pool"):
+        price = entry.number("usd_per_hour", default=0.0, least=0.0, most=1e6)
+        if "usd_per_hour" not in entry:
+            _missing(entry, "usd_per_hour")
+        kinds.append(Kind(_pool(entry), price, entry.integer("machines_max", default=8)))
+        entry.finish()
+    if not kinds:
+        table.say("pool", "is missing", "add [[provider.pool]] with zone, machine, gpu and price")
+    place = table.text("folder", required=True)
+    base = table.text("agent", required=True)
+    text = _text(table, "agent", None if base is None else folder / base)
+    trace_file = table.text("trace", required=is_replayed) if is_replayed else None
+    speed = table.number("speed", default=1.0, above=0.0, most=1e4) if is_replayed else 1.0
+    trace = None
+    if trace_file is not None:
+        try:
+            trace = load_trace(folder / trace_file, cluster)
+        except InputError as error:
+            table.problems.take(error, place=table.place_of("trace"))
+            return None
+    if place is None or text is None:
+        return None
+    columns = tuple(
+        Pool(p.zone, p.machine, p.gpu, p.gpus_per_machine, p.spot) for p in cluster.pools
+    )
+    return EmulatedChoice(folder / place, text, tuple(kinds), trace, columns, speed)
+
+
+def _text(table: Table, key: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        table.say(key, f"{path} cannot be read: {why}", "name the file that agents share")
+        return None

@@ -1,0 +1,183 @@
+"""Machines on this machine: each is an agent with emulated GPUs, in a folder of its own.
+
+What there is stands in the folders, so that a sailord that starts anew finds its machines again
+and makes none of them twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sailord.local.sweep import end_all, mark_of
+from sailord.providers.interface import (
+    Ask,
+    Deleted,
+    Granted,
+    Instance,
+    Notice,
+    Observation,
+    Outcome,
+    Pool,
+    Quota,
+    Refused,
+    no_notices,
+)
+
+CARD = "instance.json"
+ENDED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Machines that can be had here."""
+
+    pool: Pool
+    usd_per_hour: float
+    machines_max: int
+
+
+@dataclass(eq=False)
+class EmulatedProvider:
+    """Starts agents as processes and ends them with all that they started."""
+
+    folder: Path
+    agent: str
+    """The text of an agent's configuration, but for name, zone, machine and spot; relative paths
+    in it are seen from one machine's folder."""
+    kinds: tuple[Kind, ...]
+    now: Callable[[], float]
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _ended_at: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        return tuple(kind.pool for kind in self.kinds)
+
+    async def check(self) -> None:
+        """Nothing can be wrong that its file does not show."""
+
+    async def observe(self) -> Observation:
+        at = self.now()
+        found = []
+        for instance, pid in self._cards():
+            if self._is_up(instance.id, pid):
+                found.append(instance)
+            else:
+                await self._end(instance.id)
+        return Observation(at, tuple(found), ended_at=dict(self._ended_at))
+
+    async def create(self, ask: Ask) -> Outcome:
+        there = [instance for instance, _ in self._cards()]
+        made = tuple(i for i in there if i.request_id == ask.request_id)
+        if made:
+            return Granted(ask.request_id, made)
+        most = {kind.pool: kind.machines_max for kind in self.kinds}.get(ask.pool)
+        if most is None:
+            return Refused(ask.request_id, "bad_request", f"there is no {ask.pool} here")
+        count = min(ask.count, most - sum(i.pool == ask.pool for i in there))
+        if count <= 0:
+            return Refused(ask.request_id, "stockout", f"all {most} of {ask.pool} are up")
+        return Granted(ask.request_id, tuple(self._start(ask) for _ in range(count)))
+
+    async def delete(self, ids: Sequence[str]) -> Deleted:
+        for id_ in ids:
+            await self._end(id_)
+        return Deleted(tuple(ids), {})
+
+    async def prices(self) -> Mapping[Pool, float]:
+        return {kind.pool: kind.usd_per_hour for kind in self.kinds}
+
+    async def quotas(self) -> Sequence[Quota]:
+        used = [instance.pool for instance, _ in self._cards()]
+        return tuple(
+            Quota(f"machines of {kind.pool}", (kind.pool,), kind.machines_max * kind.pool.gpus,
+                  used.count(kind.pool) * kind.pool.gpus)
+            for kind in self.kinds
+        )  # fmt: skip
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return no_notices()
+
+    async def close(self) -> None:
+        """Machines outlive whoever watches them."""
+
+    # ---- folders and processes ----------------------------------------------------------------
+
+    def _cards(self) -> Iterator[tuple[Instance, int]]:
+        """Every machine that has a folder, and the process that is it."""
+        for path in sorted(self.folder.glob(f"*/{CARD}")):
+            with suppress(FileNotFoundError):  # Somebody is just removing it.
+                card: dict[str, Any] = json.loads(path.read_bytes())
+                pool = Pool(**card["pool"])
+                yield (
+                    Instance(card["id"], card["name"], pool, "running", card["created_at"],
+                             card["request_id"], card["name"]),
+                    card["pid"],
+                )  # fmt: skip
+
+    def _is_up(self, id_: str, pid: int) -> bool:
+        process = self._processes.get(id_)
+        if process is not None:
+            return process.poll() is None
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        ((name, value),) = mark_of(self.folder / id_).items()
+        return f"{name}={value}".encode() in environment.split(b"\0")
+
+    def _start(self, ask: Ask) -> Instance:
+        id_, pool = secrets.token_hex(6), ask.pool
+        name, folder = f"m-{id_}", self.folder / id_
+        folder.mkdir(mode=0o700, parents=True)
+        spot = "true" if pool.spot else "false"
+        config = folder / "agent.toml"
+        config.write_text(
+            f'name = "{name}"\nzone = "{pool.zone}"\nmachine = "{pool.machine}"\n'
+            f"spot = {spot}\n{self.agent}",
+            encoding="utf-8",
+        )
+        words = ["agents.service", "run", "--config", str(config)]
+        with (folder / "agent.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *words, "--emulate", f"{pool.gpus}x{pool.gpu}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **mark_of(folder), "GCE_METADATA_HOST": "127.0.0.1:9"},
+                start_new_session=True,
+            )
+        self._processes[id_] = process
+        created_at = self.now()
+        shape = {"zone": pool.zone, "machine": pool.machine, "gpu": pool.gpu, "gpus": pool.gpus,
+                 "spot": pool.spot}  # fmt: skip
+        card = {"id": id_, "name": name, "pool": shape, "created_at": created_at,
+                "request_id": ask.request_id, "pid": process.pid}  # fmt: skip
+        early = folder / f".{CARD}"
+        early.write_text(json.dumps(card), encoding="utf-8")
+        early.rename(folder / CARD)
+        return Instance(id_, name, pool, "running", created_at, ask.request_id, name)
+
+    async def _end(self, id_: str) -> None:
+        folder = self.folder / id_
+        if not (folder / CARD).is_file():
+            return  # It ended before, or is none of ours.
+        await asyncio.to_thread(end_all, folder)
+        process = self._processes.pop(id_, None)
+        if process is not None:
+            await asyncio.to_thread(process.wait)
+        self._ended_at[id_] = self.now()
+        while len(self._ended_at) > ENDED_MAX:
+            del self._ended_at[next(iter(self._ended_at))]
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

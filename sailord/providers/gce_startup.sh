@@ -1,0 +1,84 @@
+#!/bin/bash
+# Brings the agent of this machine up; runs as root at every boot, and may be repeated.
+set -euo pipefail
+
+metadata() {
+    curl -sSf --retry 10 --retry-all-errors -H 'Metadata-Flavor: Google' \
+        "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/$1"
+}
+
+# A pinned version, once: a second boot finds it. torch goes first, in a call of its own.
+if [[ -n '@PACKAGE@' && "$(cat /opt/sailor/.package 2>/dev/null || true)" != '@PACKAGE@' ]]; then
+    python3 -m venv /opt/sailor
+    /opt/sailor/bin/pip install --quiet --retries 10 '@TORCH@'
+    /opt/sailor/bin/pip install --quiet --retries 10 '@PACKAGE@'
+    echo '@PACKAGE@' >/opt/sailor/.package
+fi
+[[ -x /opt/sailor/bin/sailor-agent ]] || { echo 'this image has no agent in /opt/sailor' >&2; exit 1; }
+
+id sailor >/dev/null 2>&1 || useradd --system --home-dir /var/lib/sailor-agent --shell /usr/sbin/nologin sailor
+install -d -m 0755 /etc/sailor
+
+# The key is in nobody's metadata: whoever may list machines could read it there.
+token=$(metadata service-accounts/default/token | python3 -c 'import json, sys; print(json.load(sys.stdin)["access_token"])')
+curl -sSf --retry 10 --retry-all-errors -H "Authorization: Bearer $token" \
+    'https://secretmanager.googleapis.com/v1/@KEY_SECRET@:access' |
+    python3 -c 'import base64, json, sys; sys.stdout.buffer.write(base64.b64decode(json.load(sys.stdin)["payload"]["data"]))' |
+    install -o sailor -m 0600 /dev/stdin /etc/sailor/cluster.key
+
+zone=$(metadata zone)
+cat >/etc/sailor/agent.toml <<END
+cluster_name = "@CLUSTER@"
+name = "$(metadata name)"
+state = "/var/lib/sailor-agent"
+store = "@STORE@"
+key = "cluster.key"
+memory = "/dev/shm/sailor-agent"
+zone = "${zone##*/}"
+machine = "@MACHINE@"
+spot = @SPOT@
+notice_s = @NOTICE_S@
+
+[listen]
+host = "0.0.0.0"
+port = 7078
+address = "$(metadata network-interfaces/0/ip):7078"
+END
+
+cat >/etc/systemd/system/sailor-agent.service <<'END'
+[Unit]
+Description=Sailor agent: looks after this machine's devices and training workers
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart=/opt/sailor/bin/sailor-agent run --config /etc/sailor/agent.toml
+User=sailor
+Group=sailor
+KillMode=process
+KillSignal=SIGTERM
+RestartKillSignal=SIGINT
+TimeoutStopSec=180
+TimeoutStartSec=60
+TimeoutStartFailureMode=kill
+Restart=on-failure
+RestartPreventExitStatus=2
+RestartSec=1
+WatchdogSec=20
+StateDirectory=sailor-agent
+StateDirectoryMode=0700
+UMask=0077
+OOMPolicy=continue
+TasksMax=infinity
+LimitNOFILE=65536
+LimitMEMLOCK=infinity
+NoNewPrivileges=yes
+
+[Install]
+WantedBy=multi-user.target
+END
+systemctl daemon-reload
+systemctl enable --now --no-block sailor-agent

@@ -1,0 +1,28 @@
+"""What agents may forget of the active job, worked out now and then instead of at each report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.protocol import GenerationRecord, Point
+from sailord.model import State
+from sailord.standing import release_now
+
+AGE_S = 0.2
+"""How old it may be."""
+
+
+@dataclass(eq=False)
+class Releasing:
+    """The last answer, and which generation it is about."""
+
+    _of: GenerationRecord | None = None
+    _at: float = float("-inf")
+    _point: Point | None = None
+
+    def point(self, state: State, now: float) -> Point | None:
+        """Snapshots of the active job before this one may be forgotten; ``None``: none of them."""
+        present = None if state.active is None else state.active.generation
+        if present != self._of or now >= self._at + AGE_S:
+            self._of, self._at, self._point = present, now, release_now(state)
+        return self._point

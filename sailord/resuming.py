@@ -1,0 +1,117 @@
+"""From which checkpoint a job that is submitted begins: none, or one that somebody names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.protocol import (
+    FIRST,
+    Durable,
+    GenerationRecord,
+    Holding,
+    JobId,
+    JobRecord,
+    Point,
+    Saving,
+    Uploaded,
+)
+from sailord.checkpoints import complete_at, folders_at
+from sailord.keeping import WriteManifest
+from sailord.manifest import Manifest, folder_of, manifest_bytes, manifest_name
+from sailord.planning import job_shape
+from sailord.storage import Storage, StorageError, open_storage
+from sailord.verify import compose, faults_of
+from simulator.errors import InputError, Problem
+from simulator.job import Job
+from worker.slots import fingerprint, head_checksum, read_head, read_header
+from worker.table import table_of
+
+NEWEST = "newest"
+
+
+def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Durable | None:
+    """The checkpoint that the job goes on from; ``InputError`` says why that cannot be.
+
+    A place that holds checkpoints of a job of that name is not begun in anew: two histories in
+    one place could never be told apart again.
+    """
+    if uri is None:
+        if resume is None:
+            return None
+        cure = "name it under [checkpoint] uri"
+        raise InputError(Problem("resume", "the job names no place for checkpoints", cure))
+    try:
+        storage = open_storage(uri)
+        found = complete_at(storage, id_) if resume or folders_at(storage, id_) else []
+        if resume is None:
+            if found:
+                what = f"{uri} holds checkpoints of a job {id_} already"
+                cure = "give --resume newest, or another --id"
+                raise InputError(Problem("checkpoint: uri", what, cure))
+            storage.make_root()
+            return None
+        manifest, durable = _chosen(found, resume, f"{uri}/{id_}")
+        _check(storage, manifest, job, id_, found)
+    except StorageError as error:
+        raise InputError(Problem("checkpoint: uri", str(error))) from None
+    return durable
+
+
+def _chosen(
+    found: list[tuple[Manifest, Durable]], resume: str, place: str
+) -> tuple[Manifest, Durable]:
+    """By step; of several, that of the latest generation and term. The newest is by generation."""
+    if resume == NEWEST:
+        wanted = found
+    else:
+        wanted = [pair for pair in found if str(pair[0].point.step) == resume]
+    if not wanted:
+        known = ", ".join(sorted({str(m.point.step) for m, _ in found}, key=int))
+        if not found:
+            cure = "give the --id that the job had, or leave --resume out to begin anew"
+            raise InputError(Problem("resume", f"there is no checkpoint at {place}", cure))
+        what = f"there is no checkpoint {resume[:20]!r} at {place}"
+        raise InputError(Problem("resume", what, f"there are: {known}"))
+    return max(wanted, key=lambda p: (p[0].point.generation, p[0].point.step, p[0].term))
+
+
+def _check(
+    storage: Storage,
+    manifest: Manifest,
+    job: Job,
+    id_: JobId,
+    found: list[tuple[Manifest, Durable]],
+) -> None:
+    """Its model must be the job's, and all of its objects must be there."""
+    step = manifest.point.step
+    tables = [table_of(job, index) for index in range(len(job.model.layers))]
+    model = fingerprint(tables, atoms=job.max_tp, dtype=manifest.dtype, moments=manifest.moments)
+    if model != manifest.model:
+        what = f"the model was changed since step {step}: its tensors are others"
+        raise InputError(Problem("resume", what, "submit the job as it was, or under a new id"))
+    faults = faults_of(storage, manifest, job=id_, is_thorough=False)
+    if faults:
+        older = max((m.point.step for m, _ in found if m.point.step < step), default=None)
+        cure = (
+            "no older one is there" if older is None else f"the next older one is of step {older}"
+        )
+        raise InputError([Problem("resume", fault, cure) for fault in faults[:9]])
+
+
+def take_in(storage: Storage, id_: JobId, job: Job, spec: str, file: Path) -> Durable:
+    """Make a checkpoint of one file that holds every piece; its generation is 0."""
+    header, head = read_header(file), read_head(file)
+    point = Point(header.step, 0)
+    name = f"{folder_of(id_, point)}/{header.file_name}"
+    data = file.read_bytes()
+    storage.write(name, data)
+    holds = tuple(Holding(layer, 0, header.atoms + 1) for layer in range(header.layers))
+    part = Uploaded(point, storage.uri_of(name), len(data), head_checksum(head), holds)
+    layers, atoms = job_shape(job)
+    record = JobRecord(id_, "queued", layers=layers, atoms=atoms, saving=Saving(storage.uri))
+    nobody = GenerationRecord(id_, 0, "closed", "", (), FIRST, 0, "imported")
+    order = WriteManifest(record, nobody, (part,), point, None)
+    described, sha256 = manifest_bytes(compose(storage, order, term=0, spec=spec))
+    manifest = manifest_name(id_, point, 0)
+    storage.write(manifest, described)
+    return Durable(point, storage.uri_of(manifest), sha256)

@@ -1,0 +1,69 @@
+"""The real worker under real agents: it trains, moves, loses a node, and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from agents.protocol import NodeRecord, Point, Report, Restore
+from tests.agents.running import Place, place, plan_on, until
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def is_past(here: Place, name: str, generation: int, step: int) -> Report | None:
+    """The node trains in this generation, and has done more steps."""
+    report = await here.report(name)
+    if report is not None and report.taking == "failed":
+        raise AssertionError(report.failure)
+    is_there = report is not None and report.generation == generation and report.step > step
+    return report if is_there else None
+
+
+async def two_nodes(here: Place) -> tuple[NodeRecord, NodeRecord]:
+    here.worker = "worker.node"
+    here.start("a")
+    here.start("b", zone="us-central1-c")
+    return await here.ready("a"), await here.ready("b")
+
+
+async def test_it_trains_moves_in_place_and_goes_on_where_it_was(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        both = plan_on(a.id, b.id)
+        await here.open(a, 1, plan=both, members=(a.id, b.id), memory_every=2)
+        report = await until(lambda: is_past(here, "a", 1, 4))
+        assert report.loss is not None
+        assert report.tokens_per_s is not None
+        assert {name for name, _ in report.phases} == {"fetch", "rebuild", "verify", "first_step"}
+        workers = {**here.workers(1, "a"), **here.workers(1, "b")}
+        stopping = {"state": "stopping", "stop_at": report.step + 2}
+        await here.open(a, 1, plan=both, members=(a.id, b.id), memory_every=2, **stopping)
+        report = await until(lambda: here.is_taking("stopped"))
+        await until(lambda: here.is_taking("stopped", "b"))
+        point = Point(report.step, 1)
+        restore, only = Restore(point, "memory"), plan_on(b.id, b.id)
+        await here.open(b, 2, plan=only, members=(b.id,), restore=restore, memory_every=2)
+        await until(lambda: is_past(here, "b", 2, point.step + 2))
+        assert here.workers(2, "b")[0] == workers[1], "its process lives on in its next seat"
+
+
+async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        both = plan_on(a.id, b.id)
+        await here.open(a, 1, plan=both, members=(a.id, b.id), memory_every=1)
+        await until(lambda: is_past(here, "a", 1, 3))
+        here.agents[0].kill()
+        for pid in here.workers(1, "a").values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        report = await until(lambda: here.is_taking("broken", "b"))
+        assert report.broken_peers == (a.id,)
+        restore = Restore(report.sealed[-1].point, "memory")
+        assert restore.point.step >= 3
+        await here.open(b, 2, plan=plan_on(b.id), members=(b.id,), restore=restore)
+        await until(lambda: is_past(here, "b", 2, restore.point.step))

@@ -1,0 +1,137 @@
+"""What ``sailorctl status`` prints in each phase; rewrite with SAILOR_RETELL=1, and read it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.protocol import Bill, Durable, GenerationRecord, Point
+from agents.wire import plain
+from sailord.api import views
+from sailord.api.shapes import LeaderView, Status, StoreView
+from sailord.model import (
+    Held,
+    Opening,
+    Phase,
+    Planning,
+    Running,
+    Securing,
+    Starting,
+    State,
+    Stopping,
+    Waiting,
+)
+from sailord.online_text import status_text
+from sailord.outbox import committed_id
+from sailord.pace import Pace
+from tests.decisions.standing import JOB, NOW, A, B, G, job, node, proposal, report, state
+
+HERE = Path(__file__).parent / "status"
+PLAN = Path(__file__).parents[2] / "examples" / "opt-350m-plan.json"
+PRICED = replace(G, usd_per_hour=58.752, reason="a node came")
+DURABLE = Durable(Point(30, 3), "m", "0" * 64)
+ABOUT: Mapping[str, Any] = {
+    "estimate": {"iteration_s": 2.0, "cost_usd_per_hour": 58.752},
+    "tokens_per_iteration": 2_097_152,
+}
+
+
+SPENT = Bill(usd=12.3, until=NOW - 5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One moment."""
+
+    phase: Phase | None = None
+    state: State | None = None
+    is_away: bool = False
+    has_plan: bool = False
+    steps: int | None = None
+    bill: Bill = SPENT
+    generation: GenerationRecord | None = PRICED
+    securing: Securing | None = None
+
+
+SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
+LEAVES = node(B, leaving_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
+
+CASES = {
+    "no_job": Case(state=replace(state(), active=None, nodes={})),
+    "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
+    "planning": Case(
+        Planning(4, (A, B), "machine-b is leaving", True, NOW + 58, Running(NOW - 900)),
+        state=state(None, node(A, SAID), LEAVES),
+    ),
+    "opening": Case(Opening(PRICED, proposal(A))),
+    "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
+    "running": Case(
+        Running(NOW - 7300), state=state(None, node(A, SAID), node(B)), has_plan=True, steps=1000
+    ),
+    "uploads_fail": Case(
+        Running(NOW - 7300),
+        state=state(None, node(A, replace(SAID, trouble="gs://b/x: No space left on device"))),
+    ),
+    "stopping": Case(Stopping("paused", "lunch", NOW + 60)),
+    "securing": Case(
+        Stopping("paused", "lunch", NOW - 60), securing=Securing(Point(40, 3), NOW + 540)
+    ),
+    "held": Case(
+        Held("its budget of $10.00 is spent", NOW - 60),
+        generation=replace(PRICED, state="closed"),
+        bill=Bill(usd=10.004, until=NOW - 60, unpriced_s=400.0, usd_max=10.0),
+    ),
+    "store_away": Case(Running(NOW - 7300), is_away=True, generation=G),
+}
+
+
+def shown(case: Case) -> str:
+    """The text of a moment, by way of what the server would send."""
+    known = case.state or state()
+    if known.active is not None:
+        record = job(
+            steps=case.steps, bill=case.bill, state="held" if case.bill.usd_max else "running"
+        )
+        active = replace(
+            known.active,
+            phase=case.phase,
+            job=record,
+            generation=case.generation,
+            securing=case.securing,
+        )
+        known = replace(known, active=active, durables={JOB: DURABLE} if case.has_plan else {})
+    plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None
+    told_at = {committed_id(JOB, DURABLE): NOW - 90}
+    status = Status(
+        cluster="prod",
+        at=NOW,
+        leads=True,
+        term=7,
+        leader=LeaderView("head-1", "10.0.0.1:7077"),
+        store=StoreView(not case.is_away, NOW - 42 if case.is_away else None),
+        job=views.active_view(known, Pace(), plan, ABOUT if case.generation else {}, told_at, NOW),
+        queued=2 if case.has_plan else 0,
+        nodes=views.counts_view(known),
+        leaving=views.leaving_view(known),
+    )
+    return status_text(json.loads(json.dumps(plain(status)))) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_status_is_told_as_it_was(name):
+    file = HERE / f"{name}.txt"
+    text = shown(CASES[name])
+    if os.environ.get("SAILOR_RETELL"):
+        file.write_text(text, encoding="utf-8")
+        return
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_every_text_is_of_a_case():
+    assert {file.stem for file in HERE.glob("*.txt")} == set(CASES)

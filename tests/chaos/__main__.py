@@ -1,0 +1,171 @@
+"""``python -m tests.chaos``: a storm, and whether all that must hold held."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from itertools import combinations
+from pathlib import Path
+
+from sailord.local.cluster import Failed
+from sailord.local.reference import start_uninterrupted
+from sailord.local.signals import ended_by_signals
+from tests.chaos.checker import violations
+from tests.chaos.cluster import ChaosCluster, ChaosPlace, mount, unmount
+from tests.chaos.points import ALL, Passes
+from tests.chaos.record import Recorder, read_steps
+from tests.chaos.soak import JOB, Soak, Stuck
+from tests.chaos.story import read_story
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST_NODES = (
+    ("large", "zone-a"),
+    ("large", "zone-a"),
+    ("large", "zone-b"),
+    ("large", "zone-b"),
+    ("small", "zone-c"),
+)
+MOUNTED = "SAILOR_CHAOS_MOUNTS"
+MS_BIND, MS_PRIVATE, MS_REC = 4096, 1 << 18, 16384
+REFERENCE_S = 600.0
+
+
+def main() -> int:
+    """Read the arguments and do it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds from fault to fault")
+    parser.add_argument("--points", type=int, default=0, help="so many of the named fail points")
+    parser.add_argument("--pairs", type=float, default=0.0, help="seconds for pairs of them")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", action="append", help="kinds of faults")
+    parser.add_argument("--folder", type=Path, required=True, help="a short path, made here")
+    parser.add_argument("--out", type=Path, required=True, help="where the record goes")
+    asked = parser.parse_args()
+    if MOUNTED not in os.environ:
+        in_own_name_space()
+    return run(asked)
+
+
+def in_own_name_space() -> None:
+    """Begin anew where file systems can be mounted that nobody else sees, if that is possible."""
+    word = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+    does = shutil.which("unshare") and os.spawnvp(os.P_WAIT, word[0], [*word, "true"]) == 0
+    words = [*(word if does else []), sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+    os.execvpe(words[0], words, {**os.environ, MOUNTED: "1" if does else ""})
+
+
+def run(asked: argparse.Namespace) -> int:
+    """One storm."""
+    has_mounts = bool(os.environ[MOUNTED])
+    asked.folder.mkdir(parents=True)
+    shutil.rmtree(asked.out, ignore_errors=True)
+    asked.out.mkdir(parents=True)
+    place = ChaosPlace(asked.folder / "c", has_mounts=has_mounts)
+    cluster = ChaosCluster(place, FIRST_NODES)
+    cluster.durable.mkdir()
+    if has_mounts:
+        mount("none", Path("/"), "", MS_REC | MS_PRIVATE, "")
+        mount(str(cluster.durable), cluster.durable, "", MS_BIND, "")
+    begun_s = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun_s:7.1f} s  {text}", flush=True)
+
+    recorder = Recorder(cluster, asked.out, JOB)
+    soak = Soak(cluster, recorder, random.Random(asked.seed), say, tuple(asked.only or ()))
+    code = 1
+    with ended_by_signals():
+        try:
+            job = job_text(cluster)
+            soak.begin(job)
+            reference = start_uninterrupted(place.folder, JOB, job)
+            say("it trains")
+            passes = fail(soak, asked)
+            soak.storm(asked.seconds, asked.every)
+            say("the storm is over")
+            final = soak.settle()
+            say(f"ended after step {final}; the uninterrupted run catches up")
+            os.sched_setscheduler(reference.process.pid, os.SCHED_OTHER, os.sched_param(0))
+            reference.losses(final)
+            reference.end()
+            (asked.out / "final.json").write_text(json.dumps({"step": final}))
+            (asked.out / "points.json").write_text(
+                json.dumps({"passed": passes.passed, "missed": passes.missed})
+            )
+            code = 0
+        except (Stuck, Failed) as failure:
+            say(f"error: {failure}")
+            recorder.write("breaches", {"at": time.time(), "text": str(failure)})
+        finally:
+            recorder.end()
+            collect(soak, place, asked.out)
+            cluster.close()
+            left = cluster.left_behind()
+            for each in left:
+                recorder.write("breaches", {"at": time.time(), "text": f"left behind: {each}"})
+            if has_mounts:
+                unmount(cluster.durable)
+            shutil.rmtree(asked.folder, ignore_errors=True)
+    return judge(asked.out, soak) or code
+
+
+def judge(out: Path, soak: Soak) -> int:
+    """Say what the storm was and what the checker makes of it."""
+    story = read_story(out, JOB)
+    found = violations(story)
+    for each in found:
+        print(each)
+    print(
+        f"{sum(soak.faults.values())} faults, {len(story.opened)} generations, "
+        f"{story.final_step} steps, {len(story.commits)} checkpoints, held {soak.resumed} times; "
+        f"{len(found)} violations"
+    )
+    return 1 if found else 0
+
+
+def fail(soak: Soak, asked: argparse.Namespace) -> Passes:
+    """Let somebody die at each named point, then at two of them; which ones the seed says."""
+    passes = Passes(soak)
+    passes.run([(point,) for point in soak.chance.sample(ALL, min(asked.points, len(ALL)))])
+    pairs = [pair for pair in combinations(ALL, 2) if pair[0].actor != pair[1].actor]
+    soak.chance.shuffle(pairs)
+    passes.run(pairs, time.monotonic() + asked.pairs)
+    return passes
+
+
+def job_text(cluster: ChaosCluster) -> str:
+    """The exact trainer with checkpoints in a folder."""
+    text = cluster.place.job("exact.toml")
+    often = "memory_every = 1\npersist_every = 10"
+    return f'{text}\n[checkpoint]\nuri = "file://{cluster.durable}"\n{often}\n'
+
+
+def collect(soak: Soak, place: ChaosPlace, out: Path) -> None:
+    """Keep what stands in the cluster's folder and belongs to the record."""
+    with (out / "steps.jsonl").open("w") as file:
+        for line in read_steps(place.folder, JOB):
+            file.write(json.dumps(line) + "\n")
+    logs = out / "logs"
+    logs.mkdir()
+    for path in place.folder.glob("*.log"):
+        shutil.copyfile(path, logs / path.name)
+    for path in place.folder.glob("*/process/*/output"):
+        shutil.copyfile(path, logs / f"{path.parts[-4]}.{path.parts[-2]}.output")
+    losses = place.folder / f"{JOB}.losses"
+    if losses.exists():
+        shutil.copyfile(losses, out / "reference.jsonl")
+    try:
+        moves = soak.cluster.client.ask("GET", f"/v1/jobs/{JOB}/moves")
+    except Exception as error:
+        moves = {"moves": [], "error": str(error)}
+    (out / "moves.json").write_text(json.dumps(moves))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""A local cluster of which any part can be killed, stopped for a while, and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agents.failing import FAIL_AT
+from sailord.local.cluster import KINDS, LocalCluster, Node
+from sailord.local.place import Place
+from sailord.local.sweep import bury, children_of, kill, marked
+
+MEMORY_BYTES = 256 << 20
+"""Of a node's own file system for snapshots, so that one can be full and no other."""
+SPARE_BYTES = 64 << 10
+MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosPlace(Place):
+    """The snapshots of each node have a file system of their own, where that can be had."""
+
+    has_mounts: bool = False
+
+    def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
+        config = Place.write_agent(self, name, gpu, zone, spot=spot)
+        if self.has_mounts:
+            mount("tmpfs", self.memory / name, "tmpfs", 0, f"size={MEMORY_BYTES}")
+        return config
+
+    def forget_memory(self, name: str) -> None:
+        if self.has_mounts:
+            unmount(self.memory / name)
+        Place.forget_memory(self, name)
+
+    def remove(self) -> None:
+        for folder in self.memory.glob("*") if self.has_mounts else ():
+            unmount(folder)
+        Place.remove(self)
+
+
+@dataclass(eq=False)
+class ChaosCluster(LocalCluster):
+    """The cluster of `sailorctl up`, in the hands of somebody who means it harm."""
+
+    stopped: dict[int, float] = field(default_factory=dict)
+    """Processes that stand still, and since when."""
+    lives: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def durable(self) -> Path:
+        """Where checkpoints go; it outlives the cluster's folder, so that it can be looked at."""
+        return self.place.folder.with_name("durable")
+
+    def look_after(self) -> list[str]:
+        """Whoever ended was killed by us, or is noticed by the storm."""
+        bury(self._orphans)
+        return []
+
+    # ---- the head -------------------------------------------------------------------------------
+
+    @property
+    def head_pid(self) -> int:
+        """Sailord's process."""
+        assert self._head is not None
+        return self._head.pid
+
+    def kill_head(self) -> None:
+        """SIGKILL; what it had started ends by itself."""
+        assert self._head is not None
+        self._head.kill()
+        self._head.wait()
+
+    def start_head(self, fail_at: str = "") -> None:
+        """Start another in its place, which may be to die somewhere."""
+        config = str(self.place.folder / "sailord.toml")
+        with to_fail(fail_at):
+            self._head = self._run("sailord", "sailord.service", "run", "--config", config)
+
+    def head_ended(self) -> str:
+        """Sailord's last words if it has ended."""
+        assert self._head is not None
+        return "" if self._head.poll() is None else self._last_words("sailord")
+
+    def last_words(self, name: str) -> str:
+        """The last line of a log."""
+        return self._last_words(name)
+
+    # ---- agents and workers ---------------------------------------------------------------------
+
+    def kill_agent(self, name: str) -> None:
+        """SIGKILL of the agent alone."""
+        self.nodes[name].agent.kill()
+        self.nodes[name].agent.wait()
+
+    def start_agent(self, name: str, fail_at: str = "") -> None:
+        """Start another in its place: the same life goes on."""
+        node = self.nodes[name]
+        with to_fail(fail_at):
+            node.agent = self._agent(name, node.kind)
+
+    def _agent(self, name: str, kind: str) -> subprocess.Popen[bytes]:
+        config = str(self.place.node(name) / "agent.toml")
+        words = ("run", "--config", config, "--emulate", f"1x{KINDS[kind]}")
+        return self._run(name, "agents.service", *words)
+
+    def workers(self, name: str) -> list[int]:
+        """The node's workers."""
+        return children_of(self.nodes[name].nursery)
+
+    def kill_workers(self, name: str) -> None:
+        """SIGKILL of all that computes on the node."""
+        for pid in self.workers(name):
+            kill(pid, self.place.folder)
+
+    def family(self, name: str) -> list[int]:
+        """All processes of the node."""
+        node = self.nodes[name]
+        return [node.agent.pid, node.nursery, *self.workers(name)]
+
+    def stop(self, pids: list[int]) -> None:
+        """SIGSTOP."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self.stopped[pid] = time.time()
+
+    def go_on(self, pids: list[int]) -> None:
+        """SIGCONT."""
+        for pid in pids:
+            self.stopped.pop(pid, None)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    # ---- nodes that come and go -----------------------------------------------------------------
+
+    def bring_back(self, gone: Node) -> None:
+        """A machine with the same name comes, with nothing on it."""
+        name, place = gone.name, self.place
+        self.lives[name] = self.lives.get(name, 0) + 1
+        place.node(name).rename(place.folder / f"{name}.{self.lives[name]}")
+        place.write_agent(name, KINDS[gone.kind], gone.zone, spot=gone.kind == "small")
+        warm = place.node(name) / "nursery.sock"
+        nursery = self._hatch(warm)
+        self.wait(f"the warm parent of {name}", warm.exists)
+        agent = self._agent(name, gone.kind)
+        self.nodes[name] = replace(gone, agent=agent, nursery=nursery)
+        self.gone.remove(name)
+
+    # ---- folders --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def full_memory(self, name: str) -> Iterator[None]:
+        """The node's memory has no room for a while."""
+        filler = self.place.memory / name / ".filler"
+        room = os.statvfs(filler.parent)
+        free = room.f_bavail * room.f_frsize - SPARE_BYTES
+        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, max(free, 1))
+            yield
+        finally:
+            os.close(descriptor)
+            filler.unlink(missing_ok=True)
+
+    def set_read_only(self, is_read_only: bool) -> None:
+        """Let the durable folder take no writes, or take them again."""
+        flags = MS_REMOUNT | MS_BIND | (MS_RDONLY if is_read_only else 0)
+        mount("none", self.durable, "", flags, "")
+
+    def left_behind(self) -> list[str]:
+        """Everything of the cluster that is still there."""
+        place = self.place
+        return [
+            *(f"process {pid}" for pid in marked(place.folder)),
+            *(str(path) for path in (place.folder, place.memory) if path.exists()),
+        ]
+
+    def close(self) -> None:
+        """Wake all that stands still, then end it."""
+        self.go_on(list(self.stopped))
+        super().close()
+
+
+@contextlib.contextmanager
+def to_fail(where: str) -> Iterator[None]:
+    """What is started meanwhile is to die there; nowhere if it is empty."""
+    if where:
+        os.environ[FAIL_AT] = where
+    try:
+        yield
+    finally:
+        os.environ.pop(FAIL_AT, None)
+
+
+def mount(what: str, where: Path, kind: str, flags: int, options: str) -> None:
+    """The system call; only in a name space of one's own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = (what.encode(), bytes(where), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    if libc.mount(*words):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(where))
+
+
+def unmount(where: Path) -> None:
+    """Undo ``mount``; nothing there is no mistake."""
+    ctypes.CDLL(None).umount2(bytes(where), 2)

@@ -1,0 +1,170 @@
+"""What is written down while things go wrong: the store's changes, processes, snapshots, steps.
+
+All of it goes into files as it happens, so that the checker can be run again on what was recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import glob
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.keys import Keys
+from agents.processes import process_start
+from agents.protocol import Durable
+from agents.store import Changed, Store, StoreError, open_store
+from agents.wire import decode
+from sailord.manifest import folder_of, load_manifest
+from sailord.storage import open_storage
+from sailord.verify import faults_of
+from tests.chaos.cluster import ChaosCluster
+from worker.slots import SlotError, read_header
+
+KEYS = Keys("local")
+SAMPLE_S = 0.4
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Looks at a cluster until it is ended."""
+
+    cluster: ChaosCluster
+    folder: Path
+    job: str
+    ended: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin to look."""
+        for work in (self._follow_store, self._sample):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def end(self) -> None:
+        """Look no more."""
+        self.ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def write(self, name: str, line: dict[str, Any]) -> None:
+        """Append to one of the files."""
+        with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    # ---- the store ------------------------------------------------------------------------------
+
+    def _follow_store(self) -> None:
+        asyncio.run(self._until_ended())
+
+    async def _until_ended(self) -> None:
+        store = await open_store(f"unix://{self.cluster.place.folder}/head/store.sock")
+        task = asyncio.create_task(self._follow(store))
+        while not self.ended.is_set() and not task.done():
+            await asyncio.sleep(0.1)
+        if task.done():
+            task.result()
+        task.cancel()
+        await store.close()
+
+    async def _follow(self, store: Store) -> None:
+        after = 0
+        while True:
+            with contextlib.suppress(StoreError):  # It is away; the story goes on where it was.
+                if not after:
+                    first = await store.snapshot(KEYS.all)
+                    for entry in first.entries:
+                        self._note_change(entry.modified, entry.key, entry)
+                    after = first.revision
+                async for news in store.watch(KEYS.all, after=after):
+                    assert isinstance(news, Changed)
+                    after = news.revision
+                    for change in news.changes:
+                        self._note_change(after, change.key, change.entry)
+            await asyncio.sleep(0.1)
+
+    def _note_change(self, revision: int, key: str, entry: Any) -> None:
+        line: dict[str, Any] = {"revision": revision, "at": time.time(), "key": key}
+        if entry is not None:
+            line["created"] = entry.created
+            try:
+                line["value"] = json.loads(entry.value)
+            except ValueError:
+                line["value"] = base64.b64encode(entry.value).decode()
+        self.write("changes", line)
+        if entry is not None and KEYS.job_part(key) == (self.job, "durable"):
+            self._check_durable(decode(Durable, entry.value))
+
+    def _check_durable(self, durable: Durable) -> None:
+        """Read every byte of what has just begun to count."""
+        storage = open_storage(f"file://{self.cluster.durable}")
+        name = f"{folder_of(self.job, durable.point)}/{durable.manifest.rpartition('/')[2]}"
+        try:
+            manifest = load_manifest(storage, name)
+            faults = faults_of(storage, manifest, job=self.job, is_thorough=True)
+        except Exception as error:
+            faults = [f"{type(error).__name__}: {error}"]
+        point = durable.point
+        line = {"step": point.step, "generation": point.generation, "faults": faults}
+        self.write("commits", {"at": time.time(), **line})
+
+    # ---- processes and snapshots ----------------------------------------------------------------
+
+    def _sample(self) -> None:
+        while not self.ended.wait(SAMPLE_S):
+            self.write("samples", {
+                "at": time.time(),
+                "workers": {name: self._workers(name) for name in list(self.cluster.nodes)},
+                "snapshots": list(self._snapshots()),
+            })  # fmt: skip
+
+    def _workers(self, name: str) -> list[list[int]]:
+        """The processes of a node's workers that are on record and live."""
+        found = []
+        pattern = f"{self.cluster.place.node(name)}/process/*/process.json"
+        for path in map(Path, glob.glob(pattern)):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                said = json.loads(path.read_text(encoding="utf-8"))
+                if process_start(said["pid"]) == said["start"]:
+                    found.append([said["pid"], said["start"]])
+        return sorted(found)
+
+    def _snapshots(self) -> Iterator[dict[str, Any]]:
+        """All sealed snapshot files, with the checksums of their pieces."""
+        pattern = f"{self.cluster.place.memory}/*/{self.job}/*/*.snap"
+        for path in map(Path, glob.glob(pattern)):  # Path.glob fails if a folder goes meanwhile.
+            try:
+                header = read_header(path)
+            except (OSError, SlotError):
+                continue  # It went, or is written over, as we look.
+            progress = header.progress
+            yield {
+                "holder": path.parts[-4],
+                "writer": header.node,
+                "rank": header.rank,
+                "generation": header.generation,
+                "step": header.step,
+                "keys": header.layers * (header.atoms + 1),
+                "pieces": {f"{p.layer}.{p.piece}": p.checksum for p in header.pieces},
+                "samples": progress.samples,
+                "label_tokens": progress.label_tokens,
+            }
+
+
+def read_steps(folder: Path, job: str) -> Iterator[dict[str, Any]]:
+    """Every line that any worker of any node wrote at a step's end."""
+    for path in folder.glob("*/process/*/output"):
+        node = path.parts[-4]
+        for line in path.read_bytes().splitlines():
+            if line.startswith(b'{"job": ') and line.endswith(b"}"):
+                said = json.loads(line)
+                if said["job"] == job:
+                    yield {**said, "node": node}

@@ -1,0 +1,200 @@
+"""A recorded run as the checker reads it: what changed, who ran, what was kept, what was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key's change in the store."""
+
+    revision: int
+    at: float
+    key: str
+    created: int = 0
+    value: Any = None
+    """``None``: it was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A line that a worker wrote at a step's end."""
+
+    node: str
+    generation: int
+    step: int
+    at: float
+    loss: float
+    sample_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that was done to the cluster."""
+
+    at: float
+    kind: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A sealed snapshot that some node held."""
+
+    holder: str
+    writer: str
+    rank: int
+    generation: int
+    step: int
+    keys: int
+    """So many pieces make the whole state."""
+    pieces: Mapping[str, str]
+    samples: int
+    label_tokens: int
+
+    @property
+    def point(self) -> tuple[int, int]:
+        return self.generation, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What there was at one moment."""
+
+    at: float
+    workers: Mapping[str, tuple[tuple[int, int], ...]]
+    files: tuple[File, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A record of a generation, at the moment when it came to stand in the store."""
+
+    at: float
+    revision: int
+    number: int
+    state: str
+    plan: str
+    members: tuple[str, ...]
+    restored: tuple[int, int]
+    """Generation and step."""
+    source: str
+    term: int
+    reason: str
+    usd_per_hour: float | None
+
+    @property
+    def what(self) -> tuple[object, ...]:
+        return self.plan, self.members, self.restored, self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All of it."""
+
+    job: str
+    changes: tuple[Change, ...]
+    steps: tuple[Step, ...]
+    reference: Mapping[int, tuple[float, str]]
+    """Of the uninterrupted run: each step's loss and sample hash."""
+    final_step: int
+    faults: tuple[Fault, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    commits: tuple[Mapping[str, Any], ...] = ()
+    """What was found on reading each checkpoint as it began to count."""
+    moves: tuple[Mapping[str, Any], ...] = ()
+    holds: tuple[Mapping[str, Any], ...] = ()
+    breaches: tuple[str, ...] = ()
+    """What the storm itself has found wrong: processes that ended, things that were left."""
+    memory_every: int = 1
+    devices: int = 1
+    """Of each node."""
+
+    @property
+    def generations(self) -> list[Generation]:
+        """Each record that was written, in its order."""
+        return list(self._generations())
+
+    def _generations(self) -> Iterator[Generation]:
+        for change in self.changes:
+            if change.key.endswith(f"job/{self.job}/gen") and change.value is not None:
+                said, point = change.value, change.value["restore"]["point"]
+                yield Generation(
+                    change.at,
+                    change.revision,
+                    said["number"],
+                    said["state"],
+                    said["plan"],
+                    tuple(said["members"]),
+                    (point["generation"], point["step"]),
+                    said["restore"]["source"],
+                    said["term"],
+                    said["reason"],
+                    said["usd_per_hour"],
+                )
+
+    @property
+    def opened(self) -> list[Generation]:
+        """Each generation as it was opened."""
+        found: dict[int, Generation] = {}
+        for generation in self.generations:
+            found.setdefault(generation.number, generation)
+        return list(found.values())
+
+    def durables(self) -> list[tuple[Change, int, int]]:
+        """Each change of the durable checkpoint: generation and step."""
+        return [
+            (change, change.value["point"]["generation"], change.value["point"]["step"])
+            for change in self.changes
+            if change.key.endswith(f"job/{self.job}/durable") and change.value is not None
+        ]
+
+    def highest(self, generation: int) -> int:
+        """The last step that a generation did; 0 if it did none."""
+        return max((step.step for step in self.steps if step.generation == generation), default=0)
+
+    def faults_within(self, begin: float, end: float, *kinds: str) -> list[Fault]:
+        """What was done between two moments."""
+        return [f for f in self.faults if begin <= f.at <= end and (not kinds or f.kind in kinds)]
+
+
+def read_story(folder: Path, job: str) -> Story:
+    """Read what was recorded into a folder."""
+    final = folder / "final.json"
+    reference = {line["step"] + 1: line for line in _lines(folder / "reference.jsonl")}
+    steps = sorted(_lines(folder / "steps.jsonl"), key=lambda line: line["at"])
+    known = ("node", "generation", "step", "at", "loss", "sample_hash")
+    return Story(
+        job=job,
+        changes=tuple(Change(**line) for line in _lines(folder / "changes.jsonl")),
+        steps=tuple(Step(**{key: line[key] for key in known}) for line in steps),
+        reference={step: (line["loss"], line["sample_hash"]) for step, line in reference.items()},
+        final_step=json.loads(final.read_text())["step"] if final.exists() else 0,
+        faults=tuple(
+            Fault(line["at"], line["kind"], tuple(line["nodes"]))
+            for line in _lines(folder / "faults.jsonl")
+        ),
+        samples=tuple(map(_sample, _lines(folder / "samples.jsonl"))),
+        commits=tuple(_lines(folder / "commits.jsonl")),
+        moves=tuple(json.loads((folder / "moves.json").read_text())["moves"]),
+        holds=tuple(_lines(folder / "holds.jsonl")),
+        breaches=tuple(line["text"] for line in _lines(folder / "breaches.jsonl")),
+    )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+
+def _sample(line: Mapping[str, Any]) -> Sample:
+    workers = {name: tuple(map(tuple, pids)) for name, pids in line["workers"].items()}
+    return Sample(line["at"], workers, tuple(File(**each) for each in line["snapshots"]))

@@ -1,0 +1,80 @@
+"""A job begins from a checkpoint that somebody names, if it is its own and can be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from sailord.manifest import load_manifest
+from sailord.planning import read_job
+from sailord.resuming import begins_from, take_in
+from sailord.storage import open_storage
+from sailord.verify import faults_of
+from simulator.errors import InputError
+from tests.checkpoints.made import JOB, SPEC, chain, whole_state
+from worker.exporting import read_checkpoint, write_whole
+
+pytestmark = pytest.mark.torch
+
+
+def begin(folder, resume, *, spec=SPEC):
+    return begins_from(read_job(spec), JOB, f"file://{folder}", resume)
+
+
+def test_without_a_place_there_is_nothing_to_go_on_from():
+    assert begins_from(read_job(SPEC), JOB, None, None) is None
+    with pytest.raises(InputError, match="names no place"):
+        begins_from(read_job(SPEC), JOB, None, "newest")
+
+
+def test_a_new_job_begins_in_an_empty_place_only(tmp_path):
+    assert begin(tmp_path, None) is None
+    chain(tmp_path, 10)
+    with pytest.raises(InputError, match="holds checkpoints of a job j already"):
+        begin(tmp_path, None)
+
+
+def test_a_place_that_cannot_be_made_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file/below cannot be made: Not a directory"):
+        begin(tmp_path / "file" / "below", None)
+
+
+def test_where_there_is_none_the_name_is_asked_for(tmp_path):
+    with pytest.raises(InputError, match=r"there is no checkpoint at .*/j; give the --id"):
+        begin(tmp_path, "newest")
+
+
+def test_it_goes_on_from_the_step_that_is_named_or_the_newest(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    assert begin(tmp_path, "newest") == second.durable
+    assert begin(tmp_path, "10") == first.durable
+    with pytest.raises(InputError, match="there are: 10, 20"):
+        begin(tmp_path, "15")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("hidden = 16", "hidden = 32"), ("max_tp = 2", "max_tp = 4"), ("vocab = 61", "vocab = 63")],
+)
+def test_another_model_is_refused(tmp_path, old, new):
+    chain(tmp_path, 10)
+    with pytest.raises(InputError, match="the model was changed since step 10"):
+        begin(tmp_path, "newest", spec=SPEC.replace(old, new))
+
+
+def test_one_that_is_not_whole_is_refused_with_the_next_older_one(tmp_path):
+    chain(tmp_path, 10, 20)
+    (tmp_path / "j" / "1-20" / "0-n0.1.snap").unlink()
+    with pytest.raises(InputError, match=r"snap is missing; the next older one is of step 10"):
+        begin(tmp_path, "newest")
+
+
+def test_one_file_from_elsewhere_becomes_a_checkpoint(tmp_path):
+    whole = whole_state(SPEC, 30)
+    write_whole(whole, JOB, tmp_path / "whole.snap")
+    storage = open_storage(f"file://{tmp_path}/kept")
+    durable = take_in(storage, JOB, read_job(SPEC), SPEC, tmp_path / "whole.snap")
+    assert begin(tmp_path / "kept", "newest") == durable
+    manifest = load_manifest(storage, "j/0-30/manifest-0.json")
+    assert faults_of(storage, manifest, job=JOB, is_thorough=True) == []
+    assert read_checkpoint(durable.manifest).progress == whole.progress

@@ -1,0 +1,203 @@
+"""A whole cluster on this machine: real sailords, real agents, and workers that count steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.fake_worker import MEETING
+from agents.processes import process_start
+from tests.daemon.running import ROOT, Place, wait_until
+
+LEASE_S = 2.0
+PARK_S = 1.5
+# A model for which the planner takes all devices that it is given.
+JOB = """
+[model]
+family = "gpt2"
+layers = 24
+hidden = 1024
+heads = 16
+vocab = 50272
+sequence = 1024
+
+[training]
+global_batch = 128
+sequence = 1024
+precision = "fp32"
+max_tp = 2
+"""
+
+
+@dataclass(eq=False)
+class Agent:
+    """One node of two emulated GPUs."""
+
+    folder: Path
+    name: str
+    store: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the agent, or start it again as the same life."""
+        config = self.folder / f"{self.name}.toml"
+        config.write_text(
+            f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "key"\n'
+            f'lease_s = {LEASE_S}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
+            f'worker = "agents.fake_worker"\n'
+            f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n"
+        )
+        with (self.folder / f"{self.name}.log").open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "agents.service", "run", "--emulate", "2xA100-40",
+                 "--config", config],
+                cwd=ROOT, stdout=out, stderr=out,
+                env={**os.environ, "GCE_METADATA_HOST": "127.0.0.1:9",
+                     MEETING: str(self.folder / "meeting")},
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """End the agent's own process, and leave all that it had started."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def kill_node(self) -> None:
+        """End all of it, as a power cut does."""
+        self.kill()
+        for pid in self._family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def workers(self) -> dict[str, int]:
+        """The processes of all workers that live, by generation and rank."""
+        found = {}
+        for path in (self.folder / self.name).glob("**/process.json"):
+            said = json.loads(path.read_text(encoding="utf-8"))
+            if process_start(said["pid"]) == said["start"]:
+                found["/".join(path.parts[-3:-1])] = said["pid"]
+        return found
+
+    def count(self) -> tuple[int, int]:
+        """The newest generation that counted a step here, and the step; zeros: none did."""
+        home = self.folder / self.name / "generation"
+        for generation in sorted(map(int, os.listdir(home)) if home.exists() else (), reverse=True):
+            for rank in "01":
+                with contextlib.suppress(OSError, ValueError):
+                    text = (home / str(generation) / rank / "step").read_text(encoding="ascii")
+                    return generation, int(text)
+        return 0, 0
+
+    def _family(self) -> list[int]:
+        """The warm parent and what it forked, known by their arguments."""
+        sought = str(self.folder / self.name).encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"agents.nursery" in words and any(word.startswith(sought) for word in words):
+                found.append(int(path.parent.name))
+        return found
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Heads that may lead, and nodes."""
+
+    folder: Path
+    heads: list[Place]
+    agents: dict[str, Agent] = field(default_factory=dict)
+
+    @property
+    def head(self) -> Place:
+        """The only head, or the one that leads."""
+        if len(self.heads) == 1:
+            return self.heads[0]
+        leaders = [head for head in self.heads if is_leader(head)]
+        assert leaders, "nobody leads"
+        return leaders[0]
+
+    def begin(self, *names: str, heads: bool = True, job: str = JOB) -> None:
+        """Start all that does not run yet, and return when the job runs on all nodes."""
+        for head in self.heads if heads else ():
+            head.start()
+        for name in names:
+            self.agents[name] = Agent(self.folder, name, self.heads[0].store_url)
+            self.agents[name].start()
+        wait_until(lambda: is_leader(self.head))
+        wait_until(lambda: self.head.status()["nodes"].get("ready") == len(self.agents))
+        code, said = self.head.ask("POST", "/v1/jobs", {"job": job, "id": "j"})
+        assert code == 201, said
+        wait_until(self.is_running)
+        assert sorted(self.job()["members"]) == sorted(self.agents), "the plan leaves nodes out"
+
+    def job(self) -> Any:
+        """The job as the leader shows it."""
+        return self.head.status()["job"]
+
+    def is_running(self, *, beyond: int = 0) -> bool:
+        """The leader knows that the job trains, and is past this step."""
+        job = self.job()
+        return bool(job) and job["phase"]["name"] == "running" and job["step"] > beyond
+
+    def count(self) -> tuple[int, int]:
+        """The newest generation, and the step it has counted."""
+        return max(agent.count() for agent in self.agents.values())
+
+    def wait_steps(self, steps: int = 3) -> None:
+        """Return when so many more steps were counted."""
+        before = self.count()
+        wait_until(lambda: self.count() >= (before[0], before[1] + steps))
+
+    def history(self) -> list[str]:
+        """What became of the job, line by line."""
+        return [line["text"] for line in self.head.ask("GET", "/v1/jobs/j/history")[1]["history"]]
+
+    def workers(self) -> dict[str, dict[str, int]]:
+        """All workers that live, by node."""
+        return {name: agent.workers() for name, agent in self.agents.items()}
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for agent in self.agents.values():
+            agent.kill_node()
+        for head in self.heads:
+            head.stop_all()
+
+
+def is_leader(head: Place) -> bool:
+    """This one leads; one that is not there does not."""
+    try:
+        return bool(head.status()["leads"])
+    except OSError:
+        return False
+
+
+def restart(head: Place, process: subprocess.Popen[bytes]) -> tuple[subprocess.Popen[bytes], float]:
+    """Kill a sailord and start another in its place; also say when that was."""
+    process.kill()
+    process.wait()
+    return head.start(), time.monotonic()
+
+
+def left_behind(leader: int) -> list[int]:
+    """What still lives of the session that a process began."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX" and int(fields[3]) == leader:
+            found.append(int(path.parent.name))
+    return found

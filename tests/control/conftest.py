@@ -1,0 +1,16 @@
+"""Clusters of real processes that end with their test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.control.cluster import Cluster
+from tests.daemon.running import Place
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """One head with a store of its own."""
+    made = Cluster(tmp_path, [Place(tmp_path)])
+    yield made
+    made.end()

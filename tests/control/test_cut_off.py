@@ -1,0 +1,114 @@
+"""An agent that cannot reach the store keeps its workers as long as their steps go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.control.cluster import Agent, Cluster
+from tests.control.watching import watching
+from tests.daemon.running import Place, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+class Way:
+    """A way to a Unix socket that can be cut, and mended."""
+
+    def __init__(self, path: Path, to: Path) -> None:
+        self.path, self.to = path, to
+        self.lines: list[socket.socket] = []
+        self.mend()
+
+    def mend(self) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.listener.listen()
+        threading.Thread(target=self._accept, args=(self.listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        self.path.unlink()
+        for line in (self.listener, *self.lines):
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+            line.close()
+        self.lines.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = listener.accept()[0], socket.socket(socket.AF_UNIX)
+                self.lines += [near, far]
+                far.connect(str(self.to))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=_carry, args=pair, daemon=True).start()
+
+
+def _carry(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+    with contextlib.suppress(OSError):
+        other.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Two nodes, of which b has a way of its own to the store."""
+    made = Cluster(tmp_path, [Place(tmp_path)])
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def way(cluster, tmp_path):
+    """The way of b, while the job runs on both nodes."""
+    cluster.heads[0].start()
+    wait_until(lambda: cluster.heads[0].ask("GET", "/readyz")[0] == 200)
+    made = Way(tmp_path / "way.sock", tmp_path / "head" / "store.sock")
+    cluster.agents["b"] = Agent(tmp_path, "b", f"unix://{made.path}?timeout_s=0.5")
+    cluster.agents["b"].start()
+    cluster.begin("a", heads=False)
+    yield made
+    made.cut()
+
+
+def state_of(cluster: Cluster, name: str) -> str:
+    nodes = cluster.head.ask("GET", "/v1/nodes")[1]["nodes"]
+    return next((node["state"] for node in nodes if node["name"] == name), "gone")
+
+
+def test_workers_stay_while_their_steps_go_on(cluster, way):
+    workers = cluster.workers()
+    with watching(cluster) as seen:
+        way.cut()
+        wait_until(lambda: state_of(cluster, "b") == "suspect")
+        for _ in range(5):  # Longer than the time after which it would park them.
+            cluster.wait_steps(20)
+        assert cluster.workers() == workers
+        way.mend()
+        wait_until(lambda: state_of(cluster, "b") == "ready")
+        cluster.wait_steps()
+    seen.check()
+    assert cluster.workers() == workers
+    assert seen.records[-1].number == 1
+
+
+def test_workers_are_parked_when_they_stand_still_and_never_go_back(cluster, way):
+    old = cluster.workers()
+    way.cut()
+    wait_until(lambda: state_of(cluster, "b") == "suspect")
+    os.kill(next(iter(old["a"].values())), signal.SIGSTOP)  # No step ends any more.
+    wait_until(lambda: "cut off from the store" in (cluster.folder / "head.log").read_text())
+    wait_until(lambda: cluster.is_running() and cluster.job()["members"] == ["a"])
+    way.mend()
+    wait_until(lambda: state_of(cluster, "b") == "ready")
+    cluster.wait_steps()
+    assert cluster.count()[0] > 1
+    assert cluster.agents["b"].count()[0] in {1, cluster.count()[0]}

@@ -1,0 +1,108 @@
+"""Leaders die, of sailord and of etcd, and the whole store goes away: the job goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli import main
+from tests.control.cluster import LEASE_S, Cluster, is_leader
+from tests.control.watching import watching
+from tests.daemon.running import JOB, Place, wait_until
+from tests.store.places import ETCD
+from tests.store.places import Cluster as Etcd
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.slow,
+    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
+]
+EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
+AWAY_S = 60.0 if EXAMPLES else 6.0
+TAKEN_OVER_S = LEASE_S + 2.0 if EXAMPLES else 20.0
+"""The limit is asked of `make chaos`, which has the machine for itself."""
+
+
+@pytest.fixture
+def etcd():
+    """Three members that vote."""
+    with closing(Etcd(3)) as place:
+        yield place
+
+
+@pytest.fixture
+def cluster(tmp_path, etcd):
+    """Two heads, of which one leads."""
+    made = Cluster(
+        tmp_path, [Place(tmp_path, name=name, store=etcd.url) for name in ("one", "two")]
+    )
+    yield made
+    made.end()
+
+
+def test_the_other_leads_when_a_leader_dies(cluster, etcd):
+    cluster.begin("a", "b")
+    workers = cluster.workers()
+    with watching(cluster) as seen:
+        first = cluster.head
+        (other,) = [head for head in cluster.heads if head is not first]
+        step = cluster.count()[1]
+        first.processes[0].kill()
+        since = time.monotonic()
+        wait_until(lambda: is_leader(other))
+        took_s = time.monotonic() - since
+        wait_until(lambda least=step: cluster.is_running(beyond=least))
+        # Then the leader among etcd's members; the two that are left must first agree on another.
+        member = asyncio.run(etcd.leader())
+        etcd.kill([member])
+        cluster.wait_steps(20)
+        wait_until(lambda: other.ask("POST", "/v1/jobs", {"job": JOB, "id": "k"})[0] == 201)
+        step = cluster.count()[1]
+        wait_until(lambda: cluster.is_running(beyond=step))
+        first.start()
+        wait_until(lambda: first.ask("GET", "/readyz")[0] == 200)
+        assert not is_leader(first)
+    seen.check()
+    print(f"led after {took_s:.2f} s; no step for {seen.longest_pause_s():.2f} s at most")
+    assert took_s < TAKEN_OVER_S
+    assert cluster.workers() == workers
+    assert seen.records[-1].number == 1
+
+
+def test_a_job_goes_on_while_the_store_is_away(cluster, etcd):
+    cluster.begin("a", "b")
+    workers, history = cluster.workers(), cluster.history()
+    head = cluster.head
+    with watching(cluster) as seen:
+        etcd.kill()
+        since = time.monotonic()
+        wait_until(lambda: "store       away for" in status_of(head))
+        while time.monotonic() < since + AWAY_S:
+            cluster.wait_steps()
+        assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "k"})[0] == 503
+        assert head.ask("GET", "/livez")[0] == 200
+        assert head.ask("GET", "/readyz")[0] == 503
+        assert cluster.workers() == workers
+        etcd.start()
+        wait_until(lambda: any(is_leader(each) for each in cluster.heads))
+        step = cluster.count()[1]
+        wait_until(lambda: cluster.is_running(beyond=step))
+        assert cluster.workers() == workers
+        assert cluster.history() == history
+        assert "store       away for" not in status_of(cluster.head)
+        assert cluster.head.ask("POST", "/v1/nodes/b/drain", {})[0] == 202
+        wait_until(lambda: cluster.is_running() and cluster.job()["members"] == ["a"])
+    seen.check()
+    print(f"{AWAY_S:.0f} s without a store; no step for {seen.longest_pause_s():.2f} s at most")
+    assert seen.records[-1].number == 2
+    assert all("0 steps lost" in text for text in cluster.history() if " from step " in text)
+
+
+def status_of(head: Place) -> str:
+    """What sailorctl says."""
+    return CliRunner().invoke(main, ["status", "--server", f"unix://{head.socket}"]).output

@@ -1,0 +1,129 @@
+"""Daemons die at any moment, and the job does not notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import pytest
+
+from tests.control.cluster import Cluster, left_behind, restart
+from tests.control.watching import watching
+from tests.daemon.running import Place, wait_until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+NAMES = ("a", "b", "c")
+EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
+KILLS = int(EXAMPLES or 40) // 10
+ADOPTED_S = 2.0 if EXAMPLES else 20.0
+"""The limit is asked of `make chaos`, which has the machine for itself."""
+LONGEST_S = {"calm": 0.5, "moving": 2.5, "starting": 1.0}
+"""Before the next kill: as long as what it is to hit takes."""
+
+
+def test_a_job_goes_on_whenever_sailord_is_killed(cluster):
+    """Killed while all is calm, while the job moves to other nodes, and while it starts."""
+    chance = random.Random(11)
+    cluster.begin(*NAMES)
+    place, moves = cluster.heads[0], 0
+    head = place.processes[0]
+    adopted_s = []
+    with watching(cluster) as seen:
+        for number in range(KILLS):
+            kind = ("calm", "moving", "starting")[number % 3]
+            if kind == "moving":
+                wait_until(lambda so_far=moves: has_moved(cluster, so_far))
+                moves += 1
+                order(place, "withdraw", NAMES[(moves - 1) % 3])
+                order(place, "drain", NAMES[moves % 3])
+            time.sleep(chance.uniform(0.0, LONGEST_S[kind]))
+            workers, step = cluster.workers(), cluster.count()[1]
+            killed = head.pid
+            head, since = restart(place, head)
+            if kind == "starting":
+                continue  # The next one comes before it has begun.
+            wait_until(lambda least=step: is_adopted(cluster, least))
+            if kind == "calm":
+                adopted_s.append(time.monotonic() - since)
+                assert cluster.workers() == workers
+            wait_until(lambda pid=killed: not left_behind(pid))
+        wait_until(lambda: has_moved(cluster, moves))
+    seen.check()
+    assert seen.records[-1].number > moves
+    texts = [text for text in cluster.history() if " from step " in text]
+    print(
+        f"{KILLS} kills, {moves} moves; generation {seen.records[-1].number}, "
+        f"step {seen.counts[-1][2]}; adopted within {max(adopted_s):.2f} s, "
+        f"{sorted(adopted_s)[len(adopted_s) // 2]:.2f} s as a rule; "
+        f"no step for {seen.longest_pause_s():.2f} s at most"
+    )
+    assert len(texts) == len(set(texts))
+    assert all("0 steps lost" in text for text in texts)
+    assert max(adopted_s) < ADOPTED_S
+
+
+def test_workers_stay_whenever_their_agents_are_killed(cluster):
+    """Any of them is killed, and now and then sailord with it."""
+    chance = random.Random(13)
+    cluster.begin(*NAMES)
+    workers, adopted_s = cluster.workers(), []
+    head = cluster.heads[0].processes[0]
+    with watching(cluster) as seen:
+        for number in range(KILLS):
+            time.sleep(chance.uniform(0.0, 0.5))
+            name = chance.choice(NAMES)
+            node = wait_until(lambda name=name: node_of(cluster, name))
+            agent, step = cluster.agents[name], cluster.count()[1]
+            agent.kill()
+            if number % 4 == 3:
+                head, _ = restart(cluster.heads[0], head)
+            agent.start()
+            since = time.monotonic()
+            wait_until(lambda node=node, step=step: has_new_agent(cluster, node, step))
+            if number % 4 != 3:
+                adopted_s.append(time.monotonic() - since)
+            assert cluster.workers() == workers
+        wait_until(cluster.is_running)
+    seen.check()
+    print(
+        f"{KILLS} kills of agents; generation {seen.records[-1].number}, "
+        f"step {seen.counts[-1][2]}; adopted within {max(adopted_s):.2f} s, "
+        f"{sorted(adopted_s)[len(adopted_s) // 2]:.2f} s as a rule; "
+        f"no step for {seen.longest_pause_s():.2f} s at most"
+    )
+    assert seen.records[-1].number == 1
+    assert max(adopted_s) < ADOPTED_S
+
+
+def node_of(cluster: Cluster, name: str) -> Any:
+    """A node as the leader shows it."""
+    nodes = cluster.heads[0].ask("GET", "/v1/nodes")[1]["nodes"]
+    found = [node for node in nodes if node["name"] == name]
+    assert found, "nothing is known of it yet"
+    return found[0]
+
+
+def has_new_agent(cluster: Cluster, before: Any, step: int) -> bool:
+    """The same node answers at another address, and its workers are further than they were."""
+    node = node_of(cluster, before["name"])
+    assert node["id"] == before["id"], "the node became another"
+    return node["address"] != before["address"] and (node["step"] or 0) > step
+
+
+def order(place: Place, what: str, node: str) -> None:
+    """Give an order, to whichever daemon is there by now."""
+    wait_until(lambda: place.ask("POST", f"/v1/nodes/{node}/{what}", {})[0] == 202)
+
+
+def has_moved(cluster: Cluster, moves: int) -> bool:
+    """The job runs without the node that was drained last."""
+    left = NAMES[moves % 3] if moves else None
+    return cluster.is_running() and left not in cluster.job()["members"]
+
+
+def is_adopted(cluster: Cluster, step: int) -> bool:
+    """Somebody leads who knows of a step beyond the one at which its predecessor died."""
+    status = cluster.heads[0].status()
+    return status["leads"] and status["job"] is not None and status["job"]["step"] > step

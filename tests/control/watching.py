@@ -1,0 +1,103 @@
+"""What happened while daemons died: the steps as they were counted, and the store's own story."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agents.keys import Keys
+from agents.protocol import GenerationRecord
+from agents.store import Changed, Store, StoreError, open_store
+from agents.wire import decode
+from tests.control.cluster import Cluster
+
+LOOK_S = 0.02
+
+
+@dataclass(eq=False)
+class Seen:
+    """Everything that was seen, in its order."""
+
+    counts: list[tuple[float, int, int]] = field(default_factory=list)
+    """When, generation and step."""
+    records: list[GenerationRecord] = field(default_factory=list)
+
+    def longest_pause_s(self) -> float:
+        """Between two steps of one generation."""
+        pairs = zip(self.counts, self.counts[1:], strict=False)
+        return max((b[0] - a[0] for a, b in pairs if a[1] == b[1]), default=0.0)
+
+    def check(self) -> None:
+        """No step was lost or done twice, and no generation was used for two things."""
+        for before, after in zip(self.counts, self.counts[1:], strict=False):
+            assert before[1:] < after[1:], "a generation or a step went back"
+            assert before[2] <= after[2], "steps were lost"
+        for one, two in zip(self.records, self.records[1:], strict=False):
+            assert one.term <= two.term, "a leader of before wrote once more"
+            if one.number == two.number:
+                same = (one.plan, one.members, one.restore)
+                assert same == (two.plan, two.members, two.restore), "a generation was reused"
+                continue
+            assert two.number == one.number + 1, "a generation was left out, or came back"
+
+
+@contextlib.contextmanager
+def watching(cluster: Cluster) -> Iterator[Seen]:
+    """Look at the workers' counts and at the store until the end of the block."""
+    seen, ended = Seen(), threading.Event()
+
+    def look_at_counts() -> None:
+        while not ended.wait(LOOK_S):
+            count = cluster.count()
+            if not seen.counts or seen.counts[-1][1:] != count:
+                seen.counts.append((time.monotonic(), *count))
+
+    threads = [
+        threading.Thread(target=look_at_counts),
+        threading.Thread(target=lambda: asyncio.run(_look_at_store(cluster, seen, ended))),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+async def _look_at_store(cluster: Cluster, seen: Seen, ended: threading.Event) -> None:
+    store = await open_store(cluster.heads[0].store_url)
+    task = asyncio.create_task(_follow(store, seen))
+    while not ended.is_set() and not task.done():
+        await asyncio.sleep(0.05)
+    if task.done():
+        task.result()
+    task.cancel()
+    await store.close()
+
+
+async def _follow(store: Store, seen: Seen) -> None:
+    keys, after = Keys("test"), 0
+    while True:
+        with contextlib.suppress(StoreError):  # It is away now; the story goes on where it was.
+            if not after:
+                first = await store.snapshot(keys.jobs)
+                texts = [entry.value for entry in first.entries if _is_gen(entry.key)]
+                seen.records += [decode(GenerationRecord, text) for text in texts]
+                after = first.revision
+            async for news in store.watch(keys.jobs, after=after):
+                assert isinstance(news, Changed)
+                after = news.revision
+                for change in news.changes:
+                    if _is_gen(change.key) and change.entry is not None:
+                        seen.records.append(decode(GenerationRecord, change.entry.value))
+        await asyncio.sleep(0.1)
+
+
+def _is_gen(key: str) -> bool:
+    return key.endswith("/gen")

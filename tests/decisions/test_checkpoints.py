@@ -1,0 +1,265 @@
+"""One decision each: what becomes durable, what may be forgotten, and what is gone back to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol import (
+    FIRST,
+    Durable,
+    GenerationRecord,
+    Holding,
+    NodeId,
+    Point,
+    Restore,
+    Sealed,
+)
+from sailord.commit import covering
+from sailord.keeping import (
+    Check,
+    CheckDurable,
+    CheckpointCommitted,
+    Commit,
+    CommitCheckpoint,
+    CommitFailed,
+    DurableChecked,
+    ManifestWritten,
+    WriteManifest,
+)
+from sailord.model import (
+    Closing,
+    Opening,
+    PlanFound,
+    State,
+    Ticked,
+    WriteGeneration,
+)
+from sailord.recover import is_on_line, release_point, restore_point
+from tests.decisions.standing import (
+    FROM_NOTHING,
+    JOB,
+    KEPT,
+    NOW,
+    A,
+    B,
+    C,
+    G,
+    act,
+    durable,
+    job,
+    node,
+    phase,
+    proposal,
+    report,
+    state,
+    uploaded,
+)
+
+LAYERS = job(saving=KEPT, layers=2)
+HALVES = (uploaded(A, 40), uploaded(B, 40, layer=1))
+
+
+def voted(*votes: object, **others: object) -> State:
+    """Two layers, one on each node; these votes have been heard."""
+    mine = [each for each in votes if each.uri.endswith("/a")]  # type: ignore[attr-defined] # votes have names
+    theirs = [each for each in votes if each not in mine]
+    nodes = (
+        node(A, report(A, uploaded=tuple(mine))),
+        node(B, report(B, uploaded=tuple(theirs))),
+    )
+    return state(None, *nodes, job=LAYERS, **others)
+
+
+def test_what_was_uploaded_as_a_whole_gets_a_manifest_first() -> None:
+    after, commands = act(voted(*HALVES), Ticked(NOW))
+    assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
+    assert after.active is not None
+    assert after.active.commit == Commit(Point(40, 3))
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        HALVES[:1],
+        (uploaded(A, 40), uploaded(B, 39, layer=1)),
+        (uploaded(A, 40, 2), uploaded(B, 40, 2, layer=1)),
+    ],
+    ids=["a half is missing", "of two steps", "of a generation that is over"],
+)
+def test_what_is_no_checkpoint_gets_none(votes: tuple[object, ...]) -> None:
+    assert act(voted(*votes), Ticked(NOW))[1] == ()
+
+
+def test_what_is_not_later_than_the_last_checkpoint_is_not_committed() -> None:
+    for step, is_late in ((40, True), (39, False)):
+        before = replace(voted(*HALVES), durables={JOB: durable(step)})
+        _, commands = act(before, Ticked(NOW))
+        assert any(isinstance(each, WriteManifest) for each in commands) != is_late
+
+
+def test_a_manifest_that_stands_is_committed_in_one_transaction_and_once() -> None:
+    before = voted(*HALVES, commit=Commit(Point(40, 3)))
+    after, commands = act(before, ManifestWritten(NOW, JOB, durable(40)))
+    assert commands == (CommitCheckpoint(durable(40), G),)
+    assert act(after, ManifestWritten(NOW, JOB, durable(40)))[1] == ()
+    assert act(before, ManifestWritten(NOW, JOB, durable(39)))[1] == ()
+
+
+def test_while_a_checkpoint_is_on_its_way_into_the_store_no_generation_opens() -> None:
+    on_its_way = Commit(Point(40, 3), durable(40), is_storing=True)
+    before = state(FROM_NOTHING, job=job(saving=KEPT), commit=on_its_way)
+    waits, commands = act(before, PlanFound(NOW, 4, proposal()))
+    assert commands == ()
+    after, _ = act(waits, CheckpointCommitted(NOW, JOB, durable(40)))
+    assert isinstance(phase(after), Opening)
+    assert after.durables == {JOB: durable(40)}
+
+
+def test_a_commit_that_failed_is_tried_again_after_a_pause() -> None:
+    before = voted(*HALVES, commit=Commit(Point(40, 3)))
+    after, commands = act(before, CommitFailed(NOW, JOB, Point(40, 3), "it is away"))
+    assert commands == ()
+    assert act(after, Ticked(NOW + 4.9))[1] == ()
+    _, commands = act(after, Ticked(NOW + 5))
+    assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
+
+
+def test_the_durable_step_does_not_go_back() -> None:
+    before = replace(state(), durables={JOB: durable(40)})
+    after, _ = act(before, CheckpointCommitted(NOW, JOB, durable(39)))
+    assert after.durables == {JOB: durable(40)}
+
+
+def test_of_what_was_uploaded_twice_one_is_taken() -> None:
+    again = replace(uploaded(A, 40), uri="3-40/z")
+    assert covering((again, *HALVES), layers=2, atoms=1) == HALVES
+    both = replace(uploaded(C, 40), holds=(Holding(0, 0, 1), Holding(1, 0, 1)))
+    assert covering((both,), layers=2, atoms=1) == (both,)
+    assert covering((uploaded(A, 40), both), layers=2, atoms=1) is None
+
+
+# ---- going back -------------------------------------------------------------------------------
+
+
+def held(*points: tuple[str, int, int]) -> list[tuple[NodeId, Sealed]]:
+    """Node, step, generation: each has the one layer of the point."""
+    whole = (Holding(0, 0, 1),)
+    return [(NodeId(id_), Sealed(Point(step, of), whole)) for id_, step, of in points]
+
+
+LINE = replace(G, lineage=(Point(4, 1),))
+"""The third generation, from step 10 of the second, which came from step 4 of the first."""
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [
+        (Point(10, 3), True),
+        (Point(9, 3), False),
+        (Point(10, 2), True),
+        (Point(11, 2), False),
+        (Point(4, 1), True),
+        (Point(5, 1), False),
+        (Point(9, 4), False),
+    ],
+)
+def test_what_a_generation_did_after_it_was_left_is_void(
+    point: Point, expected: bool
+) -> None:  # a column of the table
+    assert is_on_line(point, LINE) == expected
+
+
+@pytest.mark.parametrize(
+    ("points", "kept", "expected"),
+    [
+        ([], None, FIRST),
+        ([("a", 40, 3)], None, Restore(Point(40, 3), "memory")),
+        ([("a", 40, 3), ("a", 41, 3)], None, Restore(Point(41, 3), "memory")),
+        ([("a", 40, 3), ("a", 50, 2)], None, Restore(Point(40, 3), "memory")),
+        ([("a", 40, 3)], durable(41), Restore(Point(41, 3), "durable")),
+        ([("a", 40, 3)], durable(40), Restore(Point(40, 3), "memory")),
+        ([("a", 50, 2)], durable(8, 2), Restore(Point(8, 2), "durable")),
+    ],
+)
+def test_where_a_job_goes_on(
+    points: list[tuple[str, int, int]], kept: Durable | None, expected: Restore
+) -> None:
+    found = restore_point(held(*points), layers=1, atoms=1, last=LINE, durable=kept)
+    assert found == expected
+
+
+def test_a_point_of_which_a_piece_is_missing_is_none() -> None:
+    found = restore_point(held(("a", 40, 3)), layers=2, atoms=1, last=LINE, durable=None)
+    assert found == FIRST
+
+
+@pytest.mark.parametrize(
+    ("points", "members", "kept", "expected"),
+    [
+        ([("a", 40, 3), ("b", 40, 3)], (A, B), None, Point(40, 3)),
+        ([("a", 40, 3)], (A, B), None, None),
+        ([("a", 40, 3)], (A,), None, Point(40, 3)),
+        ([("a", 40, 2), ("b", 40, 2)], (A, B), None, None),
+        ([("a", 41, 3)], (A, B), durable(40), Point(40, 3)),
+        ([], (A, B), durable(40, 2), None),
+    ],
+    ids=["two copies", "one copy", "one node", "another generation's", "durable", "durable before"],
+)
+def test_what_may_be_forgotten(
+    points: list[tuple[str, int, int]],
+    members: tuple[NodeId, ...],
+    kept: Durable | None,
+    expected: Point | None,
+) -> None:
+    record: GenerationRecord = replace(G, members=members)
+    found = release_point(held(*points), layers=1, atoms=1, record=record, durable=kept)
+    assert found == expected
+
+
+EMPTY = (node(A, report(A, sealed=())), node(B, report(B, sealed=())))
+
+
+def lost_memory(**others: object) -> State:
+    """Nothing stands in memory; step 30 is durable, and so was step 20."""
+    made = state(FROM_NOTHING, *EMPTY, job=job(saving=KEPT), **others)
+    return replace(made, durables={JOB: durable(30)})
+
+
+def test_before_a_checkpoint_is_gone_back_to_somebody_looks_whether_it_can_be_read() -> None:
+    looks, commands = act(lost_memory(), PlanFound(NOW, 4, proposal()))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
+    assert act(looks, Ticked(NOW + 1))[1] == ()
+    found = DurableChecked(NOW + 1, JOB, durable(30), durable(30))
+    after, commands = act(looks, found)
+    opening = phase(after)
+    assert isinstance(opening, Opening)
+    assert opening.record.restore == Restore(Point(30, 3), "durable")
+    assert commands == (WriteGeneration(opening.record, replaces=G),)
+
+
+def test_one_that_cannot_be_read_gives_way_to_the_one_before_it() -> None:
+    before = lost_memory(check=Check(durable(30), durable(20)))
+    after, commands = act(before, PlanFound(NOW, 4, proposal()))
+    opening = phase(after)
+    assert isinstance(opening, Opening)
+    assert opening.record.restore == Restore(Point(20, 3), "durable")
+    assert commands == (WriteGeneration(opening.record, replaces=G, lowers=durable(20)),)
+
+
+def test_where_none_can_be_read_the_job_is_held() -> None:
+    before = lost_memory(check=Check(durable(30), None, "a byte is wrong"))
+    after, _ = act(before, PlanFound(NOW, 4, proposal()))
+    assert phase(after) == Closing("held", "a byte is wrong")
+
+
+def test_a_durable_store_that_is_away_is_asked_again_later() -> None:
+    before = lost_memory(check=Check(durable(30)))
+    waits, _ = act(before, PlanFound(NOW, 4, proposal()))
+    away = DurableChecked(NOW, JOB, durable(30), None, "it is away", is_away=True)
+    waits, commands = act(waits, away)
+    assert commands == ()
+    assert act(waits, Ticked(NOW + 4.9))[1] == ()
+    _, commands = act(waits, Ticked(NOW + 5))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)

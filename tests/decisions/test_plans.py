@@ -1,0 +1,247 @@
+"""One decision each: from waiting to a plan, and what becomes of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol import Past
+from sailord.model import (
+    Command,
+    Event,
+    Opening,
+    Phase,
+    PlanFound,
+    Planning,
+    PlanRefused,
+    RequestPlan,
+    Running,
+    State,
+    Stopping,
+    Ticked,
+    WriteGeneration,
+    WriteJob,
+)
+from tests.decisions.standing import (
+    ASKED,
+    BEGAN,
+    FROM_NOTHING,
+    JOB,
+    NOW,
+    OPENING,
+    QUESTION,
+    STOPPED,
+    WAITING,
+    A,
+    B,
+    C,
+    D,
+    G,
+    Row,
+    act,
+    job,
+    node,
+    opened,
+    phase,
+    proposal,
+    record,
+    state,
+)
+
+WAITS: list[Row] = [
+    (
+        "what else breaks in this moment is waited for",
+        state(replace(WAITING, since=NOW - 0.05)),
+        Ticked(NOW),
+        replace(WAITING, since=NOW - 0.05),
+        (),
+    ),
+    (
+        "then a plan is asked for",
+        state(WAITING),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False),),
+    ),
+    (
+        "a pause after a failure is kept",
+        state(WAITING, not_before=NOW + 1),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "after some failures the safest plan is wanted",
+        state(WAITING, failures=3),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, True),),
+    ),
+    (
+        "what was refused is not asked again",
+        state(WAITING, is_refused=True, considered_at=NOW - 599),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "unless much time has passed",
+        state(WAITING, is_refused=True, considered_at=NOW - 600),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False),),
+    ),
+    (
+        "or there is another node",
+        state(WAITING, node(A), node(B), node(C), is_refused=True),
+        Ticked(NOW),
+        Planning(1, (A, B, C), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B, C), G, False),),
+    ),
+    (
+        "nobody is asked about no nodes",
+        state(WAITING, node(A, absent_since=NOW - 1)),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "who leaves, is cordoned, not ready or lost is not planned for",
+        state(
+            WAITING,
+            node(A),
+            node(B, leaving_since=NOW - 1),
+            node(C, is_cordoned=True),
+            node(D, record=record(D, state="joining")),
+        ),
+        Ticked(NOW),
+        Planning(1, (A,), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A,), G, False),),
+    ),
+]
+
+
+PLANS: list[Row] = [
+    (
+        "nothing runs: the plan is opened at once, from what is in memory",
+        state(FROM_NOTHING),
+        PlanFound(NOW, 4, proposal()),
+        replace(OPENING, record=opened().record),
+        (opened(),),
+    ),
+    (
+        "an answer to an older question is not heard",
+        state(QUESTION),
+        PlanFound(NOW, 3, proposal(A)),
+        QUESTION,
+        (),
+    ),
+    (
+        "no plan: what runs goes on",
+        state(QUESTION),
+        PlanRefused(NOW, 4, "nothing fits"),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "the planner is silent: what runs goes on",
+        state(replace(QUESTION, deadline=NOW)),
+        Ticked(NOW),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "before its time is over it is waited for",
+        state(QUESTION),
+        Ticked(NOW),
+        QUESTION,
+        (),
+    ),
+    (
+        "a node of the question is gone: another question is asked",
+        state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
+        PlanFound(NOW, 4, proposal(A, B, C)),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False),),
+    ),
+    (
+        "a better plan that does not pay is left",
+        state(replace(QUESTION, is_forced=False)),
+        PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "forced, it is taken whatever it costs",
+        state(QUESTION),
+        PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
+        Stopping(proposal(A, is_worth_it=False), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
+        "the plan that runs already is not moved to",
+        state(QUESTION),
+        PlanFound(NOW, 4, proposal()),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "who leaves before a step ends is not stopped for",
+        state(
+            replace(QUESTION, asked_for=(A,)),
+            node(A),
+            node(B, leaving_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
+            considered=frozenset((A,)),
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Opening(replace(opened().record, plan="plan-a", members=(A,)), proposal(A)),
+        (
+            WriteJob(job(past=Past(departures=1))),
+            WriteGeneration(
+                replace(opened().record, plan="plan-a", members=(A,)),
+                replaces=G,
+            ),
+        ),
+    ),
+    (
+        "who leaves after some more steps is stopped for",
+        state(
+            replace(QUESTION, asked_for=(A,)),
+            node(A),
+            node(B, leaving_since=NOW - 1, record=record(B, leaves_at=NOW + 0.8)),
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Stopping(proposal(A), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
+        "who may hold snapshots and was not heard is waited for",
+        state(FROM_NOTHING, node(A), replace(node(B), report=None)),
+        PlanFound(NOW, 4, proposal()),
+        replace(FROM_NOTHING, answer=proposal()),
+        (),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "then", "orders"),
+    [pytest.param(*row[1:], id=row[0]) for row in (*WAITS, *PLANS)],
+)
+def test_one_decision(
+    before: State, event: Event, then: Phase | None, orders: tuple[Command, ...]
+) -> None:
+    after, commands = act(before, event)
+    assert phase(after) == then
+    assert commands == orders
+
+
+@pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])
+def test_only_a_move_that_nothing_forced_calls_for_a_rest(is_forced, moved_at) -> None:
+    nodes = (node(A), node(B), node(C))
+    question = replace(QUESTION, asked_for=(A, B, C), is_forced=is_forced)
+    after, commands = act(state(question, *nodes), PlanFound(NOW, 4, proposal(A, B, C)))
+    assert isinstance(phase(after), Stopping)
+    written = [each.job.past.moved_at for each in commands if isinstance(each, WriteJob)]
+    assert written == ([] if moved_at is None else [moved_at])

@@ -1,0 +1,377 @@
+"""The cloud's REST face: its paths, its JSON, its pages, its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from tests.fakes.gce.cloud import ApiError, Cloud, Group, Mood, Operation, Vm
+
+ROOT = "/compute/v1/projects/{project}"
+ZONE = ROOT + "/zones/{zone}"
+GROUP = ZONE + "/instanceGroupManagers/{group}"
+Answer = dict[str, Any]
+
+
+class Rest:
+    """Answers requests for one cloud."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        self.skus: list[Answer] = []
+
+    def app(self) -> web.Application:
+        """All routes; whatever else is asked for is a 404 that names the path."""
+        app = web.Application(middlewares=[self._mood])
+        routes: list[tuple[str, str, Callable[[web.Request, Answer], Answer]]] = [
+            ("GET", ROOT, self.project),
+            ("GET", ROOT + "/regions/{region}", self.region),
+            ("GET", ROOT + "/zones", self.zones),
+            ("GET", ROOT + "/aggregated/machineTypes", self.machine_types),
+            ("GET", ZONE + "/acceleratorTypes", self.accelerator_types),
+            ("GET", ROOT + "/aggregated/instances", self.all_instances),
+            ("GET", ROOT + "/aggregated/operations", self.all_operations),
+            ("GET", ZONE + "/instances", self.instances),
+            ("POST", ZONE + "/instances", self.insert),
+            ("POST", ZONE + "/instances/bulkInsert", self.bulk_insert),
+            ("GET", ZONE + "/instances/{name}", self.instance),
+            ("DELETE", ZONE + "/instances/{name}", self.delete),
+            ("POST", ZONE + "/instances/{name}/simulateMaintenanceEvent", self.simulate),
+            ("GET", ZONE + "/operations/{name}", self.operation),
+            ("GET", GROUP, self.group),
+            ("POST", GROUP + "/createInstances", self.group_create),
+            ("POST", GROUP + "/deleteInstances", self.group_delete),
+            ("POST", GROUP + "/resize", self.group_resize),
+            ("POST", GROUP + "/listManagedInstances", self.group_list),
+            ("GET", "/v1/services/{service}/skus", self.billing),
+        ]
+        for method, path, answer in routes:
+            app.router.add_route(method, path, self._answering(answer))
+        app.router.add_route("*", "/{rest:.*}", self._nothing)
+        return app
+
+    def _answering(
+        self, answer: Callable[[web.Request, Answer], Answer]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = await request.json() if request.can_read_body else {}
+            with self.cloud.lock:
+                self.cloud.advance()
+                try:
+                    self._let_in(request)
+                    told = answer(request, body)
+                except ApiError as error:
+                    return refusal(error)
+                return web.json_response(told)
+
+        return handle
+
+    def _let_in(self, request: web.Request) -> None:
+        if self.cloud.is_expired:
+            what = "Request had invalid authentication credentials. Expected OAuth 2 access token."
+            raise ApiError(401, "authError", what)
+        project = request.match_info.get("project", self.cloud.project)
+        if project != self.cloud.project:
+            what = f"The resource 'projects/{project}' was not found"
+            raise ApiError(404, "notFound", what)
+
+    @web.middleware
+    async def _mood(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Answer as a script says; what was asked for is done or not, as it says too."""
+        line = f"{request.method} {request.path}"
+        self.cloud.asked.append(line)
+        mood = self._mood_for(line)
+        if mood is None:
+            return await handler(request)
+        if mood.is_done:
+            await handler(request)
+        await asyncio.sleep(mood.delay_s)
+        if mood.status == 0:
+            return await handler(request)
+        answer = refusal(ApiError(mood.status, mood.reason, mood.message))
+        if mood.retry_after_s is not None:
+            answer.headers["Retry-After"] = str(mood.retry_after_s)
+        return answer
+
+    def _mood_for(self, line: str) -> Mood | None:
+        with self.cloud.lock:
+            for mood in self.cloud.moods:
+                if mood.times > 0 and re.search(mood.path, line):
+                    mood.times -= 1
+                    return mood
+        return None
+
+    async def _nothing(self, request: web.Request) -> web.Response:
+        return refusal(
+            ApiError(404, "notFound", f"the fake has no {request.method} {request.path}")
+        )
+
+    # ---- what may be known ----------------------------------------------------------------------
+
+    def project(self, _: web.Request, __: Answer) -> Answer:
+        self.cloud.need("compute.projects.get")
+        return {"name": self.cloud.project, "id": "7", "quotas": self._quotas("global")}
+
+    def region(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.regions.get")
+        name = request.match_info["region"]
+        if name not in self.cloud.zones.values():
+            raise ApiError(404, "notFound", f"The resource 'regions/{name}' was not found")
+        return {"name": name, "status": "UP", "quotas": self._quotas(name)}
+
+    def _quotas(self, where: str) -> list[Answer]:
+        return [
+            {"metric": metric, "limit": limit, "usage": self.cloud.used(where, metric)}
+            for (place, metric), limit in sorted(self.cloud.quotas.items())
+            if place == where
+        ]
+
+    def zones(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.zones.list")
+        found = [
+            {"name": zone, "region": self._link(f"regions/{region}"), "status": "UP"}
+            for zone, region in sorted(self.cloud.zones.items())
+        ]
+        return self._paged(request, found)
+
+    def machine_types(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.machineTypes.list")
+        found = [
+            (f"zones/{zone}", {"name": name, "zone": zone, "guestCpus": 12})
+            for zone in sorted(self.cloud.zones)
+            for name in self.cloud.offers
+            if (zone, name) not in self.cloud.not_offered
+        ]
+        return self._by_scope(request, "machineTypes", found)
+
+    def accelerator_types(self, request: web.Request, _: Answer) -> Answer:
+        names = sorted({one.accelerator for one in self.cloud.offers.values() if one.accelerator})
+        found = [{"name": name, "maximumCardsPerInstance": 16} for name in names]
+        return self._paged(request, found)
+
+    def billing(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("billing")
+        start = int(request.query.get("pageToken") or 0)
+        more = str(start + 2) if start + 2 < len(self.skus) else ""
+        return {"skus": self.skus[start : start + 2], "nextPageToken": more}
+
+    # ---- machines -------------------------------------------------------------------------------
+
+    def all_instances(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.instances.list")
+        found = [(f"zones/{vm.zone}", self.vm(vm)) for vm in self.cloud.there()]
+        return self._by_scope(request, "instances", found)
+
+    def instances(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.instances.list")
+        zone = request.match_info["zone"]
+        if zone in self.cloud.unreachable:
+            raise ApiError(503, "backendError", f"zone {zone} is not reachable")
+        return self._paged(request, [self.vm(vm) for vm in self.cloud.there(zone)])
+
+    def instance(self, request: web.Request, _: Answer) -> Answer:
+        return self.vm(self.cloud.named(request.match_info["zone"], request.match_info["name"]))
+
+    def insert(self, request: web.Request, body: Answer) -> Answer:
+        zone = request.match_info["zone"]
+        return self.op(self.cloud.insert(zone, body, request.query.get("requestId", "")))
+
+    def bulk_insert(self, request: web.Request, body: Answer) -> Answer:
+        zone = request.match_info["zone"]
+        return self.op(self.cloud.bulk_insert(zone, body, request.query.get("requestId", "")))
+
+    def delete(self, request: web.Request, _: Answer) -> Answer:
+        zone, name = request.match_info["zone"], request.match_info["name"]
+        return self.op(self.cloud.delete(zone, name, request.query.get("requestId", "")))
+
+    def simulate(self, request: web.Request, _: Answer) -> Answer:
+        vm = self.cloud.named(request.match_info["zone"], request.match_info["name"])
+        notice = vm.body["scheduling"].get("preemptionNoticeDuration", {}).get("seconds", 30)
+        self.cloud.preempt(vm.name, notice_s=float(notice))
+        return self.op(self.cloud.operation("simulateMaintenanceEvent", vm.zone, vm=vm))
+
+    def vm(self, vm: Vm) -> Answer:
+        """A machine as its resource."""
+        return {
+            **{key: value for key, value in vm.body.items() if key != "machineType"},
+            "id": str(vm.id),
+            "name": vm.name,
+            "zone": self._link(f"zones/{vm.zone}"),
+            "machineType": self._link(f"zones/{vm.zone}/machineTypes/{vm.machine}"),
+            "status": vm.status,
+            "creationTimestamp": written(vm.created_at),
+        }
+
+    # ---- operations -----------------------------------------------------------------------------
+
+    def all_operations(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.zoneOperations.list")
+        found = [(f"zones/{one.zone}", self.op(one)) for one in self.cloud.operations.values()]
+        if request.query.get("orderBy") == "creationTimestamp desc":
+            found.reverse()
+        return self._by_scope(request, "operations", found)
+
+    def operation(self, request: web.Request, _: Answer) -> Answer:
+        self.cloud.need("compute.zoneOperations.get")
+        name = request.match_info["name"]
+        if name not in self.cloud.operations:
+            raise ApiError(404, "notFound", f"The resource 'operations/{name}' was not found")
+        return self.op(self.cloud.operations[name])
+
+    def op(self, one: Operation) -> Answer:
+        """An operation as its resource; its errors show once it has ended."""
+        told: Answer = {
+            "id": str(one.id),
+            "name": one.name,
+            "operationType": one.type,
+            "zone": self._link(f"zones/{one.zone}"),
+            "insertTime": written(one.inserted_at),
+            "status": "RUNNING" if one.ended_at is None else "DONE",
+        }
+        if one.client_id:
+            told["clientOperationId"] = one.client_id
+        if one.target_id:
+            told["targetId"] = str(one.target_id)
+            told["targetLink"] = self._link(f"zones/{one.zone}/instances/{one.target_name}")
+        if one.ended_at is not None:
+            told["endTime"] = written(one.ended_at)
+            if one.errors:
+                told["error"] = {"errors": one.errors}
+                told["httpErrorStatusCode"] = one.http_status
+        return told
+
+    # ---- groups ---------------------------------------------------------------------------------
+
+    def _group(self, request: web.Request) -> Group:
+        name = request.match_info["group"]
+        if name not in self.cloud.groups:
+            what = f"The resource 'instanceGroupManagers/{name}' was not found"
+            raise ApiError(404, "notFound", what)
+        return self.cloud.groups[name]
+
+    def group(self, request: web.Request, _: Answer) -> Answer:
+        group = self._group(request)
+        return {"name": group.name, "targetSize": len(group.wanted)}
+
+    def group_create(self, request: web.Request, body: Answer) -> Answer:
+        group, client_id = self._group(request), request.query.get("requestId", "")
+        return self.op(self.cloud.create_in_group(group, body["instances"], client_id))
+
+    def group_delete(self, request: web.Request, body: Answer) -> Answer:
+        group = self._group(request)
+        for link in body["instances"]:
+            name = link.rpartition("/")[2]
+            if name not in group.wanted:
+                raise ApiError(400, "invalid", f"Instance '{name}' is not a member of the group")
+            self.cloud.remove_from_group(group, name)
+        kind = "compute.instanceGroupManagers.deleteInstances"
+        return self.op(self.cloud.operation(kind, group.zone))
+
+    def group_resize(self, request: web.Request, _: Answer) -> Answer:
+        return self.op(self.cloud.resize(self._group(request), int(request.query["size"])))
+
+    def group_list(self, request: web.Request, _: Answer) -> Answer:
+        group = self._group(request)
+        there = {vm.name: vm for vm in self.cloud.there(group.zone)}
+        found = []
+        for name in group.wanted:
+            one: Answer = {"instance": self._link(f"zones/{group.zone}/instances/{name}")}
+            one |= {"name": name, "currentAction": "CREATING"}
+            if name in there:
+                one |= {"id": str(there[name].id), "instanceStatus": there[name].status}
+                one["currentAction"] = "NONE" if there[name].status == "RUNNING" else "CREATING"
+            if name in group.errors:
+                one["lastAttempt"] = {"errors": {"errors": [group.errors[name]]}}
+            found.append(one)
+        return {"managedInstances": found}
+
+    # ---- lists ----------------------------------------------------------------------------------
+
+    def _paged(self, request: web.Request, found: list[Answer]) -> Answer:
+        found = [one for one in found if fits(one, request.query.get("filter", ""))]
+        start = int(request.query.get("pageToken") or 0)
+        end = start + self._page(request)
+        more = {"nextPageToken": str(end)} if end < len(found) else {}
+        return {"items": found[start:end], **more}
+
+    def _by_scope(self, request: web.Request, kind: str, found: list[tuple[str, Answer]]) -> Answer:
+        """An aggregated list: a page holds some of each zone, and a word on those without any."""
+        unseen = {f"zones/{zone}" for zone in self.cloud.unreachable}
+        rule = request.query.get("filter", "")
+        found = [(zone, one) for zone, one in found if zone not in unseen and fits(one, rule)]
+        start = int(request.query.get("pageToken") or 0)
+        end = start + self._page(request)
+        items: dict[str, Answer] = {}
+        for zone in sorted(self.cloud.zones):
+            here = [one for place, one in found[start:end] if place == f"zones/{zone}"]
+            warning = {"code": "NO_RESULTS_ON_PAGE", "message": "No results on this page."}
+            if f"zones/{zone}" in unseen and self.cloud.warns:
+                warning = {"code": "UNREACHABLE", "message": "The scope is not reachable."}
+            items[f"zones/{zone}"] = {kind: here} if here else {"warning": warning}
+        more = {"nextPageToken": str(end)} if end < len(found) else {}
+        return {"items": items, "unreachables": sorted(unseen), **more}
+
+    def _page(self, request: web.Request) -> int:
+        return min(self.cloud.page, int(request.query.get("maxResults") or 500))
+
+    def _link(self, path: str) -> str:
+        return f"https://www.googleapis.com/compute/v1/projects/{self.cloud.project}/{path}"
+
+
+def fits(resource: Answer, rule: str) -> bool:
+    """Whether a resource passes a filter: terms of ``=`` joined by AND, or by OR in parentheses."""
+    if not rule:
+        return True
+    return all(
+        any(_holds(resource, term) for term in part.strip().strip("()").split(" OR "))
+        for part in rule.split(" AND ")
+    )
+
+
+def _holds(resource: Answer, term: str) -> bool:
+    found = re.fullmatch(r'\s*([\w.-]+)\s*=\s*"?([^"]*?)"?\s*', term)
+    if found is None:
+        raise ApiError(400, "invalid", f"Invalid value for field 'filter': '{term}'.")
+    value: Any = resource
+    for key in found[1].split(".", 1):
+        value = value.get(key) if isinstance(value, dict) else None
+    return str(value) == found[2]
+
+
+def refusal(error: ApiError) -> web.Response:
+    """An error as the API tells it."""
+    told = {"domain": "global", "reason": error.reason, "message": error.message}
+    body = {"code": error.status, "message": error.message, "errors": [told]}
+    return web.json_response({"error": body}, status=error.status)
+
+
+def written(at: float) -> str:
+    """A moment as the API writes it, in milliseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def sku(description: str, group: str, region: str, usd: float, *, spot: bool = False) -> Answer:
+    """One price of the billing catalogue."""
+    rate = {"units": str(int(usd)), "nanos": round((usd - int(usd)) * 1e9), "currencyCode": "USD"}
+    unit = "GiBy.h" if group == "RAM" else "h"
+    return {
+        "description": description,
+        "category": {
+            "resourceFamily": "Compute",
+            "resourceGroup": group,
+            "usageType": "Preemptible" if spot else "OnDemand",
+        },
+        "serviceRegions": [region],
+        "pricingInfo": [
+            {"pricingExpression": {"usageUnit": unit, "tieredRates": [{"unitPrice": rate}]}}
+        ],
+    }

@@ -1,0 +1,50 @@
+"""The fake cloud on a port of its own, in a thread of its own, with time going on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from aiohttp import web
+
+from tests.fakes.gce.cloud import Cloud
+from tests.fakes.gce.rest import Rest
+
+TICK_S = 0.01
+
+
+@contextlib.contextmanager
+def gce_server(cloud: Cloud, rest: Rest | None = None) -> Iterator[str]:
+    """Serve one cloud; the value is its address, ``http://127.0.0.1:PORT``.
+
+    What is due happens without being asked for, hooks included: they are called in this thread.
+    """
+    loop, ready, address = asyncio.new_event_loop(), threading.Event(), [""]
+    face = rest or Rest(cloud)
+
+    async def serve(stopped: asyncio.Event) -> None:
+        runner = web.AppRunner(face.app(), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address[0] = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        ready.set()
+        try:
+            while not stopped.is_set():
+                cloud.advance()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), TICK_S)
+        finally:
+            await runner.cleanup()
+
+    stopped = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(stopped)), daemon=True)
+    thread.start()
+    assert ready.wait(20), "the fake did not start"
+    try:
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(20)
+        loop.close()

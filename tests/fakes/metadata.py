@@ -1,0 +1,109 @@
+"""A metadata server as Google's machines have one: real HTTP, its marks, and its bad moods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+FIRST = {
+    "preempted": "FALSE",
+    "maintenance-event": "NONE",
+    "machine-type": "projects/123/machineTypes/a2-highgpu-2g",
+    "zone": "projects/123/zones/us-central1-b",
+}
+
+
+@dataclass(eq=False)
+class Metadata:
+    """What it knows, whom it lets wait, and how it behaves."""
+
+    address: str = ""
+    values: dict[str, str] = field(default_factory=lambda: dict(FIRST))
+    waiting: int = 0
+    """So many wait for a change now."""
+    asked: list[tuple[str, bool]] = field(default_factory=list)
+    """What was asked for, and whether with a wait."""
+    delay_s: float = 0.0
+    fails: int = 0
+    """So many of the next answers are a 503."""
+    drops: int = 0
+    """So many of the next requests lose their connection."""
+    is_impatient: bool = False
+    """It answers at once, whoever would wait."""
+    has_marks: bool = True
+    is_google: bool = True
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def flip(self, what: str, value: str) -> None:
+        """Change a value; whoever waits for it hears at once."""
+        async with self._changed:
+            self.values[what] = value
+            self._changed.notify_all()
+
+    def etag(self, what: str) -> str:
+        """The mark of a value: as with theirs, the same value has the same mark."""
+        return hashlib.sha256(f"{what}{self.values[what]}".encode()).hexdigest()[:16]
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        what = request.match_info["what"]
+        if request.headers.get("Metadata-Flavor") != "Google":
+            return web.Response(status=403)
+        waits = request.query.get("wait_for_change") == "true" and not self.is_impatient
+        self.asked.append((what, waits))
+        if waits and what in self.values:
+            await self._wait(what, request.query)
+        # Its moods come over it when there is something to say.
+        await asyncio.sleep(self.delay_s)
+        if self.drops > 0:
+            self.drops -= 1
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if self.fails > 0:
+            self.fails -= 1
+            return self._reply(503, "")
+        if what not in self.values:
+            return self._reply(404, "")
+        return self._reply(200, self.values[what], self.etag(what))
+
+    async def _wait(self, what: str, query: Any) -> None:
+        """As documented: until the mark is another one than the client's, or so many seconds."""
+        known = query.get("last_etag") or self.etag(what)
+        self.waiting += 1
+        try:
+            async with self._changed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        self._changed.wait_for(lambda: self.etag(what) != known),
+                        float(query.get("timeout_sec", "3600")),
+                    )
+        finally:
+            self.waiting -= 1
+
+    def _reply(self, status: int, text: str, etag: str | None = None) -> web.Response:
+        headers = {"Metadata-Flavor": "Google"} if self.is_google else {}
+        if etag is not None and self.has_marks:
+            headers["ETag"] = etag
+        return web.Response(status=status, text=text, headers=headers)
+
+
+@contextlib.asynccontextmanager
+async def metadata_server() -> AsyncIterator[Metadata]:
+    """One server on a port of its own."""
+    server = Metadata()
+    app = web.Application()
+    app.router.add_get("/computeMetadata/v1/instance/{what}", server.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.address = f"127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,367 @@
+"""A cloud on a virtual clock that fails in every way a seed can think of, and keeps its bill."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from agents.wire import decode, encode
+from sailord.capacity import books_of, decide, obtainable
+from sailord.capacity_model import (
+    Agent,
+    AgentsCounted,
+    Answered,
+    Books,
+    Capacity,
+    Command,
+    Create,
+    Delete,
+    DeletionAnswered,
+    Drain,
+    Event,
+    Observed,
+    Passed,
+    Policy,
+    Priced,
+    QuotasRead,
+    Say,
+    SteppedDown,
+    StopWork,
+    Targeted,
+    TookOver,
+)
+from sailord.providers.interface import (
+    Ask,
+    Deleted,
+    Granted,
+    InDoubt,
+    Instance,
+    Observation,
+    Pool,
+    Preemption,
+    Quota,
+    Refused,
+)
+
+POOLS = tuple(
+    Pool(zone, machine, gpu, gpus, spot)
+    for zone in ("zone-a", "zone-b", "zone-c")
+    for machine, gpu, gpus in (("small-1g", "small", 1), ("large-4g", "large", 4))
+    for spot in (False, True)
+)
+PRICES = {p: (1.0 if p.gpus == 1 else 9.0) * (0.4 if p.spot else 1.0) for p in POOLS}
+STORM_S = 30.0
+"""The longest that the cloud answers nothing; budgets keep a longer reserve."""
+KINDS = ("stockout", "stockout", "stockout", "quota", "rate", "permission", "bad_request")
+
+
+@dataclass(eq=False)
+class Machine:
+    """What the cloud knows of one of its machines."""
+
+    instance: Instance
+    ends_at: float | None = None
+    joins_at: float = float("inf")
+    dies_at: float = float("inf")
+    """Its agent is silent from then on."""
+    gpus: int = 0
+
+
+@dataclass(eq=False)
+class Run:
+    """One script: a cloud, the core, and whoever stands between them."""
+
+    seed: int
+    policy: Policy
+    now: float = 1_000_000.0
+    calm: bool = False
+    sent: Counter[str] = field(default_factory=Counter)
+    asked: dict[str, Ask] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
+    machines: dict[str, Machine] = field(default_factory=dict)
+    past: list[Machine] = field(default_factory=list)
+    overspent: float = 0.0
+    works: bool = True
+    said: list[str] = field(default_factory=list)
+    leads: bool = False
+    _terms: int = 0
+    _books: Books = field(default_factory=Books)
+    _saved_at: float = 0.0
+    _queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: itertools.count[int] = field(default_factory=itertools.count)
+    _storm_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.state = Capacity(self.policy)
+        self.stock = {pool: self.random.choice((0, 0, 2, 5, 50)) for pool in POOLS}
+        self.limits = {
+            z: self.random.choice((0, 4, 12, 60)) for z in ("zone-a", "zone-b", "zone-c")
+        }
+        self.want: Counter[Pool] = Counter()
+
+    # ---- time ---------------------------------------------------------------------------------
+
+    def at(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something after a while."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._count), act))
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            act()
+            self.at(seconds, again)
+
+        self.at(seconds * self.random.random(), again)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._queue and self._queue[0][0] <= end:
+            self.now, _, act = heapq.heappop(self._queue)
+            act()
+        self.now = end
+
+    def begin(self) -> None:
+        self.lead()
+        self.every(5.0, lambda: self.feed(Passed(self.now)))
+        self.every(self.policy.look_s, self.look)
+        self.every(5.0, self.count_agents)
+        self.every(30.0, self.plan)
+        self.every(60.0, self.read)
+        self.every(97.0, self.misbehave)
+
+    # ---- sailord's side -----------------------------------------------------------------------
+
+    def lead(self) -> None:
+        self._terms += 1
+        self.leads = True
+        self.feed(TookOver(self.now, f"t{self._terms}", decode(Books, encode(self._books))))
+        self.read()
+
+    def depose(self) -> None:
+        self.feed(SteppedDown(self.now))
+        self.leads = False
+        self.at(self.random.uniform(0, 15), self.lead)
+
+    def feed(self, event: Event) -> None:
+        if not self.leads:
+            return
+        self.state, commands = decide(self.state, event)
+        is_due = self.now > self._saved_at + 10.0 or any(isinstance(c, Create) for c in commands)
+        if self.state.prefix and is_due:
+            self._books, self._saved_at = books_of(self.state), self.now
+        for command in commands:
+            self.perform(command)
+        self.check_money()
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case Create():
+                self.create(command.ask)
+            case Delete():
+                self.delete(command.ids)
+            case Drain():
+                self.want[next(m.instance.pool for m in self.machines.values()
+                               if m.instance.node == command.node)] = 0  # fmt: skip
+            case StopWork():
+                self.at(self.random.uniform(1, 60), self.stop_work)
+            case Say():
+                self.said.append(command.text)
+
+    def stop_work(self) -> None:
+        self.works = False
+
+    def plan(self) -> None:
+        """What a planner would do: wish for something among what there is and could be had."""
+        if not self.calm and self.random.random() < 0.2:
+            self.want = Counter(
+                {p: self.random.randint(0, 4) for p in self.random.sample(POOLS, 3)}
+            )
+        if not self.works or self.state.stop:
+            self.want = Counter()
+        self.feed(Targeted(self.now, dict(self.want)))
+
+    def read(self) -> None:
+        if self.is_storm():
+            return
+        self.feed(Priced(self.now, {p: usd for p, usd in PRICES.items() if p != POOLS[-1]}))
+        self.feed(QuotasRead(self.now, self.quotas()))
+
+    def count_agents(self) -> None:
+        agents = {
+            m.instance.node: Agent(m.gpus)
+            for m in self.machines.values()
+            if m.joins_at <= self.now < m.dies_at and m.ends_at is None
+        }
+        in_use = frozenset(name for name in agents if self.works and hash_of(name) % 3)
+        wanted = {p for p, count in self.want.items() if count}
+        pools = {m.instance.node: m.instance.pool for m in self.machines.values()}
+        kept = frozenset(name for name in in_use if pools[name] in wanted)
+        self.feed(AgentsCounted(self.now, agents, kept))
+
+    # ---- the cloud's side ---------------------------------------------------------------------
+
+    def is_storm(self) -> bool:
+        return self.now < self._storm_until
+
+    def chance(self, share: float) -> bool:
+        return not self.calm and self.random.random() < share
+
+    def misbehave(self) -> None:
+        """Something happens in the cloud."""
+        if self.calm:
+            return
+        kind = self.random.choice(("stock", "storm", "preempt", "preempt", "quota", "leader", "x"))
+        if kind == "stock":
+            self.stock[self.random.choice(POOLS)] = self.random.choice((0, 1, 3, 50))
+        elif kind == "storm":
+            self._storm_until = self.now + STORM_S
+        elif kind == "quota":
+            self.limits[self.random.choice(list(self.limits))] = self.random.choice((0, 8, 60))
+        elif kind == "leader" and self.leads:
+            self.depose()
+        elif kind == "preempt":
+            spot = [m for m in self.machines.values() if m.instance.pool.spot and not m.ends_at]
+            if spot:
+                self.preempt(self.random.choice(spot))
+
+    def preempt(self, machine: Machine) -> None:
+        machine.ends_at = self.now
+        machine.instance = replace(machine.instance, state="preempted")
+        if self.random.random() < 0.5:  # Or it stands there until somebody deletes it.
+            self.at(self.random.uniform(0, 60), lambda: self.forget(machine))
+
+    def create(self, ask: Ask) -> None:
+        self.sent[ask.request_id] += 1
+        self.asked[ask.request_id] = ask
+        lag = self.random.uniform(0.2, 20.0)
+        if self.is_storm():
+            made = self.random.random() < 0.3
+            if made:
+                self.at(lag, lambda: self.make(ask, ask.count))
+            self.at(10.0, lambda: self.feed(Answered(self.now, InDoubt(ask.request_id))))
+            return
+        used = self.used(ask.pool.zone)
+        room = min(self.stock[ask.pool], (self.limits[ask.pool.zone] - used) // ask.pool.gpus)
+        if self.chance(0.1) or room <= 0:
+            kind = "stockout" if room <= 0 else self.random.choice(KINDS)
+            refused = Refused(ask.request_id, kind, "as scripted")  # type: ignore[arg-type] # a KIND
+            self.at(lag, lambda: self.feed(Answered(self.now, refused)))
+            return
+        count = min(ask.count, room)
+
+        def grant() -> None:
+            made = self.make(ask, count)
+            if not self.chance(0.2):
+                self.feed(Answered(self.now, Granted(ask.request_id, made)))
+            else:
+                self.feed(Answered(self.now, InDoubt(ask.request_id)))
+
+        if self.chance(0.15):
+            self.feed_later(10.0, Answered(self.now + 10.0, InDoubt(ask.request_id)))
+            self.at(self.random.uniform(10.0, 60.0), lambda: self.make(ask, count) and None)
+        else:
+            self.at(lag, grant)
+
+    def feed_later(self, seconds: float, event: Event) -> None:
+        self.at(seconds, lambda: self.feed(event))
+
+    def make(self, ask: Ask, count: int) -> tuple[Instance, ...]:
+        found = []
+        for _ in range(count):
+            number = next(self._count)
+            instance = Instance(
+                str(number),
+                f"m{number}",
+                ask.pool,
+                "running",
+                self.now,
+                ask.request_id,
+                f"n{number}",
+            )
+            machine = Machine(instance, gpus=ask.pool.gpus)
+            if not self.chance(0.05):
+                machine.joins_at = self.now + self.random.uniform(20, 90)
+            if self.chance(0.05):
+                machine.gpus -= 1
+            if self.chance(0.05):
+                machine.dies_at = machine.joins_at + self.random.uniform(0, 600)
+            self.machines[instance.id] = machine
+            self.made[ask.request_id] += 1
+            self.stock[ask.pool] -= 1
+            found.append(instance)
+        return tuple(found)
+
+    def used(self, zone: str) -> int:
+        here = (m.instance.pool for m in self.machines.values() if m.ends_at is None)
+        return sum(pool.gpus for pool in here if pool.zone == zone)
+
+    def quotas(self) -> tuple[Quota, ...]:
+        return tuple(
+            Quota(f"GPUS-{zone}", tuple(p for p in POOLS if p.zone == zone), limit, self.used(zone))
+            for zone, limit in self.limits.items()
+        )
+
+    def delete(self, ids: tuple[str, ...]) -> None:
+        if self.is_storm() or self.chance(0.1):
+            failed = Deleted((), dict.fromkeys(ids, "503"))
+            self.feed_later(5.0, DeletionAnswered(self.now + 5.0, failed))
+            return
+        for machine in [self.machines[id_] for id_ in ids if id_ in self.machines]:
+            assert machine.instance.request_id, "only what was asked for is ever deleted"
+            self.at(self.random.uniform(1, 20), lambda m=machine: self.forget(m))
+
+    def forget(self, machine: Machine) -> None:
+        if self.machines.pop(machine.instance.id, None) is not None:
+            machine.ends_at = machine.ends_at or self.now
+            self.stock[machine.instance.pool] += 1
+            self.past.append(machine)
+
+    def look(self) -> None:
+        if self.is_storm():
+            return
+        begun, unseen = self.now, ()
+        if self.chance(0.1):
+            unseen = (self.random.choice(("zone-a", "zone-b", "zone-c")),)
+        seen = tuple(
+            m.instance for m in self.machines.values() if m.instance.pool.zone not in unseen
+        )
+        everything = [*self.past, *self.machines.values()]
+        taken = tuple(
+            Preemption(m.instance.id, m.ends_at)
+            for m in everything
+            if m.ends_at and m.instance.state == "preempted"
+        )
+        ended = {m.instance.id: m.ends_at for m in self.past if m.ends_at}
+        observation = Observation(begun, seen, unseen, taken, frozenset(), ended)
+        lag = self.random.uniform(0.1, 3.0)
+        self.at(lag, lambda: self.feed(Observed(self.now, observation)))
+
+    # ---- money --------------------------------------------------------------------------------
+
+    def bill(self) -> float:
+        """What the cloud charges up to now."""
+        return sum(
+            PRICES[m.instance.pool] * ((m.ends_at or self.now) - m.instance.created_at) / 3600
+            for m in (*self.past, *self.machines.values())
+        )
+
+    def check_money(self) -> None:
+        if self.policy.usd_max is not None:
+            up = [m for m in self.machines.values() if m.ends_at is None]
+            interval = sum(PRICES[m.instance.pool] for m in up) * self.policy.look_s / 3600
+            over = self.bill() - self.policy.usd_max - interval
+            self.overspent = max(self.overspent, over)
+
+
+def hash_of(name: str) -> int:
+    """The same in every process."""
+    return int(name[1:]) * 2654435761 % 2**32
+
+
+def hopes(run: Run) -> dict[Pool, int]:
+    """What could be had of each pool, as the core believes."""
+    return {pool: obtainable(run.state, pool) for pool in POOLS}

@@ -1,0 +1,240 @@
+"""What is decided about capacity, one rule at a time (``gce``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sailord.capacity import books_of, decide, obtainable, supply
+from sailord.capacity_model import (
+    Agent,
+    AgentsCounted,
+    Answered,
+    Books,
+    Capacity,
+    Create,
+    Delete,
+    Drain,
+    Event,
+    Observed,
+    Passed,
+    Policy,
+    Priced,
+    QuotasRead,
+    StopWork,
+    Targeted,
+    TookOver,
+)
+from sailord.capacity_money import spent_usd
+from sailord.providers.interface import (
+    Granted,
+    InDoubt,
+    Instance,
+    Observation,
+    Pool,
+    Preemption,
+    Quota,
+    Refused,
+)
+
+A = Pool("zone-a", "large", "gpu", 4, spot=True)
+B = Pool("zone-b", "large", "gpu", 4, spot=True)
+PRICES = {A: 3.6, B: 7.2}
+
+
+class Story:
+    """Events in their order, and what each led to."""
+
+    def __init__(self, policy: Policy | None = None, books: Books | None = None) -> None:
+        self.state, self.orders = Capacity(policy or Policy()), ()
+        self.hear(TookOver(0.0, "t1", books or Books()))
+        self.hear(Priced(0.0, PRICES))
+
+    def hear(self, event: Event) -> Story:
+        self.state, self.orders = decide(self.state, event)
+        return self
+
+    def of(self, kind):
+        return [order for order in self.orders if isinstance(order, kind)]
+
+    def see(self, at, *instances, **about) -> Story:
+        return self.hear(Observed(at, Observation(at, instances, **about)))
+
+    def asks(self):
+        return [(order.ask.pool, order.ask.count) for order in self.of(Create)]
+
+
+def machine(number=1, pool=A, request="t1-1", state="running", at=10.0):
+    return Instance(str(number), f"m{number}", pool, state, at, request, f"n{number}")
+
+
+def test_gce_nothing_is_asked_before_the_first_look():
+    story = Story().hear(Targeted(1.0, {A: 2}))
+    assert story.asks() == []
+    assert story.see(2.0).asks() == [(A, 2)]
+
+
+def test_gce_an_ask_of_the_last_leader_counts_as_made_until_looking_says_otherwise():
+    first = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
+    story = Story(books=books_of(first.state)).hear(Targeted(2.0, {A: 2}))
+    assert story.see(50.0).asks() == []
+    assert story.see(200.0).asks() == []  # It came to nothing, and its pool rests a while.
+    assert not story.state.asks
+    assert story.hear(Passed(500.0)).asks() == [(A, 2)]
+
+
+def test_gce_a_doubt_ends_as_soon_as_its_operation_has_and_shows_what_it_made():
+    story = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
+    story.hear(Answered(5.0, InDoubt("t1-1")))
+    story.see(20.0, machine(), pending_requests=frozenset({"t1-1"}))
+    assert story.asks() == []
+    assert story.see(30.0, machine()).asks() == [(A, 1)]
+
+
+def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
+    story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
+    assert story.hear(Targeted(2.0, {A: 3})).asks() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [("stockout", 60), ("quota", 300), ("rate", 10), ("permission", 600), ("unknown", 60)],
+)
+def test_gce_a_refused_pool_rests_by_kind_and_twice_as_long_again(kind, seconds):
+    story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
+    story.hear(Answered(10.0, Refused("t1-1", kind, "no")))
+    assert obtainable(story.state, B) > 0, "another zone is not concerned"
+    assert story.hear(Passed(10.0 + seconds - 1)).asks() == []
+    assert story.hear(Passed(10.0 + seconds)).asks() == [(A, 1)]
+    now = 10.0 + seconds
+    story.hear(Answered(now, Refused("t1-2", kind, "no")))
+    assert story.hear(Passed(now + 2 * seconds - 1)).asks() == []
+    assert story.hear(Passed(now + 2 * seconds)).asks() == [(A, 1)]
+
+
+def test_gce_a_quota_is_read_before_asking_and_what_was_asked_counts():
+    quota = Quota("PREEMPTIBLE_GPUS", (A, B), 9.0, 0.0)
+    story = Story().hear(QuotasRead(0.5, (quota,))).see(1.0).hear(Targeted(1.0, {A: 2, B: 2}))
+    assert story.asks() == [(A, 2)]
+
+
+def test_gce_a_pool_without_a_price_is_never_asked_for():
+    other = replace(A, machine="rare")
+    assert Story().see(1.0).hear(Targeted(1.0, {other: 1})).asks() == []
+
+
+def test_gce_the_budget_by_the_hour_counts_asks_in_flight():
+    policy = Policy(usd_per_hour_max=11.0)
+    story = Story(policy).see(1.0).hear(Targeted(1.0, {A: 2, B: 1}))
+    assert story.asks() == [(A, 2)]
+
+
+def test_gce_nothing_is_asked_for_that_the_total_budget_could_not_end_in_time():
+    policy = Policy(usd_max=0.19)  # 200 s of one machine of A are $0.20.
+    assert Story(policy).see(1.0).hear(Targeted(1.0, {A: 1})).asks() == []
+    policy = Policy(usd_max=0.21)
+    assert Story(policy).see(1.0).hear(Targeted(1.0, {A: 1})).asks() == [(A, 1)]
+
+
+def test_gce_a_total_budget_first_stops_the_work_and_then_everything():
+    story = Story(Policy(usd_max=3.6)).see(1.0).hear(Targeted(1.0, {A: 1}))
+    story.hear(Answered(10.0, Granted("t1-1", (machine(),))))
+    story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    assert story.hear(Passed(3400.0)).of(StopWork) == []
+    story.hear(Passed(3430.0))
+    assert len(story.of(StopWork)) == 1
+    assert story.of(Delete) == [], "it is being saved"
+    assert story.hear(Passed(3530.0)).of(Delete) == [Delete(("1",))]
+    later = Story(Policy(usd_max=3.6), books_of(story.state)).see(3540.0)
+    assert later.hear(Targeted(3541.0, {A: 1})).asks() == []
+
+
+def test_gce_only_what_was_asked_for_is_ever_deleted():
+    story = Story().see(1.0, machine(request=""))
+    story.hear(AgentsCounted(1000.0, {}))
+    assert story.see(2000.0, machine(request="")).of(Delete) == []
+    assert supply(story.state)[A] == 1
+
+
+def test_gce_a_surplus_goes_after_a_while_the_unused_first():
+    both = machine(1), machine(2)
+    story = Story().see(11.0, *both).hear(Targeted(11.0, {A: 2}))
+    agents = {"n1": Agent(4), "n2": Agent(4)}
+    story.hear(AgentsCounted(20.0, agents, frozenset({"n2"})))
+    assert story.hear(Targeted(30.0, {A: 1})).of(Delete) == []
+    assert story.hear(Passed(329.0)).of(Delete) == []
+    assert story.hear(Passed(331.0)).of(Delete) == [Delete(("1",))]
+
+
+def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 0}))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    story.hear(Passed(320.0))
+    assert [order.node for order in story.of(Drain)] == ["n1"]
+    assert story.of(Delete) == []
+    story.hear(AgentsCounted(330.0, {"n1": Agent(4, is_leaving=True)}, frozenset()))
+    assert story.of(Delete) == [Delete(("1",))]
+
+
+def test_gce_a_replacement_is_asked_for_at_the_notice():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
+    assert story.asks() == []
+    assert story.hear(AgentsCounted(30.0, {"n1": Agent(4, is_leaving=True)})).asks() == [(A, 1)]
+
+
+def test_gce_a_preempted_machine_is_deleted_and_costs_nothing_from_its_preemption_on():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    taken = (Preemption("1", 1010.0),)
+    story.see(1020.0, machine(state="preempted"), preemptions=taken)
+    assert story.of(Delete) == [Delete(("1",))]
+    assert story.asks() == [(A, 1)]
+    story = Story().see(11.0, machine())
+    story.see(1020.0, machine(state="preempted"), preemptions=taken)
+    assert spent_usd(story.state) == pytest.approx(1.0)
+    story.see(1500.0, preemptions=taken, ended_at={"1": 1400.0})
+    assert story.state.machines == {}
+    assert spent_usd(story.state) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("agents", "at"),
+    [({}, 620.0), ({"n1": Agent(3)}, 20.0)],
+    ids=["never boots", "boots without a GPU"],
+)
+def test_gce_a_machine_of_no_use_is_deleted_and_its_pool_rests(agents, at):
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story.hear(AgentsCounted(at, agents))
+    assert story.of(Delete) == [Delete(("1",))]
+    assert story.asks() == []
+    assert obtainable(story.state, A) == 0
+
+
+def test_gce_a_silent_death_is_deleted_and_replaced():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}))
+    story.hear(AgentsCounted(30.0, {}))
+    assert story.asks() == [(A, 1)]
+    assert story.hear(AgentsCounted(89.0, {})).of(Delete) == []
+    assert story.hear(AgentsCounted(90.0, {})).of(Delete) == [Delete(("1",))]
+
+
+def test_gce_a_zone_that_did_not_answer_says_nothing_about_its_machines():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    assert story.see(20.0, unseen_zones=("zone-a",)).asks() == []
+    assert story.see(30.0).asks() == [(A, 1)]
+
+
+def test_gce_a_look_from_before_a_machine_was_made_does_not_end_it():
+    story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
+    story.hear(Answered(10.0, Granted("t1-1", (machine(),))))
+    story.hear(Observed(12.0, Observation(9.0, ())))
+    assert "1" in story.state.machines
+    assert story.asks() == []
+
+
+def test_gce_a_new_price_counts_from_now_on():
+    story = Story().see(10.0, machine())
+    story.hear(Priced(1010.0, {A: 7.2}))
+    assert spent_usd(story.hear(Passed(2010.0)).state) == pytest.approx(3.0)

@@ -1,0 +1,104 @@
+"""A real sailord gets its machines by itself: agents on this machine, from nothing (``gce``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sailord.client import Client, ServerProblem
+from sailord.local.place import Place
+from sailord.local.sweep import end_all
+
+PRICES = {"zone-a": 1.0, "zone-b": 2.0}
+
+
+def agent_text(place: Place, memory: Path) -> str:
+    return (
+        f'cluster_name = "local"\nstate = "."\nkey = "{place.folder}/key"\n'
+        f'store = "unix://{place.folder}/head/store.sock"\n'
+        f'catalogue = "{place.folder}/catalogue.toml"\nworker = "worker.node"\n'
+        f'memory = "{memory}"\nthreads = 1\nlease_s = 2.0\norphan_s = 10.0\n[listen]\nport = 0\n'
+    )
+
+
+def pools_text() -> str:
+    return "".join(
+        f'[[provider.pool]]\nzone = "{zone}"\nmachine = "emulated-large"\n'
+        f'gpu = "emulated-large"\nspot = true\nusd_per_hour = {usd}\nmachines_max = 1\n'
+        for zone, usd in PRICES.items()
+    )
+
+
+@pytest.fixture
+def place(tmp_path_factory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("gce") / "c")
+    place.make()
+    (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
+    with (place.folder / "sailord.toml").open("a") as config:
+        config.write(
+            '[provider]\nkind = "emulated"\nfolder = "machines"\nagent = "agent-base.toml"\n'
+            f"{pools_text()}"
+            "[capacity]\nlook_s = 0.5\nsurplus_s = 2.0\nlost_s = 2.0\ndelete_again_s = 2.0\n"
+            "stockout_s = 600.0\n"
+        )
+    words = ["sailord.service", "run", "--config", str(place.folder / "sailord.toml")]
+    with (place.folder / "sailord.log").open("ab") as log:
+        head = subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
+        )
+    yield place
+    head.send_signal(signal.SIGTERM)
+    head.wait(20)
+    for card in (place.folder / "machines").glob("*"):
+        end_all(card)
+    place.remove()
+
+
+def wait_until(holds: Callable[[], Any], within_s: float = 150.0) -> Any:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if value := holds():
+                return value
+        except ServerProblem:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("it never held")
+
+
+def cards(place: Place) -> list[dict[str, Any]]:
+    found = (place.folder / "machines").glob("*/instance.json")
+    return [json.loads(path.read_bytes()) for path in found]
+
+
+def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
+    client = Client(f"unix://{place.socket}")
+    wait_until(lambda: client.ask("GET", "/readyz"))
+    assert cards(place) == [], "nobody wants a machine before there is a job"
+    client.ask("POST", "/v1/jobs", {"job": place.job("job.toml"), "id": "tale"})
+    first = wait_until(lambda: cards(place))
+    assert len({card["request_id"] for card in first}) == len(first)
+
+    def step() -> int:
+        return client.ask("GET", "/v1/status")["job"]["step"]
+
+    wait_until(lambda: step() > 3)
+    # Its silent death: the process that is the machine is gone with all that it started.
+    gone = cards(place)[0]
+    os.kill(gone["pid"], signal.SIGKILL)
+    end_all(place.folder / "machines" / gone["id"])
+    wait_until(lambda: cards(place) and gone["id"] not in {card["id"] for card in cards(place)})
+    before = step()
+    wait_until(lambda: step() > before + 3)
+    client.ask("POST", "/v1/jobs/tale/cancel", {})
+    wait_until(lambda: not cards(place))
+    assert not list((place.folder / "machines").iterdir())

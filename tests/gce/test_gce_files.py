@@ -1,0 +1,207 @@
+"""What is written for Google's machines: sailord's file, the start-up script, GKE's manifest."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agents.config import load_config
+from sailord.providers.gce_answers import failure_of
+from sailord.providers.gce_config import read_gce, shape_of
+from sailord.providers.gce_request import TORCH, bulk_insert_of, names_of, startup_script
+from sailord.providers.interface import Pool
+from simulator.catalogue import load_catalogue
+from simulator.errors import Problems
+from simulator.files import load_document
+from simulator.reading import open_table
+from tests.gce.cloud import HERE, ask, config, pool
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GOOD = """
+project = "test-project"
+zones = ["us-central1-a", "us-east1-b"]
+machines = ["a2-highgpu-1g"]
+contracts = ["spot", "on-demand"]
+store = "etcd://10.0.0.1:2379"
+key_secret = "projects/test-project/secrets/key/versions/3"
+package = "sailor[worker]==0.1.0"
+"""
+
+
+def read(tmp_path: Path, text: str):
+    """Read a provider's table; give it, and what is wrong with it."""
+    path = tmp_path / "sailord.toml"
+    path.write_text(text)
+    problems = Problems()
+    table = open_table(load_document(path, flaws_raise=False), problems)
+    found = read_gce(table, folder=tmp_path, cluster_name="prod", catalogue=load_catalogue())
+    table.finish()
+    return found, problems.found
+
+
+def test_a_file_names_every_pool(tmp_path: Path):
+    found, problems = read(tmp_path, GOOD)
+    assert problems == []
+    assert set(found.pools) == {
+        Pool(zone, "a2-highgpu-1g", "A100-40", 1, spot)
+        for zone in ("us-central1-a", "us-east1-b")
+        for spot in (True, False)
+    }
+    assert found.regions == ("us-central1", "us-east1")
+
+
+def test_a_file_may_name_groups(tmp_path: Path):
+    group = '[[group]]\nzone = "us-east1-b"\nmachine = "a2-highgpu-1g"\nname = "mig"\n'
+    found, problems = read(tmp_path, GOOD + group)
+    assert problems == []
+    assert found.groups == {pool("us-east1-b"): "mig"}
+    _, problems = read(tmp_path, GOOD + group.replace("us-east1-b", "us-east4-b"))
+    assert ["is no pool" in str(problem) for problem in problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "words"),
+    [
+        ("project", 'project = "My Project"', "gcloud projects list"),
+        ("project", "", "is missing"),
+        ("zones", 'zones = ["us-central1"]', "such as us-central1-a"),
+        ("zones", "zones = []", "give a list of texts"),
+        ("machines", 'machines = ["a2-hihgpu-1g"]', 'did you mean "a2-highgpu-1g"'),
+        ("contracts", 'contracts = ["cheap"]', 'give "spot" or "on-demand"'),
+        ("store", 'store = "unix:///var/lib/sailor/store.sock"', "etcd://HOST:PORT"),
+        ("key_secret", 'key_secret = "cluster.key"', "versions/NUMBER"),
+        ("package", 'package = "sailor[worker]"', "pin it"),
+        ("package", 'package = "sailor==0.1.0\'; rm -rf /"', "pin it"),
+        ("package", 'package = "x"\nimagee = "y"', "unknown key"),
+    ],
+)
+def test_a_file_with_a_mistake(tmp_path: Path, line, wrong, words):
+    text = re.sub(rf"^{line} = .*$", lambda _: wrong, GOOD, flags=re.MULTILINE)
+    _, problems = read(tmp_path, text)
+    assert words in "\n".join(str(problem) for problem in problems)
+
+
+def test_machines_to_which_gpus_are_attached():
+    assert shape_of("n1-standard-16-v100-2") == ("n1-standard-16", "nvidia-tesla-v100", 2)
+    assert shape_of("a2-highgpu-2g") == ("a2-highgpu-2g", "", 0)
+    v100 = Pool(HERE, "n1-standard-16-v100-2", "V100-16", 2, True)
+    properties = bulk_insert_of(ask(1, of=v100), config(""))["instance_properties"]
+    assert properties["machine_type"] == "n1-standard-16"
+    assert properties["guest_accelerators"] == [
+        {"accelerator_type": "nvidia-tesla-v100", "accelerator_count": 2}
+    ]
+
+
+def test_names_follow_from_the_request_and_are_names():
+    many = [name for number in range(50) for name in names_of(ask(16, number=number), "prod")]
+    assert len(set(many)) == 50 * 16
+    assert names_of(ask(16), "prod") == names_of(ask(16), "prod")
+    (longest,) = names_of(ask(1), "a" * 64)
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in (*many, longest))
+
+
+# ---- the script ---------------------------------------------------------------------------------
+
+
+def script() -> str:
+    return startup_script(pool(), config(""))
+
+
+def heredoc(after: str) -> str:
+    found = re.search(rf"{re.escape(after)} <<'?END'?\n(.*?)\nEND\n", script(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_script_is_bash_and_holds_no_key():
+    done = subprocess.run(["bash", "-n"], input=script(), text=True, check=False)
+    assert done.returncode == 0
+    assert "secretmanager.googleapis.com/v1/projects/test-project/secrets/key" in script()
+    assert f"'{TORCH}'" in script()
+    assert TORCH in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("spot", [True, False])
+def test_the_script_writes_a_file_that_the_agent_reads(tmp_path: Path, spot):
+    text = startup_script(pool(spot=spot), config(""))
+    found = re.search(r"agent.toml <<END\n(.*?)\nEND\n", text, re.DOTALL)
+    assert found is not None
+    told = found[1].replace("$(metadata name)", "sailor-prod-1").replace("${zone##*/}", HERE)
+    told = told.replace("$(metadata network-interfaces/0/ip)", "10.0.0.7")
+    path = tmp_path / "agent.toml"
+    path.write_text(told)
+    agent = load_config(path)
+    assert (agent.name, agent.zone, agent.machine) == ("sailor-prod-1", HERE, "a2-highgpu-1g")
+    assert (agent.spot, agent.notice_s) == ((True, 120.0) if spot else (False, 30.0))
+    assert agent.address == "10.0.0.7:7078"
+
+
+def test_the_script_runs_the_agent_as_its_own_unit_does():
+    def service(text: str) -> dict[str, str]:
+        unit = configparser.ConfigParser(strict=False)
+        unit.optionxform = str
+        unit.read_string(text)
+        return dict(unit["Service"])
+
+    ours = service(heredoc("sailor-agent.service"))
+    theirs = service((ROOT / "systemd" / "sailor-agent.service").read_text())
+    differing = {key for key, value in ours.items() if theirs.get(key) != value}
+    assert differing == {"ExecStart"}
+
+
+# ---- GKE ----------------------------------------------------------------------------------------
+
+
+def test_the_manifest_configures_an_agent(tmp_path: Path):
+    yaml = pytest.importorskip("yaml")
+    _, settings, agents = yaml.safe_load_all((ROOT / "examples/gke/agents.yaml").read_text())
+    text = (
+        settings["data"]["agent.toml"].replace("NODE", "gke-prod-1").replace("ADDRESS", "10.0.0.7")
+    )
+    path = tmp_path / "agent.toml"
+    path.write_text(text)
+    agent = load_config(path)
+    assert (agent.name, agent.spot, agent.notice_s) == ("gke-prod-1", True, 15.0)
+    pod = agents["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(agent.key.parent) in mounts
+    assert str(agent.state) in mounts
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    assert pod["hostNetwork"] is True, "a pod's own network hides the machine's metadata"
+
+
+# ---- codes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "kind"),
+    [
+        (503, [("ZONE_RESOURCE_POOL_EXHAUSTED", "x")], "stockout"),
+        (503, [("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_ANYTHING_NEW", "x")], "stockout"),
+        (0, [("VM_MIN_COUNT_NOT_REACHED", "x"), ("QUOTA_EXCEEDED", "y")], "quota"),
+        (0, [("VM_MIN_COUNT_NOT_REACHED", "x"), ("ODD", "y")], "unknown"),
+        (0, [("VM_MIN_COUNT_NOT_REACHED", "x")], "unknown"),
+        (403, [("quotaExceeded", "Quota 'Queries per minute' exceeded: per minute")], "rate"),
+        (403, [("quotaExceeded", "Quota 'CPUS' exceeded.")], "quota"),
+        (403, [("forbidden", "Required 'compute.disks.create' permission")], "permission"),
+        (403, [("accessNotConfigured", "enable the API")], "permission"),
+        (429, [], "rate"),
+        (404, [], "bad_request"),
+        (503, [("backendError", "x")], "unknown"),
+    ],
+)
+def test_codes_speak_before_statuses(status, errors, kind):
+    assert failure_of(status, errors).kind == kind
+
+
+def test_only_what_says_nothing_is_transient():
+    assert failure_of(503, [("backendError", "x")]).is_transient
+    assert not failure_of(503, [("ZONE_RESOURCE_POOL_EXHAUSTED", "x")]).is_transient
+    assert not failure_of(418, [("ODD", "x")]).is_transient

@@ -1,0 +1,89 @@
+"""What a person has to put right before Google Cloud gives machines, each told with its cure."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sailord.providers.gce import open_gce
+from sailord.providers.interface import ProviderError
+from simulator.catalogue import load_catalogue
+from simulator.errors import InputError
+from tests.fakes.gce.cloud import Cloud, Mood
+from tests.gce.cloud import HERE, config, pool, provider
+
+OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
+
+
+@pytest.mark.parametrize(
+    ("behave", "place", "words"),
+    [
+        ({"project": "another"}, "provider.project", "gcloud projects list"),
+        ({"denied": {"compute.projects.get"}}, "provider.credentials", "instanceAdmin"),
+        ({"denied": {"compute.zones.list"}}, "provider.credentials", "compute.zones.list"),
+        ({"denied": {"compute.instances.list"}}, "provider.credentials", "instances.list"),
+        ({"is_expired": True}, "provider.credentials", "gcloud auth"),
+        ({"zones": {HERE: "us-central1"}}, "provider.zones", f"did you mean {chr(34)}{HERE}"),
+        (
+            {"not_offered": {("us-east1-b", "a2-highgpu-1g")}},
+            "provider.machines",
+            f"is not offered in us-east1-b; it is offered in europe-west4-a, {HERE}",
+        ),
+        (
+            {"quotas": {("us-east1", "NVIDIA_A100_GPUS"): 0}},
+            "provider.zones",
+            "us-east1 grants 0 A100-40 on demand by NVIDIA_A100_GPUS; a2-highgpu-1g needs 1",
+        ),
+        ({"quotas": {("global", "GPUS_ALL_REGIONS"): 0}}, "provider.project", "GPUS_ALL"),
+    ],
+)
+def test_bad_input_says_what_to_do(behave, place, words):
+    cloud = Cloud(**behave)
+    with provider(cloud, *OUR_POOLS) as gce, pytest.raises(InputError) as told:
+        asyncio.run(gce.check())
+    (problem,) = told.value.problems
+    assert problem.place == place
+    assert words in str(problem)
+    assert problem.cure
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    cloud = Cloud(
+        not_offered={(HERE, "a2-highgpu-1g")},
+        quotas={("us-central1", "NVIDIA_A100_GPUS"): 0, ("us-east1", "NVIDIA_A100_GPUS"): 0},
+    )
+    with provider(cloud, *OUR_POOLS) as gce, pytest.raises(InputError) as told:
+        asyncio.run(gce.check())
+    assert len(told.value.problems) == 3
+
+
+def test_a_cloud_that_is_away_is_nobodys_mistake():
+    cloud = Cloud(moods=[Mood(".*", 1000, status=503)])
+    with provider(cloud) as gce, pytest.raises(ProviderError):
+        asyncio.run(gce.check())
+
+
+def test_all_is_well():
+    with provider(Cloud(), *OUR_POOLS) as gce:
+        asyncio.run(gce.check())
+
+
+def test_without_credentials(monkeypatch, tmp_path: Path):
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(InputError, match="gcloud auth application-default login"):
+        open_gce(replace(config(""), endpoint=None), load_catalogue())
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "not JSON"])
+def test_a_key_file_that_is_none(tmp_path: Path, text):
+    path = tmp_path / "key.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=r"key\.json"):
+        open_gce(replace(config(""), endpoint=None, credentials=path), load_catalogue())

@@ -1,0 +1,430 @@
+"""The provider and the fake cloud, with the real client library between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from sailord.providers.interface import Granted, InDoubt, ProviderError, Refused
+from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Mood
+from tests.fakes.gce.rest import Rest, sku
+from tests.gce.cloud import HERE, THERE, ask, pool, provider
+
+BULK = r"POST .*/bulkInsert"
+
+
+async def until(holds, seconds: float = 20.0):
+    """Wait for something that the fake's own thread will bring about."""
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+    return found
+
+
+def test_machines_are_made_seen_and_deleted():
+    async def story(cloud, gce):
+        granted = await gce.create(ask(3))
+        assert isinstance(granted, Granted)
+        assert len({one.id for one in granted.instances}) == 3
+        await until(lambda: all(vm.status == "RUNNING" for vm in cloud.there()))
+        look = await gce.observe()
+        assert {one.id for one in look.instances} == {one.id for one in granted.instances}
+        for one in look.instances:
+            assert one.state == "running"
+            assert one.pool == pool()
+            assert one.request_id == ask(3).request_id
+            assert one.node == one.name
+            assert one.created_at == next(v.created_at for v in cloud.vms if str(v.id) == one.id)
+        first, *rest = (one.id for one in look.instances)
+        deleted = await gce.delete([first, "17"])
+        assert deleted.ids == (first, "17"), "what is not there is deleted"
+        assert not deleted.failed
+        await until(lambda: len(cloud.there()) == 2)
+        look = await gce.observe()
+        assert {one.id for one in look.instances} == set(rest)
+        assert look.ended_at[first] == next(v.ended_at for v in cloud.vms if str(v.id) == first)
+        await gce.delete(rest)
+        await until(lambda: not cloud.there() and not cloud.running_operations())
+
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        asyncio.run(story(cloud, gce))
+
+
+def test_a_machine_is_asked_for_as_the_file_says():
+    cloud = Cloud()
+    with provider(cloud, network="lab", placement={"us-central1": "near"}) as gce:
+        asyncio.run(gce.create(ask(1)))
+        asyncio.run(gce.create(ask(1, of=pool(spot=False), number=1)))
+    spot, usual = cloud.vms
+    assert spot.body["scheduling"] == {
+        "provisioningModel": "SPOT",
+        "instanceTerminationAction": "DELETE",
+        "preemptionNoticeDuration": {"seconds": "120"},
+        "onHostMaintenance": "TERMINATE",
+        "automaticRestart": False,
+    }
+    assert usual.body["scheduling"]["provisioningModel"] == "STANDARD"
+    assert "instanceTerminationAction" not in usual.body["scheduling"]
+    (disk,) = spot.body["disks"]
+    assert disk["autoDelete"] is True
+    assert disk["initializeParams"]["labels"]["sailor-cluster"] == "prod"
+    assert spot.body["networkInterfaces"][0]["network"] == "global/networks/lab"
+    assert spot.body["resourcePolicies"] == ["near"]
+    script = spot.metadata["startup-script"]
+    assert "pip install --quiet --retries 10 'sailor[worker]==0.1.0'" in script
+    assert 'machine = "a2-highgpu-1g"' in script
+    assert "@" not in script.replace("@:access", "").replace("versions/1:access", "")
+
+
+def test_the_same_request_never_makes_a_machine_twice():
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        first = asyncio.run(gce.create(ask(2)))
+        again = asyncio.run(gce.create(ask(2)))
+        assert {one.id for one in first.instances} == {one.id for one in again.instances}
+        # Google forgets a request after an hour; its names are still taken.
+        cloud._seen.clear()
+        late = asyncio.run(gce.create(ask(2)))
+        assert {one.id for one in late.instances} == {one.id for one in first.instances}
+    assert len(cloud.vms) == 2
+
+
+def test_an_answer_that_is_lost_leaves_the_request_in_doubt():
+    cloud = Cloud(moods=[Mood(BULK, 1, status=503, is_done=True)])
+    with provider(cloud) as gce:
+        assert isinstance(asyncio.run(gce.create(ask(2))), InDoubt)
+        look = asyncio.run(gce.observe())
+    assert [one.request_id for one in look.instances] == [ask(2).request_id] * 2
+    assert sum("bulkInsert" in line for line in cloud.asked) == 1, "it was sent again"
+
+
+def test_an_operation_that_never_ends_is_in_doubt_and_pending():
+    cloud = Cloud(hung=1)
+    with provider(cloud, operation_s=0.2) as gce:
+        outcome = asyncio.run(gce.create(ask(1)))
+        assert isinstance(outcome, InDoubt)
+        assert "has not ended after" in outcome.text
+        look = asyncio.run(gce.observe())
+    assert look.pending_requests == {ask(1).request_id}
+
+
+def test_a_request_by_another_name_than_a_uuid_is_told_back():
+    cloud = Cloud(hung=1)
+    with provider(cloud, operation_s=0.1) as gce:
+        asyncio.run(gce.create(ask(1, request_id="third try")))
+        look = asyncio.run(gce.observe())
+    assert look.pending_requests == {"third try"}
+    assert [one.request_id for one in look.instances] == ["third try"]
+
+
+@pytest.mark.parametrize(
+    ("behave", "kind", "words"),
+    [
+        ({"stock": {(HERE, "a2-highgpu-1g", True): 0}}, "stockout", "enough resources"),
+        ({"quotas": {("us-central1", "NVIDIA_A100_GPUS"): 1}}, "quota", "NVIDIA_A100_GPUS"),
+        ({"denied": {"compute.instances.create"}}, "permission", "compute.instances.create"),
+        ({"is_expired": True}, "permission", "credentials"),
+        ({"not_offered": {(HERE, "a2-highgpu-1g")}}, "bad_request", "does not exist in zone"),
+        (
+            {"moods": [Mood(BULK, 1, 403, "rateLimitExceeded", "Rate", retry_after_s=7)]},
+            "rate",
+            "rateLimitExceeded",
+        ),
+        (
+            {"moods": [Mood(BULK, 1, 403, "quotaExceeded", "Quota 'CPUS' exceeded.")]},
+            "quota",
+            "CPUS",
+        ),
+        ({"moods": [Mood(BULK, 1, 503, STOCKOUT, "none left")]}, "stockout", "none left"),
+        ({"moods": [Mood(BULK, 1, 418, "FLUX_LOW", "odd")]}, "unknown", "FLUX_LOW: odd"),
+    ],
+)
+def test_a_refusal_has_its_kind(behave, kind, words):
+    cloud = Cloud(**behave)
+    taken = ask(2) if kind == "quota" else ask(1)
+    if "quotas" in behave:
+        cloud.quotas[("us-central1", "NVIDIA_A100_GPUS")] = 0
+    with provider(cloud) as gce:
+        outcome = asyncio.run(gce.create(taken))
+    assert isinstance(outcome, Refused)
+    assert (outcome.kind, words in outcome.text) == (kind, True), outcome.text
+    assert outcome.retry_after_s == (7 if kind == "rate" else None)
+    assert cloud.vms == []
+
+
+def test_part_of_what_was_asked_for_may_be_had():
+    cloud = Cloud(stock={(HERE, "a2-highgpu-1g", True): 2})
+    with provider(cloud) as gce:
+        outcome = asyncio.run(gce.create(ask(4)))
+    assert len(outcome.instances) == 2
+    assert len(cloud.vms) == 2
+
+
+@pytest.mark.parametrize("warns", [True, False])
+def test_many_pages_and_zones_that_do_not_answer(warns):
+    cloud = Cloud(page=2, warns=warns)
+    with provider(cloud) as gce:
+        asyncio.run(gce.create(ask(5)))
+        asyncio.run(gce.create(ask(3, of=pool(THERE), number=1)))
+        whole = asyncio.run(gce.observe())
+        assert len(whole.instances) == 8
+        assert whole.unseen_zones == ()
+        cloud.unreachable.add(THERE)
+        part = asyncio.run(gce.observe())
+        assert len(part.instances) == 5
+        assert part.unseen_zones == (THERE,)
+        gone = next(one.id for one in whole.instances if one.pool.zone == THERE)
+        assert asyncio.run(gce.delete([gone])).ids == (gone,), "it is known from before"
+
+
+def test_strangers_machines_are_not_seen():
+    cloud = Cloud()
+    with provider(cloud, cluster_name="other") as gce:
+        asyncio.run(gce.create(ask(1)))
+    with provider(cloud) as gce:
+        assert asyncio.run(gce.observe()).instances == ()
+
+
+class Diary(Hooks):
+    """What the fake does to its machines, written down."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def booted(self, vm):
+        self.lines.append(f"booted {'with' if vm.has_gpu else 'without'} its GPU")
+
+    def warned(self, vm, seconds):
+        assert vm.is_there
+        self.lines.append(f"warned {seconds:g}")
+
+    def ended(self, vm):
+        assert vm.is_there
+        self.lines.append("ended")
+
+
+def test_a_preempted_machine_is_told_of_and_leaves_nothing():
+    async def story(cloud, gce):
+        (one,) = (await gce.create(ask(1))).instances
+        await until(lambda: cloud.vms[0].status == "RUNNING")
+        cloud.preempt(one.name, notice_s=0.05)
+        await until(lambda: not cloud.there())
+        look = await gce.observe()
+        assert look.instances == ()
+        assert [p.instance for p in look.preemptions] == [one.id]
+        assert look.ended_at[one.id] == cloud.vms[0].ended_at
+        # The name may come back; its number does not, and the old one is deleted already.
+        cloud._seen.clear()
+        (other,) = (await gce.create(ask(1))).instances
+        assert (other.name, other.id != one.id) == (one.name, True)
+        assert (await gce.delete([one.id])).ids == (one.id,)
+        assert len(cloud.there()) == 1, "a deletion means a number, never a name"
+
+    diary = Diary()
+    cloud = Cloud(hooks=diary)
+    with provider(cloud) as gce:
+        asyncio.run(story(cloud, gce))
+    assert diary.lines[:3] == ["booted with its GPU", "warned 0.05", "ended"]
+
+
+def test_a_deletion_means_a_number_and_never_a_name():
+    async def story(cloud, gce):
+        (old,) = (await gce.create(ask(1))).instances
+        await until(lambda: cloud.vms[0].status == "RUNNING")
+        cloud.preempt(old.name, notice_s=0)
+        await until(lambda: not cloud.there())
+        cloud._seen.clear()
+        (new,) = (await gce.create(ask(1))).instances
+        assert (new.name, new.id != old.id) == (old.name, True)
+        assert (await gce.delete([old.id])).ids == (old.id,)
+        assert [vm.status == "STOPPING" for vm in cloud.there()] == [False]
+
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        asyncio.run(story(cloud, gce))
+
+
+def test_machines_that_do_not_boot_or_lack_their_gpu():
+    diary = Diary()
+    cloud = Cloud(hooks=diary, dead=1, blind=2)
+    with provider(cloud) as gce:
+        asyncio.run(gce.create(ask(3)))
+        asyncio.run(until(lambda: all(vm.status == "RUNNING" for vm in cloud.there())))
+    assert sorted(diary.lines) == ["booted with its GPU", "booted without its GPU"]
+
+
+def test_a_storm_of_503_says_nothing_of_machines():
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        (one,) = asyncio.run(gce.create(ask(1))).instances
+        cloud.moods.append(Mood(".*", 1000, status=503))
+        with pytest.raises(ProviderError):
+            asyncio.run(gce.observe())
+        assert asyncio.run(gce.delete([one.id])).failed
+        cloud.moods.clear()
+        assert len(asyncio.run(gce.observe()).instances) == 1
+
+
+def test_an_answer_that_does_not_come_has_a_deadline():
+    cloud = Cloud(moods=[Mood("aggregated/instances", 1, delay_s=3.0)])
+    with provider(cloud, call_s=0.5) as gce, pytest.raises(ProviderError, match="timed out"):
+        asyncio.run(gce.observe())
+
+
+def test_the_loop_goes_on_meanwhile():
+    async def story(gce):
+        looking = asyncio.create_task(gce.observe())
+        turns = 0
+        while not looking.done():
+            turns += 1
+            await asyncio.sleep(0.01)
+        await looking
+        return turns
+
+    cloud = Cloud(moods=[Mood("aggregated/instances", 1, delay_s=0.5)])
+    with provider(cloud) as gce:
+        assert asyncio.run(story(gce)) > 10
+
+
+def test_quotas_of_regions_and_of_the_project():
+    quotas = {
+        ("us-central1", "NVIDIA_A100_GPUS"): 16,
+        ("us-central1", "PREEMPTIBLE_NVIDIA_A100_GPUS"): 4,
+        ("us-east1", "NVIDIA_A100_GPUS"): 8,
+        ("us-east1", "PREEMPTIBLE_NVIDIA_A100_GPUS"): 0,
+        ("global", "GPUS_ALL_REGIONS"): 6,
+    }
+    east = pool("us-east1-b")
+    cloud = Cloud(quotas=quotas)
+    with provider(cloud, pool(), pool(THERE), pool(spot=False), east) as gce:
+        asyncio.run(gce.create(ask(3)))
+        asyncio.run(gce.create(ask(1, of=pool(spot=False), number=1)))
+        told = {quota.name: quota for quota in asyncio.run(gce.quotas())}
+    assert {name: quota.pools for name, quota in told.items()} == {
+        "PREEMPTIBLE_NVIDIA_A100_GPUS in us-central1": (pool(), pool(THERE)),
+        "NVIDIA_A100_GPUS in us-central1": (pool(spot=False),),
+        # Nobody asked for a preemptible quota there, so that Spot machines draw on the usual one.
+        "NVIDIA_A100_GPUS in us-east1": (east,),
+        "GPUS_ALL_REGIONS of the project": (pool(spot=False),),
+    }
+    assert told["PREEMPTIBLE_NVIDIA_A100_GPUS in us-central1"].free_gpus == 1
+    assert told["NVIDIA_A100_GPUS in us-central1"].free_gpus == 15
+    assert told["GPUS_ALL_REGIONS of the project"].free_gpus == 5
+
+
+def test_a_quota_that_shrinks():
+    key = ("us-central1", "NVIDIA_A100_GPUS")
+    cloud = Cloud(quotas={key: 4})
+    with provider(cloud, pool()) as gce:
+        assert len(asyncio.run(gce.create(ask(2))).instances) == 2
+        cloud.quotas[key] = 1
+        (quota,) = asyncio.run(gce.quotas())
+        assert (quota.limit_gpus, quota.used_gpus, quota.free_gpus) == (1, 2, 0)
+        assert asyncio.run(gce.create(ask(1, number=1))).kind == "quota"
+        assert len(asyncio.run(gce.observe()).instances) == 2, "what runs, runs on"
+
+
+def test_what_happened_long_ago_is_not_told_again():
+    async def story(cloud, gce):
+        (one,) = (await gce.create(ask(1))).instances
+        await until(lambda: cloud.vms[0].status == "RUNNING")
+        cloud.preempt(one.name, notice_s=0)
+        await until(lambda: not cloud.there())
+        for operation in cloud.operations.values():
+            operation.inserted_at -= 4000
+            operation.ended_at -= 4000
+        look = await gce.observe()
+        assert (look.preemptions, look.ended_at) == ((), {})
+
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        asyncio.run(story(cloud, gce))
+
+
+def test_prices_come_from_the_billing_catalogue_where_it_has_them():
+    cloud = Cloud()
+    rest = Rest(cloud)
+    rest.skus = [
+        sku(
+            "Nvidia Tesla A100 GPU attached to Spot Preemptible VMs",
+            "GPU",
+            "us-central1",
+            1.0,
+            spot=True,
+        ),
+        sku("Nvidia Tesla A100 80GB GPU attached to Spot", "GPU", "us-central1", 9.0, spot=True),
+        sku(
+            "Spot Preemptible A2 Instance Core running in Iowa",
+            "CPU",
+            "us-central1",
+            0.01,
+            spot=True,
+        ),
+        sku(
+            "Spot Preemptible A2 Instance Ram running in Iowa",
+            "RAM",
+            "us-central1",
+            0.002,
+            spot=True,
+        ),
+        sku("Commitment v1: A2 Core", "CPU", "us-central1", 0.001),
+    ]
+    with provider(cloud, billing=True, rest=rest) as gce:
+        prices = asyncio.run(gce.prices())
+        with_list = asyncio.run(gce.prices())
+    with provider(cloud) as gce:
+        built_in = asyncio.run(gce.prices())
+    assert prices == with_list
+    assert prices[pool()] == pytest.approx(1.0 + 12 * 0.01 + 85 * 0.002)
+    assert prices[pool(spot=False)] == built_in[pool(spot=False)] != prices[pool()]
+
+
+def test_prices_that_may_not_be_read_are_no_silent_zero():
+    with provider(Cloud(denied={"billing"}), billing=True) as gce, pytest.raises(ProviderError):
+        asyncio.run(gce.prices())
+
+
+def test_a_group_makes_machines_by_name_and_takes_back_what_it_could_not_make():
+    async def story(cloud, gce):
+        granted = await gce.create(ask(2))
+        assert len(granted.instances) == 2
+        assert {one.request_id for one in granted.instances} == {ask(2).request_id}
+        again = await gce.create(ask(2))
+        assert {one.id for one in again.instances} == {one.id for one in granted.instances}
+        cloud.stock[(HERE, "a2-highgpu-1g", True)] = 1
+        part = await gce.create(ask(3, number=1))
+        assert len(part.instances) == 1
+        none = await gce.create(ask(1, number=2))
+        assert (none.kind, "enough resources" in none.text) == ("stockout", True)
+        assert len(cloud.groups["pool"].wanted) == 3, "what is not made stays wanted"
+        cloud.stock.clear()
+        first = granted.instances[0]
+        assert (await gce.delete([first.id])).ids == (first.id,)
+        await until(lambda: len(cloud.there()) == 2)
+        cloud.fill(cloud.groups["pool"])
+        assert len(cloud.there()) == 2, "the group made another"
+
+    properties = {
+        "machineType": "a2-highgpu-1g",
+        "labels": {"sailor-cluster": "prod"},
+        "scheduling": {"provisioningModel": "SPOT"},
+    }
+    cloud = Cloud(groups={"pool": Group("pool", HERE, properties)})
+    with provider(cloud, groups={pool(): "pool"}) as gce:
+        asyncio.run(story(cloud, gce))
+    assert not any("bulkInsert" in line for line in cloud.asked)
+
+
+def test_a_group_that_is_resized_by_hand():
+    cloud = Cloud()
+    group = Group("pool", HERE, {"machineType": "a2-highgpu-1g"})
+    with cloud.lock:
+        cloud.resize(group, 3)
+        cloud.advance()
+        assert len(cloud.there()) == 3
+        cloud.resize(group, 1)
+        assert [vm.status for vm in cloud.there()].count("STOPPING") == 2

@@ -1,0 +1,327 @@
+"""Break one rule of the control plane at a time and see what turns red: ``-m tests.mutations``.
+
+Each mutation is made in a copy of the repository, never in the working tree. What is named on
+the command line is tried; else all of them. A mutation that nothing catches needs a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One line of a module made wrong."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+def _core(module: str, *changes: tuple[str, str, str]) -> list[Mutation]:
+    return [Mutation(name, module, old, new) for name, old, new in changes]
+
+
+MUTATIONS = [
+    *_core(
+        "sailord/decide.py",
+        (
+            "a generation is told of before it is stored",
+            "    if active.generation != phase.record:\n        return None\n",
+            "    active = replace(active, generation=phase.record)\n"
+            "    state = replace(state, active=active)\n",
+        ),
+        (
+            "stopping waits for ever",
+            "is_alive(state, active) and state.now < phase.deadline:",
+            "is_alive(state, active):",
+        ),
+        (
+            "a plan is opened on a node that is gone",
+            "if not set(phase.then.members) <= set(usable(state, active)):",
+            "if not phase.then.members:",
+        ),
+        (
+            "a generation that does not start is waited for for ever",
+            "    if state.now >= phase.deadline:\n        return fail(state, active)\n",
+            "",
+        ),
+        (
+            "a generation that stands still is let be",
+            "if state.now >= active.advanced_at + state.options.stall_s:",
+            "if state.now >= active.advanced_at + 999 * state.options.stall_s:",
+        ),
+        (
+            "the answer of a planner that died is waited for",
+            "case None if state.now < phase.deadline:",
+            "case None if state.now < phase.deadline + 9999:",
+        ),
+        (
+            "a plan that does not pay is moved to",
+            "if not phase.is_forced and not proposal.is_worth_it:",
+            "if phase.is_forced and not proposal.is_worth_it:",
+        ),
+        (
+            "the next generation opens while a commit is on its way",
+            "if active.commit is not None and active.commit.is_storing:",
+            "if active.commit is not None and active.commit.is_storing and state.now < 0:",
+        ),
+    ),
+    *_core(
+        "sailord/moves.py",
+        (
+            "a lost machine counts as the job's failure",
+            "is_fault = not is_explained(state, active.generation)",
+            "is_fault = True",
+        ),
+        (
+            "a job that always fails is never held",
+            "if failures >= options.failures_until_held:",
+            "if failures >= 99 * options.failures_until_held:",
+        ),
+    ),
+    *_core(
+        "sailord/facts.py",
+        (
+            "an answer to an older question is heard",
+            "    if active.phase.request != event.request:\n"
+            "        return state  # An answer to a question that we no longer ask.\n",
+            "",
+        ),
+        (
+            "a report that was overtaken is heard",
+            "or (node.report is not None and report.number <= node.report.number):",
+            "or (node.report is not None and report.number < 0):",
+        ),
+        (
+            "a machine that was started anew goes unseen",
+            "if names.get(node.record.name, id_) != id_ and not node.is_lost:",
+            "if node.record.name == id_ and not node.is_lost:",
+        ),
+        (
+            "a lease that is gone is a loss whatever the steps say",
+            "if state.now - max(node.absent_since, state.active.advanced_at) < options.suspect_s:",
+            "if state.now - node.absent_since < options.suspect_s:",
+        ),
+        (
+            "a new leader gives nobody time",
+            "if state.now < state.leases_since + options.lease_s + options.grace_s:",
+            "if state.now < state.leases_since:",
+        ),
+        (
+            "an order that is heard twice has two effects",
+            "    if intent.id in state.intents:\n        return state\n",
+            "",
+        ),
+        (
+            "who stood still takes the silence for a loss",
+            "stood_still = event.at > state.now + state.options.still_s",
+            "stood_still = False",
+        ),
+    ),
+    *_core(
+        "sailord/recover.py",
+        (
+            "a point on a line that was left is restored",
+            "            return point.step <= end\n    return False",
+            "            return point.step <= end\n    return True",
+        ),
+        (
+            "a point of which pieces are missing is restored",
+            "if pieces.keys() >= whole and all(",
+            "if all(piece not in pieces or ",
+        ),
+        (
+            "memory is preferred to a later checkpoint",
+            "if newest is not None and (durable is None or newest.step >= durable.point.step):",
+            "if newest is not None:",
+        ),
+        (
+            "the last safe copy is given back",
+            "safe = complete_points(held, layers, atoms, copies=copies)",
+            "safe = {sealed.point for _, sealed in held}",
+        ),
+    ),
+    *_core(
+        "sailord/standing.py",
+        (
+            "who is parked need not have sealed",
+            "        if all(sealed.point != point for sealed in report.sealed):\n"
+            "            return None\n",
+            "",
+        ),
+        (
+            "a new leader restores before it has heard who holds what",
+            "return all(node is None or node.is_lost or _speaks(node) for node in members)",
+            "return any(node is not None for node in members)",
+        ),
+        (
+            "reports of another generation count",
+            "        and node.report.generation == generation.number\n",
+            "",
+        ),
+        (
+            "who leaves in the middle of a step is stopped for",
+            "needed = state.now + 1.5 * proposal.iteration_s",
+            "needed = state.now - 1.5 * proposal.iteration_s",
+        ),
+    ),
+    *_core(
+        "sailord/changes.py",
+        (
+            "a node that leaves is planned for",
+            "or node.absent_since is not None or node.leaving_since is not None:",
+            "or node.absent_since is not None:",
+        ),
+        (
+            "a broken connection alone never ends a generation",
+            "if node.broken_since is not None and state.now >= ",
+            "if node.broken_since is not None and state.now >= 9999 + ",
+        ),
+    ),
+    *_core(
+        "sailord/commit.py",
+        (
+            "a checkpoint of a dead generation is committed",
+            "if is_late or point.generation != record.number:",
+            "if is_late:",
+        ),
+        (
+            "a checkpoint is committed without all its pieces",
+            "return tuple(chosen) if held == whole else None",
+            "return tuple(chosen)",
+        ),
+        (
+            "a piece is committed twice",
+            "if own and not own & held:",
+            "if own:",
+        ),
+    ),
+    *_core(
+        "agents/decide.py",
+        (
+            "a generation is joined while the last has the devices",
+            "if record is None or state.gang is not None or record.state",
+            "if record is None or record.state",
+        ),
+        (
+            "who leads no more is obeyed",
+            "if fence.term < state.heard.term:",
+            "if fence.term < 0:",
+        ),
+        (
+            "a generation that was left is gone back to",
+            "return record.number > state.left and record.number",
+            "return record.number",
+        ),
+        (
+            "an agent that starts anew ends the workers it finds",
+            "if gang is not None and state.has_read and not _is_wanted(state, gang):",
+            "if gang is not None and not _is_wanted(state, gang):",
+        ),
+        (
+            "cut off, workers are parked though their steps go on",
+            "still_since = max(state.silent_since, gang.advanced_at)",
+            "still_since = state.silent_since",
+        ),
+        (
+            "workers that do not listen are never killed",
+            "is_due = state.now >= gang.abort_sent_at + options.abort_s",
+            "is_due = False",
+        ),
+        (
+            "an older record that is read late is followed",
+            " and record.number < known.number:",
+            " and record.number < 0:",
+        ),
+        (
+            "anybody may have snapshots released",
+            "if event.term < state.heard.term or event.job != state.job:",
+            "if event.job != state.job:",
+        ),
+    ),
+]
+
+TESTS = ["-m", "pytest", "-q", "--tb=no", "-rf", "tests/decisions", "tests/stories"]
+CLEAN = ": clean\n"
+LIVES_FEW, LIVES_MANY = 15, 300
+"""Many are lived where nothing else turned red."""
+
+
+def catch(mutation: Mutation, folder: Path) -> list[str]:
+    """What turns red in a copy with the mutation."""
+    path = folder / mutation.path
+    text = path.read_text(encoding="utf-8")
+    found = text.count(mutation.old)
+    assert found == 1, f"{mutation.name}: {found} places in {mutation.path}"
+    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        return red(folder)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def red(folder: Path) -> list[str]:
+    """The tests of single decisions, the stories, and the lives that fail."""
+    told = _run(TESTS, folder)
+    caught = [name for name in ("decisions", "stories") if f"FAILED tests/{name}" in told]
+    lives = _run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
+    if not caught and lives.endswith(CLEAN):
+        lives = _run(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
+    return caught if lives.endswith(CLEAN) else [*caught, "lives"]
+
+
+def _run(command: list[str], folder: Path) -> str:
+    """What a program tells; nothing if it does not end."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        return subprocess.run(
+            [sys.executable, *command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+            check=False,
+            text=True,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return ""
+
+
+def main() -> int:
+    """Print a line for each mutation: its name and what caught it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names; all if there are none")
+    wanted = parser.parse_args().names
+    chosen = [m for m in MUTATIONS if not wanted or any(name in m.name for name in wanted)]
+    survived = 0
+    with tempfile.TemporaryDirectory(prefix="sailor-mutations-") as name:
+        folder = Path(name)
+        for part in COPIED:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        for mutation in chosen:
+            caught = catch(mutation, folder)
+            survived += not caught
+            by = ", ".join(caught) or "NOTHING"
+            print(f"{mutation.path}: {mutation.name}: {by}", flush=True)
+    print(f"{len(chosen)} mutations, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""One life of the simulated cluster, from its seed alone: trouble, then calm, then a look back."""
+
+from __future__ import annotations
+
+from sailord.model import Held, Planning, Running
+from tests.sim.faults import Trouble
+from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
+from tests.sim.world import GENTLE, JOB, PEACEFUL, Faults, World
+
+TROUBLE_S = 110.0
+CALM_S = 150.0
+LOOK_S = 5.0
+RESTED_S = 15.0
+"""It must have been at rest for so long, so that what was on its way has come."""
+
+
+def faults_of(seed: int) -> Faults:
+    """Most lives have all kinds of trouble; some only one sort, about which more must hold."""
+    return {0: GENTLE, 5: PEACEFUL}.get(seed % 10, Faults())
+
+
+def planner_of(seed: int) -> Planner:
+    """In a share of the lives it is the real one."""
+    return RealPlanner() if seed % 15 == 7 else QuickPlanner()
+
+
+def live(seed: int) -> World:
+    """Let a world live through trouble and then through calm, until it has come to rest."""
+    faults = faults_of(seed)
+    world = World(seed, faults, planner_of(seed))
+    try:
+        world.clock.after(10.0, lambda: Trouble(world, until=TROUBLE_S) and None)
+        world.clock.run_until(TROUBLE_S)
+        _calm(world)
+        if faults is GENTLE:
+            assert world.checker.failures_max == 0, "a machine that went was somebody's failure"
+        if faults is PEACEFUL:
+            _check_undisturbed(world)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}\n{world.checker.account()}") from error
+    return world
+
+
+def _calm(world: World) -> None:
+    """Faults stop, and those that last come to their end: now all must find its place."""
+    rested = 0.0
+    while world.clock.now < TROUBLE_S + CALM_S:
+        world.clock.run_until(world.clock.now + LOOK_S)
+        rested = rested + LOOK_S if not unrest(world) else 0.0
+        if rested >= RESTED_S:
+            return
+    raise AssertionError(f"it does not come to rest: {unrest(world)}")
+
+
+def unrest(world: World) -> str:
+    """What is still to be done; empty if one head leads, and the job runs or is held."""
+    leaders = [head for head in world.heads.values() if head.state.term is not None]
+    if len(leaders) != 1:
+        return f"{len(leaders)} heads lead"
+    state = leaders[0].state
+    active = state.active
+    if active is None:
+        waiting = [job.id for job in state.jobs.values() if job.state == "queued"]
+        return f"{waiting} wait for their turn" if waiting else ""
+    if isinstance(active.phase, Held) or len(world.fit_for_work()) < MEMBERS_MIN:
+        return ""
+    if not isinstance(active.phase, Running | Planning):
+        return f"stuck in {active.phase}"
+    assert active.generation is not None
+    steps = world.checker.steps.get((active.job.id, active.generation.number), [(0.0, 0)])
+    return "" if steps[-1][0] > world.clock.now - LOOK_S else f"no step since {steps[-1][0]:.1f}"
+
+
+def _check_undisturbed(world: World) -> None:
+    """The control plane came and went; the job went on with its workers as they were.
+
+    A machine that nobody heard of when the job began may join it later.
+    """
+    records = [each.record for (job, _), each in world.checker.opened.items() if job == JOB]
+    others = [record.reason for record in records[1:] if " could help" not in record.reason]
+    assert not others, f"generations without need: {others}"

@@ -1,0 +1,98 @@
+"""The durable store for checkpoints: objects and manifests under names for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.protocol import Durable, Holding, JobId, NodeId, Point, Uploaded
+from sailord.garbage import folders_of, garbage
+from sailord.keeping import CollectGarbage, WriteManifest
+from sailord.manifest import folder_of
+from sailord.storage import Entry
+from tests.sim.workers import LAYERS
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What makes objects a checkpoint."""
+
+    point: Point
+    parts: tuple[Uploaded, ...]
+    parent: Durable | None
+
+
+class Objects:
+    """What was uploaded of which job and point; it can be away, and what it holds can rot."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.there: dict[str, Uploaded] = {}
+        self.manifests: dict[str, Manifest] = {}
+
+    def put(
+        self, job: JobId, point: Point, writer: NodeId, holds: tuple[Holding, ...]
+    ) -> Uploaded | None:
+        """Upload one node's share; ``None`` if the store does not take it."""
+        if not self.is_up or not holds:
+            return None
+        uri = f"{folder_of(job, point)}/{writer}"
+        self.there[uri] = Uploaded(point, uri, 1, "", holds)
+        return self.there[uri]
+
+    def describe(self, order: WriteManifest, term: int) -> Durable:
+        """Write a manifest; whoever writes it again in the same term writes the same."""
+        uri = f"{folder_of(order.job.id, order.point)}/manifest-{term}.json"
+        self.manifests[uri] = Manifest(order.point, order.parts, order.parent)
+        return Durable(order.point, uri, "")
+
+    def is_whole(self, durable: Durable) -> bool:
+        """Every layer of the checkpoint can be read, from exactly one object."""
+        manifest = self.manifests.get(durable.manifest)
+        if manifest is None or manifest.point != durable.point:
+            return False
+        layers = sorted(part.layer for each in manifest.parts for part in each.holds)
+        is_there = all(self.there.get(each.uri) == each for each in manifest.parts)
+        return is_there and layers == list(range(LAYERS))
+
+    def line(self, durable: Durable | None) -> list[Durable]:
+        """A checkpoint and those before it that are still described, newest first."""
+        found: list[Durable] = []
+        while durable is not None and durable.manifest in self.manifests:
+            found.append(durable)
+            durable = self.manifests[durable.manifest].parent
+        return found
+
+    def newest_readable(self, durable: Durable) -> Durable | None:
+        """This checkpoint, or the newest before it that can be read."""
+        return next((each for each in self.line(durable) if self.is_whole(each)), None)
+
+    def collect(self, order: CollectGarbage) -> None:
+        """Remove what the real rule calls garbage, and nothing else."""
+        job, keep = order.job.id, order.job.saving.keep
+        chain = self.line(order.durable)
+        below = f"{job}/"
+        names = [*self.there, *self.manifests]
+        entries = [Entry(name.removeprefix(below), 1) for name in names if name.startswith(below)]
+        referenced = {
+            each.point: frozenset(
+                part.uri.rpartition("/")[2] for part in self.manifests[each.manifest].parts
+            )
+            for each in chain[:keep]
+        }
+        for name in garbage(
+            job,
+            folders_of(entries),
+            chain,
+            generation=order.record.number,
+            restore=order.record.restore.point,
+            keep=keep,
+            referenced=referenced,
+        ):
+            self.there.pop(name, None)
+            self.manifests.pop(name, None)
+
+    def damage(self, durable: Durable) -> None:
+        """An object of a checkpoint is gone or cannot be read any more."""
+        manifest = self.manifests.get(durable.manifest)
+        if manifest is not None:
+            self.there.pop(manifest.parts[0].uri, None)

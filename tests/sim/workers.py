@@ -1,0 +1,266 @@
+"""Workers of the simulated world: they step together, seal, upload, and notice who is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agents.protocol import (
+    Durable,
+    GenerationRecord,
+    Holding,
+    JobId,
+    NodeId,
+    Point,
+    Sealed,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.machines import Machine
+    from tests.sim.world import World
+
+STEP_S = 1.0
+LAYERS = 6
+SLOTS = 3
+"""A node has room for so many sealed snapshots of its present generation."""
+
+
+@dataclass(eq=False)
+class Crew:
+    """The worker processes of one machine: they outlive their agent, not their machine."""
+
+    pid: int
+    record: GenerationRecord
+    taking: str
+    step: int
+    stop_at: int | None = None
+    broken: tuple[NodeId, ...] = ()
+    failure: str = ""
+    is_bug: bool = False
+    is_loaded: bool = False
+    """It has fetched the state from which its generation begins."""
+    is_stuck: bool = False
+    """Not even an abort moves it: only a kill does."""
+    frozen_until: float = 0.0
+
+    @property
+    def generation(self) -> int:
+        return self.record.number
+
+
+class Floor:
+    """Where all workers are: what one of them does shows to the others at the next step."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.clock, self.random = world, world.clock, world.random
+        self.joined: set[tuple[JobId, int, NodeId]] = set()
+        self.clock.after(STEP_S, self._step)
+
+    # ---- what agents order ----------------------------------------------------------------
+
+    def join(self, machine: Machine, record: GenerationRecord) -> None:
+        old, checker = machine.crew, self.world.checker
+        assert old is None or old.taking == "left", "a device has two owners"
+        if machine.job != record.job:
+            machine.job, machine.sealed = record.job, ()
+        pid = checker.next_pid() if old is None else old.pid
+        crew = Crew(pid, record, "fetching", record.restore.point.step)
+        machine.crew = crew
+        self.joined.add((record.job, record.number, machine.id))
+        self.clock.after(self.random.uniform(0.3, 1.5), lambda: self._started(machine, crew))
+
+    def _started(self, machine: Machine, crew: Crew) -> None:
+        if machine.crew is not crew or crew.taking != "fetching":
+            return
+        if not self.can_fetch(crew.record):
+            self._fail_to_fetch(crew)
+        elif self.random.random() < self.world.faults.worker_bug:
+            crew.taking, crew.failure, crew.is_bug = "failed", "an exception in the model", True
+        else:
+            crew.taking, crew.is_loaded = "running", True
+            crew.is_stuck = self.random.random() < self.world.faults.stuck_crew
+        self._say(machine)
+
+    def can_fetch(self, record: GenerationRecord) -> bool:
+        """All of the restore point's layers stand on machines that are up, or in the store."""
+        point = record.restore.point
+        if record.restore.source == "start":
+            return True
+        if record.restore.source == "durable":
+            durable = self.world.store.get(f"/job/{record.job}/durable")
+            line = self.world.objects.line(durable if isinstance(durable, Durable) else None)
+            at_point = [each for each in line if each.point == point]
+            return any(self.world.objects.is_whole(each) for each in at_point)
+        return point in self.points_in_memory(record.job)
+
+    def _fail_to_fetch(self, crew: Crew) -> None:
+        """Whoever should have the state and does not answer is named: he may be gone."""
+        machines = self.world.machines.values()
+        point = crew.record.restore.point
+        gone = [m.id for m in machines if not m.is_up and m.had_sealed(crew.record.job, point)]
+        if gone:
+            crew.taking, crew.broken = "broken", tuple(gone)
+        else:
+            crew.taking, crew.failure = "failed", "nobody has the state any more"
+
+    def points_in_memory(self, job: JobId) -> set[Point]:
+        """The points of which every layer stands on machines that are up."""
+        held: dict[Point, set[int]] = {}
+        for machine in self.world.up():
+            for sealed in machine.sealed if machine.job == job else ():
+                held.setdefault(sealed.point, set()).update(part.layer for part in sealed.holds)
+        return {point for point, layers in held.items() if len(layers) == LAYERS}
+
+    def tell_stop(self, machine: Machine, generation: int, stop_at: int) -> None:
+        crew = machine.crew
+        if crew is not None and crew.generation == generation:
+            crew.stop_at = stop_at
+
+    def abort(self, machine: Machine, generation: int) -> None:
+        crew = machine.crew
+        if crew is None:
+            self.clock.after(
+                0.01, lambda: machine.tell(lambda a: a.crew_exited(generation, "no workers"))
+            )
+        elif crew.generation == generation and not crew.is_stuck:
+            self.clock.after(self.random.uniform(0.01, 0.3), lambda: self._leave(machine, crew))
+
+    def _leave(self, machine: Machine, crew: Crew) -> None:
+        if machine.crew is crew and self.clock.now >= crew.frozen_until:
+            crew.taking = "left"
+            self._say(machine)
+
+    def kill(self, machine: Machine, generation: int, why: str = "killed") -> None:
+        crew = machine.crew
+
+        def gone() -> None:
+            if crew is not None and machine.crew is crew and crew.generation == generation:
+                machine.crew = None
+            machine.tell(lambda a: a.crew_exited(generation, why))
+
+        self.clock.after(self.random.uniform(0.05, 0.5), gone)
+
+    def _say(self, machine: Machine) -> None:
+        crew = machine.crew
+        if crew is not None:
+            machine.tell(lambda agent: agent.crew_says(crew))
+
+    # ---- steps ----------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """One step of every generation whose members are all there and connected."""
+        self.clock.after(STEP_S, self._step)
+        running: dict[tuple[JobId, int], list[Machine]] = {}
+        for machine in self.world.up():
+            crew = machine.crew
+            if crew is not None and crew.is_loaded and crew.taking in {"running", "broken"}:
+                running.setdefault((crew.record.job, crew.generation), []).append(machine)
+        for key in sorted(running):
+            machines = running[key]
+            there = {m.id for m in machines if self._can_step(m)}
+            record = machines[0].crew.record if machines[0].crew is not None else None
+            assert record is not None
+            if set(record.members) <= there:
+                self._advance(record, machines)
+            else:
+                self._notice_absence(record, machines)
+
+    def _can_step(self, machine: Machine) -> bool:
+        assert machine.crew is not None
+        is_thawed = self.clock.now >= machine.crew.frozen_until
+        return is_thawed and machine.id not in self.world.cut_pairs
+
+    def _advance(self, record: GenerationRecord, machines: list[Machine]) -> None:
+        crews = [m.crew for m in machines if m.crew is not None]
+        steps = {crew.step for crew in crews}
+        assert len(steps) == 1, f"members of generation {record.number} are at steps {steps}"
+        step = steps.pop() + 1
+        # One vote at each step's end: who was told to stop tells all.
+        is_stop = any(crew.stop_at is not None and crew.stop_at <= step for crew in crews)
+        self.world.checker.stepped(record, step)
+        point = Point(step, record.number)
+        is_sealed = is_stop or step % record.memory_every == 0
+        is_uploaded = record.persist_every is not None and step % record.persist_every == 0
+        for machine, crew in zip(machines, crews, strict=True):
+            crew.step, crew.broken, crew.taking = step, (), "running"
+            if is_sealed:
+                self._seal_soon(machine, crew, point, is_stop=is_stop, is_uploaded=is_uploaded)
+            if not is_stop:
+                self._say(machine)
+
+    def _seal_soon(
+        self, machine: Machine, crew: Crew, point: Point, *, is_stop: bool, is_uploaded: bool
+    ) -> None:
+        """Each node in its own time, before the next step ends; parked is who has sealed."""
+        holds = share(crew.record.members, machine.id)
+        if is_stop:
+            crew.taking = "sealing"
+
+        def seal() -> None:
+            if not machine.is_up or machine.crew is not crew:
+                return
+            machine.seal(Sealed(point, holds), slots=SLOTS)
+            if is_stop and crew.taking == "sealing":
+                crew.taking = "stopped"
+            machine.tell(lambda agent: agent.snapshots_changed())
+            if is_stop:
+                self._say(machine)
+            if is_uploaded:
+                self._upload_soon(machine, crew.record, point)
+
+        self.clock.after(self.random.uniform(0.0, 0.4), seal)
+
+    def _upload_soon(self, machine: Machine, record: GenerationRecord, point: Point) -> None:
+        """Whatever the workers do meanwhile."""
+
+        def stored() -> None:
+            if not machine.is_up or machine.job != record.job or machine.agent is None:
+                return  # The agent brings it away, and what it was at dies with it.
+            mine = own_share(record.members, machine.id)
+            vote = self.world.objects.put(record.job, point, machine.id, mine)
+            if vote is not None:
+                machine.tell(lambda agent: agent.upload_done(record.job, vote))
+
+        self.clock.after(self.random.uniform(0.5, 6.0), stored)
+
+    def secure(self, machine: Machine, job: JobId, point: Point) -> None:
+        """Upload a snapshot now, whatever the interval says."""
+        opened = self.world.checker.opened.get((job, point.generation))
+        is_there = any(sealed.point == point for sealed in machine.sealed)
+        if machine.job == job and opened is not None and is_there:
+            self._upload_soon(machine, opened.record, point)
+
+    def _notice_absence(self, record: GenerationRecord, machines: list[Machine]) -> None:
+        for machine in machines:
+            assert machine.crew is not None
+            if self.clock.now < machine.crew.frozen_until:
+                continue
+            gone = [id_ for id_ in record.members if self._is_gone(record, id_, to=machine.id)]
+            if gone:
+                machine.crew.taking, machine.crew.broken = "broken", tuple(gone)
+                self._say(machine)
+
+    def _is_gone(self, record: GenerationRecord, id_: NodeId, *, to: NodeId) -> bool:
+        """A peer of the generation was connected and is no more, or will never be."""
+        machine = self.world.machines[id_]
+        if id_ == to:
+            return False
+        if not machine.is_up or id_ in self.world.cut_pairs or to in self.world.cut_pairs:
+            return True
+        if (record.job, record.number, id_) not in self.joined:
+            return False  # It is on its way.
+        crew = machine.crew
+        return crew is None or crew.record != record or crew.taking in {"left", "failed"}
+
+
+def own_share(members: tuple[NodeId, ...], mine: NodeId) -> tuple[Holding, ...]:
+    """A node's own layers."""
+    place, count = members.index(mine), len(members)
+    return tuple(Holding(layer, 0, 1) for layer in range(LAYERS) if layer % count == place)
+
+
+def share(members: tuple[NodeId, ...], mine: NodeId) -> tuple[Holding, ...]:
+    """A node's own layers, and its left neighbour's, whose buddy it is."""
+    place, count = members.index(mine), len(members)
+    theirs = {place, (place - 1) % count}
+    return tuple(Holding(layer, 0, 1) for layer in range(LAYERS) if layer % count in theirs)

@@ -1,0 +1,253 @@
+"""When a rank takes snapshots, what it waits for, and which of its older ones it still needs.
+
+Which steps are kept is a function of the step, so that all ranks keep the same ones. A rank takes
+part in the vote of such a step only when it has sealed the one before, and when the agent has
+copies made of the one before that, where they are needed: so a vote that is over says to
+everybody which points are complete everywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from simulator.job import Job
+from worker.layout import seats_of
+from worker.optimizer import Update
+from worker.pieces import Key, Shape, buddies_of, keepers_of, sizes_of, writers_of
+from worker.precision import LossScale, precision_of
+from worker.restoring import fill
+from worker.slots import Header, NoRoom, Piece, fingerprint, laid_out
+from worker.slots import Progress as Told
+from worker.snapshots import Reached, Snapshots, Sources
+from worker.table import table_of
+from worker.trainer import Progress, Trainer
+from worker.transport.base import Transport
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What the agent tells a rank of its place, as far as its snapshots say it."""
+
+    job: str
+    generation: int
+    term: int
+    node: str
+    memory: Path
+    memory_every: int
+    persist_every: int | None
+    zones: Mapping[str, str]
+    """Of all nodes that are known."""
+
+
+def shape_of(job: Job) -> Shape:
+    """Of what the job's pieces consist."""
+    return Shape(
+        layers=len(job.model.layers),
+        atoms=job.max_tp,
+        item_bytes=precision_of(job).master.itemsize,
+        moments=Update.moments(job),
+    )
+
+
+def model_of(job: Job) -> str:
+    """The fingerprint of the job's tensors."""
+    tables = [table_of(job, index) for index in range(len(job.model.layers))]
+    return fingerprint(tables, atoms=job.max_tp, dtype=dtype_of(job), moments=Update.moments(job))
+
+
+def dtype_of(job: Job) -> str:
+    """In what numbers weights are kept, as headers say it: ``float32``."""
+    return str(precision_of(job).master).removeprefix("torch.")
+
+
+def header_of(trainer: Trainer, seat: Seat) -> tuple[Header, bool]:
+    """What a rank's files say, before there is one; are there copies to be made by anybody?"""
+    shape = shape_of(trainer.job)
+    sizes = sizes_of(trainer.holdings, shape)
+    keepers = keepers_of(trainer.holdings, zero=trainer.job.zero)
+    writers = writers_of(keepers, sizes)
+    nodes = {
+        each.rank: trainer.plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
+        for each in seats_of(trainer.plan)
+    }
+    survive = trainer.job.checkpoint.survive
+    buddies = buddies_of(keepers, writers, sizes, nodes, seat.zones, survive)
+    pieces = tuple(
+        Piece(
+            *key,
+            offset=0,
+            bytes=sizes[key],
+            is_written=writers[key] == trainer.rank,
+            buddy=buddies.get(key) if writers[key] == trainer.rank else None,
+        )
+        for key, ranks in keepers.items()
+        if trainer.rank in ranks
+    )
+    header = Header(
+        job=seat.job,
+        generation=seat.generation,
+        step=0,
+        term=seat.term,
+        rank=trainer.rank,
+        node=seat.node,
+        atoms=shape.atoms,
+        layers=shape.layers + 1,
+        dtype=dtype_of(trainer.job),
+        moments=shape.moments,
+        model=model_of(trainer.job),
+        persist=False,
+        progress=progress_of(trainer),
+        pieces=pieces,
+    )
+    return laid_out(header), bool(buddies)
+
+
+def progress_of(trainer: Trainer) -> Told:
+    """How far training is, as headers say it."""
+    now = trainer.progress
+    return Told(
+        step=now.step,
+        updates=now.updates,
+        scale=now.scale.factor,
+        good_steps=now.scale.good_steps,
+        sample_hash=now.sample_hash,
+        samples=now.samples,
+        label_tokens=now.label_tokens,
+    )
+
+
+def take_up(trainer: Trainer, told: Told, bodies: Mapping[Key, bytearray | memoryview]) -> None:
+    """Let a rank go on from where a snapshot was taken."""
+    fill(trainer.memories, bodies, shape_of(trainer.job), trainer.precision)
+    scale = LossScale(told.scale, told.good_steps)
+    trainer.progress = Progress(
+        told.step, told.updates, scale, told.sample_hash, told.samples, told.label_tokens
+    )
+
+
+@dataclass(eq=False)
+class SnapshotKeeper:
+    """One rank's snapshots of one generation, and the wish to stop."""
+
+    trainer: Trainer
+    seat: Seat
+    snapshots: Snapshots
+    transport: Transport
+    has_buddies: bool
+    stop_at: int | None = None
+    """At the end of this step, or of a later one if that is over, all are to stop."""
+    _kept: list[int] = field(default_factory=list)
+    """The points of which this generation has taken snapshots."""
+    _safe: int = 0
+    """Points before it are not needed any more."""
+    _replicated: int = -1
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @classmethod
+    def open(
+        cls,
+        trainer: Trainer,
+        seat: Seat,
+        transport: Transport,
+        *,
+        on_sealed: Callable[[int], None],
+        reached: Reached,
+    ) -> SnapshotKeeper:
+        """Make room for all the snapshots that there may be at once."""
+        header, has_buddies = header_of(trainer, seat)
+        sources = Sources.of(header, trainer.memories)
+        snapshots = Snapshots(seat.memory, header, sources, on_sealed, reached)
+        snapshots.reserve(3 if has_buddies else 2)
+        return cls(trainer, seat, snapshots, transport, has_buddies)
+
+    # ---- from other threads ---------------------------------------------------------------------
+
+    def replicated(self, step: int) -> None:
+        """All copies of this node's pieces of that point are made."""
+        with self._changed:
+            self._replicated = max(self._replicated, step)
+            self._changed.notify_all()
+
+    # ---- at each step ---------------------------------------------------------------------------
+
+    def is_kept(self, step: int) -> bool:
+        """Is a snapshot taken when so many steps are done?"""
+        return step % self.seat.memory_every == 0 or self._is_persisted(step)
+
+    def _is_persisted(self, step: int) -> bool:
+        return self.seat.persist_every is not None and step % self.seat.persist_every == 0
+
+    def wishes_to_stop(self, step: int) -> bool:
+        done = step + 1
+        if self.is_kept(done):
+            self.snapshots.wait_sealed()
+            if self.has_buddies and len(self._kept) > 1:
+                self._wait_replicated(self._kept[-2])
+        return self.stop_at is not None and self.stop_at <= done
+
+    def before_update(self) -> None:
+        self.snapshots.wait_copied()
+
+    def after_step(self) -> None:
+        """Take a snapshot if it is time for one; the vote is over."""
+        step = self.trainer.progress.step
+        if self.is_kept(step):
+            behind = 2 if self.has_buddies else 1
+            if len(self._kept) >= behind:
+                self._safe = self._kept[-behind]
+            self._begin(persist=self._is_persisted(step))
+
+    def _begin(self, *, persist: bool) -> None:
+        progress = progress_of(self.trainer)
+        self.snapshots.begin(progress, persist=persist, safe_step=self._safe)
+        self._kept.append(progress.step)
+
+    def _wait_replicated(self, step: int) -> None:
+        with self._changed:
+            while self._replicated < step:
+                self._changed.wait(_LOOK_S)
+                self.transport.check()
+
+    # ---- at the end -----------------------------------------------------------------------------
+
+    def seal_at_stop(self, *, persist: bool) -> None:
+        """All have stopped at one boundary: seal it."""
+        step = self.trainer.progress.step
+        if not self._kept or self._kept[-1] != step:
+            self.snapshots.wait_sealed()
+            if self._kept and self._all_agree(self._replicated >= self._kept[-1]):
+                self._safe = self._kept[-1]
+            self._begin(persist=persist or self._is_persisted(step))
+        self.snapshots.wait_sealed()
+
+    def _all_agree(self, is_replicated: bool) -> bool:
+        """Everybody is here, and so has sealed the last; are copies made of it, if they must be?"""
+        group = self.trainer.everybody
+        if group is None:
+            return True
+        missing = torch.zeros(1, device=self.trainer.device)
+        missing[0] = float(self.has_buddies and not is_replicated)
+        return not float(group.all_reduce(missing))
+
+    def seal_what_is_whole(self) -> bool:
+        """The others are lost: seal what was applied here, if there is room for it."""
+        step = self.trainer.progress.step
+        if self.trainer.is_whole and step not in self.snapshots.steps:
+            self.snapshots.patience_s = 0.0
+            try:
+                self._begin(persist=False)
+            except NoRoom:
+                return False
+        self.snapshots.wait_sealed()
+        return step in self.snapshots.steps
+
+    def close(self) -> None:
+        """Leave all that is sealed to the agent."""
+        self.snapshots.close()
