@@ -29,6 +29,8 @@ ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
 PING_S = 15.0
 GLANCE_S = 1.0
 """What a status may wait for the store."""
+KNOWN_S = 2.0
+"""How long a new job is waited for; it is in the store and comes to be known in any case."""
 PRIORITY_MAX = 1_000_000
 LEAVES_MAX = 4e9
 
@@ -126,7 +128,17 @@ async def submit_job(request: web.Request) -> web.Response:
     if not await api.gateway.submit(record, body["job"], durable):
         return refusal(409, Problem("id", f"there is a job {id_} already", "give another id"))
     api.woken.set()
+    if api.shell.state.term is not None:
+        await _until_known(api, id_)
     return answer(plain(record), status=201, headers={"Location": f"/v1/jobs/{id_}"})
+
+
+async def _until_known(api: Api, id_: JobId) -> None:
+    """Wait for the controller to read it, so that who submits may ask for it at once."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KNOWN_S):
+            while views.job_view(api.shell.shown, id_) is None:
+                await asyncio.sleep(0.01)
 
 
 def job_of(request: web.Request) -> shapes.JobView:

@@ -179,6 +179,13 @@ def test_a_job_is_told_of_from_its_start_to_its_end(head, receiver):
     assert signature == sign(SECRET.encode(), body, moment)
 
 
+def test_who_has_submitted_a_job_may_ask_for_it_at_once(head):
+    for number in range(10):
+        assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": f"at-once-{number}"})[0] == 201
+        assert head.ask("GET", f"/v1/jobs/at-once-{number}")[0] == 200
+        assert head.ask("POST", f"/v1/jobs/at-once-{number}/cancel", {})[0] == 202
+
+
 def test_a_stream_of_events_resumes_after_an_id(head):
     happened = head.ask("GET", "/v1/events?follow=false")[1]["events"]
     assert len(happened) > 2
@@ -194,7 +201,7 @@ def test_a_listener_that_goes_away_is_no_error(head):
         return len(head.ask("GET", "/v1/events?follow=false")[1]["events"])
 
     for id_ in ("heard", "unheard"):
-        head.ask("POST", "/v1/jobs", {"job": JOB, "id": id_})
+        assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": id_})[0] == 201
     wait_until(told, within_s=20)
     with contextlib.closing(Over(head.socket)) as connection:
         connection.request("GET", "/v1/events", headers={"Last-Event-ID": "0"})
