@@ -267,35 +267,85 @@ def _withdraw(state: State, event: NoticeWithdrawn) -> Outcome:
 
 
 def _next_move(state: State) -> Outcome | None:
+    """The first rule that has something to do says what; ``None``: all is as it should be."""
     gang = state.gang
-    if gang is not None and state.has_read and not _is_wanted(state, gang):
+    if gang is None:
+        return _join(state) or _end(state)
+    if state.has_read and not _is_wanted(state, gang):
         return _end_gang(state, gang)
-    if gang is not None and _is_cut_off(state, gang):
-        failed = _failed(gang, "cut off from the store, and no step was done")
-        return replace(state, gang=failed), ()
-    if gang is not None and state.fault and gang.taking != "failed":
-        return replace(state, gang=_failed(gang, state.fault)), ()
-    if gang is not None and gang.taking == "failed" and gang.abort_sent_at is None:
-        return _end_gang(state, gang)
-    if _may_join(state):
-        assert state.record is not None
-        joined = Gang(
-            state.record.number,
-            "fetching",
-            step=state.record.restore.point.step,
-            advanced_at=state.now,
-        )
-        note = Note(f"joining generation {state.record.number}: {state.record.reason}")
-        return replace(state, gang=joined), (JoinGeneration(state.record), note)
-    if gang is not None and state.record is not None:
-        stop_at = state.record.stop_at
-        is_told = gang.stop_at is not None or gang.taking in {"stopped", "failed"}
-        if state.record.state == "stopping" and stop_at is not None and not is_told:
-            told = replace(gang, stop_at=stop_at)
-            return replace(state, gang=told), (TellStop(gang.generation, stop_at),)
-    if state.is_leaving and gang is None:
-        return replace(state, is_leaving=False), (End(),)
+    for rule in (_park_cut_off, _give_up_unsound, _abort_failed, _pass_on_stop):
+        move = rule(state, gang)
+        if move is not None:
+            return move
     return None
+
+
+# ---- rules where no workers run -----------------------------------------------------------------
+
+
+def _join(state: State) -> Outcome | None:
+    """Take part in the generation of which this node is a member."""
+    record = state.record
+    if record is None or not _may_join(state, record):
+        return None
+    gang = Gang(record.number, "fetching", record.restore.point.step, advanced_at=state.now)
+    note = Note(f"joining generation {record.number}: {record.reason}")
+    return replace(state, gang=gang), (JoinGeneration(record), note)
+
+
+def _may_join(state: State, record: GenerationRecord) -> bool:
+    """It is open, ours, and neither left before nor older than what was heard of."""
+    if record.state != "open" or state.node.id not in record.members:
+        return False
+    if state.silent_since is not None:
+        return False
+    return record.number > state.left and record.number >= state.heard.generation
+
+
+def _end(state: State) -> Outcome | None:
+    """Whoever asked the agent to end waited for its workers only."""
+    return (replace(state, is_leaving=False), (End(),)) if state.is_leaving else None
+
+
+# ---- rules for workers that the store wants ------------------------------------------------------
+
+
+def _park_cut_off(state: State, gang: Gang) -> Outcome | None:
+    """Nobody can tell whether the generation is still the present one, and it stands still."""
+    if state.silent_since is None or gang.taking == "failed":
+        return None
+    still_since = max(state.silent_since, gang.advanced_at)
+    if state.now < still_since + state.options.park_s:
+        return None
+    failed = _failed(gang, "cut off from the store, and no step was done")
+    return replace(state, gang=failed), ()
+
+
+def _give_up_unsound(state: State, gang: Gang) -> Outcome | None:
+    """Nothing is computed on a device that broke."""
+    if not state.fault or gang.taking == "failed":
+        return None
+    return replace(state, gang=_failed(gang, state.fault)), ()
+
+
+def _abort_failed(state: State, gang: Gang) -> Outcome | None:
+    """Workers that cannot go on are told to end; what follows waits for the leader's word."""
+    is_new = gang.taking == "failed" and gang.abort_sent_at is None
+    return _end_gang(state, gang) if is_new else None
+
+
+def _pass_on_stop(state: State, gang: Gang) -> Outcome | None:
+    """Workers hear once at which step's end all are to park."""
+    record = state.record
+    if record is None or record.state != "stopping" or record.stop_at is None:
+        return None
+    if gang.stop_at is not None or gang.taking in {"stopped", "failed"}:
+        return None
+    told = replace(gang, stop_at=record.stop_at)
+    return replace(state, gang=told), (TellStop(gang.generation, record.stop_at),)
+
+
+# ---- ending workers, and telling of them ---------------------------------------------------------
 
 
 def _is_wanted(state: State, gang: Gang) -> bool:
@@ -304,14 +354,6 @@ def _is_wanted(state: State, gang: Gang) -> bool:
     if record is None or record.state == "closed":
         return False
     return record.number == gang.generation and state.node.id in record.members
-
-
-def _is_cut_off(state: State, gang: Gang) -> bool:
-    """Nobody can tell whether the generation is still the present one, and it stands still."""
-    if state.silent_since is None or gang.taking == "failed":
-        return False
-    still_since = max(state.silent_since, gang.advanced_at)
-    return state.now >= still_since + state.options.park_s
 
 
 def _end_gang(state: State, gang: Gang) -> Outcome | None:
@@ -330,15 +372,6 @@ def _end_gang(state: State, gang: Gang) -> Outcome | None:
         return None
     killed = replace(gang, kill_sent_at=state.now)
     return replace(state, gang=killed), (KillGang(gang.generation),)
-
-
-def _may_join(state: State) -> bool:
-    record = state.record
-    if record is None or state.gang is not None or record.state != "open":
-        return False
-    if state.node.id not in record.members or state.silent_since is not None:
-        return False
-    return record.number > state.left and record.number >= state.heard.generation
 
 
 def _report(state: State) -> Outcome:

@@ -213,8 +213,9 @@ MUTATIONS = [
         "agents/decide.py",
         (
             "a generation is joined while the last has the devices",
-            "if record is None or state.gang is not None or record.state",
-            "if record is None or record.state",
+            "    if gang is None:\n        return _join(state) or _end(state)\n",
+            "    joined = _join(state) or (_end(state) if gang is None else None)\n"
+            "    if gang is None or joined is not None:\n        return joined\n",
         ),
         (
             "who leads no more is obeyed",
@@ -228,8 +229,8 @@ MUTATIONS = [
         ),
         (
             "an agent that starts anew ends the workers it finds",
-            "if gang is not None and state.has_read and not _is_wanted(state, gang):",
-            "if gang is not None and not _is_wanted(state, gang):",
+            "if state.has_read and not _is_wanted(state, gang):",
+            "if not _is_wanted(state, gang):",
         ),
         (
             "cut off, workers are parked though their steps go on",
