@@ -47,6 +47,7 @@ from sailord.model import Held
 from sailord.planning import Wanted, WantedPool, WantRequest
 from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
 from sailord.shell import Shell
+from sailord.tasks import Tasks
 
 log = structlog.get_logger("sailord")
 
@@ -79,7 +80,7 @@ class Procurer:
     state: Capacity = field(init=False)
     _term: int | None = None
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(default_factory=Tasks)
     _saved: Books | None = None
     _asked: tuple[object, ...] = ()
     _asked_at: float = float("-inf")
@@ -109,8 +110,7 @@ class Procurer:
                 ):
                     group.create_task(work)
         finally:
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
             await self.provider.close()
 
     async def _decide_all(self) -> None:
@@ -126,30 +126,20 @@ class Procurer:
     def _perform(self, command: Command) -> None:
         match command:
             case Create():
-                self._start(self._create(command.ask))
+                self._tasks.start(self._create(command.ask))
             case Delete():
-                self._start(self._delete(command.ids))
+                self._tasks.start(self._delete(command.ids))
             case Drain():
                 id_ = f"capacity-drain-{command.node}"
-                self._start(self._give(Intent(id_, "drain", command.node, reason=command.why)))
+                self._tasks.start(
+                    self._give(Intent(id_, "drain", command.node, reason=command.why))
+                )
             case StopWork():
-                self._start(self._pause(command.why))
+                self._tasks.start(self._pause(command.why))
             case Say():
                 log.info("capacity", text=command.text)
             case _:
                 assert_never(command)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "an order failed", "exception": task.exception(), "task": task}
-            )
 
     # ---- leading ------------------------------------------------------------------------------
 
@@ -179,8 +169,8 @@ class Procurer:
             return
         self._term, self._asked, self._saved = term, (), books
         self._feed(TookOver(self.clock.now(), f"{self.config.cluster_name}-{term}", books))
-        self._start(self._read())
-        self._start(self._look())
+        self._tasks.start(self._read())
+        self._tasks.start(self._look())
 
     async def _save(self) -> bool:
         """Store what the next leader must know; ``False``: somebody else leads."""
@@ -248,7 +238,7 @@ class Procurer:
     async def _hear(self) -> None:
         async for notice in self.provider.notices():
             if self._term is not None:
-                self._start(self._warn(notice))
+                self._tasks.start(self._warn(notice))
 
     async def _warn(self, notice: Notice) -> None:
         """The same as if the agent had warned: once for each machine."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 import structlog
 
@@ -54,7 +54,6 @@ from sailord.model import (
     Command,
     Event,
     GenerationWritten,
-    Node,
     Note,
     PlanFound,
     PlanRefused,
@@ -72,6 +71,7 @@ from sailord.model import (
     WriteJob,
     WriteRefused,
 )
+from sailord.nodes import Node
 from sailord.observed import Observed
 from sailord.outbox import Outbox, generation_opened, job_left
 from sailord.pace import Pace
@@ -79,6 +79,7 @@ from sailord.planning import Found, PlanningService, Request
 from sailord.releasing import Releasing
 from sailord.standing import answer_to
 from sailord.storage import StorageError
+from sailord.tasks import Tasks
 from sailord.telling import Teller
 
 log = structlog.get_logger("sailord")
@@ -123,7 +124,7 @@ class Shell:
     _writes: asyncio.Queue[tuple[int, Write]] = field(default_factory=asyncio.Queue)
     _reports: dict[NodeId, Report] = field(default_factory=dict)
     """The newest of each node, of those that are not yet decided upon."""
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(default_factory=Tasks)
     _releasing: Releasing = field(default_factory=Releasing)
 
     def __post_init__(self) -> None:
@@ -203,20 +204,20 @@ class Shell:
                 self._writes.put_nowait((self.state.term, command))
             case RequestPlan():
                 self.replans += 1
-                self._start(self._plan(command))
+                self._tasks.start(self._plan(command))
             case WriteManifest():
-                self._start(self._describe(command))
+                self._tasks.start(self._describe(command))
             case CheckDurable():
-                self._start(self._check(command))
+                self._tasks.start(self._check(command))
             case CollectGarbage():
-                self._start(self._sweep(command))
+                self._tasks.start(self._sweep(command))
             case AbortGeneration():
-                self._start(self._abort(command))
+                self._tasks.start(self._abort(command))
             case WakeAgents():
                 for node in command.nodes:
-                    self._start(self._wake(node))
+                    self._tasks.start(self._wake(node))
             case ProbeAgent():
-                self._start(self._probe(command.node))
+                self._tasks.start(self._probe(command.node))
             case Resign():
                 log.warning("resigning", why=command.why, cause=cause)
                 self.resign_asked.set()
@@ -224,19 +225,6 @@ class Shell:
                 self.teller.note(command, self.state, cause, self.clock.now())
             case _:
                 assert_never(command)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            # Our own bug; the next start reads everything anew.
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a command failed", "exception": task.exception(), "task": task}
-            )
 
     # ---- writing ------------------------------------------------------------------------------
 
@@ -398,7 +386,7 @@ class Shell:
         name = active.job.id, active.generation.number
         if name != self._foreseen:
             self._foreseen = name
-            self._start(self._look_ahead(active, active.generation))
+            self._tasks.start(self._look_ahead(active, active.generation))
 
     async def _look_ahead(self, active: Active, generation: GenerationRecord) -> None:
         try:

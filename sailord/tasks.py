@@ -1,0 +1,34 @@
+"""Work that runs by itself; a fault in it is our own bug, and ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False)
+class Tasks:
+    """What was started and has not ended yet."""
+
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let it run; nobody waits for it."""
+        task = asyncio.create_task(work)
+        self._running.add(task)  # The loop itself keeps no task alive.
+        task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        """End all of it."""
+        for task in self._running:
+            task.cancel()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # The next start reads everything anew.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a command failed", "exception": task.exception(), "task": task}
+            )
