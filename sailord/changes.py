@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.protocol import GenerationRecord, Intent, NodeId
-from sailord.model import Active, Node, Running, Starting, State, Waiting
+from sailord.model import Active, Running, Starting, State, Waiting
+from sailord.nodes import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ def _is_usable(node: Node, is_member: bool) -> bool:
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
     """Members that are lost, failed, or cut from a peer for too long: the generation is over."""
-    return tuple(id_ for id_ in generation.members if _broken_since(state, id_) is not None)
+    nodes, notable = state.nodes, state.nodes.notable
+    suspects = (id_ for id_ in generation.members if id_ in notable or id_ not in nodes)
+    return tuple(id_ for id_ in suspects if _broken_since(state, id_) is not None)
 
 
 def _broken_since(state: State, id_: NodeId) -> float | None:
@@ -115,9 +118,9 @@ def _notices(state: State, active: Active) -> list[Change]:
     if active.generation is None:
         return []
     found = []
-    for id_ in sorted(active.generation.members):
-        node = state.nodes.get(id_)
-        if node is None or node.is_lost or node.leaving_since is None:
+    for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
+        node = state.nodes[id_]
+        if node.is_lost or node.leaving_since is None:
             continue
         due = node.leaving_since + state.options.notices_gather_s
         if node.record.leaves_at is not None:
@@ -129,8 +132,9 @@ def _notices(state: State, active: Active) -> list[Change]:
 def _additions(state: State, active: Active) -> list[Change]:
     if not isinstance(active.phase, Running) or active.generation is None:
         return []
-    known = active.considered | frozenset(active.generation.members)
-    new = [id_ for id_ in usable(state, active) if id_ not in known]
+    known = active.considered.union(active.generation.members)
+    unknown = sorted(state.nodes.keys() - known)
+    new = [id_ for id_ in unknown if _is_usable(state.nodes[id_], is_member=False)]
     if not new:
         return []
     names = ", ".join(state.nodes[id_].record.name for id_ in new)

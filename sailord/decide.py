@@ -149,7 +149,7 @@ def _probe_suspects(state: State, active: Active) -> Outcome | None:
     if not suspects:
         return None
     asked = {id_: replace(state.nodes[id_], probed_at=state.now) for id_ in suspects}
-    return replace(state, nodes={**state.nodes, **asked}), tuple(map(ProbeAgent, suspects))
+    return replace(state, nodes=state.nodes.with_(asked)), tuple(map(ProbeAgent, suspects))
 
 
 # ---- one rule per phase ---------------------------------------------------------------------

@@ -40,7 +40,6 @@ from sailord.model import (
     Held,
     IntentGiven,
     JobSubmitted,
-    Node,
     NodesObserved,
     Opening,
     Phase,
@@ -58,6 +57,7 @@ from sailord.model import (
     Waiting,
     WriteRefused,
 )
+from sailord.nodes import Node, Nodes
 
 LIVE: frozenset[str] = frozenset({"running", "held"})
 """States of a job that has the cluster."""
@@ -88,8 +88,7 @@ def learn(state: State, event: Event) -> State:
         case NodesObserved():
             state = _see_nodes(state, event.nodes)
         case Reported():
-            for report in (event.report, *event.others):
-                state = _hear(state, report)
+            state = _hear_all(state, (event.report, *event.others))
         case ProbeFailed():
             state = _miss(state, event.node)
         case IntentGiven():
@@ -157,19 +156,20 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
 
 def _grant_grace(state: State, members: Iterable[NodeId]) -> State:
     """Members without a lease may only wait for the store: give them time to come back."""
-    nodes = dict(state.nodes)
-    for member in members:
-        if member not in nodes:
-            unseen = NodeRecord(member, member, "", "", "", 0, "")
-            nodes[member] = Node(unseen, state.now, absent_since=state.now)
-    return replace(state, nodes=nodes)
+    away = {member: NodeRecord(member, member, "", "", "", 0, "") for member in members}
+    fresh = {
+        id_: Node(unseen, state.now, absent_since=state.now)
+        for id_, unseen in away.items()
+        if id_ not in state.nodes
+    }
+    return replace(state, nodes=state.nodes.with_(fresh))
 
 
 def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
     seen = {record.id: record for record in records}
-    nodes = dict(state.nodes)
+    fresh: dict[NodeId, Node] = {}
     for record in seen.values():
-        node = nodes.get(record.id)
+        known = node = state.nodes.get(record.id)
         if node is None:
             node = Node(record, state.now, is_cordoned=record.state == "cordoned")
         elif record.state == "ready" and node.record.state == "joining":
@@ -181,29 +181,39 @@ def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
             leaving = None  # A false alarm: the agent itself took it back.
         # Whoever gave us notice may have said when, and the machine itself not know of it.
         is_told = leaving is not None and record.leaves_at is None
-        fresh = replace(record, leaves_at=node.record.leaves_at) if is_told else record
-        if (fresh, None, leaving) != (node.record, node.absent_since, node.leaving_since):
-            node = replace(node, record=fresh, absent_since=None, leaving_since=leaving)
-        nodes[record.id] = node
+        told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
+        if (told, None, leaving) != (node.record, node.absent_since, node.leaving_since):
+            node = replace(node, record=told, absent_since=None, leaving_since=leaving)
+        if node is not known:
+            fresh[record.id] = node
     names = {record.name: record.id for record in seen.values()}
-    for id_, node in nodes.items():
+    for id_, node in state.nodes.items():
         if id_ in seen:
             continue
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
-            nodes[id_] = _lost(node, state.now, "its machine was started anew")
+            fresh[id_] = _lost(node, state.now, "its machine was started anew")
         elif node.absent_since is None:
-            nodes[id_] = replace(node, absent_since=state.now)
-    return replace(state, nodes=nodes)
+            fresh[id_] = replace(node, absent_since=state.now)
+    return replace(state, nodes=state.nodes.with_(fresh)) if fresh else state
 
 
-def _hear(state: State, report: Report) -> State:
-    node = state.nodes.get(report.node)
-    if node is None or (node.report is not None and report.number <= node.report.number):
-        return state
+def _hear_all(state: State, reports: Iterable[Report]) -> State:
+    """Thousands may speak in one moment: what all say is put together once."""
+    active, fresh = state.active, dict[NodeId, Node]()
+    for report in reports:
+        node = fresh.get(report.node) or state.nodes.get(report.node)
+        if node is None or (node.report is not None and report.number <= node.report.number):
+            continue
+        active, fresh[report.node] = _hear(state, active, node, report)
+    return replace(state, nodes=state.nodes.with_(fresh), active=active) if fresh else state
+
+
+def _hear(
+    state: State, active: Active | None, node: Node, report: Report
+) -> tuple[Active | None, Node]:
     if node.is_lost:
         # It was given up and lives: it is welcome, as if it had just come.
         node = Node(node.record, state.now, absent_since=node.absent_since)
-    active = state.active
     failed_since = broken_since = None
     if active is not None and _speaks_of(active.generation, report):
         if report.taking == "failed":
@@ -221,7 +231,7 @@ def _hear(state: State, report: Report) -> State:
         broken_since=broken_since,
         unreachable_since=None,
     )
-    return replace(state, nodes={**state.nodes, report.node: heard}, active=active)
+    return active, heard
 
 
 def _step_s(active: Active, step: int, now: float) -> float | None:
@@ -242,7 +252,7 @@ def _miss(state: State, id_: NodeId) -> State:
     if node is None or node.unreachable_since is not None:
         return state
     missed = replace(node, unreachable_since=state.now)
-    return replace(state, nodes={**state.nodes, id_: missed})
+    return replace(state, nodes=state.nodes.with_({id_: missed}))
 
 
 def _note_intent(state: State, intent: Intent) -> State:
@@ -251,11 +261,12 @@ def _note_intent(state: State, intent: Intent) -> State:
     state = replace(state, intents=state.intents | {intent.id})
     match intent.kind:
         case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon":
-            nodes = {
-                id_: _marked(node, intent, state.now) if _is_meant(node, intent) else node
+            marked = {
+                id_: _marked(node, intent, state.now)
                 for id_, node in state.nodes.items()
+                if _is_meant(node, intent)
             }
-            return replace(state, nodes=nodes)
+            return replace(state, nodes=state.nodes.with_(marked))
         case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
             return _order(state, intent)
         case _:
@@ -321,9 +332,9 @@ def _recorded(state: State, record: GenerationRecord) -> State:
     match active.phase:
         case Opening() if record == active.phase.record:
             # A new generation counts its own steps and failures.
-            nodes = {
-                id_: replace(node, failed_since=None, broken_since=None)
-                for id_, node in state.nodes.items()
+            cleared = {
+                id_: replace(state.nodes[id_], failed_since=None, broken_since=None)
+                for id_ in state.nodes.notable
             }
             step = record.restore.point.step
             opened = replace(
@@ -338,6 +349,7 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             durables = dict(state.durables)
             if active.phase.lowers is not None:
                 durables[record.job] = active.phase.lowers
+            nodes = state.nodes.with_(cleared)
             return replace(state, nodes=nodes, active=opened, durables=durables)
         case Stopping() | Closing() if _is_later(record, active.generation):
             return replace(state, active=replace(active, generation=record))
@@ -354,23 +366,32 @@ def _is_later(record: GenerationRecord, than: GenerationRecord | None) -> bool:
 
 def _give_up_nodes(state: State) -> State:
     """Call nodes lost that must be, and forget those that nothing names any more."""
-    members: frozenset[NodeId] = frozenset()
-    if state.active is not None and state.active.generation is not None:
-        members = frozenset(state.active.generation.members)
+    nodes = state.nodes
+    if not nodes.notable:
+        return state
+    generation = state.active.generation if state.active is not None else None
+    members = frozenset(generation.members if generation is not None else ())
+    notable = [(id_, nodes[id_]) for id_ in sorted(nodes.notable)]
     broken = {
         peer
-        for node in state.nodes.values()
+        for _, node in notable
         if node.report is not None and not node.is_lost
         for peer in node.report.broken_peers
-        if _speaks_of(state.active.generation if state.active else None, node.report)
+        if _speaks_of(generation, node.report)
     }
-    nodes = dict(state.nodes)
-    for id_, node in state.nodes.items():
+    lost: dict[NodeId, Node] = {}
+    forgotten: set[NodeId] = set()
+    for id_, node in notable:
         if id_ not in members and node.absent_since is not None:
-            del nodes[id_]  # One that is lost stays known as such while its lease lasts.
+            forgotten.add(id_)  # One that is lost stays known as such while its lease lasts.
         elif not node.is_lost and (why := _why_lost(state, node, is_broken=id_ in broken)):
-            nodes[id_] = _lost(node, state.now, why)
-    return state if nodes == state.nodes else replace(state, nodes=nodes)
+            lost[id_] = _lost(node, state.now, why)
+    if lost:
+        state = replace(state, nodes=nodes.with_(lost))
+    if forgotten:
+        kept = ((id_, node) for id_, node in state.nodes.items() if id_ not in forgotten)
+        state = replace(state, nodes=Nodes(kept))
+    return state
 
 
 def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:

@@ -33,44 +33,10 @@ from sailord.keeping import (
     Securing,
     WriteManifest,
 )
+from sailord.nodes import Nodes
 from sailord.options import Options
 
 # ---- what is known --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One life of a machine, as far as the controller knows."""
-
-    record: NodeRecord
-    since: float
-    """Since when it is ready for work, or was first seen."""
-    report: Report | None = None
-    heard_at: float = 0.0
-    absent_since: float | None = None
-    """Its lease is gone since then."""
-    unreachable_since: float | None = None
-    """Its agent leaves probes unanswered since then."""
-    probed_at: float | None = None
-    failed_since: float | None = None
-    """Its workers of the current generation failed then."""
-    broken_since: float | None = None
-    """Its workers lost the connection to a peer then, and are sound themselves."""
-    leaving_since: float | None = None
-    """A notice, a drain or the agent itself said then that it goes."""
-    is_cordoned: bool = False
-    lost_at: float | None = None
-    """It was given up then; it stays here while a generation still names it."""
-    why_lost: str = ""
-
-    @property
-    def is_lost(self) -> bool:
-        return self.lost_at is not None
-
-    @property
-    def is_unsound(self) -> bool:
-        """A device of it is broken."""
-        return self.report is not None and bool(self.report.fault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +184,7 @@ class State:
     """Our term as leader; ``None`` while somebody else leads."""
     leases_since: float = 0.0
     """Since when leases mean something: we lead and the store answers."""
-    nodes: Mapping[NodeId, Node] = field(default_factory=dict)
+    nodes: Nodes = field(default_factory=Nodes)
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
     """All but the active one."""
     generations: Mapping[JobId, GenerationRecord] = field(default_factory=dict)

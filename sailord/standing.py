@@ -22,13 +22,13 @@ from sailord.model import (
     Elected,
     Event,
     JobSubmitted,
-    Node,
     Opening,
     Planning,
     Proposal,
     State,
     Waiting,
 )
+from sailord.nodes import Node
 from sailord.recover import release_point, restore_point
 
 REPORTS_PER_S_MAX = 500.0
@@ -239,7 +239,7 @@ def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, 
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
     """Nodes to which a peer lost its connection and that were not asked lately how they are."""
     named: set[NodeId] = set()
-    for node in state.nodes.values():
+    for node in map(state.nodes.__getitem__, state.nodes.notable):
         if node.report is not None and node.report.generation == generation.number:
             named.update(node.report.broken_peers)
     return tuple(id_ for id_ in sorted(named) if _is_to_probe(state, state.nodes.get(id_)))

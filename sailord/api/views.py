@@ -25,7 +25,8 @@ from sailord.api.shapes import (
 )
 from sailord.gateway import Transition
 from sailord.ledger import billed, costs
-from sailord.model import Active, Node, Planning, Running, Starting, State, Stopping
+from sailord.model import Active, Planning, Running, Starting, State, Stopping
+from sailord.nodes import Node
 from sailord.outbox import committed_id
 from sailord.pace import Pace
 

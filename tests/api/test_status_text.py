@@ -27,6 +27,7 @@ from sailord.model import (
     Stopping,
     Waiting,
 )
+from sailord.nodes import Nodes
 from sailord.online_text import status_text
 from sailord.outbox import committed_id
 from sailord.pace import Pace
@@ -63,7 +64,7 @@ SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall
 LEAVES = node(B, leaving_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
 
 CASES = {
-    "no_job": Case(state=replace(state(), active=None, nodes={})),
+    "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
     "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
     "planning": Case(
         Planning(4, (A, B), "machine-b is leaving", True, NOW + 58, Running(NOW - 900)),

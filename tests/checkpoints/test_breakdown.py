@@ -20,7 +20,6 @@ from agents.protocol import (
 from sailord.breakdown import watch
 from sailord.model import (
     Active,
-    Node,
     Opening,
     Planning,
     Proposal,
@@ -30,6 +29,7 @@ from sailord.model import (
     Stopping,
     Waiting,
 )
+from sailord.nodes import Node, Nodes
 
 JOB = JobRecord(JobId("j"), "running")
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -58,7 +58,7 @@ class Film:
         self.under_way, self.moves = None, []
 
     def _state(self, now):
-        return State(term=1, now=now, nodes=self.nodes, active=self.active)
+        return State(term=1, now=now, nodes=Nodes(self.nodes), active=self.active)
 
     def at(self, now, phase=None, **facts):
         self.active = replace(self.active, **facts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol import NodeId, NodeRecord
-from sailord.model import Node, State
+from sailord.model import State
+from sailord.nodes import Node, Nodes
 from sailord.observed import Observed, pool_of
 
 RECORD = NodeRecord(NodeId("a.1"), "a", "z", "m", "A100-40", 2, "h:1", "ready", spot=True)
@@ -13,7 +14,7 @@ OTHER = replace(RECORD, id=NodeId("b.1"), name="b")
 
 
 def state(now: float, *nodes: Node, term: int = 1) -> State:
-    return State(now=now, term=term, nodes={node.record.id: node for node in nodes})
+    return State(now=now, term=term, nodes=Nodes({node.record.id: node for node in nodes}))
 
 
 def test_losses_are_counted_once_by_pool():

@@ -29,7 +29,6 @@ from sailord.model import (
     Active,
     Command,
     Event,
-    Node,
     Note,
     Opening,
     Phase,
@@ -42,6 +41,7 @@ from sailord.model import (
     Waiting,
     WriteGeneration,
 )
+from sailord.nodes import Node, Nodes
 
 JOB = JobId("job")
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -121,7 +121,7 @@ def state(phase: Phase | None = None, *nodes: Node, **others: Any) -> State:
         now=NOW,
         term=TERM,
         leases_since=0.0,
-        nodes={each.record.id: each for each in known},
+        nodes=Nodes({each.record.id: each for each in known}),
         active=active,
     )
 

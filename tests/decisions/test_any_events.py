@@ -54,6 +54,7 @@ from sailord.model import (
     WriteGeneration,
     WriteJob,
 )
+from sailord.nodes import Nodes
 from tests.decisions.standing import (
     JOB,
     KEPT,
@@ -285,4 +286,4 @@ def test_reports_of_one_moment_may_come_in_any_order(
 
 def _known(state: State) -> State:
     """Without the order in which nodes stand in the mapping."""
-    return replace(state, nodes=dict(sorted(state.nodes.items())))
+    return replace(state, nodes=Nodes(sorted(state.nodes.items())))

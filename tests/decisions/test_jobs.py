@@ -28,6 +28,7 @@ from sailord.model import (
     WriteGeneration,
     WriteJob,
 )
+from sailord.nodes import Nodes
 from tests.decisions.standing import (
     BEGAN,
     FROM_NOTHING,
@@ -58,7 +59,7 @@ def queue(*jobs: tuple[str, int, float]) -> State:
         JobId(name): job(id=JobId(name), state="queued", priority=priority, submitted_at=at)
         for name, priority, at in jobs
     }
-    return State(now=NOW, term=TERM, jobs=made, nodes={A: node(A)})
+    return State(now=NOW, term=TERM, jobs=made, nodes=Nodes({A: node(A)}))
 
 
 @pytest.mark.parametrize(

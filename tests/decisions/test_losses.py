@@ -273,7 +273,7 @@ def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
     after, commands = act(State(), elected(jobs=(job(past=past),)))
     assert after.active is not None
     assert (after.active.job.past, commands) == (past, ())
-    lost = replace(after, nodes={**after.nodes, B: replace(after.nodes[B], lost_at=NOW)})
+    lost = replace(after, nodes=after.nodes.with_({B: replace(after.nodes[B], lost_at=NOW)}))
     assert lost.active is not None
     assert departures(lost, lost.active) == 3
     assert Observed().past(after).last_move_s == BEGAN + 5
