@@ -15,6 +15,8 @@ from agents.wire import WireError, decode, encode
 PATH = "/v1/agents/report"
 RETRY_S = 0.2
 RETRY_S_MAX = 1.0
+OFTEN_S = 0.5
+"""A leader that hears each agent so often hears of each snapshot as it is sealed."""
 
 
 @dataclass(eq=False)
@@ -22,7 +24,7 @@ class Teller:
     """A report that was overtaken need not arrive: each says everything.
 
     What is news is told at once. That steps go on is told as often as the leader wishes, since
-    thousands tell it.
+    thousands tell it; so is what they sealed, where the leader wishes to hear seldom.
     """
 
     peers: Peers
@@ -38,7 +40,8 @@ class Teller:
     def tell(self, report: Report) -> None:
         """Let this be the report that is told."""
         self._newest = report
-        if is_news(report, self._heard) or time.monotonic() >= self._heard_s + self._every_s:
+        is_due = time.monotonic() >= self._heard_s + self._every_s
+        if is_due or is_news(report, self._heard, with_seals=self._every_s <= OFTEN_S):
             self._changed.set()
 
     async def run(self) -> None:
@@ -52,7 +55,7 @@ class Teller:
             while not await self._send(report) and not self._changed.is_set():
                 # Thousands that tried again at one moment would keep a leader from its feet.
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
-                retry_s = min(2 * retry_s, RETRY_S_MAX)
+                retry_s = min(2 * retry_s, max(RETRY_S_MAX, self._every_s))
 
     async def _send(self, report: Report) -> bool:
         leader = self.leader()
@@ -70,13 +73,18 @@ class Teller:
         return status == 200
 
 
-def is_news(report: Report, heard: Report | None) -> bool:
+def is_news(report: Report, heard: Report | None, *, with_seals: bool = True) -> bool:
     """More has changed than what changes with each step."""
-    return heard is None or heard != replace(
+    if heard is None:
+        return True
+    is_running = report.taking == heard.taking == "running"
+    return heard != replace(
         report,
+        sealed=heard.sealed if is_running and not with_seals else report.sealed,
         number=heard.number,
         step=heard.step,
         loss=heard.loss,
         tokens_per_s=heard.tokens_per_s,
         stall_s=heard.stall_s,
+        busy=heard.busy,
     )

@@ -154,6 +154,7 @@ def be_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
 ) -> None:
     """Be these agents until the parent says that it is over."""
+    os.nice(5)  # They would be on machines of their own, and not take sailord's time.
     asyncio.run(_be_agents(url, first, last, orders))
 
 

@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 NICENESS = 19
 """Of the process that works ahead: nobody ever waits for it."""
+GIVES_WAY = 5
+"""Of those that answer: however long they think, who decides hears what happens meanwhile."""
 WARM_AFTER_S = 1.0
 """A start has more urgent things to do first."""
 AHEAD_BYTES_MAX = 48 << 20
@@ -101,6 +103,8 @@ class WantRequest:
     usd_per_hour_max: float | None
     move_s: float
     """What it is assumed to take to move the job once the machines are there."""
+    usd_left: float | None = None
+    """Of a total budget: what is dearer has to pay off within a shorter time."""
     past: Past = NOTHING_KNOWN
 
 
@@ -158,8 +162,10 @@ class PlanningService:
     that gives way to all others and rests while there is a question.
     """
 
-    _desks: tuple[Desk, ...] = field(default_factory=lambda: (Desk(), Desk()))
+    _desks: tuple[Desk, ...] = field(default_factory=lambda: (Desk(GIVES_WAY), Desk(GIVES_WAY)))
     """The second is for while the first is still at an old question."""
+    _newest: Request | None = None
+    _is_free: asyncio.Event = field(default_factory=asyncio.Event)
     _scout: Desk = field(default_factory=lambda: Desk(niceness=NICENESS))
     _shopper: Desk = field(default_factory=lambda: Desk(niceness=NICENESS))
     """For questions about machines that are not there: it starts with the first of them."""
@@ -178,22 +184,38 @@ class PlanningService:
         known = None if self._ahead is None else self._ahead.answer(request)
         if known is not None:
             return known
-        desk = min(self._desks, key=lambda desk: desk.waiting)
+        self._newest = request
         self._asking += 1
         self._quiet.clear()
+        desk = None
         try:
             async with asyncio.timeout(timeout_s):
+                desk = await self._free_desk()
+                if self._newest is not request:
+                    return "a newer question came before this one had its turn"
                 return await desk.run(_answer, request)
         except TimeoutError:
-            desk.clear()
+            if desk is not None:
+                desk.clear()
             return f"the planner found nothing within {timeout_s:g} s"
         except BrokenProcessPool:
+            assert desk is not None
             desk.clear()
             return "a process of the planner died"
         finally:
+            self._is_free.set()
             self._asking -= 1
             if not self._asking:
                 self._quiet.set()
+
+    async def _free_desk(self) -> Desk:
+        """Wait for one; who waited for longer looks first, and then only the newest takes it."""
+        while True:
+            for desk in self._desks:
+                if not desk.waiting:
+                    return desk
+            self._is_free.clear()
+            await self._is_free.wait()
 
     async def want(self, request: WantRequest, *, timeout_s: float) -> Wanted:
         """Which machines there should be; asked of a process that no running job waits for."""

@@ -9,7 +9,8 @@ from sailord.model import State
 from sailord.standing import release_now
 
 AGE_S = 0.2
-"""How old it may be."""
+"""How old it may be; that of a large cluster takes longer to work out, and is heard less often."""
+NODES_PER_S = 2000
 
 
 @dataclass(eq=False)
@@ -23,6 +24,7 @@ class Releasing:
     def point(self, state: State, now: float) -> Point | None:
         """Snapshots of the active job before this one may be forgotten; ``None``: none of them."""
         present = None if state.active is None else state.active.generation
-        if present != self._of or now >= self._at + AGE_S:
+        age_s = max(AGE_S, len(state.nodes) / NODES_PER_S)
+        if present != self._of or now >= self._at + age_s:
             self._of, self._at, self._point = present, now, release_now(state)
         return self._point

@@ -183,3 +183,39 @@ def test_a_newcomer_must_have_been_up_for_a_while():
     assert judged(settled).is_worth_it
     assert not judged(replace(settled, history=stormy, now_s=60.0)).is_worth_it
     assert not judged(replace(settled, last_move_s=59.0, now_s=60.0)).is_worth_it
+
+
+def test_of_questions_that_wait_only_the_newest_is_thought_about():
+    """Nodes that come one after the other ask anew each time; nobody needs the older answers."""
+
+    class Slow:
+        """A process that is at the first question until it is let go on."""
+
+        def __init__(self):
+            self.taken, self.waiting, self.go = [], 0, asyncio.Event()
+
+        async def run(self, _work, request):
+            self.waiting += 1
+            self.taken.append(request)
+            await self.go.wait()
+            self.waiting -= 1
+            return f"answer {len(request.nodes)}"
+
+        def clear(self):
+            self.waiting = 0
+
+    async def ask_all():
+        first, second = desks = (Slow(), Slow())
+        service = PlanningService(_desks=desks)
+        questions = [replace(QUESTION, nodes=NODES[:1] * number) for number in range(1, 6)]
+        asked = [asyncio.create_task(service.ask(q, timeout_s=30)) for q in questions]
+        await asyncio.sleep(0)
+        first.go.set()
+        answers = await asyncio.gather(*asked[:1], *asked[2:])
+        second.go.set()
+        return [*answers, await asked[1]], [len(q.nodes) for q in first.taken + second.taken]
+
+    answers, taken = asyncio.run(ask_all())
+    assert sorted(taken) == [1, 2, 5]
+    assert [answers[0], answers[3], answers[4]] == ["answer 1", "answer 5", "answer 2"]
+    assert all("newer question" in text for text in answers[1:3])
