@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import structlog
 
 from agents.protocol import NodeRecord, Saving
+from sailord.mixing import Mix
 from sailord.model import Proposal
 from sailord.observed import NOTHING_KNOWN, Past
 from simulator.errors import InputError, Problem
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 NICENESS = 19
 """Of the process that works ahead: nobody ever waits for it."""
-GIVES_WAY = 5
+GIVES_WAY = 10
 """Of those that answer: however long they think, who decides hears what happens meanwhile."""
 WARM_AFTER_S = 1.0
 """A start has more urgent things to do first."""
@@ -105,6 +106,7 @@ class WantRequest:
     """What it is assumed to take to move the job once the machines are there."""
     usd_left: float | None = None
     """Of a total budget: what is dearer has to pay off within a shorter time."""
+    mix: Mix = Mix()
     past: Past = NOTHING_KNOWN
 
 
