@@ -394,6 +394,7 @@ def _report(state: State) -> Outcome:
         tokens_per_s=measured.tokens_per_s,
         stall_s=measured.stall_s,
         phases=measured.phases,
+        busy=measured.busy,
         uploaded=state.uploaded,
         trouble=state.trouble,
         fault=state.fault,

@@ -42,6 +42,7 @@ class Measured:
     tokens_per_s: float | None = None
     stall_s: float | None = None
     phases: tuple[tuple[str, float], ...] = ()
+    busy: tuple[tuple[int, float], ...] = ()
 
 
 UNMEASURED = Measured()

@@ -89,6 +89,16 @@ FIRST = Restore(Point(0, 0), "start")
 
 
 @dataclass(frozen=True, slots=True)
+class Busy:
+    """What each rank is predicted to compute in a step, without waiting for others."""
+
+    seconds: tuple[float, ...]
+    """By rank."""
+    relative_error: float = 0.0
+    """How far the prediction itself may be off."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRecord:
     """One immutable plan, one restore point and one set of members; only ``state`` moves on."""
 
@@ -110,6 +120,8 @@ class GenerationRecord:
     """After so many steps, a multiple of that, the snapshot is made durable; ``None``: never."""
     usd_per_hour: float | None = None
     """What its plan costs; ``None``: a price is not known."""
+    busy: Busy | None = None
+    """Predicted of its plan; ``None``: nothing is known."""
     stop_at: int | None = None
     """While stopping: the step at whose end all would best stop. They seal where they do."""
 
@@ -175,6 +187,8 @@ class Report:
     """How long the last snapshot made a step wait."""
     phases: tuple[tuple[str, float], ...] = ()
     """How long the workers took to come to where they are: fetch, rebuild, verify, first_step."""
+    busy: tuple[tuple[int, float], ...] = ()
+    """Ranks, and how many seconds of a step each computes lately, without waiting for others."""
     uploaded: tuple[Uploaded, ...] = ()
     """What was brought to the durable store and is not below the committed step."""
     trouble: str = ""

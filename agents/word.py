@@ -26,6 +26,7 @@ class Word:
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None
+    busy_s: float | None = None
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
     """Where the ranks of the generation meet, as ``host:port``; from rank 0."""
@@ -60,6 +61,11 @@ def _measured(words: Sequence[Word]) -> Measured:
     phases: dict[str, float] = {}
     for name, seconds in (phase for word in words for phase in word.phases):
         phases[name] = max(seconds, phases.get(name, 0.0))
+    busy = sorted((word.rank, word.busy_s) for word in words if word.busy_s is not None)
     return Measured(
-        last.loss, min(rates, default=None), max(stalls, default=None), tuple(phases.items())
+        last.loss,
+        min(rates, default=None),
+        max(stalls, default=None),
+        tuple(phases.items()),
+        tuple(busy),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from simulator.plan import Plan
 from simulator.schedule import Op, device_orders
+from worker.busy import Busy
 from worker.context import MicroBatch
 from worker.data.samples import Data
 from worker.exchange import Inbox, Outbox
@@ -60,10 +61,11 @@ class PipelineRank:
         dtype: torch.dtype,
         device: torch.device,
         recorder: Recorder,
+        busy: Busy,
     ) -> None:
         self._plan, self._seat, self._stage, self._data = plan, seat, stage, data
         self._random_seed, self._dtype, self._device = random_seed, dtype, device
-        self._recorder = recorder
+        self._recorder, self._busy = recorder, busy
         count = plan.pipelines[seat.pipeline].micro_batches
         orders = device_orders(plan.schedule, stages=seat.stages, micro_batches=count)
         self._order: list[Op] = orders[seat.stage]
@@ -123,7 +125,7 @@ class PipelineRank:
         return min(found, default=None)
 
     def _forward(self, op: Op, work: _Work, consumed: Consumed) -> None:
-        with self._recorder.span("forward", micro_batch=op.micro_batch):
+        with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
             result = self._stage.forward(
                 op.micro_batch, work.input, now=work.moment, labels=work.labels
             )
@@ -138,7 +140,7 @@ class PipelineRank:
     def _backward(
         self, op: Op, arrived: Tensor | None, *, seed: float, layer_done: Callable[[int], None]
     ) -> None:
-        with self._recorder.span("backward", micro_batch=op.micro_batch):
+        with self._recorder.span("backward", micro_batch=op.micro_batch), self._busy:
             below = self._stage.backward(
                 op.micro_batch, seed if arrived is None else arrived, layer_done=layer_done
             )

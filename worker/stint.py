@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from simulator.errors import InputError
 from worker.assignment import Assignment, Opened
+from worker.busy import Busy, slowed_by_file
 from worker.fetching import Fetched, NotFound, fetch
 from worker.keeping import SnapshotKeeper, model_of, shape_of, take_up
 from worker.layout import holdings_of
@@ -70,6 +71,7 @@ class Stint:
         fail_at = FailPoint.parse(about.fail_at or os.environ.get(FAIL_POINT, ""))
         self._recorder = Recorder(about.rank, fail_at=fail_at, generation=about.generation)
         self._recorder.at_step(self.step)
+        self._busy = Busy(about.device, times_slower=slowed_by_file(about.seat.node))
 
     # ---- orders, from the line's thread ---------------------------------------------------------
 
@@ -211,6 +213,7 @@ class Stint:
             device=about.device,
             recorder=self._recorder,
             weights=opened.weights,
+            busy=self._busy,
         )
         return self._trainer
 
@@ -257,6 +260,7 @@ class Stint:
         self._told["loss"] = report.loss if math.isfinite(report.loss) else None
         self._told["tokens_per_s"] = report.label_tokens / report.seconds
         self._told["stall_s"] = keeper.snapshots.stall_s
+        self._told["busy_s"] = self._busy.typical_s
         self.say(self._word(), False)
         self._write_down(report)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from simulator.job import Job
 from simulator.plan import Plan
+from worker.busy import Busy
 from worker.context import Moment
 from worker.data.samples import FIRST_HASH, Data, next_hash
 from worker.layout import TIED, atoms_held, groups_of, holdings_of, seats_of
@@ -117,11 +118,13 @@ class Trainer:
         recorder: Recorder | None = None,
         precision: Precision | None = None,
         weights: Callable[[int], Values] | None = None,
+        busy: Busy | None = None,
     ) -> None:
         self.job, self.plan, self.rank = job, plan, rank
         self.precision = precision or precision_of(job)
         self.device = torch.device(device)
         self.recorder = recorder or Recorder(rank)
+        self._busy = busy or Busy(self.device)
         self.keeper: Keeper = NoKeeper()
         self._summed = -1
         """The step whose gradients are complete here."""
@@ -170,6 +173,7 @@ class Trainer:
             dtype=self.precision.compute,
             device=self.device,
             recorder=self.recorder,
+            busy=self._busy,
         )
 
     def step(self) -> StepReport:
@@ -177,6 +181,7 @@ class Trainer:
         begin_s = time.perf_counter()
         before = self.progress
         self.recorder.at_step(before.step)
+        self._busy.begin_step()
         for memory in self.memories.values():
             memory.begin_step()
         seed = loss_seed(self.job, self.precision, before.scale)
@@ -234,6 +239,7 @@ class Trainer:
                 self._update(before, factor=mean * clip_factor(norm, self.job.clip_norm))
         self.progress = self._progress_after(before, verdict)
         self.is_whole = True
+        self._busy.end_step()
         return StepReport(
             step=before.step,
             loss=verdict.loss_sum / max(verdict.labels, 1),
@@ -296,11 +302,12 @@ class Trainer:
         )
         if self._owners is not None:
             self._owners.apply(update)
-        for memory in self.memories.values():
-            if self._owners is None:
-                update.apply(memory.master, memory.gradient, memory.moments)
-            if memory.compute is not memory.master:
-                self.precision.derive(memory.master, into=memory.compute)
+        with self._busy:
+            for memory in self.memories.values():
+                if self._owners is None:
+                    update.apply(memory.master, memory.gradient, memory.moments)
+                if memory.compute is not memory.master:
+                    self.precision.derive(memory.master, into=memory.compute)
 
     def _progress_after(self, before: Progress, verdict: Verdict) -> Progress:
         return replace(
