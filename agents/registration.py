@@ -232,7 +232,8 @@ class Registration:
     async def _nodes_known(self) -> tuple[NodeRecord, ...]:
         """Those that stand there, and those that once did: their memory may still answer."""
         present = await self.nodes()
-        return (*present, *(node for node in self.known.values() if node not in present))
+        names = {node.id for node in present}
+        return (*present, *(node for id_, node in self.known.items() if id_ not in names))
 
 
 def choose(
