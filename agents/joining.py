@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.briefing import Briefing, Site, specs, write_home
 from agents.meeting import Meeting
-from agents.protocol import GenerationRecord, JobId, NodeRecord
+from agents.protocol import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.registration import RETRY_S, Registration
 from agents.seating import Seating, read_seating
 from agents.word import Word
@@ -20,6 +20,8 @@ from simulator.errors import InputError
 
 BRIEF_TRIES = 30
 """Before a generation fails of which the store does not give the plan."""
+ASK_AGAIN_S = 0.5
+"""Before the agent of rank 0's node is looked for anew."""
 HOMES_KEPT = 3
 """So many generations keep their folders, for those who look at them."""
 
@@ -97,14 +99,24 @@ class Joining:
         if self._search is not None:
             self._search.cancel()
             self._search = None
-        first = spec["peers"].get(seating.first)
-        if seating.first != self.node().id and first is not None:
-            self._search = self._start(self._ask(first["address"], spec))
+        first = seating.first
+        if first is not None and first != self.node().id:
+            self._search = self._start(self._ask(first, spec))
 
-    async def _ask(self, agent: str, spec: Mapping[str, Any]) -> None:
-        generation = spec["generation"]
-        place = await self.meeting.find(agent, spec["job"], generation)
-        self.workers.meet(generation, place)
+    async def _ask(self, first: NodeId, spec: Mapping[str, Any]) -> None:
+        """Ask until it is said; an agent that was started anew may be at another address."""
+        job, generation = spec["job"], spec["generation"]
+        peer = spec["peers"].get(first)
+        address = None if peer is None else peer["address"]
+        while True:
+            if address is not None:
+                place = await self.meeting.ask(address, job, generation)
+                if place is not None:
+                    self.workers.meet(generation, place)
+                    return
+            await asyncio.sleep(ASK_AGAIN_S)
+            nodes = await self.registration.nodes()
+            address = next((node.address for node in nodes if node.id == first), address)
 
     def _start(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)

@@ -11,7 +11,8 @@ from agents.protocol import JobId
 
 WAIT_S = 5.0
 """So long an agent that does not know the place yet keeps its answer back."""
-RETRY_S = 0.1
+ANSWER_S = 2.0
+"""And so long the answer may take beyond that."""
 
 
 @dataclass(eq=False)
@@ -42,14 +43,11 @@ class Meeting:
         known = self._known
         return known[2] if known is not None and known[:2] == (job, generation) else None
 
-    async def find(self, agent: str, job: JobId, generation: int) -> str:
-        """Ask the agent of rank 0's node until it says the place."""
+    async def ask(self, agent: str, job: JobId, generation: int) -> str | None:
+        """Ask the agent of rank 0's node for the place; ``None``: it does not say."""
         path = f"/v1/meeting/{job}/{generation}"
-        while True:
-            with contextlib.suppress(CallFailed, UnicodeDecodeError):
-                status, answer = await self.peers.call(
-                    agent, "GET", path, timeout_s=WAIT_S + RETRY_S * 20
-                )
-                if status == 200:
-                    return answer.decode()
-            await asyncio.sleep(RETRY_S)
+        with contextlib.suppress(CallFailed, UnicodeDecodeError):
+            status, answer = await self.peers.call(agent, "GET", path, timeout_s=WAIT_S + ANSWER_S)
+            if status == 200:
+                return answer.decode()
+        return None

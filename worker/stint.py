@@ -27,12 +27,13 @@ from worker.meeting import go_to, meet, open_place
 from worker.pieces import keys_needed
 from worker.restoring import digests
 from worker.table import table_of
-from worker.timeline import Arrow, FailPoint, Recorder
+from worker.timeline import Arrow, Recorder, fail_point
 from worker.trainer import NotANumberError, StepReport, Trainer
 from worker.transport.base import PeerLost, Transport, TransportError
 
 FAIL_POINT = "SAILOR_FAIL_AT"
-"""Environment variable that lets a rank die: ``RANK:WHERE:STEP@GENERATION`` (for tests)."""
+"""Environment variable that lets a rank die: ``RANK:WHERE:STEP@GENERATION``, or a file beside
+which one with that may stand (for tests)."""
 Say = Callable[[dict[str, Any], bool], None]
 """Tells the agent how this worker stands; with True, that word is not left out."""
 
@@ -68,7 +69,7 @@ class Stint:
     def __post_init__(self) -> None:
         about = self.assignment
         self.step = about.restore.step
-        fail_at = FailPoint.parse(about.fail_at or os.environ.get(FAIL_POINT, ""))
+        fail_at = fail_point(about.fail_at or os.environ.get(FAIL_POINT, ""))
         self._recorder = Recorder(about.rank, fail_at=fail_at, generation=about.generation)
         self._recorder.at_step(self.step)
         self._busy = Busy(about.device, times_slower=slowed_by_file(about.seat.node))

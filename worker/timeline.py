@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, assert_never, get_args
 
@@ -82,26 +83,51 @@ class FailPoint:
     activity: Activity | Arrow
     step: int | None
     """``None``: at the first that comes."""
-    generation: int = 0
+    generation: int | None = 0
+    """``None``: whichever it is."""
 
     @classmethod
     def parse(cls, text: str) -> FailPoint | None:
         """Read ``RANK:WHERE:STEP``, as in ``2:backward:3``, and ``@GENERATION`` if it is not 0.
 
-        Rank and step may be ``*``. ``None``: it is not so.
+        Rank, step and generation may be ``*``. ``None``: it is not so.
         """
-        found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+))?", text)
+        found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+|\*))?", text)
         places = (*ACTIVITIES, *ARROWS)
         known = next((known for known in places if found and known == found[2]), None)
         if found is None or known is None:
             return None
-        rank, step = (None if text == "*" else int(text) for text in (found[1], found[3]))
-        return cls(rank, known, step, int(found[4] or 0))
+        numbers = (found[1], found[3], found[4] or "0")
+        rank, step, generation = (None if text == "*" else int(text) for text in numbers)
+        return cls(rank, known, step, generation)
 
     def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
         """Does a rank stand there now?"""
-        is_here = (self.activity, self.generation) == (place, generation)
+        is_here = self.activity == place and self.generation in {None, generation}
         return is_here and self.rank in {None, rank} and self.step in {None, step}
+
+
+@dataclass(frozen=True, slots=True)
+class FailFile:
+    """A file in which a fail point may be written at any time; who removes it is the one to die."""
+
+    path: Path
+
+    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
+        """Does a rank stand there now, as the first that does?"""
+        try:
+            point = FailPoint.parse(self.path.read_text(encoding="utf-8"))
+            if point is None or not point.is_at(rank, place, step, generation):
+                return False
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def fail_point(text: str) -> FailPoint | FailFile | None:
+    """Read either: beside the agent's file stands its workers'. ``None``: it is neither."""
+    return FailFile(Path(f"{text}.worker")) if text.startswith("/") else FailPoint.parse(text)
 
 
 @dataclass(slots=True)
@@ -124,7 +150,7 @@ class Recorder:
     rank: int = 0
     board: Board | None = None
     keeps_spans: bool = False
-    fail_at: FailPoint | None = None
+    fail_at: FailPoint | FailFile | None = None
     generation: int = 0
     finish_device_work: Callable[[], None] | None = None
     """Waits for an accelerator, whose work otherwise ends later than the call that starts it."""

@@ -32,3 +32,25 @@ def test_it_dies_there(where: str, lived: int):
     )
     assert done.stdout.splitlines() == PLACES[:lived]
     assert done.returncode == (0 if lived == len(PLACES) else -signal.SIGKILL)
+
+
+WRITTEN = """
+import sys
+from pathlib import Path
+from agents.failing import reached
+file = Path(sys.argv[1])
+reached("open", 1)
+file.write_text("open@2")
+for generation in (1, 2):
+    reached("open", generation)
+    print(generation, flush=True)
+"""
+
+
+def test_where_to_die_may_be_written_while_it_runs_and_holds_once(tmp_path):
+    file = tmp_path / "fails"
+    environment = {**os.environ, FAIL_AT: str(file)}
+    words = [sys.executable, "-c", WRITTEN, str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.returncode) == ("1\n", -signal.SIGKILL)
+    assert not file.exists()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from agents.failing import FAIL_AT
 from sailord.local.cluster import KINDS, LocalCluster, Node
@@ -64,6 +65,34 @@ class ChaosCluster(LocalCluster):
         bury(self._orphans)
         return []
 
+    # ---- who is to die at a named place ---------------------------------------------------------
+
+    def _run(
+        self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start it so that it looks where it is to die, and its workers do."""
+        how = {"is_marked": is_marked, "answers": answers}
+        with patch.dict(os.environ, {FAIL_AT: str(self._fail_file(name))}):
+            return super()._run(name, module, *words, **how)
+
+    def _fail_file(self, name: str) -> Path:
+        return self.place.folder / f"fails.{name}"  # A node's workers look at fails.NODE.worker.
+
+    def arm(self, name: str, where: str) -> None:
+        """Let a daemon, or a node's workers, die there; whoever does removes the file."""
+        file = self._fail_file(name)
+        early = file.with_name(f"new.{file.name}")
+        early.write_text(where, encoding="utf-8")
+        early.rename(file)
+
+    def disarm(self, name: str) -> None:
+        """Nobody is to die there any more."""
+        self._fail_file(name).unlink(missing_ok=True)
+
+    def is_armed(self, name: str) -> bool:
+        """Nobody has died there yet."""
+        return self._fail_file(name).exists()
+
     # ---- the head -------------------------------------------------------------------------------
 
     @property
@@ -78,11 +107,9 @@ class ChaosCluster(LocalCluster):
         self._head.kill()
         self._head.wait()
 
-    def start_head(self, fail_at: str = "") -> None:
-        """Start another in its place, which may be to die somewhere."""
-        config = str(self.place.folder / "sailord.toml")
-        with to_fail(fail_at):
-            self._head = self._run("sailord", "sailord.service", "run", "--config", config)
+    def start_head(self) -> None:
+        """Start another in its place."""
+        self._head = self._run_head()
 
     def head_ended(self) -> str:
         """Sailord's last words if it has ended."""
@@ -100,11 +127,14 @@ class ChaosCluster(LocalCluster):
         self.nodes[name].agent.kill()
         self.nodes[name].agent.wait()
 
-    def start_agent(self, name: str, fail_at: str = "") -> None:
+    def start_agent(self, name: str) -> None:
         """Start another in its place: the same life goes on."""
         node = self.nodes[name]
-        with to_fail(fail_at):
-            node.agent = self._agent(name, node.kind)
+        node.agent = self._agent(name, node.kind)
+
+    def ask_agent_to_end(self, name: str) -> None:
+        """SIGTERM of the agent alone."""
+        self.nodes[name].agent.terminate()
 
     def _agent(self, name: str, kind: str) -> subprocess.Popen[bytes]:
         config = str(self.place.node(name) / "agent.toml")
@@ -187,17 +217,6 @@ class ChaosCluster(LocalCluster):
         """Wake all that stands still, then end it."""
         self.go_on(list(self.stopped))
         super().close()
-
-
-@contextlib.contextmanager
-def to_fail(where: str) -> Iterator[None]:
-    """What is started meanwhile is to die there; nowhere if it is empty."""
-    if where:
-        os.environ[FAIL_AT] = where
-    try:
-        yield
-    finally:
-        os.environ.pop(FAIL_AT, None)
 
 
 def mount(what: str, where: Path, kind: str, flags: int, options: str) -> None:

@@ -1,75 +1,81 @@
-"""Each named fail point once: somebody dies just there, while the job moves."""
+"""Each named fail point once: somebody dies just there, as the job is brought past it.
+
+What brings it there stands with each point. Daemons and workers have a file each in which the
+place may be written while they run (`agents/failing.py`), so that nothing else is disturbed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, assert_never
 
-from tests.chaos.soak import Soak
+from sailord.client import ServerProblem
+from tests.chaos.soak import JOB, Soak
 
-SAILORD = (
-    "RequestPlan",
-    "WriteGeneration.stopping",
-    "after WriteGeneration.stopping",
-    "WriteGeneration.open",
-    "after WriteGeneration.open",
-    "WakeAgents",
-    "AbortGeneration",
-    "WriteManifest",
-    "CommitCheckpoint",
-    "after CommitCheckpoint",
-    "CollectGarbage",
-    "SettleIntent",
-)
-AGENT = (
-    "JoinGeneration",
-    "TellStop",
-    "AbortGang",
-    "ReleaseSnapshots",
-    "SendReport",
-    "copied",
-    "uploaded",
-)
-WORKER = (
-    *("joined", "meeting", "met", "fetched", "filled", "reserved", "verified", "copying", "copied"),
-    *("sealing", "sealed", "data", "forward", "backward", "sync", "vote", "step"),
-    *("stopping", "stopped", "broken", "left"),
-)
-WITHIN_S = 20.0
-"""A point that is not passed within so long is not on the way of this move."""
-PLANNED = (
-    *("WriteGeneration.stopping", "after WriteGeneration.stopping", "TellStop", "SettleIntent"),
-    *("stopping", "stopped"),
-)
-"""Passed only by moves that are planned."""
-QUIET = (
-    *("WriteManifest", "CommitCheckpoint", "after CommitCheckpoint", "CollectGarbage"),
-    *("ReleaseSnapshots", "SendReport", "copied", "uploaded"),
-)
-"""Passed without any move."""
-SECOND = ("stopping", "stopped", "broken", "left")
-"""Passed by a worker as it leaves the generation for which it was armed."""
-OF_THE_OLD = ("TellStop", "AbortGang")
-"""Passed while an agent is still at the generation that is left."""
+Way = Literal[
+    "training", "loss", "notice", "checkpoint", "rollback", "pause", "node", "all memory",
+    "restart", "goodbye", "stuck rank",
+]  # fmt: skip
+"""What is done so that the point is passed:
+
+- *training*: nothing, it is passed anyway
+- *loss*: another node's workers are killed
+- *notice*: another node is to go
+- *checkpoint*, *rollback*, *pause*: ordered; after a pause, to resume as well
+- *node*, *all memory*: another node goes and comes back, or every node
+- *restart*, *goodbye*: the agent is killed, or asked to end
+- *stuck rank*: the node's own worker stands still, and another node's workers are killed
+"""
+WITHIN_S = 40.0
+"""A point that is not passed within so long is not on the way."""
+TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Who dies where."""
+    """Who dies where, and how it is brought there."""
 
-    actor: str
+    actor: Literal["sailord", "agent", "worker"]
     name: str
+    way: Way = "loss"
+    is_next: bool = False
+    """Passed all the time: only in the generation that comes next."""
 
     def __str__(self) -> str:
-        return f"{self.actor} at {self.name}"
+        return f"{self.actor} at {self.name} ({self.way})"
 
 
+def _all(actor: Literal["sailord", "agent", "worker"], names: str, way: Way) -> tuple[Point, ...]:
+    return tuple(Point(actor, name.replace("+", "after "), way) for name in names.split())
+
+
+OF_A_STEP = "copying copied sealing sealed data forward backward sync vote step"
 ALL: tuple[Point, ...] = (
-    *(Point("sailord", name) for name in SAILORD),
-    *(Point("agent", name) for name in AGENT),
-    *(Point("worker", name) for name in WORKER),
+    *_all("sailord", "RequestPlan WriteGeneration.open +WriteGeneration.open", "loss"),
+    *_all("sailord", "WakeAgents AbortGeneration", "loss"),
+    *_all("sailord", "WriteGeneration.stopping +WriteGeneration.stopping", "notice"),
+    *_all("sailord", "WriteGeneration.open +WriteGeneration.open", "notice"),
+    *_all("sailord", "WriteManifest CommitCheckpoint +CommitCheckpoint", "checkpoint"),
+    *_all("sailord", "CollectGarbage SettleIntent +SettleIntent", "checkpoint"),
+    *_all("sailord", "WriteGeneration.open +WriteGeneration.open SettleIntent", "rollback"),
+    *_all("sailord", "WriteGeneration.closed +WriteGeneration.closed", "pause"),
+    *_all("sailord", "WriteJob +WriteJob", "pause"),
+    *_all("sailord", "ProbeAgent", "node"),
+    *_all("sailord", "CheckDurable", "all memory"),
+    *_all("agent", "JoinGeneration AbortGang", "loss"),
+    *_all("agent", "TellStop", "notice"),
+    *_all("agent", "ReleaseSnapshots SendReport copied", "training"),
+    *_all("agent", "uploaded", "checkpoint"),
+    *_all("agent", "Register", "restart"),
+    *_all("agent", "RaiseIntent", "goodbye"),
+    *_all("agent", "KillGang", "stuck rank"),
+    *_all("worker", "joined meeting met fetched filled reserved verified broken left", "loss"),
+    *_all("worker", "stopping stopped", "notice"),
+    *(Point("worker", name, "loss", is_next=True) for name in OF_A_STEP.split()),
 )
 
 
@@ -80,7 +86,7 @@ class Passes:
     soak: Soak
     passed: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
-    """Points that the move did not come by."""
+    """Points that the job did not come by."""
 
     def run(self, points: Iterable[tuple[Point, ...]], until: float = math.inf) -> None:
         """Try each, or each pair, until that moment; after each the job must train."""
@@ -89,52 +95,112 @@ class Passes:
                 self._try(each)
 
     def _try(self, points: tuple[Point, ...]) -> None:
-        soak, cluster = self.soak, self.soak.cluster
+        left = points
+        for _ in range(TRIES):
+            left = self._once(left)
+            if not left:
+                break
+        self.passed += [str(point) for point in points if point not in left]
+        self.missed += [str(point) for point in left]
+
+    def _once(self, points: tuple[Point, ...]) -> tuple[Point, ...]:
+        """Who was not passed."""
+        soak = self.soak
         soak.wait_running(2)
-        while len(members := soak.members()) < 2:
-            soak.live(0.1)  # It has just moved again, to one node.
-        current = soak.generation()
+        if any(point.way in ("all memory", "rollback") for point in points):
+            self._make_durable()
+        current, members = self._where()
         node, other = soak.chance.sample(members, 2)
-        soak.say(" and ".join(map(str, points)))
+        if any(point.name == "meeting" for point in points):
+            node, other = self._first(members)  # Only rank 0 opens the place.
+        soak.say(f"{' and '.join(map(str, points))} on {node}")
         soak.note("point", [node, other])
-        pids = set(cluster.workers(node))
-        for point in points:
-            self._arm(point, node, current)
-        soak.wait_ready(node)
-        soak.wait_running(1)
-        if any(point.name in SECOND for point in points):
-            cluster.kill_workers(other)
-            soak.wait_generation(current + 1)
-        if any(point.name in PLANNED for point in points):
-            soak.warn(other, 60.0)
-        elif not all(point.name in QUIET for point in points):
-            cluster.kill_workers(other)
-        waits_for = {point: self._has_passed(point, node, pids) for point in points}
-        end = time.monotonic() + WITHIN_S
-        while time.monotonic() < end and not all(has() for has in waits_for.values()):
-            soak.live(0.1)
-        for point, has in waits_for.items():
-            (self.passed if has() else self.missed).append(str(point))
-        if "sailord" in soak.armed:
-            soak.arm_head("")
-        soak.arm_agent(node, "")
-        soak.withdraw(other)
+        armed = {point: self._arm(point, node, current) for point in points}
+        ways = list(dict.fromkeys(point.way for point in points))
+        for way in ways:
+            self._provoke(way, node, other)
+            end = time.monotonic() + WITHIN_S / len(ways)
+            while time.monotonic() < end and any(map(soak.is_armed, armed.values())):
+                soak.live(0.05)
+        left = tuple(point for point, name in armed.items() if soak.is_armed(name))
+        for name in armed.values():
+            soak.disarm(name)
+        for way in ways:
+            self._make_good(way, other)
+        soak.say("  missed: " + ", ".join(map(str, left)) if left else "  passed")
         soak.wait_running(2)
+        return left
 
-    def _arm(self, point: Point, node: str, current: int) -> None:
-        """Have the actor die there."""
-        number = current if point.name in OF_THE_OLD or point.name in QUIET else current + 1
-        if point.actor == "sailord":
-            self.soak.arm_head(point.name)
-        elif point.actor == "agent":
-            self.soak.arm_agent(node, f"{point.name}@{number}")
-        else:
-            # A worker hears of it with its next seat.
-            self.soak.arm_agent(node, f"*:{point.name}:*@{current + 1}")
+    def _where(self) -> tuple[int, list[str]]:
+        """The generation that trains and where, once that is on two nodes that are well."""
+        soak = self.soak
+        while True:
+            with contextlib.suppress(ServerProblem):
+                current, members = soak.generation(), soak.members()
+                if current and len(members) >= 2:
+                    return current, members
+            soak.live(0.1)
 
-    def _has_passed(self, point: Point, node: str, pids: set[int]) -> Callable[[], bool]:
+    def _first(self, members: Sequence[str]) -> tuple[str, str]:
+        """The node of rank 0, and another."""
+        first = self.soak.first_node()
+        return first, next(name for name in members if name != first)
+
+    def _arm(self, point: Point, node: str, current: int) -> str:
+        """Have the actor die there; return whose file says so."""
+        if point.actor != "worker":
+            name = "sailord" if point.actor == "sailord" else node
+            self.soak.arm(name, point.name)
+            return name
+        number = current + 1 if point.is_next else "*"
+        self.soak.arm(f"{node}.worker", f"*:{point.name}:*@{number}")
+        return f"{node}.worker"
+
+    def _provoke(self, way: Way, node: str, other: str) -> None:
         soak, cluster = self.soak, self.soak.cluster
-        name = {"sailord": "sailord", "agent": node}.get(point.actor)
-        if name is not None:
-            return lambda: name not in soak.armed
-        return lambda: not pids <= set(cluster.workers(node))
+        match way:
+            case "training":
+                pass
+            case "loss":
+                cluster.kill_workers(other)
+            case "notice":
+                soak.warn(other, 60.0)
+            case "checkpoint":
+                soak.order(f"/v1/jobs/{JOB}/checkpoint")
+            case "rollback":
+                soak.order(f"/v1/jobs/{JOB}/checkpoints/{self._durable_step()}/rollback")
+            case "pause":
+                soak.order(f"/v1/jobs/{JOB}/pause")
+            case "node":
+                soak.strike_node(other)
+            case "all memory":
+                for name in list(cluster.nodes):
+                    soak.strike_node(name)
+            case "restart":
+                cluster.kill_agent(node)
+                cluster.start_agent(node)
+            case "goodbye":
+                cluster.ask_agent_to_end(node)
+            case "stuck rank":
+                cluster.stop(cluster.workers(node))
+                cluster.kill_workers(other)
+            case _:
+                assert_never(way)
+
+    def _make_good(self, way: Way, other: str) -> None:
+        """Let the job go on after an order, and the node stay."""
+        soak = self.soak
+        if way == "notice":
+            soak.withdraw(other)
+        elif way == "pause":
+            soak.order(f"/v1/jobs/{JOB}/resume")
+        elif way == "stuck rank":
+            soak.cluster.go_on(list(soak.cluster.stopped))
+
+    def _make_durable(self) -> None:
+        self.soak.order(f"/v1/jobs/{JOB}/checkpoint")
+        self.soak.wait("no checkpoint begins to count", lambda: self._durable_step() > 0)
+
+    def _durable_step(self) -> int:
+        found = self.soak.cluster.client.ask("GET", f"/v1/jobs/{JOB}/checkpoints")["checkpoints"]
+        return max((each["step"] for each in found if each["is_durable"]), default=0)

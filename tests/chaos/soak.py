@@ -7,6 +7,7 @@ is drawn from one seed; how the processes run between them is not.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import threading
 import time
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.protocol import NodeId
+from agents.seating import read_seating
 from sailord.client import ServerProblem
 from sailord.local.cluster import ZONES, Node
 from tests.chaos.cluster import ChaosCluster, ChaosPlace
@@ -71,10 +74,8 @@ class Soak:
     _due: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)
     _busy: set[str] = field(default_factory=set)
     """Nodes with which something is being done."""
-    armed: dict[str, str] = field(default_factory=dict)
-    """Daemons that are to die at a named place, and where."""
-    reached: list[str] = field(default_factory=list)
-    """Those places at which they did."""
+    armed: set[str] = field(default_factory=set)
+    """Those who are to die at a named place, or have just died there."""
     _is_head_away: bool = False
 
     # ---- the whole of it ------------------------------------------------------------------------
@@ -113,8 +114,8 @@ class Soak:
             self.live(0.2)
         self.wait_running(SETTLE_STEPS)
         generation = self.generation()
-        self._ask("POST", f"/v1/jobs/{JOB}/cancel")
-        self._wait("the job does not end", self._is_over)
+        self.order(f"/v1/jobs/{JOB}/cancel")
+        self.wait("the job does not end", self._is_over)
         self.recorder.write("faults", {"at": time.time(), "kind": "end", "nodes": [], "text": ""})
         lines = [line for line in self._steps() if line["generation"] == generation]
         return max(line["step"] for line in lines)
@@ -153,21 +154,22 @@ class Soak:
             first.append(job["step"])
             return bool(job["step"] >= first[0] + steps)
 
-        self._wait("the job does not get on", holds)
+        self.wait("the job does not get on", holds)
 
     def wait_generation(self, number: int) -> None:
         """Return when that generation trains, or a later one."""
-        self._wait("the job does not move", lambda: self.generation() >= number)
+        self.wait("the job does not move", lambda: self.generation() >= number)
 
     def wait_ready(self, name: str) -> None:
         """Return when a plan may use the node, or it is gone."""
         cluster = self.cluster
-        self._wait(
+        self.wait(
             f"{name} does not come",
             lambda: name in cluster.ready_nodes() or name not in cluster.nodes,
         )
 
-    def _wait(self, complaint: str, holds: Callable[[], bool]) -> None:
+    def wait(self, complaint: str, holds: Callable[[], bool]) -> None:
+        """Return once something holds; ``Stuck`` if it does not in time."""
         end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             with contextlib.suppress(ServerProblem):
@@ -182,8 +184,8 @@ class Soak:
             self._ended("sailord", told)
             self.cluster.start_head()
         for name, node in list(self.cluster.nodes.items()):
-            is_ours = name in self.armed or name not in self._busy
-            if is_ours and node.agent.poll() is not None:
+            has_failed = name in self.armed and not self.is_armed(name)
+            if (has_failed or name not in self._busy) and node.agent.poll() is not None:
                 self._ended(name, self.cluster.last_words(name))
                 self.cluster.start_agent(name)
         with contextlib.suppress(ServerProblem):
@@ -191,21 +193,27 @@ class Soak:
                 self.generation()
 
     def _ended(self, name: str, told: str) -> None:
-        if (where := self.armed.pop(name, None)) is not None:
-            self.reached.append(where)
+        if name in self.armed and not self.is_armed(name):
+            self.armed.discard(name)
         else:
             self._breach(f"{name} ended by itself: {told}")
+
+    def first_node(self) -> str:
+        """The node of rank 0."""
+        plan = self.cluster.client.ask("GET", f"/v1/jobs/{JOB}/plan")["plan"]
+        first = read_seating(json.dumps(plan), NodeId("")).first
+        return str(first).partition(".")[0]
 
     def _breach(self, text: str) -> None:
         self.say(text)
         self.recorder.write("breaches", {"at": time.time(), "text": text})
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bool:
-        """Ask sailord until it answers; False if it does not, or refuses."""
+    def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
+        """Order something until sailord answers; False if it does not, or refuses."""
         end = time.monotonic() + 15.0
         while time.monotonic() < end:
             try:
-                self.cluster.client.ask(method, path, body)
+                self.cluster.client.ask("POST", path, body)
             except ServerProblem as problem:
                 if "did not answer" not in str(problem):
                     self.say(f"{path}: {problem}")
@@ -220,24 +228,24 @@ class Soak:
         names = {member.partition(".")[0] for member in job["generation"]["members"]}
         return sorted(names & set(self.cluster.nodes))
 
-    # ---- daemons that are to die at a named place -----------------------------------------------
+    # ---- who is to die at a named place ---------------------------------------------------------
 
-    def arm_head(self, where: str) -> None:
-        """Start sailord anew, to die there; nowhere if it is empty."""
-        self.cluster.kill_head()
-        self.cluster.start_head(where)
-        self._set_armed("sailord", where)
+    def arm(self, name: str, where: str) -> None:
+        """Let a daemon, or a node's workers, die there."""
+        self.armed.add(name)
+        self.cluster.arm(name, where)
 
-    def arm_agent(self, name: str, where: str) -> None:
-        """Start an agent anew, to die there, or to let a worker die there."""
-        self.cluster.kill_agent(name)
-        self.cluster.start_agent(name, where)
-        self._set_armed(name, "" if ":" in where else where)
+    def is_armed(self, name: str) -> bool:
+        """Nobody has died there yet."""
+        return self.cluster.is_armed(name)
 
-    def _set_armed(self, name: str, where: str) -> None:
-        self.armed.pop(name, None)
-        if where:
-            self.armed[name] = where
+    def disarm(self, name: str) -> None:
+        """Nobody is to die there any more; a daemon that has is started again."""
+        is_daemon = name == "sailord" or name in self.cluster.nodes
+        if is_daemon and not self.is_armed(name):
+            self.wait(f"{name} does not die", lambda: name not in self.armed)
+        self.cluster.disarm(name)
+        self.armed.discard(name)
 
     # ---- time -----------------------------------------------------------------------------------
 
@@ -321,6 +329,10 @@ class Soak:
         if len(self.cluster.nodes) < NODES_MIN + 1:
             self.later(self.chance.uniform(1.0, 8.0), "a machine comes", self._addition)
 
+    def strike_node(self, name: str) -> None:
+        """A machine goes, and one with its name comes."""
+        self._node_and_back(name)
+
     def _node_and_back(self, name: str) -> None:
         gone: Node = self.cluster.nodes[name]
         self.cluster.kill_node(name)
@@ -346,7 +358,7 @@ class Soak:
 
     def warn(self, name: str, within_s: float) -> None:
         body = {"leaves_at": time.time() + within_s, "reason": "the storm"}
-        self._ask("POST", f"/v1/nodes/{name}/preempt", body)
+        self.order(f"/v1/nodes/{name}/preempt", body)
 
     def _notice(self, name: str) -> None:
         self._busy.add(name)
@@ -364,7 +376,7 @@ class Soak:
         self.later(self.chance.uniform(0.1, 6.0), "a false alarm", lambda: self.withdraw(name))
 
     def withdraw(self, name: str) -> None:
-        self._ask("POST", f"/v1/nodes/{name}/withdraw", {})
+        self.order(f"/v1/nodes/{name}/withdraw", {})
         self._busy.discard(name)
 
     def _no_notice(self, name: str) -> None:
@@ -375,7 +387,7 @@ class Soak:
     def _drain(self, name: str) -> None:
         self._busy.add(name)
         self.later(20.0, f"{name} is given back", lambda: self._node(name))
-        self._ask("POST", f"/v1/nodes/{name}/drain", {})
+        self.order(f"/v1/nodes/{name}/drain", {})
 
     def _addition(self) -> None:
         if len(self.cluster.nodes) < NODES_MAX:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from worker.timeline import Board, FailPoint, RankTimeline, Recorder, Span, trace
+from worker.timeline import Board, FailPoint, RankTimeline, Recorder, Span, fail_point, trace
 
 
 def test_spans_nest_and_carry_their_step():
@@ -71,10 +71,20 @@ def test_a_fail_point_kills_its_rank_in_its_step_only():
         ("*:sealed:*@2", False),
         ("*:sealing:*@3", False),
         ("*:sealing:*", False),
+        ("*:sealing:*@*", True),
     ],
 )
 def test_rank_and_step_of_a_fail_point_may_be_left_open(text, is_hit):
     assert FailPoint.parse(text).is_at(3, "sealing", 7, 2) is is_hit
+
+
+def test_a_fail_point_may_be_written_beside_the_agents_file_and_is_taken_once(tmp_path):
+    point = fail_point(str(tmp_path / "fails"))
+    assert not point.is_at(3, "sealing", 7, 2)
+    (tmp_path / "fails.worker").write_text("*:sealing:*@2")
+    assert not point.is_at(3, "sealing", 7, 1)
+    assert point.is_at(3, "sealing", 7, 2)
+    assert not point.is_at(3, "sealing", 7, 2)
 
 
 def rank(number, *spans, pipeline=0, stage=0, tp=1):
