@@ -5,10 +5,16 @@ and at what is known, and the rules go on until none has anything left to do. So
 on having seen one particular event: a controller that was away looks, and goes on. What each
 rule does to the job is a move (``moves``), or an operator's order (``orders``).
 
-    Waiting -> Planning -> Opening -> Starting -> Running      first plan, or after a loss
-    Running -> Planning -> Stopping -> Opening -> ...          a better plan, a notice, a drain
-    Running -> Stopping -> Closing                             paused
-    any     -> Closing                                         cancelled, done, held
+    Waiting -> Planning                                     once all have come who come together
+    Planning -> Opening -> Starting -> Running              nothing runs that could be stopped first
+    Planning -> Stopping -> Opening                         a better plan, a notice, a drain
+    Planning -> Waiting, Starting, Running                  no plan, or none that pays: on as before
+    Starting, Running -> Planning                           a notice, an order; machines that came
+    Starting, Running -> Waiting                            a loss or a failure
+    Stopping -> Waiting                                     a node of the next plan went meanwhile
+    Starting, Running, Planning -> Stopping -> Closing      paused, with nothing lost
+    Waiting, Planning, Starting, Running, Held -> Closing   cancelled, done; or else
+    Closing -> Held -> Waiting                              many failures; until somebody resumes
 """
 
 from __future__ import annotations
@@ -89,7 +95,7 @@ def _next_move(state: State) -> Outcome | None:
         return _take_next_job(state)
     if active.commit is not None and active.commit.is_storing:
         return None  # Where the next generation may begin hangs on it, and it takes a moment.
-    for rule in (_probe_suspects, obey_checkpoint, obey, _keep_budget, commit_next, sweep):
+    for rule in WHATEVER_THE_PHASE:
         move = rule(state, active)
         if move is not None:
             return move
@@ -151,6 +157,9 @@ def _probe_suspects(state: State, active: Active) -> Outcome | None:
     asked = {id_: replace(state.nodes[id_], probed_at=state.now) for id_ in suspects}
     return replace(state, nodes=state.nodes.with_(asked)), tuple(map(ProbeAgent, suspects))
 
+
+WHATEVER_THE_PHASE = (_probe_suspects, obey_checkpoint, obey, _keep_budget, commit_next, sweep)
+"""Asked in this order, before the phase's own rule."""
 
 # ---- one rule per phase ---------------------------------------------------------------------
 
@@ -272,11 +281,8 @@ def _while_running(state: State, active: Active) -> Outcome | None:
     if not is_alive(state, active):
         return fail(state, active)
     steps = active.job.steps
-    if (
-        steps is not None
-        and active.step >= steps
-        and all_members(state, active.generation, "stopped")
-    ):
+    is_done = steps is not None and active.step >= steps
+    if is_done and all_members(state, active.generation, "stopped"):
         kept = secure(state, active, stopped_at(state, active.generation))
         return kept or close(state, active, "done", f"all {steps} steps are done")
     if state.now >= active.advanced_at + state.options.stall_s:
