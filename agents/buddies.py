@@ -1,16 +1,16 @@
 """Copies of what only this node holds go to another one, whose loss is another event.
 
-A worker's snapshot names, piece by piece, the node that is to hold a copy. One file after the
-other is sent, not faster than the set rate as long as training needs the network too; a node that
-is about to go sends its newest first, and as fast as it can.
+A worker's snapshot names, piece by piece, the node that is to hold a copy, or leaves it to us to
+find one that stands by. One file after the other is sent, not faster than the set rate as long as
+training needs the network too; a node that is about to go sends its newest first, and as fast as
+it can.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -21,6 +21,7 @@ from agents.peers import read_answer
 from agents.protocol import JobId, NodeId, NodeRecord
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, check_reply, sign_request
 from worker import slots
+from worker.slots import ANYBODY
 
 CONNECT_S = 2.0
 SILENT_S = 30.0
@@ -29,6 +30,8 @@ RETRY_S = 0.3
 PATIENCE_S = 20.0
 LOOK_S = 0.1
 """So soon a transfer that is held back sees that the node is about to go."""
+OTHERS_S = 1.0
+"""How old the list of nodes may be; a copy for each step must not ask the store each time."""
 ANSWER_BYTES_MAX = 1 << 16
 
 
@@ -57,6 +60,8 @@ class Buddies:
     """A job's copies are to stand in another zone."""
     _has_given_up: bool = False
     _waiting: list[Snapshot] = field(default_factory=list)
+    _seen: tuple[NodeRecord, ...] = ()
+    _seen_at: float = float("-inf")
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -93,62 +98,76 @@ class Buddies:
         Training does not wait for what nobody can take, and not again for each snapshot.
         """
         deadline = time.monotonic() + (0.0 if self._has_given_up else self.patience_s)
-        while trouble := await self._replicate(snapshot):
-            if time.monotonic() > deadline or not self.is_present(snapshot):
+        while True:
+            missing, remark = await self._replicate(snapshot)
+            if not missing or time.monotonic() > deadline or not self.is_present(snapshot):
                 break
             await asyncio.sleep(RETRY_S)
-        self._has_given_up = bool(trouble)
-        return trouble or self._too_near(snapshot)
+        self._has_given_up = bool(missing)
+        return missing or remark
 
-    def _too_near(self, snapshot: Snapshot) -> str:
-        """Where the plan has no node in another zone, a copy in this one must do."""
-        own = self.node()
-        buddies = {NodeId(p.buddy) for p in snapshot.header.pieces if p.buddy is not None}
-        zones = {node.zone for buddy in buddies if (node := self.find(buddy)) is not None}
-        if not self.outlives_zone(snapshot.job) or own.zone not in zones:
-            return ""
-        return f"copies stay in {own.zone}: the plan has no node in another zone"
-
-    async def _replicate(self, snapshot: Snapshot) -> str:
+    async def _replicate(self, snapshot: Snapshot) -> tuple[str, str]:
+        """Return what could not be copied, and what is to be said of the rest."""
         wanted: dict[NodeId, list[tuple[int, int]]] = {}
         for piece in snapshot.header.pieces:
             if piece.buddy is not None:
                 wanted.setdefault(NodeId(piece.buddy), []).append(piece.key)
-        troubles = [
-            f"no copy of snapshot {snapshot.path.name} of step {snapshot.point.step}: {reason}"
-            for buddy, keys in wanted.items()
-            if (reason := await self._place(snapshot, buddy, keys))
-        ]
-        return "; ".join(troubles)
+        missing, remarks = [], set()
+        for buddy, keys in wanted.items():
+            reason, remark = await self._place(snapshot, buddy, keys)
+            if reason:
+                name, step = snapshot.path.name, snapshot.point.step
+                missing.append(f"no copy of snapshot {name} of step {step}: {reason}")
+            remarks.add(remark)
+        return "; ".join(missing), "; ".join(sorted(remarks - {""}))
 
-    async def _place(self, snapshot: Snapshot, buddy: NodeId, keys: list[tuple[int, int]]) -> str:
+    async def _place(
+        self, snapshot: Snapshot, buddy: NodeId, keys: list[tuple[int, int]]
+    ) -> tuple[str, str]:
         copy = slots.copy_of(snapshot.header, keys)
         reasons = []
-        async with contextlib.aclosing(self._candidates(snapshot.job, buddy)) as candidates:
-            async for node in candidates:
-                try:
-                    await self._send(snapshot, copy, node)
-                except Refused as refusal:
-                    reasons.append(f"{node.name} {refusal}")
-                except (OSError, slots.SlotError):
-                    return ""  # It was let go, or written over: a newer one is there or to come.
-                else:
-                    return ""
-        return ", ".join(reasons) or "there is no other node"
+        for node in await self._candidates(snapshot.job, buddy):
+            try:
+                await self._send(snapshot, copy, node)
+            except Refused as refusal:
+                reasons.append(f"{node.name} {refusal}")
+            except (OSError, slots.SlotError):
+                return "", ""  # It was let go, or written over: a newer one is there or to come.
+            else:
+                return "", self._remark(snapshot.job, node)
+        if not reasons and buddy == ANYBODY:
+            return "", self._remark(snapshot.job, None)  # Nobody stands by: it must do without.
+        return ", ".join(reasons) or "there is no other node", ""
 
-    async def _candidates(self, job: JobId, buddy: NodeId) -> AsyncGenerator[NodeRecord, None]:
+    def _remark(self, job: JobId, taker: NodeRecord | None) -> str:
+        """Where no other zone has anybody who takes them, copies in this one must do."""
+        zone = self.node().zone
+        if not self.outlives_zone(job) or (taker is not None and taker.zone != zone):
+            return ""
+        return f"copies stay in {zone}: no node in another zone stands by"
+
+    async def _candidates(self, job: JobId, buddy: NodeId) -> list[NodeRecord]:
         """The one that was chosen, then those of the same zone, as what leaves it costs money.
 
-        None but the chosen one is of this zone if the job is to outlive it.
+        If the job is to outlive its zone, all others come before one of this zone, and of these
+        none does but the chosen one.
         """
-        own, chosen = self.node(), self.find(buddy)
-        if chosen is not None:
-            yield chosen
-        others = [node for node in await self.others() if node.id not in {own.id, buddy}]
-        for node in sorted(others, key=lambda node: (node.zone != own.zone, node.id)):
-            is_too_near = node.zone == own.zone and self.outlives_zone(job)
-            if node.state == "ready" and node.address and not is_too_near:
-                yield node
+        own, chosen = self.node(), None if buddy == ANYBODY else self.find(buddy)
+        is_far = self.outlives_zone(job)
+        found = [] if chosen is None else [chosen]
+        for node in sorted(await self._others(), key=lambda n: (n.zone != own.zone, n.id)):
+            is_too_near = is_far and node.zone == own.zone
+            is_there = node.state == "ready" and node.address
+            if is_there and not is_too_near and node.id not in {own.id, buddy}:
+                found.append(node)
+        return sorted(found, key=lambda node: is_far and node.zone == own.zone)
+
+    async def _others(self) -> tuple[NodeRecord, ...]:
+        """All nodes, as they stood in the store of late."""
+        if time.monotonic() > self._seen_at + OTHERS_S:
+            self._seen = await self.others() or self._seen
+            self._seen_at = time.monotonic()
+        return self._seen
 
     async def _send(self, snapshot: Snapshot, copy: slots.Header, node: NodeRecord) -> None:
         point = snapshot.point

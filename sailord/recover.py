@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agents.protocol import (
     FIRST,
@@ -41,14 +41,27 @@ def restore_point(
     return FIRST
 
 
-def complete_points(held: Held, layers: int, atoms: int, *, copies: int = 1) -> set[Point]:
-    """The points of which so many nodes have each piece."""
-    holders: dict[Point, dict[tuple[int, int], set[NodeId]]] = {}
+def complete_points(
+    held: Held,
+    layers: int,
+    atoms: int,
+    *,
+    copies: int = 1,
+    domains: Mapping[NodeId, str] | None = None,
+) -> set[Point]:
+    """The points of which each piece stands in so many failure domains.
+
+    Who belongs to none does not count; without ``domains`` each node is one by itself.
+    """
+    holders: dict[Point, dict[tuple[int, int], set[str]]] = {}
     for node, sealed in held:
+        domain = node if domains is None else domains.get(node)
+        if domain is None:
+            continue
         pieces = holders.setdefault(sealed.point, {})
         for part in sealed.holds:
             for piece in range(part.first, part.end):
-                pieces.setdefault((part.layer, piece), set()).add(node)
+                pieces.setdefault((part.layer, piece), set()).add(domain)
     whole = {(layer, piece) for layer in range(layers) for piece in range(atoms)}
     return {
         point
@@ -58,18 +71,32 @@ def complete_points(held: Held, layers: int, atoms: int, *, copies: int = 1) -> 
 
 
 def release_point(
-    held: Held, *, layers: int, atoms: int, record: GenerationRecord, durable: Durable | None
+    held: Held,
+    *,
+    layers: int,
+    atoms: int,
+    record: GenerationRecord,
+    durable: Durable | None,
+    domains: Mapping[NodeId, str],
 ) -> Point | None:
-    """The newest point of a generation that the loss of one node cannot take away.
+    """The newest point of a generation that the loss of one failure domain cannot take away.
 
-    Of snapshots before it nobody will ask again. ``None``: everything must be kept, as the only
-    safe copy may be one of another generation.
+    ``domains`` are those of all nodes that can hold copies, members or not, and of nobody else.
+    Of snapshots before the point nobody will ask again. ``None``: everything must be kept, as the
+    only safe copy may be one of another generation.
     """
-    copies = 1 if len(record.members) == 1 else 2
-    safe = complete_points(held, layers, atoms, copies=copies)
+    copies = min(2, len(set(domains.values())))
+    safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
     if durable is not None:
         safe.add(durable.point)
     return max((point for point in safe if point.generation == record.number), default=None)
+
+
+def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:
+    """To what each node belongs that one event may take away: its zone, if the job is to survive
+    one and there is another; else itself."""
+    by_zone = survive == "zone" and len(set(zones.values())) > 1
+    return {id_: zone if by_zone else id_ for id_, zone in zones.items()}
 
 
 def is_on_line(point: Point, last: GenerationRecord) -> bool:

@@ -29,7 +29,7 @@ from sailord.model import (
     Waiting,
 )
 from sailord.nodes import Node
-from sailord.recover import release_point, restore_point
+from sailord.recover import failure_domains, release_point, restore_point
 
 REPORTS_PER_S_MAX = 500.0
 """That all goes on is heard so often of all nodes together; what is news comes besides."""
@@ -202,10 +202,22 @@ def release_now(state: State) -> Point | None:
         atoms=active.job.atoms,
         record=active.generation,
         durable=state.durables.get(active.job.id),
+        domains=failure_domains(_copy_zones(state, active), active.job.saving.survive),
     )
     if point is not None and active.securing is not None:
         point = min(point, active.securing.point)
     return point
+
+
+def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
+    """The zones of all nodes that hold copies, or could: members, and those that stand by."""
+    members = () if active.generation is None else active.generation.members
+    return {
+        id_: node.record.zone
+        for id_, node in state.nodes.items()
+        if not node.is_lost and node.absent_since is None
+        if id_ in members or node.record.state == "ready"
+    }
 
 
 def answer_to(state: State, report: Report, release: Point | None) -> Answer:

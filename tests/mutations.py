@@ -150,8 +150,13 @@ MUTATIONS = [
         ),
         (
             "the last safe copy is given back",
-            "safe = complete_points(held, layers, atoms, copies=copies)",
+            "safe = complete_points(held, layers, atoms, copies=copies, domains=domains)",
             "safe = {sealed.point for _, sealed in held}",
+        ),
+        (
+            "two nodes of one zone are two copies for who must survive the zone",
+            "return {id_: zone if by_zone else id_ for",
+            "return {id_: id_ for",
         ),
     ),
     *_core(

@@ -16,16 +16,25 @@ from pathlib import Path
 import torch
 
 from simulator.job import Job
+from worker.kept import Kept
 from worker.layout import seats_of
 from worker.optimizer import Update
-from worker.pieces import Key, Shape, buddies_of, keepers_of, sizes_of, writers_of
+from worker.pieces import (
+    Key,
+    Shape,
+    buddies_of,
+    keepers_of,
+    sizes_of,
+    waits_for_copies,
+    writers_of,
+)
 from worker.precision import LossScale, precision_of
 from worker.restoring import fill
 from worker.slots import Header, NoRoom, Piece, fingerprint, laid_out
 from worker.slots import Progress as Told
 from worker.snapshots import Reached, Snapshots, Sources
 from worker.table import table_of
-from worker.trainer import Progress, Trainer
+from worker.trainer import Progress
 from worker.transport.base import Transport
 
 _LOOK_S = 0.02
@@ -67,8 +76,8 @@ def dtype_of(job: Job) -> str:
     return str(precision_of(job).master).removeprefix("torch.")
 
 
-def header_of(trainer: Trainer, seat: Seat) -> tuple[Header, bool]:
-    """What a rank's files say, before there is one; are there copies to be made by anybody?"""
+def header_of(trainer: Kept, seat: Seat) -> tuple[Header, bool]:
+    """What a rank's files say, before there is one; does training wait for copies?"""
     shape = shape_of(trainer.job)
     sizes = sizes_of(trainer.holdings, shape)
     keepers = keepers_of(trainer.holdings, zero=trainer.job.zero)
@@ -106,10 +115,10 @@ def header_of(trainer: Trainer, seat: Seat) -> tuple[Header, bool]:
         progress=progress_of(trainer),
         pieces=pieces,
     )
-    return laid_out(header), bool(buddies)
+    return laid_out(header), waits_for_copies(buddies, nodes, seat.zones)
 
 
-def progress_of(trainer: Trainer) -> Told:
+def progress_of(trainer: Kept) -> Told:
     """How far training is, as headers say it."""
     now = trainer.progress
     return Told(
@@ -123,20 +132,21 @@ def progress_of(trainer: Trainer) -> Told:
     )
 
 
-def take_up(trainer: Trainer, told: Told, bodies: Mapping[Key, bytearray | memoryview]) -> None:
+def take_up(trainer: Kept, told: Told, bodies: Mapping[Key, bytearray | memoryview]) -> None:
     """Let a rank go on from where a snapshot was taken."""
     fill(trainer.memories, bodies, shape_of(trainer.job), trainer.precision)
     scale = LossScale(told.scale, told.good_steps)
     trainer.progress = Progress(
         told.step, told.updates, scale, told.sample_hash, told.samples, told.label_tokens
     )
+    trainer.take_up()
 
 
 @dataclass(eq=False)
 class SnapshotKeeper:
     """One rank's snapshots of one generation, and the wish to stop."""
 
-    trainer: Trainer
+    trainer: Kept
     seat: Seat
     snapshots: Snapshots
     transport: Transport
@@ -153,7 +163,7 @@ class SnapshotKeeper:
     @classmethod
     def open(
         cls,
-        trainer: Trainer,
+        trainer: Kept,
         seat: Seat,
         transport: Transport,
         *,
@@ -205,6 +215,10 @@ class SnapshotKeeper:
             self._begin(persist=self._is_persisted(step))
 
     def _begin(self, *, persist: bool) -> None:
+        self.snapshots.wait_sealed()  # Until then the memories are being copied.
+        held_up_s = self.trainer.lay_down()
+        if held_up_s:
+            self.snapshots.stall_s = held_up_s
         progress = progress_of(self.trainer)
         self.snapshots.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.layout import Holdings, all_parts, image_of_atoms, image_of_whole
-from worker.slots import number_of
+from worker.slots import ANYBODY, number_of
 
 Key = tuple[int, int]
 """A layer's number in files, and the number of a piece."""
@@ -132,8 +132,8 @@ def buddies_of(
     """For each piece that one loss would take, the node that is to have a copy.
 
     What is to survive a node has its copy in the same zone where it can, since what leaves it
-    costs money; what is to survive a zone has it in another, as far as there is one. Copies go to
-    whoever has the fewest bytes of them.
+    costs money; what is to survive a zone has it in another. Where the plan has no node there,
+    the second best is named, or ``ANYBODY``. Copies go to whoever has the fewest bytes of them.
     """
     load: Counter[str] = Counter()
     members = sorted(set(nodes.values()))
@@ -141,13 +141,30 @@ def buddies_of(
     for key in sorted(writers, key=lambda key: (-sizes[key], key)):
         home = nodes[writers[key]]
         homes = {nodes[rank] for rank in keepers[key]}
-        others = [node for node in members if node != home]
+        others = fit = [node for node in members if node != home]
         if survive == "zone":
-            others = [node for node in others if zones.get(node) != zones.get(home)] or others
-        if not others or homes & set(others):
+            fit = [node for node in others if zones.get(node) != zones.get(home)]
+        if homes & set(fit):
             continue
+        if not fit and not homes & set(others):
+            fit = others
         found[key] = min(
-            others, key=lambda node: (zones.get(node) != zones.get(home), load[node], node)
+            fit,
+            key=lambda node: (zones.get(node) != zones.get(home), load[node], node),
+            default=ANYBODY,
         )
         load[found[key]] += sizes[key]
     return found
+
+
+def waits_for_copies(
+    buddies: Mapping[Key, str], nodes: Mapping[int, str], zones: Mapping[str, str]
+) -> bool:
+    """Say whether training is to wait for copies: not where there is nobody to take any.
+
+    All ranks must say the same, and agents may have read the list of nodes at different moments.
+    So who is no member counts only where all ranks are on one node, and were told the same.
+    """
+    members = set(nodes.values())
+    is_named = any(buddy != ANYBODY for buddy in buddies.values())
+    return is_named or (bool(buddies) and (len(members) > 1 or not zones.keys() <= members))

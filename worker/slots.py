@@ -35,6 +35,8 @@ PRELUDE = struct.Struct("<8sQ16s")
 MAGIC = b"SAILOR\x01\n"
 ALIGN = 4096
 """The body begins at a multiple of this; pieces at a multiple of 64."""
+ANYBODY = ""
+"""As a buddy: no node of the plan is fit, and any other that stands by is."""
 _PIECE_ALIGN = 64
 _SPARE_BYTES = 512
 """For numbers of the header that have grown by the time that it is written."""
@@ -75,7 +77,7 @@ class Piece:
     is_written: bool = False
     """When the point is made durable, it is this file's copy that is brought there."""
     buddy: str | None = None
-    """No other node has it: a copy belongs on that node."""
+    """One loss would take it: a copy belongs on that node, or on ``ANYBODY``."""
 
     @property
     def key(self) -> tuple[int, int]:

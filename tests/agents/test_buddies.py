@@ -24,6 +24,7 @@ from agents.signing import Verifier
 from tests.agents.running import place, plan_on, until
 from tests.agents.sealing import write_snapshot
 from worker import slots
+from worker.slots import ANYBODY
 
 KEY = b"a-key-that-is-long-enough"
 JOB = JobId("job")
@@ -162,10 +163,62 @@ async def test_what_is_to_outlive_a_zone_is_stood_in_for_in_another_one(world):
 
 
 @pytest.mark.asyncio
+async def test_who_stands_by_elsewhere_comes_before_a_buddy_in_the_zone_to_outlive(world):
+    await world.run(world.buddies(survive="zone"), world.snapshot(4))
+    assert world.held("b") == []
+    assert world.held("c") == [Sealed(Point(4, 1), WHOLE)]
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("survive", "taker"), [("node", "b"), ("zone", "c")])
+async def test_where_no_member_is_fit_a_node_that_stands_by_takes_the_copy(world, survive, taker):
+    await world.run(world.buddies(survive=survive), world.snapshot(4, buddy=ANYBODY))
+    assert {name: world.held(name) for name in "bc" if world.held(name)} == {
+        taker: [Sealed(Point(4, 1), WHOLE)]
+    }
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("survive", "said"),
+    [("node", ""), ("zone", "copies stay in z1: no node in another zone stands by")],
+)
+async def test_where_nobody_stands_by_nothing_waits_for_copies(world, survive, said):
+    world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], state="draining")
+    del world.nodes[NodeId("c")]
+    buddies = world.buddies(patience_s=60.0, survive=survive)
+    await world.run(buddies, world.snapshot(4, buddy=ANYBODY))
+    assert world.held("b") == []
+    assert world.done == [(4, said)]
+
+
+@pytest.mark.asyncio
+async def test_the_store_is_not_asked_for_each_copy_and_need_not_answer(world):
+    asked = []
+    buddies = world.buddies()
+
+    async def others() -> tuple[NodeRecord, ...]:
+        asked.append(len(asked))
+        return tuple(world.nodes.values()) if len(asked) == 1 else ()
+
+    buddies.others = others
+    await world.run(buddies, *(world.snapshot(step, buddy=ANYBODY) for step in (1, 2)))
+    assert len(asked) == 1
+    buddies._seen_at = float("-inf")
+    world.done.clear()
+    await world.run(buddies, world.snapshot(3, buddy=ANYBODY))
+    assert len(asked) == 2
+    assert [sealed.point.step for sealed in world.held("b")] == [1, 2, 3]
+
+
+@pytest.mark.asyncio
 async def test_copies_that_cannot_leave_the_zone_are_made_there_and_it_is_said(world):
+    del world.nodes[NodeId("c")]
     await world.run(world.buddies(survive="zone"), world.snapshot(4))
     assert world.held("b") == [Sealed(Point(4, 1), WHOLE)]
-    assert world.done == [(4, "copies stay in z1: the plan has no node in another zone")]
+    assert world.done == [(4, "copies stay in z1: no node in another zone stands by")]
 
 
 @pytest.mark.asyncio

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 
 import pytest
 
 from agents.protocol import NodeRecord, Point, Report, Restore
+from sailord.recover import complete_points
 from tests.agents.running import Place, place, plan_on, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -49,6 +51,30 @@ async def test_it_trains_moves_in_place_and_goes_on_where_it_was(tmp_path):
         await here.open(b, 2, plan=only, members=(b.id,), restore=restore, memory_every=2)
         await until(lambda: is_past(here, "b", 2, point.step + 2))
         assert here.workers(2, "b")[0] == workers[1], "its process lives on in its next seat"
+
+
+async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands_by(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        await here.open(a, 1, plan=plan_on(a.id), members=(a.id,), memory_every=1)
+        await until(lambda: is_past(here, "a", 1, 3))
+        held = await until(lambda: holds_all(here, "b", 3))
+        here.agents[0].kill()
+        for pid in here.workers(1, "a").values():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(here.memory("a"))
+        restore = Restore(held, "memory")
+        await here.open(b, 2, plan=plan_on(b.id), members=(b.id,), restore=restore)
+        await until(lambda: is_past(here, "b", 2, held.step))
+
+
+async def holds_all(here: Place, name: str, step: int) -> Point | None:
+    """The newest point of which the node holds everything, if it is not before that step."""
+    report = await here.report(name)
+    held = [] if report is None else [(report.node, sealed) for sealed in report.sealed]
+    # Two layers with embedding and head, and one more for what they share; two atoms, and the rest.
+    points = complete_points(held, layers=5, atoms=3)
+    return max((point for point in points if point.step >= step), default=None)
 
 
 async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from agents.protocol import (
     FIRST,
     Durable,
-    GenerationRecord,
     Holding,
     NodeId,
     Point,
@@ -36,7 +35,8 @@ from sailord.model import (
     Ticked,
     WriteGeneration,
 )
-from sailord.recover import is_on_line, release_point, restore_point
+from sailord.recover import failure_domains, is_on_line, release_point, restore_point
+from sailord.standing import release_now
 from tests.decisions.standing import (
     FROM_NOTHING,
     JOB,
@@ -195,27 +195,67 @@ def test_a_point_of_which_a_piece_is_missing_is_none() -> None:
     assert found == FIRST
 
 
+ZONES = {A: "z1", B: "z1", C: "z2"}
+TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
+
+
 @pytest.mark.parametrize(
-    ("points", "members", "kept", "expected"),
+    ("points", "there", "survive", "kept", "expected"),
     [
-        ([("a", 40, 3), ("b", 40, 3)], (A, B), None, Point(40, 3)),
-        ([("a", 40, 3)], (A, B), None, None),
-        ([("a", 40, 3)], (A,), None, Point(40, 3)),
-        ([("a", 40, 2), ("b", 40, 2)], (A, B), None, None),
-        ([("a", 41, 3)], (A, B), durable(40), Point(40, 3)),
-        ([], (A, B), durable(40, 2), None),
+        ([("a", 40, 3), ("b", 40, 3)], "ab", "node", None, Point(40, 3)),
+        ([("a", 40, 3)], "ab", "node", None, None),
+        ([("a", 40, 3)], "a", "node", None, Point(40, 3)),
+        ([("a", 40, 3), ("b", 40, 3)], "a", "node", None, Point(40, 3)),
+        ([("a", 40, 2), ("b", 40, 2)], "ab", "node", None, None),
+        ([("a", 41, 3)], "ab", "node", durable(40), Point(40, 3)),
+        ([], "ab", "node", durable(40, 2), None),
+        (TWO_AND_TWO, "abc", "zone", None, Point(40, 3)),
+        (TWO_AND_TWO, "abc", "node", None, Point(41, 3)),
+        ([("a", 41, 3), ("b", 41, 3)], "abc", "zone", None, None),
+        ([("a", 41, 3), ("b", 41, 3)], "ab", "zone", None, Point(41, 3)),
+        ([("a", 41, 3), ("x", 41, 3)], "ab", "node", None, None),
     ],
-    ids=["two copies", "one copy", "one node", "another generation's", "durable", "durable before"],
+    ids=[
+        "two copies",
+        "one copy while another node stands by",
+        "the only node",
+        "who is away is no place",
+        "another generation's",
+        "durable",
+        "durable before",
+        "two zones",
+        "two nodes",
+        "two nodes of one zone, and another stands by",
+        "two nodes of the only zone",
+        "a copy on a node that nobody knows",
+    ],
 )
 def test_what_may_be_forgotten(
     points: list[tuple[str, int, int]],
-    members: tuple[NodeId, ...],
+    there: str,
+    survive: str,
     kept: Durable | None,
     expected: Point | None,
 ) -> None:
-    record: GenerationRecord = replace(G, members=members)
-    found = release_point(held(*points), layers=1, atoms=1, record=record, durable=kept)
+    domains = failure_domains({n: z for n, z in ZONES.items() if n in there}, survive)
+    found = release_point(held(*points), layers=1, atoms=1, record=G, durable=kept, domains=domains)
     assert found == expected
+
+
+def test_a_node_that_stands_by_is_a_place_for_copies_and_its_zone_counts() -> None:
+    """The only member's snapshots may be forgotten once they stand in another zone, too."""
+    alone = replace(G, members=(A,))
+    member = node(A, report(A, sealed=(40, 41)))
+    other = node(C, report(C, sealed=(40,)))
+    other = replace(other, record=replace(other.record, zone="elsewhere"))
+    saving = replace(KEPT, survive="zone")
+    both = state(None, member, other, job=job(saving=saving), generation=alone)
+    assert release_now(both) == Point(40, 3)
+    lonely = state(None, member, job=job(saving=saving), generation=alone)
+    assert release_now(lonely) == Point(41, 3)
+    joining = replace(other, record=replace(other.record, state="joining"))
+    new = state(None, member, joining, job=job(saving=saving), generation=alone)
+    assert release_now(new) == Point(41, 3), "who is not ready holds nothing"
 
 
 EMPTY = (node(A, report(A, sealed=())), node(B, report(B, sealed=())))
