@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
-
-from aiohttp import web
 
 from tests.fakes.gce.cloud import ApiError, Cloud, Group, Mood, Operation, Vm
 
@@ -18,17 +16,34 @@ GROUP = ZONE + "/instanceGroupManagers/{group}"
 Answer = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for, however it came."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Answer = field(default_factory=dict)
+    match_info: Mapping[str, str] = field(default_factory=dict)
+    """The parts of the path that its route names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What it is answered with."""
+
+    status: int
+    body: Answer
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 class Rest:
     """Answers requests for one cloud."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
         self.skus: list[Answer] = []
-
-    def app(self) -> web.Application:
-        """All routes; whatever else is asked for is a 404 that names the path."""
-        app = web.Application(middlewares=[self._mood])
-        routes: list[tuple[str, str, Callable[[web.Request, Answer], Answer]]] = [
+        routes: list[tuple[str, str, Callable[[Request], Answer]]] = [
             ("GET", ROOT, self.project),
             ("GET", ROOT + "/regions/{region}", self.region),
             ("GET", ROOT + "/zones", self.zones),
@@ -50,78 +65,63 @@ class Rest:
             ("POST", GROUP + "/listManagedInstances", self.group_list),
             ("GET", "/v1/services/{service}/skus", self.billing),
         ]
-        for method, path, answer in routes:
-            app.router.add_route(method, path, self._answering(answer))
-        app.router.add_route("*", "/{rest:.*}", self._nothing)
-        return app
+        self._routes = [
+            (method, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), answer)
+            for method, path, answer in routes
+        ]
 
-    def _answering(
-        self, answer: Callable[[web.Request, Answer], Answer]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            body = await request.json() if request.can_read_body else {}
-            with self.cloud.lock:
-                self.cloud.advance()
-                try:
-                    self._let_in(request)
-                    told = answer(request, body)
-                except ApiError as error:
-                    return refusal(error)
-                return web.json_response(told)
-
-        return handle
-
-    def _let_in(self, request: web.Request) -> None:
-        if self.cloud.is_expired:
-            what = "Request had invalid authentication credentials. Expected OAuth 2 access token."
-            raise ApiError(401, "authError", what)
-        project = request.match_info.get("project", self.cloud.project)
-        if project != self.cloud.project:
-            what = f"The resource 'projects/{project}' was not found"
-            raise ApiError(404, "notFound", what)
-
-    @web.middleware
-    async def _mood(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
-        """Answer as a script says; what was asked for is done or not, as it says too."""
+    def mood_for(self, request: Request) -> Mood | None:
+        """How this request is to be answered, if not as usual; takes note of it."""
         line = f"{request.method} {request.path}"
-        self.cloud.asked.append(line)
-        mood = self._mood_for(line)
-        if mood is None:
-            return await handler(request)
-        if mood.is_done:
-            await handler(request)
-        await asyncio.sleep(mood.delay_s)
-        if mood.status == 0:
-            return await handler(request)
-        answer = refusal(ApiError(mood.status, mood.reason, mood.message))
-        if mood.retry_after_s is not None:
-            answer.headers["Retry-After"] = str(mood.retry_after_s)
-        return answer
-
-    def _mood_for(self, line: str) -> Mood | None:
         with self.cloud.lock:
+            self.cloud.asked.append(line)
             for mood in self.cloud.moods:
                 if mood.times > 0 and re.search(mood.path, line):
                     mood.times -= 1
                     return mood
         return None
 
-    async def _nothing(self, request: web.Request) -> web.Response:
-        return refusal(
-            ApiError(404, "notFound", f"the fake has no {request.method} {request.path}")
-        )
+    def respond(self, request: Request, mood: Mood | None) -> Reply:
+        """Answer as a script says; what was asked for is done or not, as it says too."""
+        if mood is None or mood.status == 0:
+            return self._usual(request)
+        if mood.is_done:
+            self._usual(request)
+        wait = {} if mood.retry_after_s is None else {"Retry-After": str(mood.retry_after_s)}
+        return refusal(ApiError(mood.status, mood.reason, mood.message), wait)
+
+    def _usual(self, request: Request) -> Reply:
+        with self.cloud.lock:
+            self.cloud.advance()
+            try:
+                return Reply(200, self._answer(request))
+            except ApiError as error:
+                return refusal(error)
+
+    def _answer(self, request: Request) -> Answer:
+        for method, path, answer in self._routes:
+            found = path.fullmatch(request.path)
+            if found is not None and method == request.method:
+                self._let_in(found.groupdict())
+                return answer(replace(request, match_info=found.groupdict()))
+        raise ApiError(404, "notFound", f"the fake has no {request.method} {request.path}")
+
+    def _let_in(self, names: Mapping[str, str]) -> None:
+        if self.cloud.is_expired:
+            what = "Request had invalid authentication credentials. Expected OAuth 2 access token."
+            raise ApiError(401, "authError", what)
+        project = names.get("project", self.cloud.project)
+        if project != self.cloud.project:
+            what = f"The resource 'projects/{project}' was not found"
+            raise ApiError(404, "notFound", what)
 
     # ---- what may be known ----------------------------------------------------------------------
 
-    def project(self, _: web.Request, __: Answer) -> Answer:
+    def project(self, _: Request) -> Answer:
         self.cloud.need("compute.projects.get")
         return {"name": self.cloud.project, "id": "7", "quotas": self._quotas("global")}
 
-    def region(self, request: web.Request, _: Answer) -> Answer:
+    def region(self, request: Request) -> Answer:
         self.cloud.need("compute.regions.get")
         name = request.match_info["region"]
         if name not in self.cloud.zones.values():
@@ -135,7 +135,7 @@ class Rest:
             if place == where
         ]
 
-    def zones(self, request: web.Request, _: Answer) -> Answer:
+    def zones(self, request: Request) -> Answer:
         self.cloud.need("compute.zones.list")
         found = [
             {"name": zone, "region": self._link(f"regions/{region}"), "status": "UP"}
@@ -143,7 +143,7 @@ class Rest:
         ]
         return self._paged(request, found)
 
-    def machine_types(self, request: web.Request, _: Answer) -> Answer:
+    def machine_types(self, request: Request) -> Answer:
         self.cloud.need("compute.machineTypes.list")
         found = [
             (f"zones/{zone}", {"name": name, "zone": zone, "guestCpus": 12})
@@ -153,12 +153,12 @@ class Rest:
         ]
         return self._by_scope(request, "machineTypes", found)
 
-    def accelerator_types(self, request: web.Request, _: Answer) -> Answer:
+    def accelerator_types(self, request: Request) -> Answer:
         names = sorted({one.accelerator for one in self.cloud.offers.values() if one.accelerator})
         found = [{"name": name, "maximumCardsPerInstance": 16} for name in names]
         return self._paged(request, found)
 
-    def billing(self, request: web.Request, _: Answer) -> Answer:
+    def billing(self, request: Request) -> Answer:
         self.cloud.need("billing")
         start = int(request.query.get("pageToken") or 0)
         more = str(start + 2) if start + 2 < len(self.skus) else ""
@@ -166,34 +166,36 @@ class Rest:
 
     # ---- machines -------------------------------------------------------------------------------
 
-    def all_instances(self, request: web.Request, _: Answer) -> Answer:
+    def all_instances(self, request: Request) -> Answer:
         self.cloud.need("compute.instances.list")
         found = [(f"zones/{vm.zone}", self.vm(vm)) for vm in self.cloud.there()]
         return self._by_scope(request, "instances", found)
 
-    def instances(self, request: web.Request, _: Answer) -> Answer:
+    def instances(self, request: Request) -> Answer:
         self.cloud.need("compute.instances.list")
         zone = request.match_info["zone"]
         if zone in self.cloud.unreachable:
             raise ApiError(503, "backendError", f"zone {zone} is not reachable")
         return self._paged(request, [self.vm(vm) for vm in self.cloud.there(zone)])
 
-    def instance(self, request: web.Request, _: Answer) -> Answer:
+    def instance(self, request: Request) -> Answer:
         return self.vm(self.cloud.named(request.match_info["zone"], request.match_info["name"]))
 
-    def insert(self, request: web.Request, body: Answer) -> Answer:
+    def insert(self, request: Request) -> Answer:
         zone = request.match_info["zone"]
-        return self.op(self.cloud.insert(zone, body, request.query.get("requestId", "")))
+        return self.op(self.cloud.insert(zone, request.body, request.query.get("requestId", "")))
 
-    def bulk_insert(self, request: web.Request, body: Answer) -> Answer:
+    def bulk_insert(self, request: Request) -> Answer:
         zone = request.match_info["zone"]
-        return self.op(self.cloud.bulk_insert(zone, body, request.query.get("requestId", "")))
+        return self.op(
+            self.cloud.bulk_insert(zone, request.body, request.query.get("requestId", ""))
+        )
 
-    def delete(self, request: web.Request, _: Answer) -> Answer:
+    def delete(self, request: Request) -> Answer:
         zone, name = request.match_info["zone"], request.match_info["name"]
         return self.op(self.cloud.delete(zone, name, request.query.get("requestId", "")))
 
-    def simulate(self, request: web.Request, _: Answer) -> Answer:
+    def simulate(self, request: Request) -> Answer:
         vm = self.cloud.named(request.match_info["zone"], request.match_info["name"])
         notice = vm.body["scheduling"].get("preemptionNoticeDuration", {}).get("seconds", 30)
         self.cloud.preempt(vm.name, notice_s=float(notice))
@@ -213,14 +215,14 @@ class Rest:
 
     # ---- operations -----------------------------------------------------------------------------
 
-    def all_operations(self, request: web.Request, _: Answer) -> Answer:
+    def all_operations(self, request: Request) -> Answer:
         self.cloud.need("compute.zoneOperations.list")
         found = [(f"zones/{one.zone}", self.op(one)) for one in self.cloud.operations.values()]
         if request.query.get("orderBy") == "creationTimestamp desc":
             found.reverse()
         return self._by_scope(request, "operations", found)
 
-    def operation(self, request: web.Request, _: Answer) -> Answer:
+    def operation(self, request: Request) -> Answer:
         self.cloud.need("compute.zoneOperations.get")
         name = request.match_info["name"]
         if name not in self.cloud.operations:
@@ -251,24 +253,24 @@ class Rest:
 
     # ---- groups ---------------------------------------------------------------------------------
 
-    def _group(self, request: web.Request) -> Group:
+    def _group(self, request: Request) -> Group:
         name = request.match_info["group"]
         if name not in self.cloud.groups:
             what = f"The resource 'instanceGroupManagers/{name}' was not found"
             raise ApiError(404, "notFound", what)
         return self.cloud.groups[name]
 
-    def group(self, request: web.Request, _: Answer) -> Answer:
+    def group(self, request: Request) -> Answer:
         group = self._group(request)
         return {"name": group.name, "targetSize": len(group.wanted)}
 
-    def group_create(self, request: web.Request, body: Answer) -> Answer:
+    def group_create(self, request: Request) -> Answer:
         group, client_id = self._group(request), request.query.get("requestId", "")
-        return self.op(self.cloud.create_in_group(group, body["instances"], client_id))
+        return self.op(self.cloud.create_in_group(group, request.body["instances"], client_id))
 
-    def group_delete(self, request: web.Request, body: Answer) -> Answer:
+    def group_delete(self, request: Request) -> Answer:
         group = self._group(request)
-        for link in body["instances"]:
+        for link in request.body["instances"]:
             name = link.rpartition("/")[2]
             if name not in group.wanted:
                 raise ApiError(400, "invalid", f"Instance '{name}' is not a member of the group")
@@ -276,10 +278,10 @@ class Rest:
         kind = "compute.instanceGroupManagers.deleteInstances"
         return self.op(self.cloud.operation(kind, group.zone))
 
-    def group_resize(self, request: web.Request, _: Answer) -> Answer:
+    def group_resize(self, request: Request) -> Answer:
         return self.op(self.cloud.resize(self._group(request), int(request.query["size"])))
 
-    def group_list(self, request: web.Request, _: Answer) -> Answer:
+    def group_list(self, request: Request) -> Answer:
         group = self._group(request)
         there = {vm.name: vm for vm in self.cloud.there(group.zone)}
         found = []
@@ -296,14 +298,14 @@ class Rest:
 
     # ---- lists ----------------------------------------------------------------------------------
 
-    def _paged(self, request: web.Request, found: list[Answer]) -> Answer:
+    def _paged(self, request: Request, found: list[Answer]) -> Answer:
         found = [one for one in found if fits(one, request.query.get("filter", ""))]
         start = int(request.query.get("pageToken") or 0)
         end = start + self._page(request)
         more = {"nextPageToken": str(end)} if end < len(found) else {}
         return {"items": found[start:end], **more}
 
-    def _by_scope(self, request: web.Request, kind: str, found: list[tuple[str, Answer]]) -> Answer:
+    def _by_scope(self, request: Request, kind: str, found: list[tuple[str, Answer]]) -> Answer:
         """An aggregated list: a page holds some of each zone, and a word on those without any."""
         unseen = {f"zones/{zone}" for zone in self.cloud.unreachable}
         rule = request.query.get("filter", "")
@@ -320,7 +322,7 @@ class Rest:
         more = {"nextPageToken": str(end)} if end < len(found) else {}
         return {"items": items, "unreachables": sorted(unseen), **more}
 
-    def _page(self, request: web.Request) -> int:
+    def _page(self, request: Request) -> int:
         return min(self.cloud.page, int(request.query.get("maxResults") or 500))
 
     def _link(self, path: str) -> str:
@@ -347,11 +349,11 @@ def _holds(resource: Answer, term: str) -> bool:
     return str(value) == found[2]
 
 
-def refusal(error: ApiError) -> web.Response:
+def refusal(error: ApiError, headers: Mapping[str, str] | None = None) -> Reply:
     """An error as the API tells it."""
     told = {"domain": "global", "reason": error.reason, "message": error.message}
     body = {"code": error.status, "message": error.message, "errors": [told]}
-    return web.json_response({"error": body}, status=error.status)
+    return Reply(error.status, {"error": body}, headers or {})
 
 
 def written(at: float) -> str:

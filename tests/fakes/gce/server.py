@@ -10,9 +10,24 @@ from collections.abc import Iterator
 from aiohttp import web
 
 from tests.fakes.gce.cloud import Cloud
-from tests.fakes.gce.rest import Rest
+from tests.fakes.gce.rest import Request, Rest
 
 TICK_S = 0.01
+
+
+def _app(rest: Rest) -> web.Application:
+    async def handle(asked: web.Request) -> web.StreamResponse:
+        body = await asked.json() if asked.can_read_body else {}
+        request = Request(asked.method, asked.path, asked.query, body)
+        mood = rest.mood_for(request)
+        if mood is not None:
+            await asyncio.sleep(mood.delay_s)
+        reply = rest.respond(request, mood)
+        return web.json_response(reply.body, status=reply.status, headers=reply.headers)
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", handle)
+    return app
 
 
 @contextlib.contextmanager
@@ -25,7 +40,7 @@ def gce_server(cloud: Cloud, rest: Rest | None = None) -> Iterator[str]:
     face = rest or Rest(cloud)
 
     async def serve(stopped: asyncio.Event) -> None:
-        runner = web.AppRunner(face.app(), access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(_app(face), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         address[0] = f"http://127.0.0.1:{runner.addresses[0][1]}"

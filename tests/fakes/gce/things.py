@@ -1,0 +1,119 @@
+"""What a fake cloud is made of, and what it may be told to do: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A machine type: its GPUs, by which quotas they count, and what it costs."""
+
+    accelerator: str
+    gpus: int
+    metric: str
+    usd_per_hour: float
+    spot_usd_per_hour: float
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """What a request is answered with in place of what it asked for."""
+
+    status: int
+    reason: str
+    message: str
+
+
+@dataclass(eq=False)
+class Mood:
+    """How some of the next requests are answered."""
+
+    path: str
+    """A pattern for ``METHOD path``."""
+    times: int
+    status: int = 0
+    """The answer; 0: the usual one."""
+    reason: str = "backendError"
+    message: str = "Internal error. Please try again or contact Google Support."
+    delay_s: float = 0.0
+    is_done: bool = False
+    """What was asked for is done nevertheless, and only its answer is lost."""
+    retry_after_s: int | None = None
+
+
+@dataclass(eq=False)
+class Vm:
+    """A machine, from its creation on; one that is gone is kept for the bill."""
+
+    id: int
+    name: str
+    zone: str
+    machine: str
+    spot: bool
+    gpus: int
+    metric: str
+    usd_per_hour: float
+    created_at: float
+    body: dict[str, Any]
+    status: str = "PROVISIONING"
+    boots: bool = True
+    has_gpu: bool = True
+    ended_at: float | None = None
+    """It costs nothing and has no disk since then."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.ended_at is None
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What its owner wrote for its own eyes, the start-up script among it."""
+        return {item["key"]: item["value"] for item in self.body["metadata"].get("items", ())}
+
+
+@dataclass(eq=False)
+class Operation:
+    """Something that was ordered, or happened."""
+
+    id: int
+    type: str
+    zone: str
+    inserted_at: float
+    client_id: str = ""
+    target_id: int = 0
+    target_name: str = ""
+    ended_at: float | None = None
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    http_status: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"operation-{self.id}"
+
+
+@dataclass(eq=False)
+class Group:
+    """A managed group of machines: what it makes them from, and which it is to have."""
+
+    name: str
+    zone: str
+    properties: dict[str, Any]
+    wanted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By name, the metadata that one has beyond the template's."""
+    errors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By name, why the last attempt to make one failed."""
+
+
+class Hooks:
+    """What becomes of machines: by default nothing; a test may run real agents in its place."""
+
+    def booted(self, vm: Vm) -> None:
+        """It runs now, with or without its GPU."""
+
+    def warned(self, vm: Vm, seconds: float) -> None:
+        """Its metadata server says that it is preempted from now on."""
+
+    def ended(self, vm: Vm) -> None:
+        """Its power is gone."""

@@ -1,0 +1,232 @@
+"""A fake Google Cloud whose machines are real agents that train, and a sailord that rents them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.keys import Keys
+from agents.notices import PREEMPTED
+from agents.store import open_store
+from agents.wire import decode
+from sailord.capacity_model import Books
+from sailord.client import Client
+from sailord.local.place import Place
+from sailord.local.sweep import end_all, mark_of
+from tests.fakes.gce.cloud import Cloud, Hooks, Offer, Vm
+from tests.fakes.gce.server import gce_server
+from tests.fakes.metadata import Metadata, metadata_server
+from tests.gce.test_gce_emulated import agent_text, wait_until
+
+HERE, THERE = "us-central1-a", "us-central1-b"
+LARGE = "emulated-large"
+NOTICE_S = 30.0
+
+
+class MetadataServers:
+    """A metadata server for each machine, all of them in one thread of their own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._open = contextlib.AsyncExitStack()
+
+    def start(self) -> Metadata:
+        """Serve one machine."""
+        return self._wait(self._open.enter_async_context(metadata_server()))
+
+    def flip(self, server: Metadata) -> None:
+        """Have it say that its machine is preempted."""
+        self._wait(server.flip(PREEMPTED, "TRUE"))
+
+    def close(self) -> None:
+        self._wait(self._open.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+
+@dataclass(eq=False)
+class Machines(Hooks):
+    """The cloud's machines as agents on this machine."""
+
+    place: Place
+    servers: MetadataServers = field(default_factory=MetadataServers)
+    metadata: dict[str, Metadata] = field(default_factory=dict)
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def booted(self, vm: Vm) -> None:
+        folder = self.place.folder / vm.name
+        folder.mkdir()
+        config = folder / "agent.toml"
+        config.write_text(
+            f'name = "{vm.name}"\nzone = "{vm.zone}"\nmachine = "{vm.machine}"\n'
+            f"spot = true\nnotice_s = {NOTICE_S}\n{agent_text(self.place, self.place.memory)}"
+        )
+        words = ["agents.service", "run", "--config", str(config)]
+        # Without its GPU it is a machine as this one: the agent looks for a driver, and ends.
+        words += ["--emulate", f"1x{LARGE}"] if vm.has_gpu else []
+        server = self.metadata[vm.name] = self.servers.start()
+        with (folder / "agent.log").open("ab") as log:
+            self.agents[vm.name] = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **mark_of(folder), "GCE_METADATA_HOST": server.address},
+            )  # fmt: skip
+
+    def warned(self, vm: Vm, seconds: float) -> None:
+        assert seconds >= NOTICE_S, "the agents' file says how long a notice is"
+        self.servers.flip(self.metadata[vm.name])
+
+    def ended(self, vm: Vm) -> None:
+        agent = self.agents.pop(vm.name, None)
+        if agent is not None:
+            end_all(self.place.folder / vm.name)
+            agent.wait()
+
+
+@dataclass(eq=False)
+class Life:
+    """A cluster that rents its machines, as a test sees it."""
+
+    place: Place
+    cloud: Cloud
+    machines: Machines
+    client: Client
+    head: subprocess.Popen[bytes] | None = None
+
+    def start_head(self) -> None:
+        """Start sailord; whoever led before has to be gone."""
+        words = ["sailord.service", "run", "--config", str(self.place.folder / "sailord.toml")]
+        with (self.place.folder / "sailord.log").open("ab") as log:
+            self.head = subprocess.Popen(
+                [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill_head(self) -> None:
+        """End sailord without a word."""
+        assert self.head is not None
+        self.head.kill()
+        self.head.wait(20)
+
+    def submit(self) -> None:
+        """Give the example job, which would take all machines that it can get."""
+        wait_until(lambda: self.client.ask("GET", "/readyz"))
+        self.client.ask("POST", "/v1/jobs", {"job": self.place.job("job.toml"), "id": "tale"})
+
+    def job(self) -> dict[str, Any]:
+        return self.client.ask("GET", "/v1/status")["job"] or {}
+
+    def trains_on(self, count: int) -> bool:
+        """Whether the job does steps, and on how many machines that are still there."""
+        names = {vm.name for vm in self.cloud.there()}
+        job = self.job()
+        return job["step"] > 3 and len(names.intersection(job["members"])) == count
+
+    def wait_for_steps(self, count: int = 3) -> None:
+        """Return when the job has done some more."""
+        before = self.job()["step"]
+        wait_until(lambda: self.job()["step"] > before + count)
+
+    def said(self, words: str) -> list[str]:
+        """The lines of sailord's log that have some words."""
+        lines = (self.place.folder / "sailord.log").read_text().splitlines()
+        return [line for line in lines if words in line]
+
+    def history(self) -> list[str]:
+        """What happened to the job, in words."""
+        return [e["text"] for e in self.client.ask("GET", "/v1/events?follow=false")["events"]]
+
+    def end_job(self) -> Books:
+        """Cancel the job, and return the books once every machine is given back."""
+        self.client.ask("POST", "/v1/jobs/tale/cancel", {})
+        wait_until(lambda: not self.cloud.there())
+        assert self.cloud.disks() == []
+        assert self.machines.agents == {}
+
+        def closed() -> Books | None:
+            books = read_books(self.place)
+            return None if books.machines or books.asks else books
+
+        return wait_until(closed)
+
+
+def read_books(place: Place) -> Books:
+    """What the next leader would know of machines and money."""
+
+    async def read() -> Books:
+        store = await open_store(f"unix://{place.folder}/head/store.sock")
+        try:
+            entry = await store.get(Keys("local").capacity)
+        finally:
+            await store.close()
+        assert entry is not None
+        return decode(Books, entry.value)
+
+    return asyncio.run(read())
+
+
+@contextlib.contextmanager
+def living(folder: Path, capacity: str) -> Iterator[Life]:
+    """A cloud with two zones and one machine type, and a sailord that may rent from it.
+
+    ``capacity`` is that table of sailord's file. Nothing outlives it.
+    """
+    place = Place(folder)
+    place.make()
+    machines = Machines(place)
+    cloud = Cloud(hooks=machines, offers={LARGE: Offer("nvidia-tesla-a100", 1, "", 2.0, 0.8)})
+    try:
+        with gce_server(cloud) as address:
+            _configure(place, address, capacity)
+            life = Life(place, cloud, machines, Client(f"unix://{place.socket}"))
+            life.start_head()
+            try:
+                yield life
+            finally:
+                assert life.head is not None
+                life.head.terminate()
+                life.head.wait(20)
+                for vm in cloud.vms:
+                    machines.ended(vm)
+    finally:
+        machines.servers.close()
+        place.remove()
+
+
+def _configure(place: Place, address: str, capacity: str) -> None:
+    catalogue = place.folder / "catalogue.toml"
+    text = catalogue.read_text()
+    catalogue.write_text(
+        text.replace('zones = ["zone-a", "zone-b", "zone-c"]', f'zones = ["{HERE}", "{THERE}"]')
+        .replace("[region.emulated]", "[region.us-central1]")
+        .replace(".emulated]\n", ".us-central1]\n")
+    )
+    (place.folder / "cluster.toml").write_text(
+        'catalogue = "catalogue.toml"\n'
+        + "".join(
+            f'[[pool]]\nzone = "{zone}"\nmachine = "{LARGE}"\nmachines = 0\nobtainable = 4\n'
+            "spot = true\n"
+            for zone in (HERE, THERE)
+        )
+    )
+    with (place.folder / "sailord.toml").open("a") as config:
+        config.write(
+            f'[provider]\nkind = "gce"\nproject = "test-project"\nzones = ["{HERE}", "{THERE}"]\n'
+            f'machines = ["{LARGE}"]\nstore = "etcd://10.0.0.1:2379"\n'
+            'key_secret = "projects/test-project/secrets/key/versions/1"\n'
+            f'endpoint = "{address}"\ncall_s = 5\noperation_s = 4\npoll_s = 0.05\n'
+            f"[capacity]\nlook_s = 0.5\nmachines_per_pool_max = 4\n{capacity}"
+        )
