@@ -95,6 +95,18 @@ def obtainable(state: Capacity, pool: Pool) -> int:
     return max(min([most, *map(int, limits)]), 0)
 
 
+def is_out(state: Capacity, pool: Pool, for_s: float) -> bool:
+    """Whether a pool had nothing for so long, as far as is known of late.
+
+    One that no price or quota lets be asked has nothing at any time.
+    """
+    rest, there = state.rests.get(pool), supply(state)[pool]
+    if rest is None:
+        return not there and not obtainable(state, pool)
+    is_recent = state.now <= rest.until + max(for_s, state.policy.look_s)
+    return is_recent and rest.kind != "rate" and state.now >= rest.since + for_s
+
+
 # ---- what happened ------------------------------------------------------------------------------
 
 
@@ -178,10 +190,13 @@ def _let_rest(
     state: Capacity, pool: Pool, kind: RefusalKind, text: str, retry_after_s: float | None = None
 ) -> Capacity:
     policy, before = state.policy, state.rests.get(pool)
+    if before is not None and state.now > before.until + policy.rest_max_s:
+        before = None  # It was not asked for long, and its refusals say nothing any more.
     refusals = 1 if before is None else before.refusals + 1
     wait_s = min(policy.rest_s(kind) * 2.0 ** min(refusals - 1, 20), policy.rest_max_s)
     until = state.now + max(wait_s, retry_after_s or 0.0)
-    return replace(state, rests={**state.rests, pool: Rest(until, kind, refusals, text)})
+    since = state.now if before is None else before.since
+    return replace(state, rests={**state.rests, pool: Rest(until, kind, refusals, text, since)})
 
 
 def _adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen: bool) -> Capacity:
@@ -418,7 +433,7 @@ def _grow(state: Capacity) -> Decision:
         if not count:
             continue
         number = state.requests + 1
-        ask = Ask(f"{state.prefix}-{number}", pool, count, state.policy.notice_s)
+        ask = Ask(f"{state.prefix}-{number}", pool, count)
         asks = {**state.asks, ask.request_id: Outstanding(ask, price, state.now)}
         state = replace(_use_quota(state, pool, count), asks=asks, requests=number)
         orders.append(Create(ask))

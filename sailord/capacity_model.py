@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sailord.mixing import Mix
 from sailord.providers.interface import (
     Ask,
     Deleted,
@@ -52,7 +53,14 @@ class Policy:
     machines_per_ask_max: int = 16
     machines_per_pool_max: int = 16
     """What is taken to be obtainable where no quota says less."""
-    notice_s: float = 0.0
+    on_demand_min: int = 0
+    on_demand_share_min: float = field(default=0.0, metadata={"most": 1.0})
+    on_demand_after_s: float | None = None
+
+    @property
+    def mix(self) -> Mix:
+        """How Spot and on demand are mixed."""
+        return Mix(self.on_demand_min, self.on_demand_share_min, self.on_demand_after_s)
 
     def rest_s(self, kind: RefusalKind) -> float:
         """How long a pool rests after its first refusal of a kind."""
@@ -139,6 +147,8 @@ class Rest:
     refusals: int
     """Since something was last had there."""
     text: str
+    since: float
+    """When the first of them came."""
 
 
 @dataclass(frozen=True, slots=True)

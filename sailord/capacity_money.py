@@ -36,12 +36,25 @@ def stop_due(state: Capacity) -> Stop:
     return "parting" if left <= rate * (policy.parting_s + policy.look_s) else ""
 
 
+def usd_left(state: Capacity) -> float | None:
+    """What of a total budget is not spent yet; ``None``: there is none."""
+    most = state.policy.usd_max
+    return None if most is None else max(most - spent_usd(state), 0.0)
+
+
+def usd_per_hour_most(state: Capacity) -> float | None:
+    """The most that may run up by the hour, so that every budget stays whole; ``None``: no limit.
+
+    What is left of a total budget has to last until everything could be saved and deleted.
+    """
+    policy, left = state.policy, usd_left(state)
+    limits = [] if policy.usd_per_hour_max is None else [policy.usd_per_hour_max]
+    if left is not None:
+        limits.append(left * 3600 / (policy.parting_s + 2 * policy.look_s))
+    return min(limits, default=None)
+
+
 def has_money_for(state: Capacity, more_usd_per_hour: float) -> bool:
     """Whether so much more by the hour leaves every budget whole."""
-    policy, rate = state.policy, usd_per_hour(state) + more_usd_per_hour
-    if policy.usd_per_hour_max is not None and rate > policy.usd_per_hour_max:
-        return False
-    if policy.usd_max is None:
-        return True
-    reserve_s = policy.parting_s + 2 * policy.look_s
-    return spent_usd(state) + rate * reserve_s / 3600 < policy.usd_max
+    most = usd_per_hour_most(state)
+    return most is None or usd_per_hour(state) + more_usd_per_hour <= most

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agents.protocol import NodeId
-from sailord.capacity import obtainable, supply
+from sailord.capacity import is_out, obtainable, supply
 from sailord.capacity_model import Agent, Capacity
+from sailord.mixing import restrained
 from sailord.model import Opening, Proposal, State, Stopping
 from sailord.planning import WantedPool
 from sailord.providers.interface import Pool
@@ -52,7 +53,7 @@ def question_of(
             pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
             others[pool] += 1
     pools = sorted({*offered, *there, *others})
-    return tuple(
+    asked = tuple(
         WantedPool(
             pool.zone,
             pool.machine,
@@ -67,6 +68,13 @@ def question_of(
         for pool in pools
         if there[pool] + others[pool] or pool in offered
     )
+    mix = capacity.policy.mix
+    wait_s = mix.on_demand_after_s or 0.0
+    return restrained(asked, mix, lambda wanted: is_out(capacity, _pool_of(wanted), wait_s))
+
+
+def _pool_of(wanted: WantedPool) -> Pool:
+    return Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
 
 
 def target_of(
@@ -77,7 +85,7 @@ def target_of(
     """The planner's answer as a target; only what the provider offers can be one."""
     found = {}
     for wanted, count in zip(pools, counts, strict=True):
-        pool = Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
+        pool = _pool_of(wanted)
         if pool in offered:
             found[pool] = max(count - wanted.unrented, 0)
     return found

@@ -185,11 +185,12 @@ def _capacity(table: Table) -> Policy:
         default = getattr(policy, each.name)
         value: float | None
         if isinstance(default, int):
-            value = table.integer(each.name, default=default)
+            value = table.integer(each.name, default=default, least=min(default, 1))
         elif default is None:
             value = table.number(each.name, above=0, most=1e9)
         else:
-            value = table.number(each.name, default=default, least=0, most=1e6)
+            most = each.metadata.get("most", 1e6)
+            value = table.number(each.name, default=default, least=0, most=most)
         changes: dict[str, Any] = {each.name: value}
         policy = replace(policy, **changes)
     table.finish()

@@ -106,7 +106,7 @@ class WantRequest:
     """What it is assumed to take to move the job once the machines are there."""
     usd_left: float | None = None
     """Of a total budget: what is dearer has to pay off within a shorter time."""
-    mix: Mix = Mix()
+    mix: Mix = field(default_factory=Mix)
     past: Past = NOTHING_KNOWN
 
 

@@ -40,6 +40,7 @@ from sailord.capacity_model import (
     Targeted,
     TookOver,
 )
+from sailord.capacity_money import usd_left, usd_per_hour_most
 from sailord.capacity_view import agents_of, question_of, target_of
 from sailord.config import Config
 from sailord.gateway import Gateway
@@ -300,8 +301,10 @@ class Procurer:
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
             pools=pools,
-            usd_per_hour_max=self.policy.usd_per_hour_max,
+            usd_per_hour_max=usd_per_hour_most(self.state),
             move_s=MOVE_S,
+            usd_left=usd_left(self.state),
+            mix=self.policy.mix,
             past=self.shell.observed.past(self.shell.state),
         )
         return await self.shell.planning.want(request, timeout_s=WANT_TIMEOUT_S)

@@ -18,9 +18,11 @@ from planner.offer import pool_name
 from planner.sailor import plan_job
 from planner.worth import DEFAULT_RULES, Offer, judge_move
 from sailord.answering import cluster_of
+from sailord.mixing import Place, shared_out
 from sailord.planning import Wanted, WantedPool, WantRequest, read_job
 from simulator.cluster import Cluster
 from simulator.errors import InputError
+from simulator.estimate import Estimate
 from simulator.job import Job
 from simulator.request import load_measurements
 
@@ -43,7 +45,7 @@ def want(request: WantRequest) -> Wanted:
     if best.plan is None or best.estimate is None:
         return Wanted(None, "; ".join(map(str, best.problems)) or "no plan fits what can be had")
     if now is None or now.plan is None or now.estimate is None:
-        return Wanted(_counts(best, request.pools), "nothing that is up is enough")
+        return Wanted(_counts(best, request), "nothing that is up is enough")
     verdict = judge_move(
         _offer(now, best, job, request),
         request.past.history,
@@ -51,8 +53,8 @@ def want(request: WantRequest) -> Wanted:
         rules=DEFAULT_RULES,
     )
     if verdict.moves:
-        return Wanted(_counts(best, request.pools), verdict.reason)
-    return Wanted(_counts(now, request.pools), verdict.reason)
+        return Wanted(_counts(best, request), verdict.reason)
+    return Wanted(_counts(now, request), verdict.reason)
 
 
 def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:
@@ -88,44 +90,39 @@ def _priced(cluster: Cluster, pools: Sequence[WantedPool]) -> Cluster:
     return replace(cluster, pools=tuple(found))
 
 
-def _counts(answer: Answer, pools: Sequence[WantedPool]) -> tuple[int, ...]:
-    """How many machines of each pool a plan stands on; what it leaves out is not wanted.
-
-    A plan names GPU kind, machine type and zone; which of its contracts it draws on first is
-    the cluster's rule: what is up before what is not, on demand before spot.
-    """
+def _counts(answer: Answer, request: WantRequest) -> tuple[int, ...]:
+    """How many machines of each pool a plan stands on; what it leaves out is not wanted."""
     assert answer.plan is not None
-    gpus: Counter[tuple[str, str, str]] = Counter()
+    gpus: Counter[Place] = Counter()
     for pipeline in answer.plan.pipelines:
         for stage in pipeline.stages:
             for place in stage.places:
                 gpus[place.gpu, place.machine, place.zone] += stage.tp
-    counts = [0] * len(pools)
-    order = sorted(range(len(pools)), key=lambda i: (-bool(pools[i].up), pools[i].spot, i))
-    for index in order:
-        pool = pools[index]
-        key = (pool.gpu, pool.machine, pool.zone)
-        needed = math.ceil(gpus[key] / pool.gpus)
-        counts[index] = min(needed, pool.up + pool.obtainable)
-        gpus[key] -= min(counts[index] * pool.gpus, gpus[key])
-    return tuple(counts)
+    return shared_out(gpus, request.pools, request.mix)
 
 
 def _offer(now: Answer, best: Answer, job: Job, request: WantRequest) -> Offer:
     assert now.estimate is not None
     assert best.estimate is not None
     old, new = now.estimate, best.estimate
-    counts = _counts(best, request.pools)
+    counts = _counts(best, request)
     newcomers: dict[str, int] = {}
     for pool, count in zip(request.pools, counts, strict=True):
         if count > pool.up:
             node = Node("", pool.gpu, pool.machine, pool.zone, pool.gpus, pool.spot)
             newcomers[pool_name(node)] = newcomers.get(pool_name(node), 0) + count - pool.up
     usd = old.money.total_usd, new.money.total_usd
+    left_s = _seconds_left(new, request.usd_left)
     if job.objective.goal == "cost" and usd[0] is not None and usd[1] is not None:
         gain = (usd[0] - usd[1]) / new.iteration_s
         cost = usd[0] / old.iteration_s * request.move_s
-        return Offer(gain, "$", cost, request.move_s, newcomers, math.inf)
+        return Offer(gain, "$", cost, request.move_s, newcomers, math.inf, seconds_left=left_s)
     gain = new.throughput_samples_per_s - old.throughput_samples_per_s
     cost = old.throughput_samples_per_s * request.move_s
-    return Offer(gain, "samples", cost, request.move_s, newcomers, math.inf)
+    return Offer(gain, "samples", cost, request.move_s, newcomers, math.inf, seconds_left=left_s)
+
+
+def _seconds_left(estimate: Estimate, usd_left: float | None) -> float | None:
+    """How long a plan could run on what is left of a budget."""
+    usd = estimate.money.total_usd
+    return None if usd_left is None or not usd else usd_left / usd * estimate.iteration_s

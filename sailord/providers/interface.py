@@ -85,13 +85,14 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An order for machines. The same request id, sent again, must never make more of them."""
+    """An order for machines. The same request id, sent again, must never make more of them.
+
+    Spot machines get the longest warning before a preemption that the provider gives.
+    """
 
     request_id: str
     pool: Pool
     count: int
-    notice_s: float = 0.0
-    """The longest warning before a preemption that the provider may give; 0 leaves it to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,144 @@
+"""Spot and on demand are mixed as the file says (``gce``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sailord.capacity import decide, is_out, obtainable
+from sailord.capacity_model import (
+    Answered,
+    Books,
+    Capacity,
+    Observed,
+    Passed,
+    Policy,
+    Priced,
+    QuotasRead,
+    Targeted,
+    TookOver,
+)
+from sailord.capacity_view import question_of
+from sailord.mixing import Mix, restrained, shared_out
+from sailord.model import State
+from sailord.planning import WantedPool
+from sailord.providers.interface import Granted, Instance, Observation, Pool, Quota, Refused
+
+SPOT_A = WantedPool("a", "m", "gpu", 2, True, 0, 4, 1.0)
+FIRM_A = replace(SPOT_A, spot=False, usd_per_hour=3.0)
+SPOT_B, FIRM_B = replace(SPOT_A, zone="b"), replace(FIRM_A, zone="b", usd_per_hour=2.0)
+POOLS = (SPOT_A, FIRM_A, SPOT_B, FIRM_B)
+HERE, THERE = ("gpu", "m", "a"), ("gpu", "m", "b")
+
+
+@pytest.mark.parametrize(
+    ("mix", "up", "gpus", "counts"),
+    [
+        (Mix(), (0, 0, 0, 0), {HERE: 6}, (0, 3, 0, 0)),
+        (Mix(), (2, 0, 0, 0), {HERE: 6}, (2, 1, 0, 0)),
+        (Mix(1), (0, 0, 0, 0), {HERE: 6}, (2, 1, 0, 0)),
+        (Mix(1), (3, 0, 0, 0), {HERE: 6}, (2, 1, 0, 0)),
+        (Mix(2), (0, 0, 0, 1), {HERE: 4, THERE: 2}, (1, 1, 0, 1)),
+        (Mix(9), (0, 0, 0, 0), {HERE: 4}, (0, 2, 0, 0)),
+        (Mix(0, 0.5), (0, 0, 0, 0), {HERE: 4, THERE: 4}, (0, 2, 2, 0)),
+        (Mix(0, 0.5), (0, 0, 0, 0), {HERE: 6}, (1, 2, 0, 0)),
+        (Mix(0, 1.0), (4, 0, 0, 0), {HERE: 6}, (0, 3, 0, 0)),
+        (Mix(0, 0.0, 60.0), (0, 0, 0, 0), {HERE: 6}, (3, 0, 0, 0)),
+        (Mix(0, 0.0, 60.0), (0, 2, 0, 0), {HERE: 6}, (1, 2, 0, 0)),
+        (Mix(0, 0.0, 60.0), (0, 0, 0, 0), {HERE: 12}, (4, 2, 0, 0)),
+        (Mix(0, 0.0, 60.0), (0, 0, 0, 0), {HERE: 5}, (3, 0, 0, 0)),
+    ],
+)
+def test_gce_a_plan_is_shared_out_between_contracts(mix, up, gpus, counts):
+    pools = [replace(pool, up=count) for pool, count in zip(POOLS, up, strict=True)]
+    assert shared_out(gpus, pools, mix) == counts
+
+
+def room(pools) -> list[int]:
+    return [pool.obtainable for pool in pools]
+
+
+def test_gce_on_demand_waits_for_spot_of_any_zone_and_the_cheapest_keeps_the_minimum():
+    mix = Mix(2, 0.0, 300.0)
+    assert room(restrained(POOLS, replace(mix, on_demand_after_s=None), lambda _: False)) == [4] * 4
+    assert room(restrained(POOLS, mix, lambda _: False)) == [4, 0, 4, 2]
+    assert room(restrained(POOLS, mix, lambda pool: pool.zone == "a")) == [4, 0, 4, 2]
+    assert room(restrained(POOLS, mix, lambda _: True)) == [4, 4, 4, 4]
+    there = (SPOT_A, replace(FIRM_A, up=1), SPOT_B, FIRM_B)
+    assert room(restrained(there, mix, lambda _: False)) == [4, 0, 4, 1]
+    none = [replace(pool, obtainable=0) if pool.spot else pool for pool in POOLS]
+    assert room(restrained(none, mix, lambda _: False)) == [0, 0, 0, 2]
+
+
+def test_gce_a_share_on_demand_grows_with_what_spot_could_give():
+    # Eight Spot machines could come: with eight on demand half of all would be.
+    assert room(restrained(POOLS, Mix(0, 0.5, 300.0), lambda _: False)) == [4, 4, 4, 4]
+    assert room(restrained(POOLS, Mix(0, 0.25, 300.0), lambda _: False)) == [4, 0, 4, 3]
+    assert room(restrained(POOLS, Mix(0, 1.0, 300.0), lambda _: False)) == [4, 4, 4, 4]
+
+
+def test_gce_a_gpu_that_is_not_to_be_had_on_spot_is_had_on_demand():
+    other = replace(FIRM_A, gpu="other", machine="o")
+    assert room(restrained((SPOT_A, FIRM_A, other), Mix(0, 0.0, 9.0), lambda _: False)) == [4, 0, 4]
+
+
+# ---- how long Spot is out ------------------------------------------------------------------------
+
+SPOT, FIRM = Pool("a", "m", "gpu", 2, True), Pool("a", "m", "gpu", 2, False)
+POLICY = Policy(on_demand_after_s=300.0, machines_per_pool_max=4)
+
+
+class Story:
+    def __init__(self) -> None:
+        self.state = Capacity(POLICY)
+        self.hear(TookOver(0.0, "t1", Books()))
+        self.hear(Priced(0.0, {SPOT: 1.0, FIRM: 3.0}))
+        self.hear(Observed(0.0, Observation(0.0, ())))
+
+    def hear(self, event) -> Story:
+        self.state, _ = decide(self.state, event)
+        return self
+
+    def ask_and_refuse(self, at: float, kind: str = "stockout") -> Story:
+        self.hear(Targeted(at, {SPOT: 1}))
+        self.hear(Answered(at, Refused(f"t1-{self.state.requests}", kind, "no")))
+        return self.hear(Targeted(at, {}))
+
+    def on_demand(self) -> int:
+        asked = question_of(self.state, (SPOT, FIRM), State())
+        return next(pool.obtainable for pool in asked if not pool.spot)
+
+
+def test_gce_on_demand_is_offered_once_spot_was_out_for_long_enough():
+    story = Story()
+    assert obtainable(story.state, FIRM) == 4
+    assert story.on_demand() == 0
+    story.ask_and_refuse(10.0).ask_and_refuse(80.0).ask_and_refuse(250.0)
+    assert story.hear(Passed(309.0)).on_demand() == 0
+    assert story.hear(Passed(310.0)).on_demand() == 4
+    # Nobody has asked for Spot for long: it may be back, and goes first again.
+    assert story.hear(Passed(2000.0)).on_demand() == 0
+    machine = Instance("1", "n", SPOT, "running", 2000.0, "t1-4", "n")
+    story.hear(Targeted(2000.0, {SPOT: 1}))
+    story.hear(Answered(2001.0, Granted(f"t1-{story.state.requests}", (machine,))))
+    story.ask_and_refuse(2002.0)
+    assert story.hear(Passed(2011.0)).on_demand() == 0, "what was granted ends the count"
+
+
+def test_gce_too_many_requests_say_nothing_about_stock():
+    story = Story().ask_and_refuse(10.0, "rate").ask_and_refuse(200.0, "rate")
+    assert story.hear(Passed(330.0)).on_demand() == 0
+
+
+def test_gce_spot_without_a_quota_is_out_at_once():
+    story = Story().hear(QuotasRead(1.0, (Quota("PREEMPTIBLE", (SPOT,), 0.0, 0.0),)))
+    assert is_out(story.state, SPOT, 300.0)
+    assert story.on_demand() == 4
+
+
+def test_gce_refusals_of_long_ago_count_no_more():
+    story = Story().ask_and_refuse(10.0)
+    story.ask_and_refuse(10_000.0)
+    rest = story.state.rests[SPOT]
+    assert (rest.refusals, rest.since) == (1, 10_000.0)

@@ -1,0 +1,57 @@
+"""Which machines the planner wants, within what may be spent (``gce``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sailord.capacity_model import Capacity, Machine, Policy
+from sailord.capacity_money import usd_left, usd_per_hour_most
+from sailord.mixing import Mix
+from sailord.planning import WantedPool, WantRequest
+from sailord.providers.interface import Instance, Pool
+from sailord.wanting import want
+from tests.control.cluster import JOB
+
+CLUSTER = Path(__file__).resolve().parents[2] / "examples" / "three-zones.toml"
+POOL = WantedPool("us-central1-b", "A100-40x2", "A100-40", 2, True, 1, 2, 2.0)
+QUESTION = WantRequest(JOB, CLUSTER, None, (POOL,), None, 60.0)
+
+
+def test_gce_what_may_be_spent_by_the_hour_limits_what_is_wanted():
+    assert want(QUESTION).counts == (3,)
+    assert want(replace(QUESTION, usd_per_hour_max=4.5)).counts == (2,)
+
+
+def test_gce_nothing_more_is_wanted_for_the_last_dollars():
+    wanted = want(replace(QUESTION, usd_left=0.1))
+    assert wanted.counts == (1,)
+    assert "stay" in wanted.why
+
+
+def test_gce_what_is_wanted_is_mixed():
+    firm = replace(POOL, spot=False, up=0, obtainable=1, usd_per_hour=5.0)
+    three = replace(QUESTION, pools=(POOL, firm), usd_per_hour_max=9.5)
+    assert want(three).counts == (2, 1)
+    assert want(replace(three, mix=Mix(on_demand_after_s=60.0))).counts == (3, 0)
+
+
+# ---- what is left -------------------------------------------------------------------------------
+
+
+def state(policy: Policy, *, hours: float) -> Capacity:
+    pool = Pool("a", "m", "gpu", 1, True)
+    machine = Machine(Instance("1", "n", pool, "running", 0.0, "r"), 3.6, 0.0, 0.0)
+    return Capacity(policy, hours * 3600.0, "t1", machines={"1": machine})
+
+
+def test_gce_what_is_left_of_a_budget_limits_the_hour():
+    # $3.60 have to last for the 180 s of parting and two looks of 10 s.
+    later = state(Policy(usd_max=7.2), hours=1.0)
+    assert usd_left(later) == pytest.approx(3.6)
+    assert usd_per_hour_most(later) == pytest.approx(3.6 * 3600 / 200)
+    assert usd_left(state(Policy(usd_max=1.0), hours=1.0)) == 0.0
+    assert usd_per_hour_most(state(Policy(usd_max=7.2, usd_per_hour_max=9.0), hours=1.0)) == 9.0
+    assert usd_per_hour_most(state(Policy(), hours=1.0)) is None
