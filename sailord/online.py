@@ -286,6 +286,7 @@ COMMANDS: tuple[click.Command, ...] = (
             "drain": "Move the job off a node, with nothing lost.",
             "cordon": "Let no new plan use a node.",
             "uncordon": "Let plans use a node again.",
+            "withdraw": "Take back a drain or a notice: the node stays after all.",
         },
     ),
     preempt,

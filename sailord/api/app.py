@@ -34,6 +34,10 @@ PER_S = 50.0
 """How many webhooks are taken from one address."""
 SENDERS_MAX = 10_000
 
+PATH_MAX = 200
+"""So much of a strange address is repeated in the answer."""
+SEE = "GET /openapi.json tells all addresses"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -98,6 +102,14 @@ class Api:
 API = web.AppKey("api", Api)
 
 
+class NotThere(Exception):  # noqa: N818 - an answer like any other: what was named is not there
+    """What the address names is not there; answered with 404."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
 def refusal(
     status: int, *problems: Problem | str, headers: dict[str, str] | None = None
 ) -> web.Response:
@@ -130,9 +142,19 @@ async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamRes
         return refusal(422, *error.problems)
     except web.HTTPRequestEntityTooLarge:
         return refusal(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
+    except NotThere as error:
+        return refusal(404, error.problem)
+    except web.HTTPNotFound:
+        problem = Problem(request.path[:PATH_MAX], "is no address of ours", SEE)
+        return refusal(404, problem)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        problem = Problem(
+            request.path[:PATH_MAX], f"does not take {error.method[:20]}", f"use {allowed}; {SEE}"
+        )
+        return refusal(405, problem, headers={"Allow": allowed})
     except web.HTTPException as error:
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return refusal(error.status, error.text or error.reason, headers=headers)
+        return refusal(error.status, error.text or error.reason)
     except StoreError as error:
         why = f"the store is away: {error}"
         return refusal(503, why, headers={"Retry-After": "5"})

@@ -13,7 +13,7 @@ from aiohttp import web
 from agents.protocol import Durable, Intent, JobId, Point
 from sailord.api import shapes
 from sailord.api.app import API, Api, answer, refusal
-from sailord.api.handlers import ID, job_of, read_object
+from sailord.api.handlers import ID, give, job_of, read_object
 from sailord.breakdown import Move
 from sailord.checkpoints import complete_at, folders_at, reach
 from sailord.garbage import Folder
@@ -158,9 +158,7 @@ async def roll_back(request: web.Request) -> web.Response:
         return refusal(409, Problem("step", what, "one can only go back"))
     reason = body.get("reason", "")[:500] or f"back to step {durable.point.step}, as ordered"
     intent = Intent(id_, "rollback", job.id, None, reason, durable)
-    is_new = await api.gateway.give_intent(intent)
-    api.woken.set()
-    return answer(shapes.Taken(intent.id, is_new), status=202)
+    return await give(api, intent)
 
 
 async def _found(

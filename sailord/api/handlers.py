@@ -8,6 +8,7 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -18,19 +19,21 @@ from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, sign_re
 from agents.store import StoreError
 from agents.wire import WireError, decode, encode, plain
 from sailord.api import shapes, views
-from sailord.api.app import API, Api, answer, refusal
+from sailord.api.app import API, Api, NotThere, answer, refusal
 from sailord.api.metrics import metrics_text
 from sailord.model import State
+from sailord.nodes import Node
+from sailord.objections import objection
 from sailord.planning import job_shape, read_job, saving_of
 from sailord.resuming import begins_from
-from simulator.errors import InputError, Problem
+from simulator.errors import InputError, Problem, nearest
 
 ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
 PING_S = 15.0
 GLANCE_S = 1.0
 """What a status may wait for the store."""
 KNOWN_S = 2.0
-"""How long a new job is waited for; it is in the store and comes to be known in any case."""
+"""How long news is waited for; it is in the store and comes to be known in any case."""
 PRIORITY_MAX = 1_000_000
 LEAVES_MAX = 4e9
 
@@ -129,24 +132,26 @@ async def submit_job(request: web.Request) -> web.Response:
         return refusal(409, Problem("id", f"there is a job {id_} already", "give another id"))
     api.woken.set()
     if api.shell.state.term is not None:
-        await _until_known(api, id_)
+        # Who submits may ask for it at once.
+        await _until(lambda: views.job_view(api.shell.shown, id_) is not None)
     return answer(plain(record), status=201, headers={"Location": f"/v1/jobs/{id_}"})
 
 
-async def _until_known(api: Api, id_: JobId) -> None:
-    """Wait for the controller to read it, so that who submits may ask for it at once."""
+async def _until(is_known: Callable[[], bool]) -> None:
+    """Give the controller time to read what has just been stored."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(KNOWN_S):
-            while views.job_view(api.shell.shown, id_) is None:
+            while not is_known():
                 await asyncio.sleep(0.01)
 
 
 def job_of(request: web.Request) -> shapes.JobView:
     """The job that the address names; answered with 404 where there is none."""
-    id_ = request.match_info["job"]
-    found = views.job_view(request.app[API].shell.shown, JobId(id_)) if ID.match(id_) else None
+    id_, state = request.match_info["job"], request.app[API].shell.shown
+    found = views.job_view(state, JobId(id_)) if ID.match(id_) else None
     if found is None:
-        raise web.HTTPNotFound(text=f"there is no job {id_[:64]!r}")
+        known = (job.id for job in views.jobs_view(state).jobs)
+        raise NotThere(Problem(id_[:64], "there is no job of that name", nearest(id_[:64], known)))
     return found
 
 
@@ -159,7 +164,8 @@ async def show_plan(request: web.Request) -> web.Response:
     """The plan of the job's last generation."""
     api, job = request.app[API], job_of(request)
     if job.generation is None:
-        raise web.HTTPNotFound(text="the job has no plan yet")
+        cure = "sailorctl why says what it waits for"
+        raise NotThere(Problem(job.id, "it has no plan yet", cure))
     sha = job.generation.plan
     plan = views.read_plan(await api.gateway.read_plan(job.id, sha))
     return answer(shapes.PlanView(sha, plan, await api.gateway.read_about(job.id, sha)))
@@ -197,10 +203,18 @@ async def list_nodes(request: web.Request) -> web.Response:
 async def order_node(request: web.Request) -> web.Response:
     """Drain, cordon, uncordon or warn a node."""
     name, order = request.match_info["node"], request.match_info["order"]
-    nodes = request.app[API].shell.shown.nodes.values()
-    if all(name not in (node.record.id, node.record.name) for node in nodes):
-        raise web.HTTPNotFound(text=f"there is no node {name[:64]!r}")
+    nodes_of(request)
     return await _give(request, order, name)
+
+
+def nodes_of(request: web.Request) -> list[Node]:
+    """The lives of the node that the address names; answered with 404 where there are none."""
+    name, nodes = request.match_info["node"], request.app[API].shell.shown.nodes.values()
+    found = [node for node in nodes if name in (node.record.id, node.record.name)]
+    if not found:
+        known = nearest(name[:64], (node.record.name for node in nodes))
+        raise NotThere(Problem(name[:64], "there is no node of that name", known))
+    return found
 
 
 async def _give(request: web.Request, order: str, target: str) -> web.Response:
@@ -208,8 +222,19 @@ async def _give(request: web.Request, order: str, target: str) -> web.Response:
     kinds: dict[str, type] = {"id": str, "reason": str, "leaves_at": float}
     body = await read_object(request, kinds, ())
     intent = read_intent(order, target, body)
+    return await give(api, intent)
+
+
+async def give(api: Api, intent: Intent) -> web.Response:
+    """Store an order; refuse one that would change nothing, and say what would."""
+    useless = objection(api.shell.state, intent)
+    if useless is not None:
+        return refusal(409, useless)
     is_new = await api.gateway.give_intent(intent)
     api.woken.set()
+    if api.shell.state.term is not None:
+        # Whoever orders one thing after the other is judged by all that went before.
+        await _until(lambda: intent.id in api.shell.state.intents)
     return answer(shapes.Taken(intent.id, is_new), status=202)
 
 
@@ -270,15 +295,15 @@ async def logs(request: web.Request) -> web.Response:
     rank = request.query.get("rank", "")
     if not re.fullmatch(r"[0-9]{0,5}", rank, re.ASCII):
         raise InputError(Problem("rank", "is no rank", "give a number"))
-    for node in api.shell.shown.nodes.values():
-        if name in (node.record.id, node.record.name) and node.record.address:
+    for node in nodes_of(request):
+        if node.record.address:
             path = f"/v1/logs/{rank}" if rank else "/v1/logs"
             try:
                 text = await api.shell.calls.call(node.record.address, "GET", path)
             except CallFailed as error:
                 return refusal(502, f"the agent of {node.record.name} did not answer: {error}")
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
-    raise web.HTTPNotFound(text=f"there is no node {name[:64]!r}")
+    raise NotThere(Problem(name, "it gave no address", "see sailorctl nodes"))
 
 
 async def report(request: web.Request) -> web.Response:

@@ -61,7 +61,7 @@ BODIES: dict[str, Any] = {
 REFUSALS = {
     401: "Who sends this did not show who it is.",
     404: "There is no such thing.",
-    409: "There is one of that name already.",
+    409: "There is one of that name already, or it would change nothing as things stand.",
     413: f"The body is larger than {BODY_BYTES_MAX} bytes.",
     422: "What was sent cannot be used.",
     429: "Too often, or too many at once.",

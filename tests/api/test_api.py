@@ -186,6 +186,48 @@ def test_who_has_submitted_a_job_may_ask_for_it_at_once(head):
         assert head.ask("POST", f"/v1/jobs/at-once-{number}/cancel", {})[0] == 202
 
 
+def test_an_order_that_would_change_nothing_is_refused_with_what_can_be_done(head):
+    def order(path, **body):
+        code, value = head.ask("POST", path, body)
+        return code, value["problems"][0] if "problems" in value else value
+
+    assert order("/v1/nodes/a/uncordon")[0] == 409
+    assert order("/v1/nodes/a/cordon", id="once")[0] == 202
+    code, problem = order("/v1/nodes/a/cordon")  # Told at once: the first is known by now.
+    assert code == 409
+    assert problem["what"] == "cordon would change nothing: it is cordoned already"
+    assert "uncordon" in problem["cure"]
+    assert order("/v1/nodes/a/cordon", id="once")[0] == 202, "who did not hear it may ask again"
+    assert order("/v1/nodes/a/uncordon")[0] == 202
+    assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "useless"})[0] == 201
+    assert order("/v1/jobs/useless/pause")[0] == 202
+    assert order("/v1/jobs/useless/resume")[0] == 202
+    assert order("/v1/jobs/useless/cancel")[0] == 202
+    wait_until(lambda: head.ask("GET", "/v1/jobs/useless")[1]["state"] == "cancelled")
+    code, problem = order("/v1/jobs/useless/resume")
+    assert code == 409
+    assert problem["place"] == "useless"
+    assert "submit it again" in problem["cure"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "what", "cure"),
+    [
+        ("GET", "/v1/nothing", 404, "is no address of ours", "/openapi.json"),
+        ("DELETE", "/v1/jobs", 405, "does not take DELETE", "use GET, POST; "),
+        ("GET", "/v1/jobs/none", 404, "there is no job of that name", ""),
+        ("POST", "/v1/nodes/b/drain", 404, "there is no node of that name", "known are a"),
+        ("GET", "/v1/nodes/b/logs", 404, "there is no node of that name", "known are a"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(head, method, path, status, what, cure):
+    code, value = head.ask(method, path, None)
+    problem = value["problems"][0]
+    assert (code, problem["what"]) == (status, what)
+    assert cure in problem["cure"]
+    assert problem["place"] in path
+
+
 def test_a_stream_of_events_resumes_after_an_id(head):
     happened = head.ask("GET", "/v1/events?follow=false")[1]["events"]
     assert len(happened) > 2
