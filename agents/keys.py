@@ -52,6 +52,11 @@ class Keys:
         return f"/sailor/capacity/v1/{self.cluster}/books"
 
     @property
+    def lives(self) -> str:
+        """How long machines lived, by pool."""
+        return f"/sailor/capacity/v1/{self.cluster}/lives"
+
+    @property
     def papers(self) -> str:
         return f"/sailor/papers/v1/{self.cluster}/"
 

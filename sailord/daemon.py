@@ -37,6 +37,7 @@ from sailord.model import (
 from sailord.outgoing import Outgoing
 from sailord.procuring import Procurer
 from sailord.providers.choosing import open_provider
+from sailord.remembering import KEEP_S, keep_lives, recall_lives
 from sailord.shell import Shell
 from simulator.errors import InputError, Problem
 
@@ -48,6 +49,8 @@ QUEUED_MAX = 4096
 LOOK_S = 1.0
 """How often the store is read where no watch wakes us before."""
 LOOK_S_MIN = 0.05
+GO_S = 1.0
+"""What an end waits for the store to take what may also be lost."""
 
 
 @dataclass(eq=False)
@@ -76,6 +79,7 @@ class Daemon:
             self._look(),
             self._watch(),
             self._tick(),
+            self._remember(),
             self.outgoing.run(),
         ]
         if self.procurer is not None:
@@ -86,6 +90,7 @@ class Daemon:
             notify("STOPPING=1")
             for task in tasks:
                 task.cancel()
+        await self._keep_lives()
         await self.election.resign()
 
     # ---- leading ------------------------------------------------------------------------------
@@ -121,6 +126,7 @@ class Daemon:
         assert term is not None
         for job in world.jobs:
             await self._recall(job.id)
+        self.shell.observed.history = await recall_lives(self.gateway)
         await self.shell.outbox.load()
         await self.outgoing.begin(term)
         self.shell.planning.warm()
@@ -157,6 +163,18 @@ class Daemon:
                 self.shell.feed_event(Deposed(self.clock.now()))
             self.shell.feed_event(Ticked(self.clock.now()))
             await asyncio.sleep(TICK_S)
+
+    async def _remember(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            await self._keep_lives()
+
+    async def _keep_lives(self) -> None:
+        term = self.election.term
+        if term is not None:
+            with contextlib.suppress(StoreError, TimeoutError):  # The next time will do.
+                async with asyncio.timeout(GO_S):
+                    await keep_lives(self.gateway, self.shell.observed.history, term)
 
     # ---- looking ------------------------------------------------------------------------------
 

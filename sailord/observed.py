@@ -37,7 +37,7 @@ def pool_of(record: NodeRecord) -> str:
 
 @dataclass(eq=False)
 class Observed:
-    """One leader's memory; the next begins with the planner's beliefs."""
+    """What leaders saw; it begins with the planner's beliefs."""
 
     history: History = field(default_factory=History)
     _up: dict[NodeId, str] = field(default_factory=dict)

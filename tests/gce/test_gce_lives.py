@@ -1,0 +1,64 @@
+"""What was seen of machines' lives outlives the leader that saw it (``gce``)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agents.keys import Keys
+from agents.store import Put, open_store
+from planner.lives import History
+from sailord.gateway import Gateway
+from sailord.remembering import keep_lives, recall_lives
+
+POOL = "A100-40@us-central1-a spot"
+SEEN = History().seen(0.0, up={POOL: 2}, lost={}).seen(3600.0, up={POOL: 1}, lost={POOL: 1})
+
+
+def in_a_store(tmp_path, play):
+    async def run():
+        store = await open_store(f"embedded://{tmp_path}/store.db")
+        try:
+            return await play(Gateway(store, Keys("test")))
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def lead(gateway: Gateway) -> int:
+    await gateway.store.transact([], [Put(gateway.keys.leader, b"me")])
+    entry = await gateway.store.get(gateway.keys.leader)
+    assert entry is not None
+    return entry.created
+
+
+def test_gce_lives_are_kept_and_the_time_without_a_leader_says_nothing(tmp_path):
+    async def play(gateway):
+        await keep_lives(gateway, SEEN, await lead(gateway))
+        return await recall_lives(gateway)
+
+    found = in_a_store(tmp_path, play)
+    before, after = SEEN.record(POOL, 3600.0), found.record(POOL, 3600.0)
+    assert (after.lived_s, after.losses, after.flaps) == (7200.0, 1.0, 1.0)
+    assert after.node_life_s == before.node_life_s
+    # One machine was up, but nobody saw whether it lived on.
+    assert found.record(POOL, 7200.0).lived_s < SEEN.record(POOL, 7200.0).lived_s
+
+
+def test_gce_who_leads_no_more_does_not_overwrite_what_is_remembered(tmp_path):
+    async def play(gateway):
+        term = await lead(gateway)
+        await keep_lives(gateway, SEEN, term)
+        await keep_lives(gateway, History(), term - 1)
+        return await recall_lives(gateway)
+
+    assert POOL in in_a_store(tmp_path, play).pools
+
+
+def test_gce_what_cannot_be_read_is_forgotten(tmp_path):
+    async def play(gateway):
+        assert await recall_lives(gateway) == History()
+        await gateway.store.transact([], [Put(gateway.keys.lives, b'{"pools": 3}')])
+        return await recall_lives(gateway)
+
+    assert in_a_store(tmp_path, play) == History()
