@@ -94,7 +94,6 @@ def specs(
             "socket": str(site.socket),
             "orphan_s": site.orphan_s,
             "threads": site.threads,
-            "engine": "sailor",
             "fail_at": os.environ.get(FAIL_AT, ""),  # In tests.
         }
 

@@ -11,6 +11,7 @@ Optimizer = Literal["adam", "adamw", "sgd"]
 RecomputePolicy = Literal["none", "full", "auto"]
 Goal = Literal["throughput", "cost"]
 DataKind = Literal["synthetic", "tokens", "images"]
+Engine = Literal["sailor", "deepspeed"]
 
 OPTIMIZER_MOMENTS: dict[str, int] = {"adam": 2, "adamw": 2, "sgd": 1}
 """Moments that each optimizer keeps per parameter (SGD with momentum keeps one)."""
@@ -84,5 +85,7 @@ class Job:
     runtime does, which is why such a model comes with a description."""
     weights: str | None = None
     """A Hugging Face checkpoint to begin from, in place of random weights."""
+    engine: Engine = "sailor"
+    """Who computes the steps, wherever it can; no loss, weight or checkpoint depends on it."""
     runtime: str = "sailor"
     """Which runtime trains it: its name selects the platform constants (``simulator.platform``)."""

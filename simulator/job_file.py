@@ -13,6 +13,7 @@ from simulator.job import (
     Checkpoint,
     Data,
     DataKind,
+    Engine,
     Goal,
     Job,
     Objective,
@@ -31,6 +32,7 @@ DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
 SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
 SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -92,10 +94,14 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
 
 
 def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
-    """The model can be cut into that many pieces, and takes samples of that length."""
+    """The model can be cut into that many pieces, takes samples of that length, and has an engine
+    that computes it."""
     unfit = unfit_tp(model, training["max_tp"])
     if unfit is not None:
         table.say("max_tp", unfit.what, unfit.cure)
+    if training["engine"] == "deepspeed" and model.family == "exact":
+        what = 'is "deepspeed", whose sums are not those of an exact model'
+        table.say("engine", what, 'give "sailor", or another family')
     if training["sequence"] is not None:
         place = table.place_of("sequence")
         found = model.problems_with_sequence(training["sequence"], place=place)
@@ -124,6 +130,7 @@ def _training(table: Table) -> dict[str, Any]:
         "warmup_steps": table.integer("warmup_steps", default=0, least=0),
         "clip_norm": table.number("clip_norm", above=0),
         "dropout": table.number("dropout", default=0.0, least=0, below=1),
+        "engine": table.choice("engine", ENGINES, default="sailor"),
         "runtime": table.choice("runtime", tuple(RUNTIMES), default="sailor"),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simulator.errors import InputError, Problem
+from simulator.errors import InputError
 from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Plan
@@ -171,17 +171,13 @@ class Library:
         job, plan = self._job, about.plan
         found = list(exact.problems_with(job)) if job.model.family == "exact" else []
         found += problems_with(plan, job)
-        engine = about.spec.get("engine", "sailor")
-        if engine != "sailor":
-            what = f"{engine} cannot take part in a run that changes its plan"
-            found.append(Problem("engine", what, "give sailor"))
         if found:
             raise InputError(found)
-        weights = self._weights if about.restore.source == "start" else _nothing_yet(job)
+        weights = self._weights if about.restore.source == "start" else nothing_yet(job)
         return Opened(job, plan, self._data, weights)
 
 
-def _nothing_yet(job: Job) -> Callable[[int], Values]:
+def nothing_yet(job: Job) -> Callable[[int], Values]:
     """Weights that are about to be replaced, which are the least work to make."""
 
     def values(spec: TensorSpec, held: range) -> Tensor:

@@ -63,13 +63,12 @@ def main() -> None:
 @main.command()
 @click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Plan file; default: one rank.")
+@click.option("--resume", help="Checkpoint to go on from: a manifest, or its job's folder.")
 @click.option("--steps", type=click.IntRange(1), help="Steps to train; default: the job's.")
 @click.option(
     "--engine",
     type=click.Choice(["sailor", "deepspeed"]),
-    default="sailor",
-    show_default=True,
-    help="Who trains; DeepSpeed trains plans whose pipelines are alike.",
+    help="Who trains; DeepSpeed trains plans whose pipelines are alike. Default: the job's.",
 )
 @click.option(
     "--deepspeed-config", type=click.Path(path_type=Path), help="Its configuration, in JSON."
@@ -82,8 +81,9 @@ def main() -> None:
 def run(
     job: Path,
     plan: Path | None,
+    resume: str | None,
     steps: int | None,
-    engine: str,
+    engine: str | None,
     deepspeed_config: Path | None,
     as_json: bool,
     timeline: Path | None,
@@ -103,6 +103,7 @@ def run(
     wishes = Wishes(
         job=job,
         plan=plan,
+        resume=resume,
         steps=steps,
         engine=engine,
         deepspeed_config=deepspeed_config,

@@ -38,7 +38,7 @@ from worker.parallelize import LocalLayer, Values, build_layer, tie
 from worker.precision import LossScale, precision_of
 from worker.state import Key, Pieces
 from worker.table import table_of
-from worker.trainer import NotANumberError, Progress, StepReport
+from worker.trainer import Keeper, NoKeeper, NotANumberError, Progress, StepReport
 
 
 class DeepSpeedTrainer:
@@ -61,11 +61,13 @@ class DeepSpeedTrainer:
         self.seat: Seat = seats_of(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
         self.progress = Progress(scale=LossScale.first(precision_of(job)))
+        self.keeper: Keeper = NoKeeper()
         self._number = 0
         self._moment = Moment()
         self._per_label = 0.0
         count = len(seats_of(plan))
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        local = rank if device.index is None else device.index
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(count)}
         backend = "nccl" if device.type == "cuda" else "gloo"
         # DeepSpeed knows only torch's global group; it says much that nobody asked for.
         with _quiet():
@@ -88,7 +90,7 @@ class DeepSpeedTrainer:
         if self._follows_job:
             for group in self._engine.optimizer.param_groups:
                 group["lr"] = learning_rate(self.job, before.step)
-        batches, digest_sum, labels = self._read()
+        batches, digest_sum, labels, wishes = self._read()
         count = len(batches) * len(self.plan.pipelines)
         # DeepSpeed takes the mean over micro batches; what it shall take is that over labels.
         self._per_label = count / max(labels, 1)
@@ -116,12 +118,12 @@ class DeepSpeedTrainer:
             sample_hash=self.progress.sample_hash,
             label_tokens=labels,
             skipped=skipped,
-            stop=False,
+            stop=wishes > 0,
         )
 
     def close(self) -> None:
-        """Leave the other ranks in peace."""
-        dist.destroy_process_group()
+        """Leave the other ranks in peace, and this process as it was before."""
+        leave_groups()
 
     def pieces(self) -> Pieces:
         """What this rank holds of the state, named as our own engine names it; all ranks ask."""
@@ -213,11 +215,14 @@ class DeepSpeedTrainer:
         self._bad[-1] |= ~torch.isfinite(loss.detach())
         return loss
 
-    def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int]:
-        """The micro batches of this pipeline; of all: the sum of digests, how many labels."""
+    def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int, int]:
+        """The micro batches of this pipeline; of all ranks: the sum of digests, how many labels,
+        and how many wish that this is the last step.
+        """
         seat = self.seat
         batches: list[tuple[Tensor, Tensor]] = []
-        told = torch.zeros(2, dtype=torch.int64, device=self.device)
+        told = torch.zeros(3, dtype=torch.int64, device=self.device)
+        told[2] = int(self.keeper.wishes_to_stop(self.progress.step))
         for number in range(self.plan.pipelines[seat.pipeline].micro_batches):
             if not (seat.is_first or seat.is_last):
                 batches.append((torch.empty(0), torch.empty(0)))  # Nobody looks at them.
@@ -232,8 +237,8 @@ class DeepSpeedTrainer:
             inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
             batches.append((inputs, samples.labels))
         dist.all_reduce(told)
-        digest_sum, labels = told.tolist()
-        return batches, digest_sum, labels
+        digest_sum, labels, wishes = told.tolist()
+        return batches, digest_sum, labels, wishes
 
     def _next_moment(self, *_: Any) -> None:
         """Passes begin in the order of their micro batches, which dropout must know."""
@@ -256,6 +261,14 @@ class DeepSpeedTrainer:
         layer, rank = divmod(int(found), ranks)
         assert layer < layers, "the loss comes from the last layer"
         raise NotANumberError(self.progress.step, layer=layer, rank=rank)
+
+
+def leave_groups() -> None:
+    """Close what torch and DeepSpeed have opened for all of this process, so that it may again."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    comm: Any = importlib.import_module("deepspeed.comm.comm")
+    comm.cdb = None
 
 
 def _tied_apart(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:

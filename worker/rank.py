@@ -22,6 +22,7 @@ from worker.data.samples import Data
 from worker.deepspeed_engine import DeepSpeedTrainer
 from worker.launch import PeerFailed, RunFailed, Say
 from worker.parallelize import Values
+from worker.resuming import Beginning
 from worker.state import Pieces, pieces_of
 from worker.timeline import Board, FailPoint, Recorder
 from worker.trainer import NotANumberError, StepReport, Trainer
@@ -60,6 +61,8 @@ class Orders:
     """What each layer begins with, where it is not its own initial weights."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
+    beginning: Beginning | None = None
+    """Where training goes on from, if not at its start."""
     deepspeed: Mapping[str, Any] | None = None
     """DeepSpeed's configuration, where its engine trains."""
     pieces: Path | None = None
@@ -105,6 +108,7 @@ def _train(
             recorder=recorder,
             weights=orders.weights,
         )
+        _resume(trainer, orders)
         for _ in range(orders.steps):
             _say_step(say, rank, trainer.step())
         with recorder.span("end"):
@@ -131,8 +135,9 @@ def _train_by_deepspeed(
                 deadline_s=DEADLINE_S,
                 weights=orders.weights,
             )
-        for number in range(orders.steps):
-            recorder.at_step(number)
+            _resume(trainer, orders)
+        for _ in range(orders.steps):
+            recorder.at_step(trainer.progress.step)
             with recorder.span("step"):
                 report = trainer.step()
             _say_step(say, rank, report)
@@ -145,6 +150,11 @@ def _train_by_deepspeed(
     except RuntimeError as error:
         # Torch says so of connections that break; if that was the cause, the parent knows whose.
         raise PeerFailed(str(error).partition("\n")[0]) from error
+
+
+def _resume(trainer: Trainer | DeepSpeedTrainer, orders: Orders) -> None:
+    if orders.beginning is not None:
+        trainer.restore(orders.beginning.logical, orders.beginning.progress)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from simulator.job import Job
 from simulator.job_file import load_job
 from simulator.plan import Pipeline, Place, Plan, Recompute, Stage
 from simulator.plan_file import load_plan
-from worker import deepspeed_config, extensions
+from worker import deepspeed_config, engines, extensions
 from worker.beginning import open_weights
 from worker.data.opening import open_data
 from worker.huggingface import is_published, to_huggingface
@@ -33,6 +33,7 @@ from worker.layout import TIED, Seat, own_tensors, problems_with, seats_of
 from worker.models import exact
 from worker.progress import Progress
 from worker.rank import Orders, train, warm_up
+from worker.resuming import OPTION, Beginning, begin_from
 from worker.state import merge
 from worker.table import table_of
 from worker.timeline import ACTIVITIES, Board, FailPoint, RankTimeline, Span, trace
@@ -49,8 +50,9 @@ class Wishes:
 
     job: Path
     plan: Path | None
+    resume: str | None
     steps: int | None
-    engine: str
+    engine: str | None
     deepspeed_config: Path | None
     as_json: bool
     timeline: Path | None
@@ -88,8 +90,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
     _tried(problems, lambda: _try_to_write(wishes.timeline))
     pieces = _tried(problems, lambda: stack.enter_context(_pieces_folder(wishes.save)))
     config = _tried(problems, lambda: _deepspeed_config(wishes, plan, job))
-    steps = wishes.steps or job.steps
-    if steps is None:
+    if wishes.steps is None and job.steps is None:
         problems.add("--steps", "neither it nor the job says how long to train")
     device = _tried(problems, lambda: _device(wishes.device, plan.device_count if plan else 1))
     if config is not None and device == "cpu" and job.precision == "fp16":
@@ -98,7 +99,6 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
     problems.raise_if_any()
     assert plan is not None
     assert data is not None
-    assert steps is not None
     assert device is not None
     if config is not None:
         stack.enter_context(extensions.claimed())
@@ -108,6 +108,8 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
         what = f"code that is loaded for the job has started {others} threads"
         cure = "no rank could have them: start them in a layer"
         raise InputError(Problem(wishes.job.name, what, cure))
+    # A storage's own threads, which only wait, may be there from now on.
+    beginning = None if wishes.resume is None else begin_from(wishes.resume, job)
     ranks = plan.device_count
     listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
     return Orders(
@@ -115,7 +117,8 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
         plan=plan,
         data=data,
         weights=weights,
-        steps=steps,
+        beginning=beginning,
+        steps=_steps(wishes, job, beginning),
         device=device,
         threads=max(1, threads // ranks),
         listening=listening,
@@ -124,6 +127,18 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
         deepspeed=config,
         pieces=pieces,
     )
+
+
+def _steps(wishes: Wishes, job: Job, beginning: Beginning | None) -> int:
+    """How many steps are to be made now; the job counts those before a checkpoint too."""
+    if wishes.steps is not None:
+        return wishes.steps
+    assert job.steps is not None, "one of the two says it"
+    done = 0 if beginning is None else beginning.progress.step
+    if done >= job.steps:
+        what = f"the checkpoint is of step {done}, and the job ends at step {job.steps}"
+        raise InputError(Problem(OPTION, what, "give --steps to train more"))
+    return job.steps - done
 
 
 def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
@@ -169,7 +184,7 @@ def _plan(wishes: Wishes, job: Job) -> Plan:
 
 def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, Any] | None:
     """What DeepSpeed is told; ``None``: our own engine trains."""
-    if wishes.engine == "sailor":
+    if (wishes.engine or job.engine) == "sailor":
         if wishes.deepspeed_config is not None:
             what, cure = "is of no use to the sailor engine", "give --engine deepspeed"
             raise InputError(Problem("--deepspeed-config", what, cure))
@@ -183,7 +198,7 @@ def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, 
         found.append(Problem("--timeline", what, "give --engine sailor"))
     if plan is not None:
         place = "plan" if wishes.plan is None else wishes.plan.name
-        found += deepspeed_config.problems_with(plan, job, place=place)
+        found += engines.problems_with(plan, job, place=place)
     if found or plan is None:
         raise InputError(found or Problem("--engine", "there is no plan for it"))
     return deepspeed_config.read_config(wishes.deepspeed_config, plan, job)

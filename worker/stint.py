@@ -20,10 +20,13 @@ from torch._C._distributed_c10d import Store
 from simulator.errors import InputError
 from worker.assignment import Assignment, Opened
 from worker.busy import Busy, slowed_by_file
+from worker.deepspeed_kept import KeptDeepSpeed, Place
+from worker.engines import engine_for
 from worker.fetching import Fetched, NotFound, fetch
 from worker.keeping import SnapshotKeeper, model_of, shape_of, take_up
+from worker.kept import Kept
 from worker.layout import holdings_of
-from worker.meeting import go_to, meet, open_place
+from worker.meeting import DEADLINE_S, go_to, meet, open_place
 from worker.pieces import keys_needed
 from worker.restoring import digests
 from worker.table import table_of
@@ -62,7 +65,8 @@ class Stint:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _over: threading.Event = field(default_factory=threading.Event)
     _transport: Transport | None = None
-    _trainer: Trainer | None = None
+    _store: Store | None = None
+    _trainer: Kept | None = None
     _keeper: SnapshotKeeper | None = None
     _since_s: float = field(default_factory=time.perf_counter)
 
@@ -153,6 +157,8 @@ class Stint:
             take_up(trainer, found.header.progress, found.bodies)
             for complaint in found.complaints:
                 print(complaint, flush=True)
+        else:
+            trainer.lay_down()
         self._reached("filled")
         self._open_keeper(trainer, transport)
         self._reached("reserved")
@@ -179,15 +185,15 @@ class Stint:
 
     def _meet(self) -> Transport:
         """Open the place, or wait to hear where it is; then wait for the others there."""
-        party, store = self.assignment.party, None
+        party = self.assignment.party
         try:
             if party.ranks > 1 and party.rank == 0:
-                store, self._told["meeting"] = open_place(party)
+                self._store, self._told["meeting"] = open_place(party)
                 self._reached("meeting")
                 self._tell("fetching")
             elif party.ranks > 1:
-                store = self._go_to_the_place()
-            self._transport = meet(party, store, self._go_on)
+                self._store = self._go_to_the_place()
+            self._transport = meet(party, self._store, self._go_on)
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
@@ -203,22 +209,25 @@ class Stint:
                 self._changed.wait()
         return go_to(self._place, self._go_on)
 
-    def _build(self, opened: Opened, transport: Transport) -> Trainer:
+    def _build(self, opened: Opened, transport: Transport) -> Kept:
         about = self.assignment
-        self._trainer = Trainer(
-            opened.job,
-            opened.plan,
-            about.rank,
-            transport,
-            opened.data,
-            device=about.device,
-            recorder=self._recorder,
-            weights=opened.weights,
-            busy=self._busy,
-        )
+        engine, why = engine_for(opened.job, opened.plan)
+        if why and about.rank == 0:
+            print(f"generation {about.generation}: {why}", flush=True)
+        seat = opened.job, opened.plan, about.rank, transport
+        shared: dict[str, Any] = {
+            "device": about.device,
+            "recorder": self._recorder,
+            "weights": opened.weights,
+        }
+        if engine == "deepspeed":
+            place = Place(self._store, about.generation, DEADLINE_S)
+            self._trainer = KeptDeepSpeed(*seat, place, opened.data, **shared)
+            return self._trainer
+        self._trainer = Trainer(*seat, opened.data, busy=self._busy, **shared)
         return self._trainer
 
-    def _open_keeper(self, trainer: Trainer, transport: Transport) -> None:
+    def _open_keeper(self, trainer: Kept, transport: Transport) -> None:
         about = self.assignment
         self._keeper = SnapshotKeeper.open(
             trainer,
@@ -314,9 +323,11 @@ class Stint:
         """Free all that the next generation needs."""
         if self._keeper is not None:
             self._keeper.close()
+        if self._trainer is not None:
+            self._trainer.close()
         if self._transport is not None:
             self._transport.close()
-        self._keeper = self._trainer = self._transport = None
+        self._keeper = self._trainer = self._transport = self._store = None
         gc.collect()
         if self.assignment.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -358,7 +369,7 @@ class Stint:
         }
 
 
-def _compare(trainer: Trainer) -> None:
+def _compare(trainer: Kept) -> None:
     """Do all that hold the same weights hold the same bits? It is the first thing sent, too."""
     shape = shape_of(trainer.job)
     keys = sorted(shape.keys)

@@ -252,6 +252,16 @@ class Trainer:
             stop=verdict.stop,
         )
 
+    def lay_down(self) -> float:
+        """The memories hold what is trained, always."""
+        return 0.0
+
+    def take_up(self) -> None:
+        """What the memories hold is what is trained."""
+
+    def close(self) -> None:
+        """The transport is closed by who has opened it; nothing else is held."""
+
     def restore(self, logical: Mapping[Key, Tensor], progress: Progress) -> None:
         """Go on from whole tensors, as another plan may have left them."""
         for memory in self.memories.values():

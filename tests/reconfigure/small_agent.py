@@ -92,7 +92,16 @@ class Process:
 class Agents:
     """All nodes of a small cluster; each has a folder for snapshots and a door for others."""
 
-    def __init__(self, root: Path, nursery: Nursery, job: str, nodes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        nursery: Nursery,
+        job: str,
+        nodes: tuple[str, ...],
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self.wait_s = wait_s
         self.root, self.nursery, self.job = root, nursery, job
         self.processes: list[Process] = []
         self._doors = {node: _door(self.memory(node)) for node in nodes}
@@ -156,7 +165,6 @@ class Agents:
             "socket": str(self.root / "workers.sock"),
             "orphan_s": 30.0,
             "threads": 1,
-            "engine": "sailor",
         }
 
     def _seat(self, spec: dict[str, Any]) -> None:
@@ -189,7 +197,7 @@ class Agents:
 
     def wait(self, is_so: Callable[[], Any], *, needs: list[Process] | None = None) -> None:
         """Hear workers until it is so; those that are needed may not end."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self.wait_s
         while not is_so():
             self._hear(0.05)
             for process in needs or ():

@@ -7,7 +7,7 @@ no default group and no global state, so that a process may leave one generation
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -71,6 +71,7 @@ class ProcessTransport:
         # Nobody else keeps a backend, so that its connections close when it is dropped here.
         self._backends: dict[str, Any] = {}
         self._groups: dict[tuple[int, ...], ProcessCollective] = {}
+        self._others: Callable[[], Iterable[Any]] = tuple
         self._gloo_device = None if self._on_gpu else _Gloo.create_device(hostname=host)
         self._watch = Watch(
             self._store,
@@ -117,6 +118,10 @@ class ProcessTransport:
         if self._watch.failure is not None:
             raise _as_noticed(self._watch.failure, "looking around")
 
+    def wait_over(self) -> bool:
+        """Is all over? What has just broken here may be known to be so in a moment."""
+        return self._watch.failed.wait(_TELL_S)
+
     def note(self, news: News) -> None:
         self._watch.news = news
 
@@ -125,6 +130,10 @@ class ProcessTransport:
 
     def abort(self, reason: str) -> None:
         self._watch.fail(Aborted(reason, rank=self.rank))
+
+    def end_too(self, others: Callable[[], Iterable[Any]]) -> None:
+        """Name backends that somebody else has opened: what waits there is broken with ours."""
+        self._others = others
 
     def close(self) -> None:
         """Leave in peace; of use after a failure too, to free what is open."""
@@ -187,7 +196,7 @@ class ProcessTransport:
 
     def _end_waits(self) -> None:
         """Break whatever waits in any group; called from the watch's thread."""
-        for backend in tuple(self._backends.values()):
+        for backend in (*self._backends.values(), *self._others()):
             if self._on_gpu:
                 backend.abort()
             elif backend.size() > 1:
