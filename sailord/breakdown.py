@@ -27,6 +27,8 @@ from sailord.model import (
     Waiting,
 )
 
+START = "start"
+"""The kind of a move before which nothing ran: the first one, or one after a pause."""
 MEASURED = ("fetch", "rebuild", "verify", "first_step")
 
 
@@ -45,7 +47,8 @@ class Move:
     restored_step: int
     steps_lost: int
     downtime_s: float
-    """From the last step before to the end of the first after, less what a step takes."""
+    """From the last step before to the end of the first after, less what a step takes; none at a
+    start, before which nothing ran."""
     total_s: float
     predicted_s: float
     """What the planner said that the move itself takes."""
@@ -145,6 +148,8 @@ def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, M
         return seen, None
     assert seen.answered_at is not None, "who opens a generation has an answer"
     assert seen.stood_at is not None, "who opens a generation left another, or had none"
+    is_start = seen.kind == START
+    downtime_s = 0.0 if is_start else active.advanced_at - seen.stood_at - seen.step_s
     phases = {
         "detect": seen.asked_at - seen.sign_at - seen.retried_s,
         **({"retries": seen.retried_s} if seen.retried_s > 0 else {}),
@@ -161,7 +166,7 @@ def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, M
         source=record.restore.source,
         restored_step=record.restore.point.step,
         steps_lost=seen.steps_lost,
-        downtime_s=max(active.advanced_at - seen.stood_at - seen.step_s, 0.0),
+        downtime_s=max(downtime_s, 0.0),
         total_s=active.advanced_at - seen.sign_at,
         predicted_s=seen.predicted_s,
         phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
@@ -183,7 +188,11 @@ def _measured(state: State, active: Active) -> dict[str, float]:
 
 def _sign(state: State, active: Active) -> tuple[float, str]:
     """When it was first seen that something changes, and what kind of change it is."""
-    members = () if active.generation is None else active.generation.members
+    assert isinstance(active.phase, Planning)
+    phase, generation = active.phase.before, active.generation
+    if isinstance(phase, Waiting) and (generation is None or generation.state == "closed"):
+        return phase.since, START
+    members = () if generation is None else generation.members
     nodes = [node for id_ in members if (node := state.nodes.get(id_)) is not None]
     kinds = {
         "loss": [n.absent_since or n.lost_at for n in nodes if n.is_lost],
@@ -195,10 +204,8 @@ def _sign(state: State, active: Active) -> tuple[float, str]:
         if seen:
             broken = [n.broken_since for n in nodes if n.broken_since is not None]
             return min([*seen, *(broken if kind == "loss" else ())]), kind
-    assert isinstance(active.phase, Planning)
-    phase = active.phase.before
     if isinstance(phase, Waiting):
-        return phase.since, "start" if not members else "failure"
+        return phase.since, "failure"
     known = set(members)
     new = [n.since for id_, n in state.nodes.items() if id_ in set(active.phase.asked_for) - known]
     if new and not active.phase.is_forced:

@@ -23,6 +23,8 @@ def status_text(status: dict[str, Any]) -> str:
     for node in status["leaving"]:
         left = "" if node["leaves_at"] is None else f" in {span(node['leaves_at'] - status['at'])}"
         lines.append(f"            {node['name']} goes away{left}")
+    if status.get("capacity") is not None:
+        lines.append(f"machines    {glance_text(status['capacity'])}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
@@ -77,6 +79,17 @@ def _money(spent: dict[str, Any]) -> str:
     if spent["unpriced_s"]:
         text += f" without {span(spent['unpriced_s'])} at unknown prices"
     return text if spent["usd_max"] is None else f"{text}, of ${spent['usd_max']:,.2f} at most"
+
+
+def glance_text(capacity: dict[str, Any]) -> str:
+    """Rented machines in one line."""
+    counts = [f"{capacity['up']} of {capacity['wanted']} wanted are up"]
+    counts += [f"{capacity[key]} {key}" for key in ("awaited", "asked") if capacity[key]]
+    if capacity["resting"]:
+        counts.append(f"{capacity['resting']} pools refused of late")
+    if capacity["stop"]:
+        counts.append("the budget is spent")
+    return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f} an hour"
 
 
 PIPELINES_MAX = 4
@@ -136,7 +149,9 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
         taking, step = n["taking"] or "-", "-" if n["step"] is None else str(n["step"])
         gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
         rows.append((n["name"], n["state"], n["zone"], n["machine"], gpus, taking, step))
-    return "\n".join(table(rows))
+    # A sailord that is older than this command does not say it.
+    unsound = [f"{n['name']}: {why}" for n in nodes if (why := n.get("unsound"))]
+    return "\n".join([*table(rows), *unsound])
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
@@ -159,21 +174,27 @@ def moves_text(moves: list[dict[str, Any]]) -> str:
     if not moves:
         return "no move yet"
     names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
-    rows = [("when", "kind", "to", "lost", "downtime", "predicted", *names)]
+    rows = [("when", "kind", "to", "took", "lost", "downtime", "predicted", *names)]
     for move in moves:
         phases = {name: f"{seconds:.2f}" for name, seconds in move["phases"]}
+        # Before a start nothing ran that could have lost anything.
+        lost = ("-", "-", "-") if move["kind"] == "start" else _lost(move)
         rows.append(
             (
                 moment(move["at"]),
                 move["kind"],
                 str(move["generation"]),
-                f"{move['steps_lost']} steps",
-                f"{move['downtime_s']:.2f} s",
-                f"{move['predicted_s']:.2f} s",
+                f"{move['total_s']:.2f} s",
+                *lost,
                 *(phases.get(name, "-") for name in names),
             )
         )
     return "\n".join(table(rows))
+
+
+def _lost(move: dict[str, Any]) -> tuple[str, ...]:
+    downtime, predicted = f"{move['downtime_s']:.2f} s", f"{move['predicted_s']:.2f} s"
+    return f"{move['steps_lost']} steps", downtime, predicted
 
 
 def why_text(why: dict[str, Any]) -> str:

@@ -10,10 +10,10 @@ import structlog
 
 from agents.protocol import JobId
 from agents.store import StoreError
-from sailord.breakdown import Move, Watch, watch
+from sailord.breakdown import START, Move, Watch, watch
 from sailord.feed import EventKind, Feed, Happening
 from sailord.gateway import Gateway, Transition
-from sailord.model import Active, Note, Running, State
+from sailord.model import Active, Note, Planning, Running, State
 from sailord.outbox import Message, Outbox, committed_id
 
 log = structlog.get_logger("sailord")
@@ -69,8 +69,7 @@ class Teller:
     def _tell_move(self, move: Move, job: JobId, state: State) -> None:
         """Log what a move took beside what was predicted, and keep it in the history."""
         took = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in move.phases)
-        text = f"generation {move.generation} trains, {move.downtime_s:.2f} s lost"
-        text = f"{text} and {move.steps_lost} steps (predicted {move.predicted_s:.2f} s): {took}"
+        text = f"generation {move.generation} trains, {_lost(move)}: {took}"
         log.info(text, job=job, generation=move.generation, phases=dict(move.phases))
         step, term = move.restored_step, state.term or 0
         id_ = self.feed.next_id(state.now)
@@ -94,6 +93,14 @@ class Teller:
                     break
                 except StoreError:
                     await asyncio.sleep(pause_s)
+
+
+def _lost(move: Move) -> str:
+    """What a move cost; before a start nothing ran that could have gone on meanwhile."""
+    if move.kind == START:
+        return f"{move.total_s:.2f} s after it could be planned"
+    steps = "1 step" if move.steps_lost == 1 else f"{move.steps_lost} steps"
+    return f"{move.downtime_s:.2f} s lost and {steps} (predicted {move.predicted_s:.2f} s)"
 
 
 def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
@@ -131,8 +138,8 @@ def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, st
         if number > known:
             text = f"generation {number} is open: {now.generation.reason}"
             yield _happening("generation_opened", text, after, job=job), ""
-        was_running = then is not None and isinstance(then.phase, Running) and number == known
-        if isinstance(now.phase, Running) and not was_running:
+        was_running = then is not None and _runs(then) and number == known
+        if _runs(now) and not was_running:
             text = f"generation {number} runs"
             happening = _happening("generation_running", text, after, job=job)
             yield happening, f"{job}.{number}.running"
@@ -143,6 +150,12 @@ def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, st
         if ended is not None and ended.state in {"done", "failed", "cancelled"}:
             text = f"{ended.state}: {ended.reason}"
             yield _happening("job_finished", text, after, job=ended.id), ""
+
+
+def _runs(active: Active) -> bool:
+    """A question about what runs already leaves it running."""
+    phase = active.phase
+    return isinstance(phase.before if isinstance(phase, Planning) else phase, Running)
 
 
 def _happening(

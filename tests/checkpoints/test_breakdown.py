@@ -151,6 +151,17 @@ def test_what_no_node_reports_is_left_out():
     assert set(dict(film.moves[0].phases)) == {"detect", "plan", "quiesce"}
 
 
+@pytest.mark.parametrize("before", [None, replace(OLD, state="closed")])
+def test_a_start_loses_nothing_for_nothing_ran_before(before):
+    film = Film()
+    film.at(10.0, Waiting("its turn came", 10.0), generation=before, advanced_at=2.0, step=0)
+    film.plan(11.0, 11.5, Waiting("its turn came", 10.0))
+    film.run(11.5, 12.0, 13.0, 14.0, of=record(1 if before is None else 2, (A, B), 0))
+    (move,) = film.moves
+    assert (move.kind, move.steps_lost, move.downtime_s) == ("start", 0, 0.0)
+    assert move.total_s == 4.0
+
+
 def test_an_addition_is_no_failure():
     film = Film()
     film.nodes[C] = node(C)

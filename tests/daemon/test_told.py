@@ -1,0 +1,72 @@
+"""What sailord tells whoever follows, from what became of its state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.keys import Keys
+from sailord.breakdown import Move
+from sailord.feed import Feed
+from sailord.gateway import Gateway
+from sailord.model import Planning, Running, Starting
+from sailord.outbox import Outbox
+from sailord.telling import Teller
+from tests.decisions.standing import BEGAN, G4, NOW, QUESTION, A, B, proposal, state
+
+
+class Voice:
+    """A teller whose words are kept."""
+
+    def __init__(self) -> None:
+        gateway = Gateway(None, Keys("test"))  # type: ignore[arg-type] # nothing is written here
+        self.teller = Teller(gateway, Feed(), Outbox(gateway))
+
+    def told(self, kind: str) -> list[str]:
+        return [each.text for each in self.teller.feed.kept if each.kind == kind]
+
+
+STARTS, RUNS = state(Starting(NOW - 1, NOW + 30, 1.0)), state(Running(BEGAN))
+ASKS = state(replace(QUESTION, before=Running(BEGAN), is_forced=False))
+
+
+def test_a_generation_that_goes_on_after_a_question_is_told_of_once() -> None:
+    voice = Voice()
+    for before, after in ((STARTS, RUNS), (RUNS, ASKS), (ASKS, RUNS), (RUNS, ASKS)):
+        voice.teller.look(before, after)
+    assert voice.told("generation_running") == ["generation 3 runs"]
+
+
+def test_a_generation_about_which_is_asked_at_once_is_told_of_too() -> None:
+    voice = Voice()
+    voice.teller.look(STARTS, ASKS)
+    assert voice.told("generation_running") == ["generation 3 runs"]
+
+
+def test_the_next_generation_is_told_of() -> None:
+    voice = Voice()
+    voice.teller.look(RUNS, state(Running(NOW), generation=G4))
+    assert voice.told("generation_running") == ["generation 4 runs"]
+
+
+def test_a_question_while_it_starts_does_not_tell_that_it_runs() -> None:
+    voice = Voice()
+    asks = Planning(4, (A, B), "b leaves", True, NOW + 9, STARTS.active.phase, proposal())  # type: ignore[union-attr, arg-type] # it starts
+    voice.teller.look(STARTS, state(asks))
+    assert voice.told("generation_running") == []
+
+
+MOVE = Move(
+    1, NOW, "start", "", is_planned=False, source="start", restored_step=0, steps_lost=0,
+    downtime_s=0.0, total_s=10.19, predicted_s=0.0, phases=(("plan", 9.0),),
+)  # fmt: skip
+
+
+def test_a_start_is_told_as_one_and_a_move_with_what_it_lost() -> None:
+    voice = Voice()
+    moved = replace(MOVE, generation=2, kind="loss", downtime_s=3.0, steps_lost=1, predicted_s=2.5)
+    for move in (MOVE, moved):
+        voice.teller._tell_move(move, RUNS.active.job.id, RUNS)  # type: ignore[union-attr] # it has a job
+    assert voice.told("note") == [
+        "generation 1 trains, 10.19 s after it could be planned: plan 9.00 s",
+        "generation 2 trains, 3.00 s lost and 1 step (predicted 2.50 s): plan 9.00 s",
+    ]
