@@ -289,6 +289,7 @@ IntentKind = Literal[
     "uncordon",
     "cancel",
     "pause",
+    "quarantine",
     "resume",
     "replan",
     "checkpoint",

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agents.protocol import NodeId, NodeRecord
+from agents.protocol import Busy, NodeId, NodeRecord
 from planner.answer import Question, read_ahead
 from planner.nodes import Node, cluster_with, is_placed, nodes_used
 from planner.offer import offer_of
@@ -108,6 +108,8 @@ def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Reques
     if not _is_known(before, request):
         return _from_nothing(job, nodes, request)  # Nothing is known of the machines it ran on.
     replanner, running = _ready_for(request, before)
+    if request.slow:
+        return _without_slow(job, replanner, running, nodes, request)
     found = replanner.replan(running, nodes)
     if found.needed is None:
         # The running plan can go on, so that nobody waits: the answer may take longer to be better.
@@ -115,6 +117,19 @@ def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Reques
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
     return _judged(job, running, found, nodes, request.past)
+
+
+def _without_slow(
+    job: Job, replanner: Replanner, running: Running, nodes: Sequence[Node], request: Request
+) -> Found | str:
+    """The best without the slow nodes, held against going on with them at their speed."""
+    found = replanner.improve(running, nodes)
+    if found.plan is None:
+        return "; ".join(map(str, found.problems)) or "no plan fits"
+    limps = replanner.judge.estimate_with(running.plan, times_slower=dict(request.slow))
+    # It can go on, but no faster than they do.
+    as_it_is, could_stay = replace(running, estimate=limps), replace(found, needed=None)
+    return _judged(job, as_it_is, could_stay, nodes, request.past)
 
 
 def _is_known(before: Plan, request: Request) -> bool:
@@ -253,6 +268,7 @@ def _found(
         move_s,
         ask_again_s,
         figures["cost_usd_per_hour"],
+        _busy(job, plan, estimate),
     )
     about = {
         "estimate": figures,
@@ -261,3 +277,15 @@ def _found(
         "move": move,
     }
     return Found(proposal, text, about)
+
+
+def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
+    """What each rank computes in a step by this estimate, as workers measure it."""
+    seconds = [
+        # With ZeRO-1 the update waits for others, and is not measured.
+        round(time.compute_s + (0.0 if job.zero else time.optimizer_s), 9)
+        for pipeline, times in zip(plan.pipelines, estimate.stages, strict=True)
+        for stage, time in zip(pipeline.stages, times, strict=True)
+        for _ in range(stage.tp)
+    ]
+    return Busy(tuple(seconds), round(estimate.provenance.relative_error, 3))

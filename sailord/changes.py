@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from agents.protocol import GenerationRecord, Intent, NodeId
 from sailord.model import Active, Running, Starting, State, Waiting
 from sailord.nodes import Node
+from sailord.slow_nodes import to_leave_out
+from sailord.straggling import Slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,8 @@ class Change:
     due: float
     is_forced: bool
     """The present generation cannot go on, or must not."""
+    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    """Members to be left out, as they are slow."""
 
 
 def change_wanted(state: State, active: Active) -> Change | None:
@@ -26,6 +31,7 @@ def change_wanted(state: State, active: Active) -> Change | None:
     found = [
         *_losses(state, active),
         *_notices(state, active),
+        *_slow_nodes(state, active),
         *_additions(state, active),
         *_orders(active, state.now),
         *_standstill(state, active),
@@ -34,8 +40,10 @@ def change_wanted(state: State, active: Active) -> Change | None:
         return None
     # The forced ones first: an addition never delays the answer to a loss.
     first = min(found, key=lambda change: (not change.is_forced, change.due, change.reason))
-    reasons = [c.reason for c in found if c.is_forced == first.is_forced and c.due <= first.due]
-    return Change("; ".join(dict.fromkeys(reasons)), first.due, first.is_forced)
+    joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
+    reasons = dict.fromkeys(change.reason for change in joined)
+    slow = {id_: each for change in joined for id_, each in change.slow.items()}
+    return Change("; ".join(reasons), first.due, first.is_forced, slow)
 
 
 def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
@@ -58,6 +66,8 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
 
 def _is_usable(node: Node, is_member: bool) -> bool:
     if node.is_lost or node.absent_since is not None or node.leaving_since is not None:
+        return False
+    if node.slow:
         return False
     if node.is_unsound:  # Its record in the store may not say so yet.
         return False
@@ -127,6 +137,13 @@ def _notices(state: State, active: Active) -> list[Change]:
             due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
         found.append(Change(f"{node.record.name} is leaving", due, is_forced=True))
     return found
+
+
+def _slow_nodes(state: State, active: Active) -> list[Change]:
+    return [
+        Change(f"{state.nodes[id_].record.name} is slow: {slow}", state.now, False, {id_: slow})
+        for id_, slow in to_leave_out(state, active).items()
+    ]
 
 
 def _additions(state: State, active: Active) -> list[Change]:

@@ -51,6 +51,7 @@ from sailord.model import (
 )
 from sailord.moves import ask, close, enter, fail, finish, note, open_next, stop, without
 from sailord.orders import obey
+from sailord.slow_nodes import answer_to_slow, keep_too_many, leave_out
 from sailord.standing import (
     all_members,
     ask_again_in,
@@ -177,6 +178,9 @@ def _while_planning(state: State, active: Active, phase: Planning) -> Outcome | 
         return fail(state, active)
     if not set(phase.asked_for) <= set(usable(state, active)):
         return enter(state, phase.before)  # A node of the question is gone: ask another one.
+    kept = answer_to_slow(state, active, phase)
+    if kept is not None:
+        return enter(kept[0], phase.before, *kept[1])
     match phase.answer:
         case None if state.now < phase.deadline:
             return None
@@ -210,9 +214,12 @@ def _weigh(state: State, active: Active, phase: Planning, proposal: Proposal) ->
         past = replace(active.job.past, moved_at=state.now)
         active = replace(active, job=replace(active.job, past=past))
         state = replace(state, active=active)
+    state, marks = leave_out(state, phase)
     if is_too_late_to_stop(state, active, proposal) and is_informed(state, active):
-        return open_next(state, active, proposal, phase.reason)
-    return stop(state, active, proposal, phase.reason)
+        state, orders = open_next(state, active, proposal, phase.reason)
+    else:
+        state, orders = stop(state, active, proposal, phase.reason)
+    return state, (*marks, *orders)
 
 
 def _while_stopping(state: State, active: Active, phase: Stopping) -> Outcome | None:
@@ -287,6 +294,9 @@ def _while_running(state: State, active: Active) -> Outcome | None:
         return kept or close(state, active, "done", f"all {steps} steps are done")
     if state.now >= active.advanced_at + state.options.stall_s:
         return fail(state, active)
+    kept = keep_too_many(state, active)
+    if kept is not None:
+        return kept
     change = change_wanted(state, active)
     return ask(state, active, change) if is_due(state, active, change) else None
 

@@ -58,6 +58,7 @@ from sailord.model import (
     WriteRefused,
 )
 from sailord.nodes import Node, Nodes
+from sailord.slow_nodes import watched
 
 LIVE: frozenset[str] = frozenset({"running", "held"})
 """States of a job that has the cluster."""
@@ -106,7 +107,7 @@ def learn(state: State, event: Event) -> State:
         case StoreReturned():
             state = replace(state, leases_since=state.now)
         case Ticked():
-            pass
+            state = watched(state)
         case _:
             assert_never(event)
     return charged(before, _give_up_nodes(state))
@@ -260,7 +261,7 @@ def _note_intent(state: State, intent: Intent) -> State:
         return state
     state = replace(state, intents=state.intents | {intent.id})
     match intent.kind:
-        case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon":
+        case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
             marked = {
                 id_: _marked(node, intent, state.now)
                 for id_, node in state.nodes.items()
@@ -288,8 +289,10 @@ def _marked(node: Node, intent: Intent, now: float) -> Node:
             return replace(node, leaving_since=None, record=replace(node.record, leaves_at=None))
         case "cordon":
             return replace(node, is_cordoned=True)
+        case "quarantine":
+            return replace(node, slow=intent.reason)
         case _:
-            return replace(node, is_cordoned=False)
+            return replace(node, is_cordoned=False, slow="")
 
 
 def _order(state: State, intent: Intent) -> State:

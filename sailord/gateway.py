@@ -206,6 +206,9 @@ class Gateway:
     def put_job(self, job: JobRecord) -> Order:
         return Put(self.keys.state(job.id), encode(job))
 
+    def put_intent(self, intent: Intent) -> Order:
+        return Put(self.keys.intent(intent.id), encode(intent))
+
     def forget_intent(self, id_: str) -> Order:
         return Delete(self.keys.intent(id_))
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agents.protocol import (
+    Busy,
     Durable,
     GenerationRecord,
     Intent,
@@ -35,6 +36,7 @@ from sailord.keeping import (
 )
 from sailord.nodes import Nodes
 from sailord.options import Options
+from sailord.straggling import Slow, Watch
 
 # ---- what is known --------------------------------------------------------------------------
 
@@ -57,6 +59,7 @@ class Proposal:
     """If it is only too early to move: when to ask again, from the answer on."""
     usd_per_hour: float | None = None
     """``None``: a price is not known."""
+    busy: Busy | None = None
 
 
 # ---- the phases of a job --------------------------------------------------------------------
@@ -101,6 +104,8 @@ class Planning:
     """Where to go back to if nothing comes of it."""
     answer: Proposal | str | None = None
     """A plan, or why there is none."""
+    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    """Members that the question leaves out, as they are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,14 @@ Phase = Waiting | Starting | Running | Planning | Stopping | Opening | Closing |
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A slow node that stays where it is for now."""
+
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Active:
     """The one job that has the cluster."""
 
@@ -172,6 +185,9 @@ class Active:
     """After which generation and checkpoint the durable store was tidied up last."""
     step_s: float | None = None
     """What a step takes, as heard over the last ones."""
+    watch: Watch = field(default_factory=Watch)
+    kept_slow: Mapping[NodeId, Kept] = field(default_factory=dict)
+    """Slow nodes of which it was decided to go on with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +366,9 @@ class RequestPlan:
     running: GenerationRecord | None
     is_safe: bool
     """The smallest plan that is sure to work, after several that failed."""
+    slow: Mapping[NodeId, float] = field(default_factory=dict)
+    """Members that are not among the nodes, as they take so many times as long as they should: is
+    there anything better than to go on with them?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +383,13 @@ class WriteGeneration:
     replaces: GenerationRecord | None
     lowers: Durable | None = None
     """Store this as the newest checkpoint with it, though it is an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveIntent:
+    """Store what was found out of a node, so that every leader hears of it."""
+
+    intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +453,7 @@ Command = (
     | CheckDurable
     | CollectGarbage
     | WriteJob
+    | GiveIntent
     | SettleIntent
     | AbortGeneration
     | WakeAgents

@@ -36,7 +36,7 @@ from sailord.standing import goes_back, is_alive, is_explained, restore_now
 def ask(state: State, active: Active, change: Change | None) -> Outcome:
     """Ask the planner about all nodes that can be used, for this reason."""
     assert change is not None
-    nodes = usable(state, active)
+    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in change.slow)
     considered = replace(active, considered=frozenset(nodes), considered_at=state.now)
     settled: tuple[Command, ...] = ()
     order = order_at_hand(active)
@@ -56,13 +56,15 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
         change.is_forced,
         state.now + state.options.plan_s,
         before or Waiting(change.reason, state.now),
+        slow=change.slow,
     )
+    times = {id_: slow.times for id_, slow in change.slow.items()}
     is_safe = active.failures >= state.options.failures_until_safe
     asked = replace(considered, phase=phase, is_refused=False)
     return replace(state, active=asked, requests=request), (
         *settled,
         note(active, f"planning for {_count(nodes)}: {change.reason}"),
-        RequestPlan(request, active.job.id, nodes, active.generation, is_safe),
+        RequestPlan(request, active.job.id, nodes, active.generation, is_safe, times),
     )
 
 

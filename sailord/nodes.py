@@ -30,6 +30,8 @@ class Node:
     leaving_since: float | None = None
     """A notice, a drain or the agent itself said then that it goes."""
     is_cordoned: bool = False
+    slow: str = ""
+    """It computes slower than it should, by so much: no plan uses it till somebody says so."""
     lost_at: float | None = None
     """It was given up then; it stays here while a generation still names it."""
     why_lost: str = ""

@@ -28,4 +28,5 @@ def next_record(
         memory_every=often.memory_every,
         persist_every=often.persist_every,
         usd_per_hour=proposal.usd_per_hour,
+        busy=proposal.busy,
     )

@@ -38,5 +38,12 @@ class Options:
     """For the last step of a job that ends or pauses to become durable."""
     commit_pause_s: float = 5.0
     """Before the durable store is tried again that did not take a checkpoint, or was away."""
+    slow_times: float = 1.5
+    """A node is slow that computes so many times as long as it should."""
+    slow_steps: int = 20
+    slow_s: float = 60.0
+    """It counts as slow after so many steps and so long without a break."""
+    slow_share: float = 0.25
+    """Of all nodes no more are left out for being slow."""
     steps_of_health: int = 20
     """A generation that did so many steps was healthy: earlier failures are forgiven."""

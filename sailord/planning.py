@@ -61,6 +61,9 @@ class Request:
     ran_on: tuple[NodeRecord, ...]
     is_safe: bool
     past: Past = NOTHING_KNOWN
+    slow: tuple[tuple[str, float], ...] = ()
+    """Nodes of the running plan that are not among ``nodes``, as they take so many times as long
+    as they should: is there anything better than to go on with them?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +312,8 @@ class Ahead:
     def answer(self, request: Request) -> Found | None:
         """The answer to a question that was foreseen; what came new since is left for later."""
         ours = self.request
-        if request.is_safe or (request.running, request.spec) != (ours.running, ours.spec):
+        is_other = request.is_safe or bool(request.slow)
+        if is_other or (request.running, request.spec) != (ours.running, ours.spec):
             return None
         there = {node.id for node in request.nodes}
         lost = frozenset(node.id for node in ours.nodes if node.id not in there)

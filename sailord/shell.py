@@ -54,6 +54,7 @@ from sailord.model import (
     Command,
     Event,
     GenerationWritten,
+    GiveIntent,
     Note,
     PlanFound,
     PlanRefused,
@@ -90,7 +91,7 @@ REPORTS_S = 0.02
 """Reports that come within so short a time are decided upon together."""
 SAMPLES_MAX = 4096
 
-Write = WriteGeneration | WriteJob | SettleIntent | CommitCheckpoint
+Write = WriteGeneration | WriteJob | GiveIntent | SettleIntent | CommitCheckpoint
 
 
 @dataclass(eq=False)
@@ -199,7 +200,9 @@ class Shell:
 
     def _perform(self, command: Command, cause: str) -> None:
         match command:
-            case WriteGeneration() | WriteJob() | SettleIntent() | CommitCheckpoint():
+            case (
+                WriteGeneration() | WriteJob() | GiveIntent() | SettleIntent() | CommitCheckpoint()
+            ):
                 assert self.state.term is not None
                 self._writes.put_nowait((self.state.term, command))
             case RequestPlan():
@@ -245,6 +248,9 @@ class Shell:
                     orders = [self.gateway.put_job(write.job), *self.outbox.orders_for(news)]
                     is_written = await self.gateway.write_as_leader(term, orders)
                     self.outbox.ring()
+                case GiveIntent():
+                    order = self.gateway.put_intent(write.intent)
+                    is_written = await self.gateway.write_as_leader(term, [order])
                 case SettleIntent():
                     order = self.gateway.forget_intent(write.id)
                     is_written = await self.gateway.write_as_leader(term, [order])
@@ -344,6 +350,8 @@ class Shell:
         request = await self._request(
             command.job, command.nodes, command.running, is_safe=command.is_safe
         )
+        if request is not None and command.slow:
+            request = replace(request, slow=tuple(sorted(command.slow.items())))
         if request is None:
             return "the job's file is gone from the store"
         return await self.planning.ask(request, timeout_s=self.config.options.plan_s)

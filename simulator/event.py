@@ -31,7 +31,14 @@ from simulator.platform import is_fitted, platform_of
 from simulator.provenance import Provenance, weakest
 from simulator.sites import Sites
 from simulator.unrolled import Group, Unrolled, unroll
-from simulator.works import GroupWork, PipelineWork, equal_pipelines, pipeline_works, work_of
+from simulator.works import (
+    GroupWork,
+    PipelineWork,
+    equal_pipelines,
+    pipeline_works,
+    with_slow_nodes,
+    work_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +74,15 @@ class EventEstimator:
 
     def estimate(self, plan: Plan) -> Estimate:
         """Time, memory and money of a plan that was checked before."""
+        return self.estimate_with(plan, times_slower={})
+
+    def estimate_with(self, plan: Plan, *, times_slower: Mapping[str, float]) -> Estimate:
+        """The same where passes take so many times as long on the nodes that are named."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
         groups = layout.groups
         work = work_of(layout, self.costs, self._messages)
+        if times_slower:
+            work = with_slow_nodes(work, times_slower)
         ends = self._run_pipelines(work)
         jobs = self._sync(layout)
         finish = self._finish(layout, ends, jobs)

@@ -6,7 +6,8 @@ whoever draws or unrolls a schedule (``PipelineWork``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -99,6 +100,15 @@ def work_of(layout: Layout, costs: LayerCosts, messages: Messages) -> GroupWork:
         np.where(is_first, 0.0, message_s),
     )
     return GroupWork(layout, channels, np.stack(seconds, axis=1))
+
+
+def with_slow_nodes(work: GroupWork, times_slower: Mapping[str, float]) -> GroupWork:
+    """The same where forward and backward take so many times as long on these nodes."""
+    groups = work.layout.groups
+    times = np.array([times_slower.get(place.node or "", 1.0) for place in groups.places])
+    seconds = work.seconds.copy()
+    seconds[:, :2] *= times[groups.place][:, None]
+    return replace(work, seconds=seconds)
 
 
 def _passes(groups: Groups, costs: LayerCosts) -> tuple[Floats, Floats]:

@@ -103,6 +103,15 @@ class Trouble:
             self._say(f"clock_set {machine.id} {ahead_s:+.0f} s")
             machine.ahead_s = ahead_s
 
+    def _slow(self) -> None:
+        """It computes slower from now on, for a while or for ever; its peers wait for it."""
+        if machine := self._victim():
+            machine.times_slower = self.random.choice((1.3, 1.8, 3.0, 3.0))
+            # What follows is planned: it counts as nothing that may cost a step.
+            self.world.checker.noted(machine.id, f"---- slow x{machine.times_slower}")
+            if self.random.random() < HALF:
+                self.clock.after(self.random.uniform(5.0, 60.0), lambda: _heal(machine))
+
     # ---- notices and orders ---------------------------------------------------------------
 
     def _notice(self) -> None:
@@ -246,3 +255,7 @@ class Trouble:
                 machine.agent.client.is_cut = False
 
         self.clock.after(self.random.uniform(0.5, 40.0), back)
+
+
+def _heal(machine: Machine) -> None:
+    machine.times_slower = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,7 @@ from sailord.model import (
     Elected,
     Event,
     GenerationWritten,
+    GiveIntent,
     IntentGiven,
     JobSubmitted,
     NodesObserved,
@@ -68,6 +70,8 @@ TICK_S = 0.5
 LOOK_S = 3.0
 UNANSWERED = 0.7
 """Which share of reports gets no answer: answers say again what the last one said."""
+LIMPS_TOO_MUCH = 2.0
+"""Times as slow as the others: without such a node the job is faster."""
 TWICE = 0.1
 """How often what was told already is told again."""
 
@@ -213,6 +217,9 @@ class Head(Process):
             case WriteJob():
                 job = command.job
                 self._insist(lambda store: store.put(f"/job/{job.id}/state", job))
+            case GiveIntent():
+                intent = command.intent
+                self._insist(lambda store: store.put(f"/intent/{intent.id}", intent))
             case SettleIntent():
                 id_ = command.id
                 self._insist(lambda store: store.delete(f"/intent/{id_}"))
@@ -244,6 +251,10 @@ class Head(Process):
         state = self.state
         nodes = [state.nodes[id_].record for id_ in command.nodes]
         found = self.world.planner.propose(nodes, command.running, is_safe=command.is_safe)
+        if command.slow and not isinstance(found, str):
+            # Here all wait for the slowest; whoever is slow enough is better left out.
+            limps = max(command.slow.values()) > LIMPS_TOO_MUCH
+            found = replace(found, is_worth_it=limps, why="it is hardly slow")
 
         def answered() -> None:
             if isinstance(found, str):

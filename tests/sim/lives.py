@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 from sailord.model import Held, Planning, Running
+from sailord.slow_nodes import limits_of
 from tests.sim.faults import Trouble
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
-from tests.sim.world import GENTLE, JOB, PEACEFUL, Faults, World
+from tests.sim.world import GENTLE, JOB, LIMPING, PEACEFUL, Faults, World
 
 TROUBLE_S = 110.0
 CALM_S = 150.0
@@ -18,7 +19,7 @@ RESTED_S = 15.0
 
 def faults_of(seed: int) -> Faults:
     """Most lives have all kinds of trouble; some only one sort, about which more must hold."""
-    return {0: GENTLE, 5: PEACEFUL}.get(seed % 10, Faults())
+    return {0: GENTLE, 3: LIMPING, 5: PEACEFUL}.get(seed % 10, Faults())
 
 
 def planner_of(seed: int) -> Planner:
@@ -38,6 +39,8 @@ def live(seed: int) -> World:
             assert world.checker.failures_max == 0, "a machine that went was somebody's failure"
         if faults is PEACEFUL:
             _check_undisturbed(world)
+        if faults is LIMPING:
+            _check_slow(world)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}\n{world.checker.account()}") from error
     return world
@@ -88,3 +91,24 @@ def _check_undisturbed(world: World) -> None:
         and not ("its lease is gone" in later.reason and (JOB, record.number) not in checker.steps)
     ]
     assert not others, f"generations without need: {others}"
+
+
+def _check_slow(world: World) -> None:
+    """Whoever is much slower than the others is planned around, if not too many are.
+
+    What is marked stays marked under every leader, and is the fault of nobody.
+    """
+    assert world.checker.failures_max == 0, "a slow machine was somebody's failure"
+    (leader,) = (head for head in world.heads.values() if head.state.term is not None)
+    state, active = leader.state, leader.state.active
+    marked = [node for node in state.nodes.values() if node.slow]
+    living = [node for node in state.nodes.values() if not node.is_lost]
+    # Others may have gone since.
+    assert len(marked) <= world.options.slow_share * world.count, f"{len(marked)} are left out"
+    if active is None or active.generation is None or not isinstance(active.phase, Running):
+        return
+    members = active.generation.members
+    assert not [node for node in marked if node.record.id in members], "a slow one trains"
+    crawling = active.watch.found(state.now, limits_of(world.options))
+    unsaid = [id_ for id_ in crawling if id_ not in active.kept_slow]
+    assert not unsaid, f"{unsaid} crawl, of {len(living)} nodes, and nobody said why they may"

@@ -20,6 +20,7 @@ from agents.model import (
     JoinGeneration,
     KillGang,
     LeaseEnded,
+    Measured,
     Note,
     NoticeSeen,
     NoticeWithdrawn,
@@ -56,7 +57,7 @@ from agents.protocol import (
 from agents.registration import choose
 from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
-from tests.sim.workers import Crew
+from tests.sim.workers import STEP_S, Crew
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -77,6 +78,7 @@ class Machine:
         self.ahead_s = self.random.choice((0.0, self.random.uniform(-2.0, 2.0)))
         """What its clock shows beyond the true time; somebody may set it at any moment."""
         self.is_up = True
+        self.times_slower = 1.0
         self.crew: Crew | None = None
         self.job: JobId | None = None
         self.sealed: tuple[Sealed, ...] = ()
@@ -316,6 +318,7 @@ class Agent(Process):
 
     def crew_says(self, crew: Crew) -> None:
         taking = "idle" if crew.taking == "left" else crew.taking
+        rank = crew.record.members.index(self.machine.id)
         self.feed(
             GangReported(
                 self.now,
@@ -325,6 +328,7 @@ class Agent(Process):
                 crew.broken,
                 crew.failure,
                 is_bug=crew.is_bug,
+                measured=Measured(busy=((rank, STEP_S * self.machine.times_slower),)),
             )
         )
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from agents.protocol import GenerationRecord, NodeId, NodeRecord
+from agents.protocol import Busy, GenerationRecord, NodeId, NodeRecord
 from sailord.answering import answer
 from sailord.model import Proposal
 from sailord.planning import Found, Request
@@ -54,6 +54,11 @@ class Planner(Protocol):
         """A plan for some of the nodes, or why there is none."""
 
 
+def busy_of(members: Sequence[NodeId]) -> Busy:
+    """Each has one rank, and all the same to do; it takes twice as long as is predicted here."""
+    return Busy((STEP_S / 2,) * len(members))
+
+
 class QuickPlanner:
     """All nodes in their order, if there are at least two."""
 
@@ -66,7 +71,10 @@ class QuickPlanner:
         if is_safe:
             members = members[:MEMBERS_MIN]
         gain = running is None or len(members) > len(running.members)
-        return Proposal("plan:" + ",".join(members), members, gain, "as many nodes", STEP_S, MOVE_S)
+        found = Proposal(
+            "plan:" + ",".join(members), members, gain, "as many nodes", STEP_S, MOVE_S
+        )
+        return replace(found, busy=busy_of(members))
 
 
 class RealPlanner:
@@ -101,6 +109,7 @@ class RealPlanner:
             members=members,
             iteration_s=STEP_S,
             move_s=MOVE_S,
+            busy=busy_of(members),
         )
         used = tuple(node for node in (*nodes, *ran_on) if node.id in members)
         self.plans[proposal.plan] = (plan, tuple(dict.fromkeys(used)))

@@ -53,13 +53,25 @@ PEACEFUL = Faults(
 """All of the control plane fails again and again, and no machine: the job must not notice."""
 
 
+LIMPING = Faults(
+    kinds=(
+        *("slow", "slow", "slow", "add", "add", "reboot", "notice", "false_notice", "agent_killed"),
+        *("head_killed", "head_frozen", "store_away", "pause_resume"),
+    ),
+    worker_bug=0.0,
+)
+"""Machines become slow, and some fast again, while others come and go."""
+
+
 class World:
     """Everything there is, driven by one seed."""
 
     def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
         self.random, self.faults = Random(seed), faults
         self.clock = Clock()
-        self.options = Options(start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0)
+        self.options = Options(
+            start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0
+        )
         self.store = Store(self.clock, self.random)
         self.objects = Objects()
         self.checker = Checker(self)

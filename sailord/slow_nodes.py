@@ -1,0 +1,170 @@
+"""Nodes that compute slower than they should: seen, planned around, and marked; or kept, and why.
+
+What slow means is decided by ``straggling``. A node found slow is not simply left out: the planner
+is asked what is best without it, and only if that is better than going on with it, slow as it is,
+does the job stop at a step's end and move. Then the node is marked until somebody gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from agents.protocol import GenerationRecord, Intent, NodeId
+from sailord.model import (
+    Active,
+    Command,
+    GiveIntent,
+    Kept,
+    Note,
+    Outcome,
+    Planning,
+    Running,
+    State,
+)
+from sailord.nodes import Node
+from sailord.options import Options
+from sailord.straggling import Limits, Sample, Slow, Watch, look, worst
+
+LOOK_S = 1.0
+"""How often speeds are compared."""
+
+
+def limits_of(options: Options) -> Limits:
+    """From when on a node counts as slow."""
+    return Limits(options.slow_times, options.slow_steps, options.slow_s)
+
+
+def watched(state: State) -> State:
+    """Compare the speeds of the nodes that train, now and then."""
+    active = state.active
+    if active is None or active.generation is None or active.generation.busy is None:
+        return state
+    number, busy = active.generation.number, active.generation.busy
+    is_new = active.watch.generation != number
+    if not is_new and state.now < active.watch.looked_at + LOOK_S:
+        return state
+    phase = active.phase.before if isinstance(active.phase, Planning) else active.phase
+    if not isinstance(phase, Running):
+        return state
+    before = Watch(number, active.step) if is_new else active.watch
+    watch = look(
+        before,
+        _samples(state, active.generation),
+        now=state.now,
+        relative_error=busy.relative_error,
+        limits=limits_of(state.options),
+    )
+    kept = {id_: each for id_, each in active.kept_slow.items() if state.now < each.until}
+    return replace(state, active=replace(active, watch=watch, kept_slow=kept))
+
+
+def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
+    """What each member measures of itself, where it trains."""
+    assert generation.busy is not None
+    predicted, found = generation.busy.seconds, {}
+    for id_ in generation.members:
+        node = state.nodes.get(id_)
+        report = None if node is None else node.report
+        if node is None or report is None or report.taking != "running":
+            continue
+        if report.generation != generation.number or report.job not in {None, generation.job}:
+            continue
+        ranks = ((s, predicted[rank]) for rank, s in report.busy if rank < len(predicted))
+        slowest = worst(ranks)
+        if slowest is not None:
+            found[id_] = Sample(node.record.gpu, report.step, slowest[1], slowest[0])
+    return found
+
+
+def to_leave_out(state: State, active: Active) -> dict[NodeId, Slow]:
+    """Nodes that are to be planned around; those beyond the share that may be are not."""
+    found = _undecided(state, active)
+    return dict(list(found.items())[: _room(state)])
+
+
+def _undecided(state: State, active: Active) -> dict[NodeId, Slow]:
+    """Found slow, slowest first, and nothing was said of it yet."""
+    if not active.watch.slow or not isinstance(active.phase, Running):
+        return {}
+    if active.generation is None or active.watch.generation != active.generation.number:
+        return {}
+    found = active.watch.found(state.now, limits_of(state.options))
+    return {id_: slow for id_, slow in found.items() if id_ not in active.kept_slow}
+
+
+def _room(state: State) -> int:
+    """How many more nodes may be left out."""
+    living = [node for node in state.nodes.values() if not node.is_lost]
+    most = int(state.options.slow_share * len(living))
+    return max(most - sum(bool(node.slow) for node in living), 0)
+
+
+def keep_too_many(state: State, active: Active) -> Outcome | None:
+    """Where more nodes are slow than may be left out, the others stay."""
+    found = list(_undecided(state, active).items())[_room(state) :]
+    if not found:
+        return None
+    why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
+    return keep(state, active, dict(found), why)
+
+
+def keep(
+    state: State,
+    active: Active,
+    slow: Mapping[NodeId, Slow],
+    why: str,
+    ask_again_s: float | None = None,
+) -> Outcome:
+    """Go on with slow nodes, and say why; they are not asked about again for a while."""
+    until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
+    kept = {**active.kept_slow, **{id_: Kept(until, why) for id_ in slow}}
+    active = replace(active, kept_slow=kept)
+    names = ", ".join(_name(state, id_) for id_ in slow)
+    told = f"stays with {names}, slow as it is: {why}"
+    said = Note(told, active.job.id, is_transition=True)
+    return replace(state, active=active), (said,)
+
+
+def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]]:
+    """Mark the nodes that the next plan is without; the mark stands in the store."""
+    marked: dict[NodeId, Node] = {}
+    orders: list[Command] = []
+    assert state.active is not None
+    number = 0 if state.active.generation is None else state.active.generation.number
+    for id_, slow in phase.slow.items():
+        marked[id_] = replace(state.nodes[id_], slow=str(slow))
+        intent = Intent(f"slow-{id_}-{number}", "quarantine", id_, None, str(slow))
+        orders.append(GiveIntent(intent))
+    intents = state.intents | {order.intent.id for order in orders if isinstance(order, GiveIntent)}
+    return replace(state, nodes=state.nodes.with_(marked), intents=intents), tuple(orders)
+
+
+def answer_to_slow(state: State, active: Active, phase: Planning) -> Outcome | None:
+    """Keep the nodes that the question leaves out, if that is what the answer comes to."""
+    answer = phase.answer
+    if not phase.slow or (answer is None and state.now < phase.deadline):
+        return None
+    if any(id_ not in active.watch.slow for id_ in phase.slow):
+        return keep(state, active, phase.slow, "it is as fast as it should be again", 0.0)
+    if answer is None:
+        return keep(state, active, phase.slow, "the planner did not answer in time")
+    if isinstance(answer, str):
+        return keep(state, active, phase.slow, f"there is no plan without it: {answer}")
+    if not answer.is_worth_it:
+        return keep(state, active, phase.slow, answer.why, answer.ask_again_s)
+    return None
+
+
+def about_slow(active: Active | None, id_: NodeId) -> str:
+    """What is to be said of a node that is slow and still in use; empty if it is not."""
+    slow = None if active is None else active.watch.slow.get(id_)
+    if active is None or slow is None:
+        return ""
+    kept = active.kept_slow.get(id_)
+    return str(slow) if kept is None else f"{slow}; stays, as {kept.why}"
+
+
+def _name(state: State, id_: NodeId) -> str:
+    node = state.nodes.get(id_)
+    return id_ if node is None else node.record.name
