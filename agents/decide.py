@@ -35,8 +35,10 @@ from agents.model import (
     Registered,
     ReleaseHeard,
     ReleaseSnapshots,
+    RoomSeen,
     SelfTested,
     SendReport,
+    Shortage,
     SnapshotsChanged,
     State,
     StoreFailed,
@@ -93,6 +95,8 @@ def _learn(state: State, event: Event) -> Outcome:
         case TroubleChanged():
             is_ours = event.job == state.job
             return replace(state, trouble=event.trouble) if is_ours else state, ()
+        case RoomSeen():
+            return _see_room(state, event), ()
         case ReleaseHeard():
             return state, _release(state, event)
         case JobEnded():
@@ -158,6 +162,7 @@ def _read(state: State, record: GenerationRecord | None) -> State:
             sealed=sealed,
             uploaded=uploaded,
             trouble="",
+            shortage=None,
         )
     if known is not None and known.job == record.job and record.number < known.number:
         return state  # A read that was overtaken by a newer one.
@@ -178,6 +183,15 @@ def _uploaded(state: State, event: UploadDone) -> State:
     if event.job != state.job or event.uploaded in state.uploaded:
         return state
     return replace(state, uploaded=(*state.uploaded, event.uploaded))
+
+
+def _see_room(state: State, event: RoomSeen) -> State:
+    """Who was too small may have grown, or got rid of something."""
+    shortage = state.shortage
+    if shortage is None or event.free_bytes < shortage.needed_bytes:
+        return state
+    is_time = state.now >= shortage.since + state.options.short_s
+    return replace(state, shortage=None) if is_time else state
 
 
 def _release(state: State, event: ReleaseHeard) -> tuple[Command, ...]:
@@ -206,6 +220,8 @@ def _hear_gang(state: State, event: GangReported) -> State:
         return replace(state, gang=replace(_failed(gang, "the workers left it"), is_free=True))
     if gang.taking == "failed":
         return state  # A generation that failed here does not come back to life.
+    if event.room_needed:
+        state = replace(state, shortage=Shortage(event.failure, event.room_needed, state.now))
     advanced_at = state.now if event.step > gang.step else gang.advanced_at
     return replace(
         state,
@@ -398,6 +414,7 @@ def _report(state: State) -> Outcome:
         uploaded=state.uploaded,
         trouble=state.trouble,
         fault=state.fault,
+        no_room="" if state.shortage is None else state.shortage.why,
     )
     if report == state.last_report and state.now < state.reported_at + state.options.report_every_s:
         return state, ()

@@ -106,6 +106,10 @@ class Keeper:
         for name in self._held.keys() - self._known:
             self.uploading.add(self._held[name])  # All that is left of it is what we hold.
 
+    def free_bytes(self) -> int:
+        """How much more could stand in memory."""
+        return slots.free_bytes(self.memory.folder)
+
     def tell(self, job: JobId) -> None:
         """Say what stands here of a job."""
         self.feed(SnapshotsChanged(self.clock.now(), self.memory.sealed(job), job))

@@ -32,6 +32,9 @@ class Options:
     park_s: float = 30.0
     """Cut off from the store, and without a step for so long, the workers are parked."""
     report_every_s: float = 1.0
+    short_s: float = 60.0
+    """A node without room for snapshots says so for so long at least, that nobody tries it again
+    with each breath of the machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,15 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortage:
+    """The node's memory has no room for the job's snapshots."""
+
+    why: str
+    needed_bytes: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that the agent knows."""
 
@@ -90,6 +102,8 @@ class State:
     uploaded: tuple[Uploaded, ...] = ()
     """What of ``job`` this node has brought to the durable store."""
     trouble: str = ""
+    shortage: Shortage | None = None
+    """Of the job: no plan can use this node until it has room."""
     silent_since: float | None = None
     """The store does not answer since then."""
     is_registered: bool = False
@@ -155,6 +169,8 @@ class GangReported:
     failure: str = ""
     is_bug: bool = False
     measured: Measured = UNMEASURED
+    room_needed: int = 0
+    """It failed since so many bytes must be free for snapshots, and are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +209,14 @@ class TroubleChanged:
     at: float
     job: JobId
     trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSeen:
+    """So much is free for snapshots now; only told while there was too little."""
+
+    at: float
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +300,7 @@ Event = (
     | SnapshotsChanged
     | UploadDone
     | TroubleChanged
+    | RoomSeen
     | ReleaseHeard
     | JobEnded
     | LeaseEnded

@@ -195,6 +195,8 @@ class Report:
     """What keeps snapshots from a buddy or the durable store; training goes on meanwhile."""
     fault: str = ""
     """What is wrong with a device, if nothing may run on this node."""
+    no_room: str = ""
+    """Why nothing of ``job`` may run on this node: what its snapshots need, and what is free."""
 
 
 @dataclass(frozen=True, slots=True)

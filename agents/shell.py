@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from agents.model import (
     Register,
     ReleaseHeard,
     ReleaseSnapshots,
+    RoomSeen,
     SendReport,
     State,
     SweepJob,
@@ -44,6 +46,8 @@ from agents.workers import Workers
 log = structlog.get_logger("sailor-agent")
 
 TICK_S = 0.1
+LOOK_TICKS = 10
+"""So often a node without room for snapshots looks whether it has some now."""
 START_S = 20
 """Before the start counts as failed; one that lives and waits for the store or a device goes on."""
 
@@ -171,8 +175,10 @@ class Shell:
         }
 
     async def _tick(self) -> None:
-        while True:
+        for ticks in itertools.count():
             self.events.put_nowait(Ticked(self.clock.now()))
+            if self.state.shortage is not None and ticks % LOOK_TICKS == 0:
+                self.events.put_nowait(RoomSeen(self.clock.now(), self.keeper.free_bytes()))
             await asyncio.sleep(TICK_S)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,6 +23,8 @@ class Word:
     broken_peers: tuple[NodeId, ...] = ()
     failure: str = ""
     is_bug: bool = False
+    room_needed: int = 0
+    """It failed since the node's memory has no room for snapshots: so many bytes must be free."""
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None

@@ -60,6 +60,7 @@ class Workers:
     """Where the ranks of the present generation meet, once that is known."""
     _failure: str = ""
     _is_bug: bool = False
+    _room_needed: int = 0
     _is_starting: bool = False
     _is_over: bool = False
     """The generation was aborted or left: nothing more is begun for it."""
@@ -112,7 +113,7 @@ class Workers:
     def begin(self, record: GenerationRecord) -> None:
         """From now on this is the present generation; ``start`` follows."""
         self.job, self.generation = record.job, record.number
-        self._place, self._failure, self._is_bug = "", "", False
+        self._place, self._failure, self._is_bug, self._room_needed = "", "", False, 0
         self._is_starting, self._is_over = True, False
         self.outputs.clear()
         if self._idle is not None:
@@ -251,6 +252,7 @@ class Workers:
         if self._place and "meet" not in member.orders:
             member.tell(self._meet())
         if word.taking == "failed":
+            self._room_needed = max(self._room_needed, word.room_needed)
             self._fail(f"rank {word.rank}: {word.failure}", is_bug=word.is_bug)
         self._look()
 
@@ -302,7 +304,11 @@ class Workers:
         if not self._failure:
             self._failure, self._is_bug = failure, is_bug
         now, said = self.clock.now(), (self._failure, self._is_bug)
-        self.feed(GangReported(now, self.generation, "failed", 0, (), *said))
+        self.feed(
+            GangReported(
+                now, self.generation, "failed", 0, (), *said, room_needed=self._room_needed
+            )
+        )
 
     def _exited(self, failure: str) -> None:
         self._is_over = True

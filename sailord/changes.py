@@ -95,7 +95,7 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
 
 
 def is_gone(node: Node | None) -> bool:
-    """The machine itself is why nothing goes on there: it is away, or a device of it broke."""
+    """The machine itself is why nothing goes on there: it is away, broken, or too small."""
     return node is None or node.is_lost or node.is_unsound
 
 

@@ -45,7 +45,7 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
         considered = without(considered, order)
     if not nodes:
         refused = replace(considered, is_refused=True)
-        return replace(state, active=refused), (*settled, note(active, "no node is ready"))
+        return replace(state, active=refused), (*settled, note(active, _nobody(state)))
     alive = is_alive(state, active)
     before = active.phase if isinstance(active.phase, Starting | Running) and alive else None
     request = state.requests + 1
@@ -165,6 +165,13 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome
         generations[job.id] = active.generation
     jobs = {**state.jobs, job.id: job}
     return replace(state, jobs=jobs, generations=generations, active=None), wake
+
+
+def _nobody(state: State) -> str:
+    """There is nobody to ask the planner about; machines that are there may say why."""
+    unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
+    why = "; ".join(f"{node.record.name}: {node.why_unsound}" for node in unsound)
+    return f"no node is ready: {why}" if why else "no node is ready"
 
 
 # ---- small words --------------------------------------------------------------------------------

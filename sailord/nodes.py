@@ -42,8 +42,13 @@ class Node:
 
     @property
     def is_unsound(self) -> bool:
-        """A device of it is broken."""
-        return self.report is not None and bool(self.report.fault)
+        """Nothing can run there, as it says itself."""
+        return bool(self.why_unsound)
+
+    @property
+    def why_unsound(self) -> str:
+        """A device of it is broken, or its memory has no room for the job's snapshots."""
+        return "" if self.report is None else self.report.fault or self.report.no_room
 
     @property
     def is_notable(self) -> bool:

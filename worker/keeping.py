@@ -16,20 +16,14 @@ from pathlib import Path
 import torch
 
 from simulator.job import Job
+from simulator.plan import Plan
 from worker.kept import Kept
-from worker.layout import seats_of
+from worker.layout import Holdings
 from worker.optimizer import Update
-from worker.pieces import (
-    Key,
-    Shape,
-    buddies_of,
-    keepers_of,
-    sizes_of,
-    waits_for_copies,
-    writers_of,
-)
+from worker.pieces import Key, Shape
 from worker.precision import LossScale, precision_of
 from worker.restoring import fill
+from worker.room import Sharing, check_room, need_of
 from worker.slots import Header, NoRoom, Piece, fingerprint, laid_out
 from worker.slots import Progress as Told
 from worker.snapshots import Reached, Snapshots, Sources
@@ -76,27 +70,37 @@ def dtype_of(job: Job) -> str:
     return str(precision_of(job).master).removeprefix("torch.")
 
 
-def header_of(trainer: Kept, seat: Seat) -> tuple[Header, bool]:
-    """What a rank's files say, before there is one; does training wait for copies?"""
+def sharing_of(job: Job, plan: Plan, holdings: Holdings, seat: Seat) -> Sharing:
+    """Who keeps what under the plan."""
+    return Sharing.of(
+        plan,
+        holdings,
+        shape_of(job),
+        zero=job.zero,
+        survive=job.checkpoint.survive,
+        zones=seat.zones,
+    )
+
+
+def check_node(job: Job, plan: Plan, holdings: Holdings, seat: Seat) -> None:
+    """Raise ``NoRoom`` if the node's memory cannot hold what its ranks are going to keep."""
+    need = need_of(sharing_of(job, plan, holdings, seat), seat.node)
+    check_room(need, seat.memory, seat.job, seat.generation)
+
+
+def header_of(trainer: Kept, seat: Seat) -> tuple[Header, Sharing]:
+    """What a rank's files say, before there is one, and who keeps what besides."""
     shape = shape_of(trainer.job)
-    sizes = sizes_of(trainer.holdings, shape)
-    keepers = keepers_of(trainer.holdings, zero=trainer.job.zero)
-    writers = writers_of(keepers, sizes)
-    nodes = {
-        each.rank: trainer.plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
-        for each in seats_of(trainer.plan)
-    }
-    survive = trainer.job.checkpoint.survive
-    buddies = buddies_of(keepers, writers, sizes, nodes, seat.zones, survive)
+    sharing = sharing_of(trainer.job, trainer.plan, trainer.holdings, seat)
     pieces = tuple(
         Piece(
             *key,
             offset=0,
-            bytes=sizes[key],
-            is_written=writers[key] == trainer.rank,
-            buddy=buddies.get(key) if writers[key] == trainer.rank else None,
+            bytes=sharing.sizes[key],
+            is_written=sharing.writers[key] == trainer.rank,
+            buddy=sharing.buddies.get(key) if sharing.writers[key] == trainer.rank else None,
         )
-        for key, ranks in keepers.items()
+        for key, ranks in sharing.keepers.items()
         if trainer.rank in ranks
     )
     header = Header(
@@ -115,7 +119,7 @@ def header_of(trainer: Kept, seat: Seat) -> tuple[Header, bool]:
         progress=progress_of(trainer),
         pieces=pieces,
     )
-    return laid_out(header), waits_for_copies(buddies, nodes, seat.zones)
+    return laid_out(header), sharing
 
 
 def progress_of(trainer: Kept) -> Told:
@@ -171,11 +175,11 @@ class SnapshotKeeper:
         reached: Reached,
     ) -> SnapshotKeeper:
         """Make room for all the snapshots that there may be at once."""
-        header, has_buddies = header_of(trainer, seat)
+        header, sharing = header_of(trainer, seat)
         sources = Sources.of(header, trainer.memories)
         snapshots = Snapshots(seat.memory, header, sources, on_sealed, reached)
-        snapshots.reserve(3 if has_buddies else 2)
-        return cls(trainer, seat, snapshots, transport, has_buddies)
+        snapshots.reserve(sharing.files)
+        return cls(trainer, seat, snapshots, transport, sharing.waits)
 
     # ---- from other threads ---------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,6 +49,9 @@ class SlotError(ValueError):
 
 class NoRoom(OSError):  # noqa: N818 - a fact about a folder
     """A folder's file system has no room for a snapshot."""
+
+    needed_bytes: int = 0
+    """So many must be free there, where that is known of the whole node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,13 +354,46 @@ def create(path: Path, size: int) -> int:
 
 def no_room(folder: Path, size: int) -> str:
     """Say how much is missing."""
+    free = free_bytes(folder)
+    return f"{in_mib(size)} are needed for a snapshot and {in_mib(free)} are free"
+
+
+def in_mib(size: int) -> str:
+    """Write a number of bytes for people."""
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def free_bytes(folder: Path) -> int:
+    """How much may still be written to a folder, or to where it is to be made.
+
+    What is kept in memory takes no more than the machine has left, whatever its limit says.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     left = os.statvfs(folder)
     free = left.f_bavail * left.f_frsize
-    return f"{_mib(size)} are needed for a snapshot and {_mib(free)} are free"
+    if not _is_in_memory(folder):
+        return free
+    available = _memory_available()
+    return available if left.f_blocks == 0 else min(free, available)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _is_in_memory(folder: Path) -> bool:
+    device = folder.stat().st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        mount, _, system = line.partition(" - ")
+        if mount.split()[2] == name:
+            return system.split()[0] in {"tmpfs", "ramfs"}
+    return False
+
+
+def _memory_available() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return sys.maxsize
 
 
 def copy_of(header: Header, keys: Iterable[tuple[int, int]]) -> Header:

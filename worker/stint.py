@@ -18,17 +18,19 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from simulator.errors import InputError
+from simulator.job import Job
 from worker.assignment import Assignment, Opened
 from worker.busy import Busy, slowed_by_file
 from worker.deepspeed_kept import KeptDeepSpeed, Place
 from worker.engines import engine_for
 from worker.fetching import Fetched, NotFound, fetch
-from worker.keeping import SnapshotKeeper, model_of, shape_of, take_up
+from worker.keeping import SnapshotKeeper, check_node, model_of, shape_of, take_up
 from worker.kept import Kept
-from worker.layout import holdings_of
+from worker.layout import Holdings, holdings_of
 from worker.meeting import DEADLINE_S, go_to, meet, open_place
 from worker.pieces import keys_needed
 from worker.restoring import digests
+from worker.slots import NoRoom
 from worker.table import table_of
 from worker.timeline import Arrow, Recorder, fail_point
 from worker.trainer import NotANumberError, StepReport, Trainer
@@ -120,8 +122,13 @@ class Stint:
             pass
         except TransportError as error:
             self._break_off(error)
+        except NoRoom as error:
+            # Where the node as a whole was found too small it is told so, and is no bug.
+            is_known = error.needed_bytes > 0
+            self._told["room_needed"] = error.needed_bytes
+            self._fail(f"{error.filename}: {error.strerror}", is_bug=not is_known)
         except OSError as error:
-            # No room for snapshots, say, or files that cannot be read.
+            # No way to write snapshots, say, or files that cannot be read.
             self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
         except InputError as error:
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
@@ -146,8 +153,10 @@ class Stint:
         if about.device.type == "cuda":
             torch.cuda.set_device(about.device)
             self._recorder.finish_device_work = torch.cuda.synchronize
+        holdings = _holdings(opened)
+        check_node(opened.job, opened.plan, holdings, about.seat)
         with ThreadPoolExecutor(1, thread_name_prefix="restore") as pool:
-            coming = pool.submit(self._fetch, opened)
+            coming = pool.submit(self._fetch, opened.job, holdings)
             transport = self._meet()
             trainer = self._build(opened, transport)
             found = self._wait(coming)
@@ -168,13 +177,11 @@ class Stint:
         self._reached("verified")
         self._phase("verify")
 
-    def _fetch(self, opened: Opened) -> Fetched | None:
-        about, job = self.assignment, opened.job
+    def _fetch(self, job: Job, holdings: Holdings) -> Fetched | None:
+        about = self.assignment
         groups = about.sources()
         if not groups:
             return None
-        tables = [table_of(job, index) for index in range(len(job.model.layers))]
-        holdings = holdings_of(opened.plan, tables, atoms=job.max_tp)
         keys = keys_needed(holdings, about.rank)
         return fetch(keys, groups, model=model_of(job), go_on=self._go_on)
 
@@ -332,7 +339,7 @@ class Stint:
         if self.assignment.device.type == "cuda":
             torch.cuda.empty_cache()
         self._reached("left")
-        for gone in ("failure", "is_bug", "broken_peers", "meeting"):
+        for gone in ("failure", "is_bug", "room_needed", "broken_peers", "meeting"):
             self._told.pop(gone, None)
         self._tell("idle")
 
@@ -367,6 +374,12 @@ class Stint:
             "phases": [[name, seconds] for name, seconds in self._phases.items()],
             **self._told,
         }
+
+
+def _holdings(opened: Opened) -> Holdings:
+    job = opened.job
+    tables = [table_of(job, index) for index in range(len(job.model.layers))]
+    return holdings_of(opened.plan, tables, atoms=job.max_tp)
 
 
 def _compare(trainer: Kept) -> None:

@@ -70,6 +70,8 @@ class NodeView:
     why_lost: str
     trouble: str
     """What keeps its snapshots from where they should be."""
+    unsound: str
+    """Why no plan uses it: a device is broken, or its memory has no room for snapshots."""
 
 
 @dataclass(frozen=True, slots=True)

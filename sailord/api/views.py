@@ -52,6 +52,7 @@ def node_view(node: Node) -> NodeView:
         failure="" if report is None else report.failure,
         why_lost=node.why_lost,
         trouble="" if report is None else report.trouble,
+        unsound=node.why_unsound,
     )
 
 

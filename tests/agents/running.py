@@ -62,7 +62,10 @@ class Place:
     worker: str = "agents.fake_worker"
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, name: str = "a", *, zone: str = "us-central1-b") -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str = "a", *, zone: str = "us-central1-b", memory_mib: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start an agent; with ``memory_mib`` its memory is a file system of that size."""
         config = self.folder / ("agent.toml" if name == "a" else f"agent-{name}.toml")
         config.write_text(
             f'cluster_name = "test"\nname = "{name}"\nstate = "{self.state(name).name}"\n'
@@ -74,6 +77,7 @@ class Place:
         with (self.folder / "agent.log").open("ab") as log:
             agent = subprocess.Popen(
                 [
+                    *([] if memory_mib is None else within_tmpfs(self.memory(name), memory_mib)),
                     *(sys.executable, "-m", "agents.service", "run", "--emulate", "2xA100-40"),
                     *("--config", str(config)),
                 ],
@@ -165,6 +169,13 @@ class Place:
         """The report, if it says so."""
         report = await self.report(name)
         return report if report is not None and report.taking == taking else None
+
+
+def within_tmpfs(folder: Path, size_mib: int) -> list[str]:
+    """Begin a command that sees a small file system in memory at the folder, and nobody else."""
+    folder.mkdir(exist_ok=True)
+    mount = f'mount -t tmpfs -o size={size_mib}m none "$0" && exec "$@"'
+    return ["unshare", "-m", "sh", "-c", mount, str(folder)]
 
 
 def plan_on(*nodes: NodeId) -> Plan:

@@ -25,10 +25,10 @@ async def is_past(here: Place, name: str, generation: int, step: int) -> Report 
     return report if is_there else None
 
 
-async def two_nodes(here: Place) -> tuple[NodeRecord, NodeRecord]:
+async def two_nodes(here: Place, roomless: str = "") -> tuple[NodeRecord, NodeRecord]:
     here.worker = "worker.node"
     here.start("a")
-    here.start("b", zone="us-central1-c")
+    here.start("b", zone="us-central1-c", memory_mib=1 if roomless == "b" else None)
     return await here.ready("a"), await here.ready("b")
 
 
@@ -66,6 +66,21 @@ async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands
         restore = Restore(held, "memory")
         await here.open(b, 2, plan=plan_on(b.id), members=(b.id,), restore=restore)
         await until(lambda: is_past(here, "b", 2, held.step))
+
+
+async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here, roomless="b")
+        both = plan_on(a.id, b.id)
+        await here.open(a, 1, plan=both, members=(a.id, b.id))
+        report = await until(lambda: here.is_taking("failed", "b"))
+        assert "no room for snapshots: 2.7 MiB are needed here" in report.no_room
+        assert "1.0 MiB are free; enlarge that file system" in report.no_room
+        assert (report.step, report.is_bug) == (0, False)
+        await here.open(a, 2, plan=plan_on(a.id), members=(a.id,))
+        await until(lambda: is_past(here, "a", 2, 2))
+        report = await here.report("b")
+        assert report.no_room, "it is still too small"
 
 
 async def holds_all(here: Place, name: str, step: int) -> Point | None:

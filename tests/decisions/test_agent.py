@@ -30,6 +30,7 @@ from agents.model import (
     Registered,
     ReleaseHeard,
     ReleaseSnapshots,
+    RoomSeen,
     SelfTested,
     SnapshotsChanged,
     State,
@@ -372,6 +373,32 @@ def test_workers_on_a_broken_device_are_ended_and_the_reason_told() -> None:
     assert (report.generation, report.taking, report.failure) == (4, "failed", "device 0 is gone")
     sound, _ = act(left, SelfTested(NOW))
     assert said(sound, Ticked(NOW + 1))[0].fault == ""
+
+
+TOO_SMALL = GangReported(NOW, 3, "failed", failure="rank 0: no room", room_needed=100)
+
+
+def test_a_node_without_room_says_so_until_it_has_had_some_for_a_while() -> None:
+    (report,) = said(state(), TOO_SMALL)
+    assert (report.failure, report.no_room, report.is_bug) == ("rank 0: no room",) * 2 + (False,)
+    short, _ = act(state(), TOO_SMALL)
+    left, _ = act(short, GangExited(NOW, 3))
+    assert left.gang is None or left.gang.taking == "failed"
+
+    def no_room(at: float, free_bytes: int) -> str:
+        (report,) = said(act(left, RoomSeen(at, free_bytes))[0], Ticked(at + 1))
+        return report.no_room
+
+    assert no_room(NOW + 60, 99) == "rank 0: no room"
+    assert no_room(NOW + 59.9, 100) == "rank 0: no room", "memory comes and goes"
+    assert no_room(NOW + 60, 100) == ""
+
+
+def test_room_for_one_job_says_nothing_of_the_next() -> None:
+    short, _ = act(state(), TOO_SMALL)
+    free = replace(short, gang=None, left=3, record=CLOSED)
+    after, _ = act(free, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
+    assert (after.job, after.shortage) == (OTHER, None)
 
 
 def test_an_answer_about_an_older_record_does_not_count_as_registered() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from agents.protocol import Past, Point, Restore
 from sailord.changes import usable
+from sailord.decide import decide
 from sailord.intervals import departures
 from sailord.model import (
     Closing,
@@ -19,6 +20,7 @@ from sailord.model import (
     IntentGiven,
     JobSubmitted,
     NodesObserved,
+    Note,
     Opening,
     Phase,
     PlanFound,
@@ -81,6 +83,24 @@ def test_a_broken_device_is_nobodys_failure_and_its_node_not_used_again() -> Non
     mended, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
     assert mended.active is not None
     assert usable(mended, mended.active) == (A, B)
+
+
+def test_a_node_without_room_is_nobodys_failure_and_not_used_until_it_has_some() -> None:
+    after, _ = act(state(step=20, failures=4), failing(no_room="no memory", step=20))
+    assert after.active is not None
+    assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
+    assert (after.active.failures, after.active.not_before) == (4, NOW)
+    assert usable(after, after.active) == (B,)
+    room, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
+    assert room.active is not None
+    assert usable(room, room.active) == (A, B)
+
+
+def test_where_no_node_has_room_the_job_waits_and_each_says_why() -> None:
+    small = (node(n, report(n, "idle", no_room=f"{n} is full")) for n in (A, B))
+    _, commands = decide(state(Waiting("a reason", NOW - 1), *small), Ticked(NOW))
+    (said,) = (each for each in commands if isinstance(each, Note))
+    assert said.text == "no node is ready: machine-a: a is full; machine-b: b is full"
 
 
 def test_the_pause_doubles_with_each() -> None:
