@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+DRAINED = "drained, safe to stop"
+
 
 def status_text(status: dict[str, Any]) -> str:
     """Everything at a glance."""
@@ -22,7 +24,9 @@ def status_text(status: dict[str, Any]) -> str:
     lines.append(f"nodes       {counts or 'none'}")
     for node in status["leaving"]:
         left = "" if node["leaves_at"] is None else f" in {span(node['leaves_at'] - status['at'])}"
-        lines.append(f"            {node['name']} goes away{left}")
+        # A sailord that is older than this command does not say whether it is drained.
+        drained = f"; {DRAINED}" if node.get("safe_to_stop") else ""
+        lines.append(f"            {node['name']} goes away{left}{drained}")
     if status.get("capacity") is not None:
         lines.append(f"machines    {glance_text(status['capacity'])}")
     plan = status["job"]["plan"] if status["job"] else None
@@ -148,7 +152,8 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
     for n in nodes:
         taking, step = n["taking"] or "-", "-" if n["step"] is None else str(n["step"])
         gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
-        rows.append((n["name"], n["state"], n["zone"], n["machine"], gpus, taking, step))
+        state = DRAINED if n.get("safe_to_stop") else n["state"]
+        rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step))
     # A sailord that is older than this command does not say it.
     unsound = [f"{n['name']}: {why}" for n in nodes if (why := n.get("unsound"))]
     return "\n".join([*table(rows), *unsound])

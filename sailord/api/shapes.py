@@ -70,6 +70,8 @@ class NodeView:
     why_lost: str
     trouble: str
     """What keeps its snapshots from where they should be."""
+    safe_to_stop: bool
+    """It is to go away, and no job needs anything on it any more."""
     unsound: str
     """Why no plan uses it: a device is broken, or its memory has no room for snapshots."""
 
@@ -193,6 +195,8 @@ class Leaving:
 
     name: str
     leaves_at: float | None
+    safe_to_stop: bool
+    """No job needs anything on it any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from sailord.api.shapes import (
     Why,
 )
 from sailord.gateway import Transition
+from sailord.leaving import drained
 from sailord.ledger import billed, costs
 from sailord.model import Active, Planning, Running, Starting, State, Stopping
 from sailord.nodes import Node
@@ -31,7 +32,7 @@ from sailord.outbox import committed_id
 from sailord.pace import Pace
 
 
-def node_view(node: Node) -> NodeView:
+def node_view(node: Node, *, safe_to_stop: bool) -> NodeView:
     """One node."""
     record, report = node.record, node.report
     return NodeView(
@@ -52,6 +53,7 @@ def node_view(node: Node) -> NodeView:
         failure="" if report is None else report.failure,
         why_lost=node.why_lost,
         trouble="" if report is None else report.trouble,
+        safe_to_stop=safe_to_stop,
         unsound=node.why_unsound,
     )
 
@@ -68,7 +70,8 @@ def _node_state(node: Node) -> SeenState:
 
 def nodes_view(state: State) -> Nodes:
     """All nodes, by name."""
-    views = [node_view(node) for node in state.nodes.values()]
+    free = drained(state)
+    views = [node_view(node, safe_to_stop=id_ in free) for id_, node in state.nodes.items()]
     return Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
@@ -79,9 +82,10 @@ def counts_view(state: State) -> dict[str, int]:
 
 def leaving_view(state: State) -> tuple[Leaving, ...]:
     """The nodes that go away; the first to go first, and those of unknown time last."""
+    free = drained(state)
     leaving = [
-        Leaving(node.record.name, node.record.leaves_at)
-        for node in state.nodes.values()
+        Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
+        for id_, node in state.nodes.items()
         if node.leaving_since is not None and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decisions.standing import JOB, NOW, A, B, C, G, job, node, proposal, report, state
 
 from agents.protocol import Bill, Durable, GenerationRecord, Point
 from agents.wire import plain
@@ -31,7 +32,6 @@ from sailord.nodes import Nodes
 from sailord.online_text import status_text
 from sailord.outbox import committed_id
 from sailord.pace import Pace
-from tests.decisions.standing import JOB, NOW, A, B, G, job, node, proposal, report, state
 
 HERE = Path(__file__).parent / "status"
 PLAN = Path(__file__).parents[2] / "examples" / "opt-350m-plan.json"
@@ -63,12 +63,17 @@ class Case:
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
 LEAVES = node(B, leaving_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
 
+GONE = node(C, report(C, "idle", sealed=()), leaving_since=NOW - 60)
+
 CASES = {
     "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
     "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
     "planning": Case(
         Planning(4, (A, B), "machine-b is leaving", True, NOW + 58, Running(NOW - 900)),
         state=state(None, node(A, SAID), LEAVES),
+    ),
+    "drained": Case(
+        Running(NOW - 900), state=state(None, node(A, SAID), node(B), GONE), generation=PRICED
     ),
     "opening": Case(Opening(PRICED, proposal(A))),
     "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
