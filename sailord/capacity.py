@@ -408,7 +408,7 @@ def _delete(state: Capacity) -> Decision:
         last = machine.deletion_at
         if last is None or state.now >= last + state.policy.delete_again_s:
             due.append(id_)
-            machines[id_] = replace(machine, deletion_at=state.now)
+            machines[id_] = replace(machine, deletion_at=state.now, deletions=machine.deletions + 1)
     if not due:
         return state, ()
     return replace(state, machines=machines), (Delete(tuple(sorted(due))),)

@@ -106,6 +106,8 @@ class Machine:
     """It costs nothing since then."""
     deletion_at: float | None = None
     """Its deletion was ordered then, the last time."""
+    deletions: int = 0
+    """How often it was ordered."""
     why: str = ""
     """Why it is to go."""
 

@@ -293,6 +293,7 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
             config, provider, config.capacity, shell, own, clock,
             lambda: api.store_away_since is not None,
         )  # fmt: skip
+        api.procurer = procurer
     return Daemon(
         config, store, state, clock, gateway, election, shell, api, outgoing, procurer, woken
     )

@@ -32,7 +32,12 @@ NOTHING_KNOWN = Past()
 
 def pool_of(record: NodeRecord) -> str:
     """The pool of a node, by the name that the planner's histories have for it."""
-    return f"{record.gpu}@{record.zone}" + (" spot" if record.spot else "")
+    return pool_label(record.gpu, record.zone, is_spot=record.spot)
+
+
+def pool_label(gpu: str, zone: str, *, is_spot: bool) -> str:
+    """The name of a pool in the planner's histories."""
+    return f"{gpu}@{zone}" + (" spot" if is_spot else "")
 
 
 @dataclass(eq=False)

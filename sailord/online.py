@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from sailord import online_text as text
+from sailord.capacity_text import capacity_text, glance_problems
 from sailord.client import Client, ServerProblem, client_from, part
 from simulator.errors import InputError, Problem
 from simulator.files import read_bytes
@@ -79,6 +80,13 @@ def status(client: Client, watch: bool, as_json: bool) -> None:
 def nodes(client: Client, as_json: bool) -> None:
     """List all nodes."""
     show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+
+
+@click.command()
+@online
+def capacity(client: Client, as_json: bool) -> None:
+    """Show rented machines: what is there, wanted and on its way, and why others are not."""
+    show(client.ask("GET", "/v1/capacity"), as_json, capacity_text)
 
 
 @click.command()
@@ -241,6 +249,7 @@ def doctor(client: Client, as_json: bool) -> None:
         for n in client.ask("GET", "/v1/nodes")["nodes"]
         if n["trouble"] and n["state"] != "lost"
     ]
+    found += glance_problems(value.get("capacity"))
     if not value["nodes"]:
         found.append("no node is there; start sailor-agent on one")
     show({"problems": found}, as_json, lambda v: "\n".join(v["problems"]) or "all is well")
@@ -263,6 +272,7 @@ def completion(shell: str) -> None:
 COMMANDS: tuple[click.Command, ...] = (
     status,
     nodes,
+    capacity,
     jobs,
     submit,
     events,

@@ -90,7 +90,8 @@ def glance_text(capacity: dict[str, Any]) -> str:
     counts = [f"{capacity['up']} of {capacity['wanted']} wanted are up"]
     counts += [f"{capacity[key]} {key}" for key in ("awaited", "asked") if capacity[key]]
     if capacity["resting"]:
-        counts.append(f"{capacity['resting']} pools refused of late")
+        count = capacity["resting"]
+        counts.append(f"{count} pool{'' if count == 1 else 's'} refused of late")
     if capacity["stop"]:
         counts.append("the budget is spent")
     return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f} an hour"

@@ -21,6 +21,7 @@ from sailord.api.shapes import Problems, ProblemView
 from sailord.config import Config
 from sailord.election import Leader
 from sailord.gateway import Gateway, World
+from sailord.procuring import Procurer
 from sailord.shell import Shell
 from simulator.errors import InputError, Problem
 
@@ -70,6 +71,8 @@ class Api:
     key: bytes
     woken: asyncio.Event
     """Set so that the store is read now."""
+    procurer: Procurer | None = None
+    """Only where a provider is configured."""
     leader: Leader | None = None
     store_away_since: float | None = None
     world: World | None = None

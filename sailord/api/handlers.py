@@ -20,6 +20,7 @@ from agents.store import StoreError
 from agents.wire import WireError, decode, encode, plain
 from sailord.api import shapes, views
 from sailord.api.app import API, Api, NotThere, answer, refusal
+from sailord.api.capacity import glance_of
 from sailord.api.metrics import metrics_text
 from sailord.model import State
 from sailord.nodes import Node
@@ -78,6 +79,7 @@ async def status(request: web.Request) -> web.Response:
             queued=sum(job.state == "queued" for job in state.jobs.values()),
             nodes=views.counts_view(state),
             leaving=views.leaving_view(state),
+            capacity=glance_of(api),
         )
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from sailord.api import views
 from sailord.api.app import Api
+from sailord.api.capacity import CapacityView, capacity_of
 from sailord.model import State
 
 
@@ -45,6 +46,37 @@ def _lines(api: Api) -> Iterator[str]:
                        _quantiles(shell.waited_s))  # fmt: skip
     yield from _metric("sailor_memory_peak_bytes", "gauge", "Most memory that was ever held.",
                        [("", peak_kib * 1024)])  # fmt: skip
+    if api.procurer is not None:
+        yield from _capacity_lines(capacity_of(api))
+
+
+def _capacity_lines(view: CapacityView) -> Iterator[str]:
+    labels = [
+        f'zone="{p.zone}",machine="{p.machine}",spot="{str(p.spot).lower()}"' for p in view.pools
+    ]
+    pools = list(zip(labels, view.pools, strict=True))
+    yield from _metric("sailor_machines", "gauge", "Rented machines by pool and state.",
+                       [(f'{label},state="{state}"', getattr(pool, state))
+                        for label, pool in pools
+                        for state in ("wanted", "up", "awaited", "asked")])  # fmt: skip
+    yield from _metric("sailor_machines_obtainable", "gauge",
+                       "How many more could be asked for now.",
+                       [(label, pool.obtainable) for label, pool in pools])  # fmt: skip
+    yield from _metric(
+        "sailor_pool_resting",
+        "gauge",
+        "1 while a pool that refused is not asked.",
+        [(label, float(pool.rest is not None)) for label, pool in pools],
+    )
+    yield from _metric("sailor_machine_usd_per_hour", "gauge", "The price of one machine.",
+                       [(label, pool.usd_per_hour) for label, pool in pools
+                        if pool.usd_per_hour is not None])  # fmt: skip
+    yield from _metric("sailor_machines_orphaned", "gauge", "Machines that would not be deleted.",
+                       [("", len(view.orphans))])  # fmt: skip
+    yield from _metric("sailor_capacity_usd_per_hour", "gauge", "What runs up by the hour now.",
+                       [("", view.money.usd_per_hour)])  # fmt: skip
+    yield from _metric("sailor_capacity_usd", "gauge", "What rented machines have cost.",
+                       [("", view.money.spent_usd)])  # fmt: skip
 
 
 def _by_state(state: State) -> list[tuple[str, float]]:

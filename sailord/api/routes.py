@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from agents.protocol import Answer, JobRecord
-from sailord.api import checkpoints, handlers, shapes, webhooks
+from sailord.api import capacity, checkpoints, handlers, shapes, webhooks
 from sailord.api.app import Handler, answer
 from sailord.api.openapi import EVENTS, document
 
@@ -68,6 +68,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/nodes/{node}/logs", "logs", handlers.logs, (_TEXT,), refuses=(502,)),
     Route("POST", "/v1/nodes/{node}/{order:drain|cordon|uncordon|preempt|withdraw}", "order_node",
           handlers.order_node, (shapes.Taken,), "Order", 202, (409, 503)),
+    Route("GET", "/v1/capacity", "capacity", capacity.show_capacity, (capacity.CapacityView,)),
     Route("GET", "/v1/events", "events", handlers.events, (EVENTS, shapes.Events)),
     Route("POST", "/v1/agents/report", "report", handlers.report, (Answer,), "Report",
           refuses=(401,), others={409: Answer}),

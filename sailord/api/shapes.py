@@ -200,6 +200,26 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class CapacityGlance:
+    """Rented machines in numbers; /v1/capacity tells the rest."""
+
+    wanted: int
+    up: int
+    awaited: int
+    """Made, and their agents have not registered yet."""
+    asked: int
+    """Asked for, and not answered yet."""
+    resting: int
+    """Pools that are not asked now, since they refused."""
+    usd_per_hour: float
+    spent_usd: float
+    stop: str
+    """Of a total budget: empty, ``parting`` or ``ended``."""
+    orphans: tuple[str, ...]
+    """Machines that would not be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything at a glance."""
 
@@ -214,6 +234,8 @@ class Status:
     nodes: Mapping[str, int]
     """How many are in which state."""
     leaving: tuple[Leaving, ...]
+    capacity: CapacityGlance | None = None
+    """Null: machines come by themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,17 @@ def read_provider(
     return choice
 
 
+def kind_of(choice: Choice) -> str:
+    """Which kind was chosen, as the file has it."""
+    match choice:
+        case StaticChoice():
+            return "static"
+        case EmulatedChoice():
+            return "emulated" if choice.trace is None else "trace"
+        case GceConfig():
+            return "gce"
+
+
 def open_provider(choice: Choice, cluster: Cluster, now: Callable[[], float]) -> Provider:
     """Make ready to ask it; what it needs is imported only here."""
     match choice:

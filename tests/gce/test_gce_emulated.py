@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from agents.wire import decode
+from sailord.api.capacity import CapacityView
+from sailord.cli import main
 from sailord.client import Client, ServerProblem
 from sailord.local.place import Place
 from sailord.local.sweep import end_all
@@ -80,6 +84,27 @@ def cards(place: Place) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in found]
 
 
+def _look_at_capacity(client: Client, place: Place) -> None:
+    """Programs and people are told what is there."""
+    value = wait_until(
+        lambda: (
+            (v := client.ask("GET", "/v1/capacity"))
+            and any(m["state"] == "up" and m["in_use"] for m in v["machines"])
+            and v
+        )
+    )
+    view = decode(CapacityView, json.dumps(value))
+    assert view.provider == "emulated"
+    assert {(p.zone, p.usd_per_hour) for p in view.pools} == set(PRICES.items())
+    assert view.strangers == view.orphans == ()
+    assert client.ask("GET", "/v1/status")["capacity"]["up"] == sum(p.up for p in view.pools)
+    assert 'sailor_machines{zone="zone-a",machine="emulated-large"' in client.ask("GET", "/metrics")
+    words = ["capacity", "--server", f"unix://{place.socket}"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    assert "emulated-large" in done.output
+
+
 def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
     client = Client(f"unix://{place.socket}")
     wait_until(lambda: client.ask("GET", "/readyz"))
@@ -92,6 +117,7 @@ def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
         return client.ask("GET", "/v1/status")["job"]["step"]
 
     wait_until(lambda: step() > 3)
+    _look_at_capacity(client, place)
     # Its silent death: the process that is the machine is gone with all that it started.
     gone = cards(place)[0]
     os.kill(gone["pid"], signal.SIGKILL)
@@ -101,4 +127,4 @@ def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
     wait_until(lambda: step() > before + 3)
     client.ask("POST", "/v1/jobs/tale/cancel", {})
     wait_until(lambda: not cards(place))
-    assert not list((place.folder / "machines").iterdir())
+    wait_until(lambda: not list((place.folder / "machines").iterdir()))

@@ -1,0 +1,124 @@
+"""What people and programs see of rented machines (``gce``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.protocol import NodeId, NodeRecord
+from agents.wire import decode, encode, plain
+from planner.lives import History
+from sailord.api.capacity import CapacityView, capacity_view
+from sailord.api.metrics import _capacity_lines
+from sailord.capacity_model import (
+    Agent,
+    AgentsCounted,
+    Answered,
+    Capacity,
+    Passed,
+    Policy,
+    QuotasRead,
+    SteppedDown,
+    Targeted,
+)
+from sailord.capacity_text import capacity_text, glance_problems
+from sailord.model import State
+from sailord.nodes import Node
+from sailord.online_text import glance_text
+from sailord.providers.interface import Granted, Quota, Refused
+from tests.gce.test_gce_capacity import A, B, Story, machine
+
+NAMED = NodeRecord(NodeId("by-hand.1"), "by-hand", "z", "m", "gpu", 4, "h:1", "ready")
+
+
+def view_of(story: Story, *nodes: NodeRecord) -> CapacityView:
+    state = State(term=1, nodes={node.id: Node(node, 0.0) for node in nodes})
+    return capacity_view("gce", story.state, (A, B), state, History())
+
+
+@pytest.fixture
+def story() -> Story:
+    """Two wanted in zone-a, of which one is up and one awaited; zone-b has refused one."""
+    story = Story(Policy(usd_max=10.0, usd_per_hour_max=20.0)).see(1.0)
+    story.hear(QuotasRead(1.0, (Quota("GPUS", (A, B), 16.0, 0.0),)))
+    story.hear(Targeted(1.0, {A: 2, B: 1}))
+    first, second = sorted(story.state.asks.values(), key=lambda asked: asked.ask.pool)
+    story.hear(Answered(2.0, Granted(first.ask.request_id, (machine(1), machine(2)))))
+    story.hear(Answered(3.0, Refused(second.ask.request_id, "stockout", "none left")))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"})))
+    return story
+
+
+def test_gce_the_view_tells_what_is_up_wanted_and_resting(story):
+    view = view_of(story, NAMED)
+    a, b = view.pools
+    assert (a.wanted, a.up, a.awaited, a.asked, a.rest) == (2, 1, 1, 0, None)
+    assert (b.wanted, b.up, b.awaited, b.asked, b.obtainable) == (1, 0, 0, 0, 0)
+    assert b.rest is not None
+    assert (b.rest.kind, b.rest.since, b.rest.until, b.rest.text) == (
+        "stockout", 3.0, 63.0, "none left"
+    )  # fmt: skip
+    assert [(m.name, m.state, m.in_use, m.rented) for m in view.machines] == [
+        ("m1", "up", True, True), ("m2", "awaited", False, True)
+    ]  # fmt: skip
+    assert view.strangers == ("by-hand",)
+    assert [quota.used_gpus for quota in b.quotas] == [12.0], "what was asked for counts"
+    assert view.money.usd_per_hour == pytest.approx(7.2)
+    assert view.money.usd_left == pytest.approx(10.0 - view.money.spent_usd)
+    assert view_of(story.hear(Passed(64.0))).pools[1].rest is None
+
+
+def test_gce_an_orphan_is_one_that_would_not_be_deleted(story):
+    story.hear(Targeted(30.0, {}))
+    story.hear(Passed(331.0))
+    assert view_of(story).orphans == ()
+    story.hear(Passed(362.0)).hear(Passed(393.0))
+    assert view_of(story).orphans == ("m2",)
+    assert view_of(story).machines[1].state == "going"
+
+
+def test_gce_who_does_not_lead_knows_nothing_of_machines(story):
+    view = capacity_view("gce", story.hear(SteppedDown(30.0)).state, (A, B), State(), History())
+    assert (view.leads, view.pools, view.machines) == (False, (), ())
+    assert "does not lead" in capacity_text(plain(view))
+    alone = capacity_view(None, Capacity(), (), State(term=1), History())
+    assert "no provider" in capacity_text(plain(alone))
+
+
+def test_gce_the_view_survives_the_wire(story):
+    view = view_of(story, NAMED)
+    assert decode(CapacityView, encode(view)) == view
+
+
+def test_gce_capacity_is_told_in_words(story):
+    text = capacity_text(plain(view_of(story, NAMED)))
+    for words in (
+        "zone-a  large    spot      2       1   1        0      1     3.60",
+        "large in zone-b (spot) rests until 1970-01-01 00:01:03 (stockout): none left",
+        "quota GPUS: 12 of 16 GPUs used",
+        "m2 is awaited",
+        "not of this provider: by-hand",
+        "$7.20 an hour of $20.00",
+        "of $10.00",
+    ):
+        assert words in text, text
+
+
+def test_gce_metrics_tell_each_pool(story):
+    lines = list(_capacity_lines(view_of(story)))
+    label = 'zone="zone-b",machine="large",spot="true"'
+    assert f'sailor_machines{{{label},state="wanted"}} 1' in lines
+    assert f"sailor_pool_resting{{{label}}} 1" in lines
+    assert f"sailor_machines_obtainable{{{label}}} 0" in lines
+    assert "sailor_machines_orphaned 0" in lines
+
+
+def test_gce_a_glance_and_the_doctor():
+    glance = {"wanted": 3, "up": 1, "awaited": 1, "asked": 0, "resting": 1, "usd_per_hour": 7.2,
+              "spent_usd": 1.0, "stop": "", "orphans": ["m2"]}  # fmt: skip
+    assert glance_text(glance) == (
+        "1 of 3 wanted are up, 1 awaited, 1 pool refused of late; $7.20 an hour"
+    )
+    assert [line.split()[0] for line in glance_problems(glance)] == ["m2", "machines"]
+    spent = {**glance, "stop": "ended", "orphans": [], "resting": 0}
+    assert "budget for machines is spent" in glance_problems(spent)[0]
+    assert glance_problems(None) == []
