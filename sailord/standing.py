@@ -211,7 +211,7 @@ def release_now(state: State) -> Point | None:
 
 def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
     """The zones of all nodes that hold copies, or could: members, and those that stand by."""
-    members = () if active.generation is None else active.generation.members
+    members = frozenset(() if active.generation is None else active.generation.members)
     return {
         id_: node.record.zone
         for id_, node in state.nodes.items()
