@@ -43,13 +43,20 @@ def begin_from(uri: str, job: Job) -> Beginning:
     try:
         whole = read_checkpoint(named)
     except InputError as error:
-        told = _told_of_older(place, named)
-        found = [Problem(OPTION, f"{each.place}: {each.what}", told) for each in error.problems]
-        raise InputError(found) from None
+        older = _told_of_older(place, named)
+        raise InputError(
+            [Problem(OPTION, _naming(named, each), older) for each in error.problems]
+        ) from None
     found = _differences(job, whole.job)
     if found:
         raise InputError(found)
     return Beginning(_logical(job, whole), _progress(whole))
+
+
+def _naming(manifest: str, problem: Problem) -> str:
+    """What is wrong, with where it is unless it says so itself."""
+    folder = manifest.rpartition("/")[0]
+    return problem.what if folder in problem.what else f"{problem.place}: {problem.what}"
 
 
 def _logical(job: Job, whole: Whole) -> dict[Key, Tensor]:

@@ -84,11 +84,12 @@ def make(
     term: int = 3,
     spec: str = SPEC,
     seed: int = 0,
+    whole: Whole | None = None,
 ) -> Made:
-    """Upload the state of a step in two objects, and write its manifest."""
+    """Upload the state of a step, random unless it is given, in two objects and a manifest."""
     storage = open_storage(f"file://{folder}")
     point = Point(step, generation)
-    whole = whole_state(spec, step, seed=seed)
+    whole = whole or whole_state(spec, step, seed=seed)
     file = folder / f"whole-{step}-{generation}"
     folder.mkdir(exist_ok=True)
     header = write_whole(whole, JOB, file)
