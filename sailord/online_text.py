@@ -157,7 +157,8 @@ def nodes_text(nodes: list[dict[str, Any]]) -> str:
         rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step))
     # A sailord that is older than this command does not say it.
     unsound = [f"{n['name']}: {why}" for n in nodes if (why := n.get("unsound"))]
-    return "\n".join([*table(rows), *unsound])
+    slow = [f"{n['name']} is slow: {how}" for n in nodes if (how := n.get("slow"))]
+    return "\n".join([*table(rows), *unsound, *slow])
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:

@@ -156,13 +156,16 @@ def answer_to_slow(state: State, active: Active, phase: Planning) -> Outcome | N
     return None
 
 
-def about_slow(active: Active | None, id_: NodeId) -> str:
-    """What is to be said of a node that is slow and still in use; empty if it is not."""
-    slow = None if active is None else active.watch.slow.get(id_)
-    if active is None or slow is None:
-        return ""
-    kept = active.kept_slow.get(id_)
-    return str(slow) if kept is None else f"{slow}; stays, as {kept.why}"
+def told_slow(state: State) -> dict[NodeId, str]:
+    """What is to be said of nodes that are slow, whether they are left out or still in use."""
+    told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
+    active = state.active
+    if active is None:
+        return told
+    for id_, slow in active.watch.found(state.now, limits_of(state.options)).items():
+        kept = active.kept_slow.get(id_)
+        told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
+    return told
 
 
 def _name(state: State, id_: NodeId) -> str:

@@ -9,6 +9,8 @@ from sailord.api import views
 from sailord.api.app import Api
 from sailord.api.capacity import CapacityView, capacity_of
 from sailord.model import State
+from sailord.slow_nodes import told_slow
+from sailord.straggling import Watch
 
 
 def metrics_text(api: Api) -> str:
@@ -31,6 +33,13 @@ def _lines(api: Api) -> Iterator[str]:
                        [("", 0 if generation is None else generation.number)])  # fmt: skip
     yield from _metric("sailor_nodes", "gauge", "Nodes by state.",
                        _by_state(state))  # fmt: skip
+    watch = Watch() if active is None else active.watch
+    factors = [(f'gpu="{gpu}"', times) for gpu, times in sorted(watch.factors.items())]
+    yield from _metric("sailor_compute_over_predicted", "gauge",
+                       "Seconds that a kind of GPU computes in a step, over what was predicted.",
+                       factors)  # fmt: skip
+    yield from _metric("sailor_nodes_slow", "gauge", "Nodes that compute slower than they should.",
+                       [("", len(told_slow(state)))])  # fmt: skip
     yield from _metric("sailor_jobs_queued", "gauge", "Jobs that wait.",
                        [("", sum(j.state == "queued" for j in state.jobs.values()))])  # fmt: skip
     yield from _metric("sailor_decisions_total", "counter", "Events decided upon.",

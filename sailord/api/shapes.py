@@ -10,7 +10,7 @@ from agents.protocol import Durable, GenerationRecord, JobRecord
 from sailord.feed import Happening
 from sailord.gateway import Transition
 
-SeenState = Literal["joining", "ready", "draining", "cordoned", "suspect", "lost"]
+SeenState = Literal["joining", "ready", "draining", "cordoned", "slow", "suspect", "lost"]
 PhaseName = Literal[
     "waiting", "planning", "opening", "starting", "running", "stopping", "closing", "held"
 ]
@@ -74,6 +74,8 @@ class NodeView:
     """It is to go away, and no job needs anything on it any more."""
     unsound: str
     """Why no plan uses it: a device is broken, or its memory has no room for snapshots."""
+    slow: str
+    """How much slower it computes than it should; where it trains on nevertheless, also why."""
 
 
 @dataclass(frozen=True, slots=True)

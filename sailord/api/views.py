@@ -30,9 +30,10 @@ from sailord.model import Active, Planning, Running, Starting, State, Stopping
 from sailord.nodes import Node
 from sailord.outbox import committed_id
 from sailord.pace import Pace
+from sailord.slow_nodes import told_slow
 
 
-def node_view(node: Node, *, safe_to_stop: bool) -> NodeView:
+def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> NodeView:
     """One node."""
     record, report = node.record, node.report
     return NodeView(
@@ -55,6 +56,7 @@ def node_view(node: Node, *, safe_to_stop: bool) -> NodeView:
         trouble="" if report is None else report.trouble,
         safe_to_stop=safe_to_stop,
         unsound=node.why_unsound,
+        slow=slow,
     )
 
 
@@ -65,13 +67,19 @@ def _node_state(node: Node) -> SeenState:
         return "suspect"
     if node.leaving_since is not None:
         return "draining"
+    if node.slow:
+        return "slow"
     return "cordoned" if node.is_cordoned else node.record.state
 
 
 def nodes_view(state: State) -> Nodes:
     """All nodes, by name."""
     free = drained(state)
-    views = [node_view(node, safe_to_stop=id_ in free) for id_, node in state.nodes.items()]
+    slow = told_slow(state)
+    views = [
+        node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
+        for id_, node in state.nodes.items()
+    ]
     return Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
 
 
@@ -180,11 +188,19 @@ def active_view(
 
 
 def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
-    nodes = (state.nodes[id_] for id_ in members if id_ in state.nodes)
-    return tuple(
-        f"{node.record.name}: {node.report.trouble}"
-        for node in nodes
-        if node.report is not None and node.report.trouble
+    nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
+    slow = told_slow(state)
+    return (
+        *(
+            f"{node.record.name}: {node.report.trouble}"
+            for node in nodes
+            if node.report is not None and node.report.trouble
+        ),
+        *(
+            f"{node.record.name} is slow: {slow[node.record.id]}"
+            for node in nodes
+            if node.record.id in slow
+        ),
     )
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.decisions.standing import JOB, NOW, A, B, C, G, job, node, proposal, report, state
 
 from agents.protocol import Bill, Durable, GenerationRecord, Point
 from agents.wire import plain
@@ -18,6 +17,7 @@ from sailord.api import views
 from sailord.api.shapes import LeaderView, Status, StoreView
 from sailord.model import (
     Held,
+    Kept,
     Opening,
     Phase,
     Planning,
@@ -29,9 +29,11 @@ from sailord.model import (
     Waiting,
 )
 from sailord.nodes import Nodes
-from sailord.online_text import status_text
+from sailord.online_text import nodes_text, status_text
 from sailord.outbox import committed_id
 from sailord.pace import Pace
+from sailord.straggling import Slow, Watch
+from tests.decisions.standing import JOB, NOW, A, B, C, G, job, node, proposal, report, state
 
 HERE = Path(__file__).parent / "status"
 PLAN = Path(__file__).parents[2] / "examples" / "opt-350m-plan.json"
@@ -65,6 +67,14 @@ LEAVES = node(B, leaving_since=NOW - 1, record=replace(node(B).record, leaves_at
 
 GONE = node(C, report(C, "idle", sealed=()), leaving_since=NOW - 60)
 
+LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same work")
+CRAWLS = Slow(1.8, "it did before", NOW - 200, 10, 40)
+LIMPING = state().active
+assert LIMPING is not None
+LIMPS = replace(
+    LIMPING, watch=Watch(3, slow={B: CRAWLS}), kept_slow={B: Kept(NOW + 600, "no plan is better")}
+)
+
 CASES = {
     "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
     "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
@@ -79,6 +89,10 @@ CASES = {
     "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
     "running": Case(
         Running(NOW - 7300), state=state(None, node(A, SAID), node(B)), has_plan=True, steps=1000
+    ),
+    "slow": Case(
+        Running(NOW - 7300),
+        state=replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS),
     ),
     "uploads_fail": Case(
         Running(NOW - 7300),
@@ -141,3 +155,14 @@ def test_a_status_is_told_as_it_was(name):
 
 def test_every_text_is_of_a_case():
     assert {file.stem for file in HERE.glob("*.txt")} == set(CASES)
+
+
+def test_slow_nodes_are_told_below_the_table():
+    known = replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS)
+    shown = json.loads(json.dumps(plain(views.nodes_view(known))))["nodes"]
+    assert [each["state"] for each in shown] == ["ready", "ready", "slow"]
+    assert nodes_text(shown).splitlines()[-2:] == [
+        "machine-b is slow: it computes 1.8 times as long as it did before;"
+        " it stays: no plan is better",
+        "machine-c is slow: it computes 4.2 times as long as others with the same work",
+    ]
