@@ -56,7 +56,14 @@ def _listed(value: dict[str, Any]) -> str:
         numbers = (each["step"], each["generation"], each["bytes"], each["samples"])
         step, generation, size, samples = (f"{number:,}" for number in numbers)
         rows.append((step, generation, size, samples, ", ".join(marks)))
+    # A sailord that is older than this command does not tell of those.
+    unreadable = value.get("unreadable", ())
+    for each in unreadable:
+        step, generation = f"{each['step']:,}", f"{each['generation']:,}"
+        rows.append((step, generation, "-", "-", f"unreadable: {each['why']}"))
     lines = text.table(rows) if len(rows) > 1 else ["no checkpoint yet"]
+    if unreadable:
+        lines.append("what is unreadable is never gone back to; an older one is taken instead")
     lines.append(f"at {value['uri']}/{value['job']}")
     if value["unfinished_bytes"]:
         lines.append(f"{value['unfinished_bytes']:,} bytes of uploads that are no checkpoint yet")

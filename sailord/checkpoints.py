@@ -144,19 +144,37 @@ def candidates(storage: Storage, job: JobId, newest: Durable) -> list[Durable]:
     return found + sorted(older, key=lambda d: (d.point.generation, d.point.step), reverse=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A checkpoint's manifest that is there and says nothing."""
+
+    point: Point
+    manifest: str
+    why: str
+
+
 def complete_at(storage: Storage, job: JobId) -> list[tuple[Manifest, Durable]]:
     """All checkpoints whose manifests can be read, by step."""
+    return look_at(storage, job)[0]
+
+
+def look_at(
+    storage: Storage, job: JobId
+) -> tuple[list[tuple[Manifest, Durable]], list[Unreadable]]:
+    """All checkpoints by step: those whose manifests can be read, and those that cannot."""
     found: list[tuple[Manifest, Durable]] = []
+    unreadable: list[Unreadable] = []
     for folder in folders_at(storage, job):
         for name in folder.manifests:
             full = f"{folder_of(job, folder.point)}/{name}"
             try:
                 manifest = load_manifest(storage, full)
-            except (Missing, ManifestError):
+            except (Missing, ManifestError) as error:
+                unreadable.append(Unreadable(folder.point, storage.uri_of(full), str(error)))
                 continue
             durable = Durable(manifest.point, storage.uri_of(full), manifest.sha256)
             found.append((manifest, durable))
-    return found
+    return found, unreadable
 
 
 def folders_at(storage: Storage, job: JobId) -> list[Folder]:
@@ -166,11 +184,14 @@ def folders_at(storage: Storage, job: JobId) -> list[Folder]:
 
 def find(storage: Storage, job: JobId, step: int) -> tuple[Manifest, Durable]:
     """The checkpoint of a step; of several, the one of the latest generation and term."""
-    found = [pair for pair in complete_at(storage, job) if pair[0].point.step == step]
+    complete, unreadable = look_at(storage, job)
+    found = [pair for pair in complete if pair[0].point.step == step]
     if not found:
-        steps = sorted({durable.point.step for _, durable in complete_at(storage, job)})
-        known = ", ".join(map(str, steps)) or "none"
+        known = ", ".join(map(str, sorted({m.point.step for m, _ in complete}))) or "none"
         what = f"{storage.uri} has no checkpoint of step {step} of {job}"
+        whys = [each.why for each in unreadable if each.point.step == step]
+        if whys:
+            what = f"the checkpoint of step {step} cannot be read: {whys[-1]}"
         raise Missing(f"{what}; there are: {known}")
     return max(found, key=lambda pair: (pair[0].point.generation, pair[0].term))
 

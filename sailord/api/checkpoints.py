@@ -15,7 +15,7 @@ from sailord.api import shapes
 from sailord.api.app import API, Api, answer, refusal
 from sailord.api.handlers import ID, give, job_of, read_object
 from sailord.breakdown import Move
-from sailord.checkpoints import complete_at, folders_at, reach
+from sailord.checkpoints import Unreadable, folders_at, look_at, reach
 from sailord.garbage import Folder
 from sailord.manifest import Manifest, folder_of
 from sailord.storage import Missing, StorageError
@@ -41,6 +41,16 @@ class CheckpointView:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableView:
+    """A checkpoint of which not even the manifest can be read, and why."""
+
+    step: int
+    generation: int
+    manifest: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointsView:
     """A job's checkpoints, oldest first."""
 
@@ -51,6 +61,8 @@ class CheckpointsView:
     """Of uploads that are under way, or came to nothing."""
     trouble: str
     """Why the durable store took nothing of late."""
+    unreadable: tuple[UnreadableView, ...]
+    """What stands among them and cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +97,28 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     active = api.shell.shown.active
     trouble = active.storage_trouble if active is not None and active.job.id == job.id else ""
     if job.saving.uri is None:
-        return answer(CheckpointsView(job.id, None, (), 0, trouble))
+        return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
     found = await _reached(asyncio.to_thread(_look, job.saving.uri, JobId(job.id)))
     if isinstance(found, web.Response):
         return found
-    folders, complete = found
+    folders, complete, broken = found
     durable = api.shell.shown.durables.get(JobId(job.id))
     complete.sort(key=lambda pair: (pair[0].point, pair[0].term))
     shown = tuple(_view(m, d, folders.get(m.point), is_durable=d == durable) for m, d in complete)
     unfinished = sum(f.bytes for f in folders.values() if not f.manifests)
-    return answer(CheckpointsView(job.id, job.saving.uri, shown, unfinished, trouble))
+    unreadable = tuple(
+        UnreadableView(each.point.step, each.point.generation, each.manifest, each.why)
+        for each in broken
+    )
+    return answer(CheckpointsView(job.id, job.saving.uri, shown, unfinished, trouble, unreadable))
 
 
-def _look(uri: str, job: JobId) -> tuple[dict[Point, Folder], list[tuple[Manifest, Durable]]]:
+def _look(
+    uri: str, job: JobId
+) -> tuple[dict[Point, Folder], list[tuple[Manifest, Durable]], list[Unreadable]]:
     storage = reach(uri)
     folders = {folder.point: folder for folder in folders_at(storage, job)}
-    return folders, complete_at(storage, job)
+    return folders, *look_at(storage, job)
 
 
 def _view(

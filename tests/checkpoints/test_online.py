@@ -42,6 +42,18 @@ def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
     assert "pinned" in call(place, "checkpoint", "ls", JOB).output
     assert call(place, "checkpoint", "unpin", JOB, "10").exit_code == 0
     assert not (kept / "j" / "1-10" / "pin").exists()
+    broken = kept / "j" / "1-15"
+    broken.mkdir()
+    (broken / "pin").write_bytes(b"")  # Nobody tidies it up meanwhile.
+    (broken / "manifest-3.json").write_bytes(b"{")
+    shown = call(place, "checkpoint", "ls", JOB).output
+    assert "unreadable: " in shown, shown
+    assert "is cut short or damaged" in shown
+    told = json.loads(call(place, "checkpoint", "ls", JOB, "--json").output)
+    assert [each["step"] for each in told["unreadable"]] == [15]
+    assert [each["step"] for each in told["checkpoints"]] == [10, 20]
+    why = call(place, "checkpoint", "pin", JOB, "15")
+    assert "the checkpoint of step 15 cannot be read" in why.output
     missing = call(place, "checkpoint", "pin", JOB, "11")
     assert missing.exit_code == 1
     assert "there are: 10, 20" in missing.output
