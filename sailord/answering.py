@@ -12,12 +12,14 @@ from typing import Any
 
 from agents.protocol import Busy, NodeId, NodeRecord
 from planner.answer import Question, read_ahead
+from planner.moving import cost_of_move
 from planner.nodes import Node, cluster_with, is_placed, nodes_used
 from planner.offer import offer_of
 from planner.precompute import Precomputed
 from planner.replan import Replan, Replanner
 from planner.running import Running
 from planner.sailor import plan_job
+from planner.transfers import transfers_of
 from planner.worth import DEFAULT_RULES, judge_move
 from sailord.model import Proposal
 from sailord.observed import Past
@@ -101,7 +103,8 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | 
     assert found.estimate is not None
     placed = replanner.place(found.plan, nodes)
     assert placed is not None, "a plan for these nodes has room on them"
-    return _found(job, placed, found.estimate, why=found.explain)
+    again = _again(replanner, placed, found.estimate, nodes)
+    return _found(job, placed, found.estimate, again=again, why=found.explain)
 
 
 def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Request) -> Found | str:
@@ -116,7 +119,7 @@ def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Reques
         found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    return _judged(job, running, found, nodes, request.past)
+    return _judged(replanner, job, running, found, nodes, request.past)
 
 
 def _without_slow(
@@ -129,7 +132,7 @@ def _without_slow(
     limps = replanner.judge.estimate_with(running.plan, times_slower=dict(request.slow))
     # It can go on, but no faster than they do.
     as_it_is, could_stay = replace(running, estimate=limps), replace(found, needed=None)
-    return _judged(job, as_it_is, could_stay, nodes, request.past)
+    return _judged(replanner, job, as_it_is, could_stay, nodes, request.past)
 
 
 def _is_known(before: Plan, request: Request) -> bool:
@@ -151,7 +154,14 @@ _RUNNING: dict[bytes | None, tuple[Replanner, Running]] = {}
 """What was made ready for the plan that was asked about last."""
 
 
-def _judged(job: Job, running: Running, found: Replan, nodes: Sequence[Node], past: Past) -> Found:
+def _judged(
+    replanner: Replanner,
+    job: Job,
+    running: Running,
+    found: Replan,
+    nodes: Sequence[Node],
+    past: Past,
+) -> Found:
     """Say of the next plan whether the job should move to it."""
     plan, estimate, _, move = found.found
     ages = dict(past.age_s)
@@ -173,6 +183,7 @@ def _judged(job: Job, running: Running, found: Replan, nodes: Sequence[Node], pa
         job,
         plan,
         estimate,
+        again=_again(replanner, plan, estimate, nodes),
         why=(verdict.reason,),
         is_worth_it=verdict.moves,
         move_s=move.seconds,
@@ -219,7 +230,8 @@ def next_ahead() -> tuple[frozenset[str], frozenset[str], Found] | None:
                 continue  # The question itself will say why.
             nodes = ahead.without(lost)
             past = scouting.request.past
-            return lost, ahead.used, _judged(scouting.job, ahead.running, found, nodes, past)
+            judged = _judged(ahead.replanner, scouting.job, ahead.running, found, nodes, past)
+            return lost, ahead.used, judged
     return None
 
 
@@ -243,11 +255,32 @@ def _smallest(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
     return result
 
 
+def _again(
+    replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[Node]
+) -> dict[str, Any]:
+    """What it takes to begin the plan anew where it runs, should a process of it fail."""
+    state, routes = replanner.state, replanner.routes
+    cost = cost_of_move(
+        plan,
+        transfers_of(plan, nodes, running=plan, state=state, routes=routes),
+        nodes,
+        state=state,
+        network=replanner.judge.network,
+        old_iteration_s=estimate.iteration_s,
+        new_iteration_s=estimate.iteration_s,
+        is_planned=False,
+        usd_per_hour=estimate.to_json()["cost_usd_per_hour"],
+        times=replanner.times,
+    )
+    return cost.to_json()
+
+
 def _found(
     job: Job,
     plan: Plan,
     estimate: Estimate,
     *,
+    again: dict[str, Any],
     why: Sequence[str],
     is_worth_it: bool = True,
     move_s: float = 0.0,
@@ -275,6 +308,7 @@ def _found(
         "tokens_per_iteration": estimate.samples_per_iteration * job.sequence,
         "why": list(why),
         "move": move,
+        "again": again,
     }
     return Found(proposal, text, about)
 

@@ -73,6 +73,7 @@ class Daemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop."""
+        self.shell.planning.warm()
         works = [
             self.shell.run(),
             self._lead(),
@@ -129,7 +130,6 @@ class Daemon:
         self.shell.observed.history = await recall_lives(self.gateway)
         await self.shell.outbox.load()
         await self.outgoing.begin(term)
-        self.shell.planning.warm()
         self.shell.resign_asked.clear()
         about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
         log.info("leading", term=term, cause="Elected", **about)

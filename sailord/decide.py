@@ -187,7 +187,8 @@ def _while_planning(state: State, active: Active, phase: Planning) -> Outcome | 
         case None:
             # That says nothing about the nodes: the same question is worth another try.
             again = replace(active, not_before=state.now + state.options.failure_pause_s)
-            said = note(active, "the planner did not answer in time")
+            why = f": {phase.trouble}" if phase.trouble else " in time"
+            said = note(active, f"the planner did not answer{why}")
             return enter(replace(state, active=again), phase.before, said)
         case str() as why:
             refused = replace(active, is_refused=True)

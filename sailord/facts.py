@@ -325,6 +325,9 @@ def _answer(state: State, event: PlanFound | PlanRefused) -> State:
     if active.phase.request != event.request:
         return state  # An answer to a question that we no longer ask.
     answer = event.proposal if isinstance(event, PlanFound) else event.why
+    if isinstance(event, PlanRefused) and not event.is_known:
+        missed = replace(active.phase, deadline=event.at, trouble=event.why)
+        return replace(state, active=replace(active, phase=missed))
     return replace(state, active=replace(active, phase=replace(active.phase, answer=answer)))
 
 

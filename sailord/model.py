@@ -106,6 +106,8 @@ class Planning:
     """A plan, or why there is none."""
     slow: Mapping[NodeId, Slow] = field(default_factory=dict)
     """Members that the question leaves out, as they are slow."""
+    trouble: str = ""
+    """Why nobody can answer, where that is known before the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +295,13 @@ class PlanFound:
 
 @dataclass(frozen=True, slots=True)
 class PlanRefused:
-    """There is no plan for the nodes asked about, or none was found in time."""
+    """There is no plan for the nodes asked about, or nobody could find out."""
 
     at: float
     request: int
     why: str
+    is_known: bool = True
+    """False: this says nothing of the nodes, and the same question is worth another try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +373,8 @@ class RequestPlan:
     slow: Mapping[NodeId, float] = field(default_factory=dict)
     """Members that are not among the nodes, as they take so many times as long as they should: is
     there anything better than to go on with them?"""
+    repeats: bool = False
+    """The plan that ran last is answer enough: nothing runs, and all its nodes are there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from sailord.model import (
     WriteGeneration,
 )
 from sailord.opening import next_record
-from sailord.standing import goes_back, is_alive, is_explained, restore_now
+from sailord.standing import ask_again_in, goes_back, is_alive, is_explained, restore_now
 
 
 def ask(state: State, active: Active, change: Change | None) -> Outcome:
@@ -60,12 +60,25 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
     )
     times = {id_: slow.times for id_, slow in change.slow.items()}
     is_safe = active.failures >= state.options.failures_until_safe
+    repeats = not is_safe and before is None and _can_repeat(active, nodes)
+    if repeats:
+        assert active.generation is not None
+        # Of the others nobody is asked now: what they could help with is a question for later.
+        considered = replace(considered, considered=frozenset(active.generation.members))
     asked = replace(considered, phase=phase, is_refused=False)
     return replace(state, active=asked, requests=request), (
         *settled,
         note(active, f"planning for {_count(nodes)}: {change.reason}"),
-        RequestPlan(request, active.job.id, nodes, active.generation, is_safe, times),
+        RequestPlan(request, active.job.id, nodes, active.generation, is_safe, times, repeats),
     )
+
+
+def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
+    """What ran last may run again as it was; what failed twice in a row may be at fault itself."""
+    last = active.generation
+    if last is None or last.state == "closed" or active.is_refused or active.failures > 1:
+        return False
+    return set(last.members) <= set(nodes)
 
 
 def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Outcome:
@@ -107,6 +120,7 @@ def open_next(
     lost = max(active.step - restore.point.step, 0)
     text = f"generation {record.number} on {_count(record.members)} from step"
     text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
+    active = ask_again_in(state, active, proposal.ask_again_s)
     past = replace(active.job.past, departures=departures(state, active))
     job = replace(active.job, past=past)
     return enter(

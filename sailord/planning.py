@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import multiprocessing
 import os
@@ -17,16 +16,17 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
-from agents.protocol import NodeRecord, Saving
+from agents.protocol import GenerationRecord, NodeRecord, Saving
 from sailord.mixing import Mix
 from sailord.model import Proposal
 from sailord.observed import NOTHING_KNOWN, Past
@@ -42,8 +42,8 @@ NICENESS = 19
 """Of the process that works ahead: nobody ever waits for it."""
 GIVES_WAY = 10
 """Of those that answer: however long they think, who decides hears what happens meanwhile."""
-WARM_AFTER_S = 1.0
-"""A start has more urgent things to do first."""
+PRELOADED = ("sailord.service", "sailord.answering", "sailord.wanting")
+"""What the planner's processes have imported when they are born."""
 AHEAD_BYTES_MAX = 48 << 20
 """Answers that are kept, packed."""
 
@@ -78,6 +78,30 @@ class Found:
     @property
     def about_bytes(self) -> bytes:
         return json.dumps(self.about, allow_nan=False).encode()
+
+
+class Unanswered(str):
+    """Why nobody found out whether there is a plan: the question is worth another try."""
+
+
+def the_same_again(record: GenerationRecord, plan: bytes, about: Mapping[str, Any]) -> Found | None:
+    """What ran, on its nodes as before; ``None``: of such an old plan too little was written down.
+
+    Nothing is searched for this, so that it takes no planner.
+    """
+    again = about.get("again")
+    if again is None:
+        return None
+    proposal = Proposal(
+        record.plan,
+        record.members,
+        is_worth_it=True,
+        why="the same plan again: all its nodes are there",
+        iteration_s=about["estimate"]["iteration_s"],
+        move_s=again["seconds"],
+        usd_per_hour=record.usd_per_hour,
+    )
+    return Found(proposal, plan, {**about, "why": [proposal.why], "move": again})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +156,7 @@ class Desk:
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Have it done there; raises ``BrokenProcessPool`` if the process died."""
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")
+            context = multiprocessing.get_context("forkserver")
             self._pool = ProcessPoolExecutor(
                 1, context, initializer=_begin_process, initargs=(self.niceness,)
             )
@@ -176,7 +200,6 @@ class PlanningService:
     """For questions about machines that are not there: it starts with the first of them."""
     _ahead: Ahead | None = None
     _scouting: asyncio.Task[None] | None = None
-    _warming: asyncio.Task[None] | None = None
     _asking: int = 0
     _is_closed: bool = False
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -197,16 +220,16 @@ class PlanningService:
             async with asyncio.timeout(timeout_s):
                 desk = await self._free_desk()
                 if self._newest is not request:
-                    return "a newer question came before this one had its turn"
+                    return Unanswered("a newer question came before this one had its turn")
                 return await desk.run(_answer, request)
         except TimeoutError:
             if desk is not None:
                 desk.clear()
-            return f"the planner found nothing within {timeout_s:g} s"
+            return Unanswered(f"it found nothing within {timeout_s:g} s")
         except BrokenProcessPool:
             assert desk is not None
             desk.clear()
-            return "a process of the planner died"
+            return Unanswered("its process died")
         finally:
             self._is_free.set()
             self._asking -= 1
@@ -235,14 +258,12 @@ class PlanningService:
             return Wanted(None, "a process of the planner died")
 
     def warm(self) -> None:
-        """Start the planner's process soon, so that the first question need not wait for it."""
-        if self._warming is None:
-            self._warming = asyncio.create_task(self._warm())
+        """Have a process that has imported the planner: all others are forked from it, at once.
 
-    async def _warm(self) -> None:
-        await asyncio.sleep(WARM_AFTER_S)
-        with contextlib.suppress(BrokenProcessPool):
-            await self._desks[0].run(_import_planner)
+        Whoever does not lead yet has it too, so that a new leader need not wait for it.
+        """
+        multiprocessing.set_forkserver_preload(list(PRELOADED))
+        forkserver.ensure_running()
 
     # ---- ahead of the questions ---------------------------------------------------------------
 
@@ -284,9 +305,8 @@ class PlanningService:
     def close(self) -> None:
         """End the planner's processes, whatever they are at."""
         self._is_closed = True
-        for task in (self._scouting, self._warming):
-            if task is not None:
-                task.cancel()
+        if self._scouting is not None:
+            self._scouting.cancel()
         for desk in (*self._desks, self._scout, self._shopper):
             desk.clear()
 
@@ -323,6 +343,9 @@ class Ahead:
             if packed and nodes <= there:
                 found = pickle.loads(zlib.decompress(packed))
                 assert isinstance(found, Found)
+                if there - {node.id for node in ours.nodes}:
+                    soon = replace(found.proposal, ask_again_s=request.past.settle_s)
+                    return replace(found, proposal=soon)
                 return found
         return None
 
@@ -352,10 +375,6 @@ def _want(request: WantRequest) -> Wanted:
     from sailord.wanting import want  # noqa: PLC0415 - here begins what only a planner needs
 
     return want(request)
-
-
-def _import_planner() -> None:
-    importlib.import_module("sailord.answering")
 
 
 def _begin_ahead(request: Request) -> None:

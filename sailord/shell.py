@@ -76,7 +76,7 @@ from sailord.nodes import Node
 from sailord.observed import Observed
 from sailord.outbox import Outbox, generation_opened, job_left
 from sailord.pace import Pace
-from sailord.planning import Found, PlanningService, Request
+from sailord.planning import Found, PlanningService, Request, Unanswered, the_same_again
 from sailord.releasing import Releasing
 from sailord.standing import answer_to
 from sailord.storage import StorageError
@@ -335,18 +335,23 @@ class Shell:
         try:
             found = await self._ask_planner(command)
         except StoreError as error:
-            found = f"the store does not say what the job is: {error}"
+            found = Unanswered(f"the store does not say what the job is: {error}")
         why_not = found if isinstance(found, str) else ""
         took = {"request": command.request, "seconds": round(time.monotonic() - begun, 2)}
         log.info("the planner answered", why_not=why_not, **took)
         now = self.clock.now()
         if isinstance(found, str):
-            self.feed_event(PlanRefused(now, command.request, found))
+            is_known = not isinstance(found, Unanswered)
+            self.feed_event(PlanRefused(now, command.request, found, is_known))
             return
         self.plans[found.proposal.plan] = found
         self.feed_event(PlanFound(now, command.request, found.proposal))
 
     async def _ask_planner(self, command: RequestPlan) -> Found | str:
+        if command.repeats and command.running is not None:
+            again = await self._repeated(command.running)
+            if again is not None:
+                return again
         request = await self._request(
             command.job, command.nodes, command.running, is_safe=command.is_safe
         )
@@ -355,6 +360,15 @@ class Shell:
         if request is None:
             return "the job's file is gone from the store"
         return await self.planning.ask(request, timeout_s=self.config.options.plan_s)
+
+    async def _repeated(self, record: GenerationRecord) -> Found | None:
+        """The plan that ran last; ``None``: it is not known well enough."""
+        known = self.plans.get(record.plan)
+        if known is not None:
+            return the_same_again(record, known.plan, known.about)
+        plan = await self.gateway.read_plan(record.job, record.plan)
+        about = await self.gateway.read_about(record.job, record.plan)
+        return None if plan is None else the_same_again(record, plan, about)
 
     async def _request(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import replace
@@ -10,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import NodeId, NodeRecord
+from agents.protocol import GenerationRecord, JobId, NodeId, NodeRecord, Point, Restore
 from planner.lives import History
 from sailord.answering import answer
 from sailord.observed import Past, pool_of
-from sailord.planning import Found, PlanningService, Request, job_shape, read_job
+from sailord.planning import (
+    Found,
+    PlanningService,
+    Request,
+    Unanswered,
+    job_shape,
+    read_job,
+    the_same_again,
+)
 from simulator.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +56,24 @@ def test_what_runs_is_replanned_without_the_node_that_is_gone():
     assert set(second.proposal.members) <= {record.id for record in left}
     assert second.proposal.is_worth_it
     assert second.proposal.move_s > 0
+
+
+def test_the_same_again_takes_no_planner_and_a_moment_is_predicted_for_it():
+    first = answer(QUESTION)
+    assert isinstance(first, Found)
+    members, point = first.proposal.members, Restore(Point(7, 1), "memory")
+    record = GenerationRecord(
+        JobId("j"), 1, "open", first.proposal.plan, members, point, 1, "a test", usd_per_hour=3.0
+    )
+    again = the_same_again(record, first.plan, json.loads(first.about_bytes))
+    assert again is not None
+    assert (again.proposal.plan, again.proposal.members) == (first.proposal.plan, members)
+    assert again.proposal.iteration_s == first.proposal.iteration_s
+    assert again.proposal.usd_per_hour == 3.0
+    phases = again.about["move"]["phases"]
+    assert again.proposal.move_s > sum(phases.values()) > 0
+    assert phases["fetch_s"] == 0.0
+    assert the_same_again(record, first.plan, {"estimate": {}}) is None
 
 
 def test_nothing_changes_where_nothing_changed():
@@ -83,7 +110,9 @@ async def test_a_planner_that_is_killed_is_an_answer_and_the_next_question_gets_
             await asyncio.sleep(0.01)
         for process in working:
             os.kill(process.pid, signal.SIGKILL)
-        assert await asked == "a process of the planner died"
+        died = await asked
+        assert isinstance(died, Unanswered)
+        assert died == "its process died"
         assert isinstance(await service.ask(QUESTION, timeout_s=60), Found)
         assert "within" in str(await service.ask(QUESTION, timeout_s=0.0))
     finally:

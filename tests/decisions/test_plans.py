@@ -20,6 +20,7 @@ from sailord.model import (
     State,
     Stopping,
     Ticked,
+    Waiting,
     WriteGeneration,
     WriteJob,
 )
@@ -58,11 +59,32 @@ WAITS: list[Row] = [
         (),
     ),
     (
-        "then a plan is asked for",
+        "then a plan is asked for; the old one is enough, as all its nodes are there",
         state(WAITING),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, repeats=True),),
+    ),
+    (
+        "after one failure too",
+        state(WAITING, failures=1),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, repeats=True),),
+    ),
+    (
+        "what failed twice in a row is not tried just so again",
+        state(WAITING, failures=2),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
         (RequestPlan(1, JOB, (A, B), G, False),),
+    ),
+    (
+        "after a pause the machines may be others: it is planned anew",
+        state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, replace(ASKED, since=NOW)),
+        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), False),),
     ),
     (
         "a pause after a failure is kept",
@@ -163,7 +185,7 @@ PLANS: list[Row] = [
         state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False),),
+        (RequestPlan(1, JOB, (A, B), G, False, repeats=True),),
     ),
     (
         "a better plan that does not pay is left",
@@ -235,6 +257,33 @@ def test_one_decision(
     after, commands = act(before, event)
     assert phase(after) == then
     assert commands == orders
+
+
+def test_who_came_while_the_old_plan_is_repeated_is_asked_about_later():
+    before = state(WAITING, node(A), node(B), node(C))
+    after, (asked,) = act(before, Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.repeats) == ((A, B, C), True)
+    assert after.active is not None
+    assert after.active.considered == frozenset((A, B))
+
+
+def test_who_could_not_answer_is_asked_again_after_a_pause():
+    refused = PlanRefused(NOW, 4, "its process died", is_known=False)
+    after, _ = act(state(FROM_NOTHING), refused)
+    assert isinstance(phase(after), Waiting)
+    pause_s = after.options.failure_pause_s
+    waits, commands = act(after, Ticked(NOW + pause_s / 2))
+    assert commands == ()
+    _, (asked,) = act(waits, Ticked(NOW + pause_s))
+    assert isinstance(asked, RequestPlan)
+
+
+def test_an_answer_that_left_newcomers_out_is_looked_at_again_soon():
+    soon = proposal(ask_again_s=30.0)
+    after, _ = act(state(FROM_NOTHING), PlanFound(NOW, 4, soon))
+    assert after.active is not None
+    assert after.active.considered_at + after.options.reconsider_s == NOW + 30.0
 
 
 @pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])
