@@ -172,18 +172,21 @@ def _record_reader(kind: Any) -> Callable[[object], object]:
 
 def _read_float(raw: object) -> object:
     if not isinstance(raw, int | float) or isinstance(raw, bool):
-        raise _Wrong(f"{_shown(raw)} is no float")
+        raise _Wrong(f"{_shown(raw)} is not a number")
     if not math.isfinite(raw):
         raise _Wrong(f"{raw} is not finite")
     return float(raw)
 
 
+_WORDS = {int: "a whole number", str: "a text", bool: "true or false"}
+
+
 def _value_reader(kind: Any) -> Callable[[object], object]:
-    assert kind in {int, str, bool}, f"{kind} does not travel"
+    assert kind in _WORDS, f"{kind} does not travel"
 
     def read_value(raw: object) -> object:
         if type(raw) is not kind:
-            raise _Wrong(f"{_shown(raw)} is no {kind.__name__}")
+            raise _Wrong(f"{_shown(raw)} is not {_WORDS[kind]}")
         return raw
 
     return read_value

@@ -7,8 +7,8 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,6 +24,23 @@ FOLLOW_S = 60.0
 
 class ServerProblem(Exception):  # noqa: N818 - what the server said, for a person to read
     """sailord could not be reached, or did not do what was asked."""
+
+    def __init__(self, said: str | Sequence[Problem]) -> None:
+        text = said if isinstance(said, str) else "\n".join(map(str, said))
+        super().__init__(text)
+        self.problems = () if isinstance(said, str) else tuple(said)
+
+    def about(self, sent: str, file: str) -> ServerProblem:
+        """The same, in which what was sent as ``sent`` is called by its file's name."""
+        if not self.problems:
+            return self
+        return ServerProblem([replace(each, place=_called(each.place, sent, file))
+                              for each in self.problems])  # fmt: skip
+
+
+def _called(place: str, sent: str, file: str) -> str:
+    is_meant = place == sent or place.startswith(f"{sent}:")
+    return file + place.removeprefix(sent) if is_meant else place
 
 
 class _Local(http.client.HTTPConnection):
@@ -139,7 +156,7 @@ def _refused(status: int, value: Any) -> ServerProblem:
     if not isinstance(value, dict) or "problems" not in value:
         return ServerProblem(f"it answered {status}")
     problems = [Problem(p["place"], p["what"], p["cure"]) for p in value["problems"]]
-    return ServerProblem("\n".join(map(str, problems)))
+    return ServerProblem(problems)
 
 
 def _why(error: BaseException) -> str:

@@ -112,7 +112,14 @@ def submit(
         raise InputError(Problem(str(job), "is not UTF-8")) from None
     given = {"id": id_, "resume": resume}
     body = {"job": spec, "priority": priority, **{k: v for k, v in given.items() if v is not None}}
-    show(client.ask("POST", "/v1/jobs", body), as_json, lambda v: f"{v['id']} is queued")
+    try:
+        queued = client.ask("POST", "/v1/jobs", body)
+    except ServerProblem as problem:
+        raise problem.about("job", str(job)) from None
+    show(queued, as_json, lambda v: f"{v['id']} is queued")
+    # A sailord that is older than this command has no doubts.
+    for warning in queued.get("warnings", ()):
+        click.echo(f"warning: {warning}", err=True)
 
 
 @click.command()

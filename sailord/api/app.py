@@ -113,15 +113,19 @@ class NotThere(Exception):  # noqa: N818 - an answer like any other: what was na
         self.problem = problem
 
 
-def refusal(
-    status: int, *problems: Problem | str, headers: dict[str, str] | None = None
-) -> web.Response:
+def refusal(status: int, *problems: Problem, headers: dict[str, str] | None = None) -> web.Response:
     """An answer that says what is wrong, in the one form that all mistakes have."""
-    listed = [
-        ProblemView(p.place, p.what, p.cure) if isinstance(p, Problem) else ProblemView("", p, "")
-        for p in problems
-    ]
-    return answer(Problems(tuple(listed)), status=status, headers=headers)
+    listed = tuple(ProblemView(each.place, each.what, each.cure) for each in problems)
+    return answer(Problems(listed), status=status, headers=headers)
+
+
+AGAIN = {"Retry-After": "1"}
+
+
+def too_many(what: str) -> web.Response:
+    """An answer to who must wait."""
+    return refusal(429, Problem(what, "are too many at once", "try again in a second"),
+                   headers=AGAIN)  # fmt: skip
 
 
 def answer(
@@ -137,14 +141,15 @@ async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamRes
     """No answer ever shows how we are made."""
     api = request.app[API]
     if api.at_once >= AT_ONCE_MAX and not request.path.endswith("z"):
-        return refusal(429, "too many requests at once", headers={"Retry-After": "1"})
+        return too_many("requests")
     api.at_once += 1
     try:
         return await handler(request)
     except InputError as error:
         return refusal(422, *error.problems)
     except web.HTTPRequestEntityTooLarge:
-        return refusal(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
+        cure = "a job's file names its data and does not hold it"
+        return refusal(413, Problem("body", f"is larger than {BODY_BYTES_MAX} bytes", cure))
     except NotThere as error:
         return refusal(404, error.problem)
     except web.HTTPNotFound:
@@ -157,15 +162,16 @@ async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamRes
         )
         return refusal(405, problem, headers={"Allow": allowed})
     except web.HTTPException as error:
-        return refusal(error.status, error.text or error.reason)
+        return refusal(error.status, Problem(request.path[:PATH_MAX], error.reason, SEE))
     except StoreError as error:
-        why = f"the store is away: {error}"
-        return refusal(503, why, headers={"Retry-After": "5"})
+        cure = "try again in some seconds; jobs go on meanwhile"
+        problem = Problem("the store", f"is away: {error}", cure)
+        return refusal(503, problem, headers={"Retry-After": "5"})
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:
         log.exception("a request failed", method=request.method, path=request.path)
-        return refusal(500, "this is a fault of sailord; its log says more")
+        return refusal(500, Problem("sailord", "has a fault", "see its log, and report it"))
     finally:
         api.at_once -= 1
 

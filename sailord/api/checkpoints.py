@@ -12,8 +12,8 @@ from aiohttp import web
 
 from agents.protocol import Durable, Intent, JobId, Point
 from sailord.api import shapes
-from sailord.api.app import API, Api, answer, refusal
-from sailord.api.handlers import ID, give, job_of, read_object
+from sailord.api.app import AGAIN, API, Api, answer, refusal
+from sailord.api.handlers import ID, NAMES, give, job_of, read_object
 from sailord.breakdown import Move
 from sailord.checkpoints import Unreadable, folders_at, look_at, reach
 from sailord.garbage import Folder
@@ -146,7 +146,8 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
         return found
     manifest, _ = found
     if api.shell.state.term is None:
-        return refusal(409, "another sailord leads; ask that one", headers={"Retry-After": "1"})
+        problem = Problem("sailord", "another one leads", "ask that one; sailorctl status names it")
+        return refusal(409, problem, headers=AGAIN)
     assert job.saving.uri is not None, "what was found has a place"
     id_, point = JobId(job.id), manifest.point
     work = api.shell.checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)
@@ -162,10 +163,11 @@ async def roll_back(request: web.Request) -> web.Response:
     body = await read_object(request, {"id": str, "reason": str}, ())
     id_ = body.get("id") or uuid.uuid4().hex
     if not ID.match(id_):
-        raise InputError(Problem("id", "is no name", "use letters, digits, dots and hyphens"))
+        raise InputError(Problem("id", "is no name", NAMES))
     active = api.shell.shown.active
     if active is None or active.job.id != job.id:
-        return refusal(409, Problem("job", "does not have the cluster", "resume it first"))
+        cure = "resume it first, or wait for its turn"
+        return refusal(409, Problem(job.id, f"it is {job.state}: it has no cluster", cure))
     found = await _found(api, job, request.match_info["step"])
     if isinstance(found, web.Response):
         return found
@@ -185,7 +187,8 @@ async def _found(
     """The checkpoint of a step, if it can be read; else what is said instead."""
     uri = job.saving.uri
     if uri is None:
-        return refusal(409, Problem("job", "names no place for checkpoints"))
+        cure = "submit jobs with a uri under [checkpoint]"
+        return refusal(409, Problem("job", "names no place for checkpoints", cure))
     if not step.isascii() or not step.isdecimal() or len(step) > 18:
         raise InputError(Problem("step", "is no step", "give its number"))
     id_ = JobId(job.id)
@@ -195,9 +198,9 @@ async def _found(
             lambda: faults_of(reach(uri), found[0], job=id_, is_thorough=False)
         )
     except Missing as error:
-        return refusal(404, str(error))
+        return refusal(404, Problem("step", str(error), "sailorctl checkpoint ls lists all"))
     except StorageError as error:
-        return refusal(502, str(error))
+        return _away(error)
     if faults:
         folder = folder_of(id_, found[0].point)
         return refusal(409, *(Problem(folder, fault, "take an older one") for fault in faults[:9]))
@@ -208,4 +211,9 @@ async def _reached(work: Awaitable[T]) -> T | web.Response:
     try:
         return await work
     except StorageError as error:
-        return refusal(502, str(error))
+        return _away(error)
+
+
+def _away(error: StorageError) -> web.Response:
+    cure = "see that it can be reached from here, then try again"
+    return refusal(502, Problem("the durable store", str(error), cure))

@@ -22,19 +22,25 @@ from sailord.api import shapes, views
 from sailord.api.app import API, Api, NotThere, answer, refusal
 from sailord.api.capacity import glance_of
 from sailord.api.metrics import metrics_text
+from sailord.doubts import doubts
 from sailord.model import State
 from sailord.nodes import Node
 from sailord.objections import objection
 from sailord.planning import job_shape, read_job, saving_of
 from sailord.resuming import begins_from
 from simulator.errors import InputError, Problem, nearest
+from simulator.reading import shown
 
 ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
+NAMES = "use letters, digits, dots and hyphens"
 PING_S = 15.0
 GLANCE_S = 1.0
 """What a status may wait for the store."""
 KNOWN_S = 2.0
 """How long news is waited for; it is in the store and comes to be known in any case."""
+KINDS: dict[type, str] = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false"
+}  # fmt: skip
 PRIORITY_MAX = 1_000_000
 LEAVES_MAX = 4e9
 
@@ -49,9 +55,9 @@ async def readyz(request: web.Request) -> web.Response:
     """Somebody leads, and the store answers."""
     api = request.app[API]
     if api.store_away_since is not None:
-        return refusal(503, "the store is away")
+        return refusal(503, Problem("the store", "is away", "see whether it runs"))
     if api.leader is None:
-        return refusal(503, "nobody leads yet")
+        return refusal(503, Problem("sailord", "nobody leads yet", "wait for a lease's time"))
     return answer(shapes.Ready(ready=True, leads=api.shell.state.term is not None))
 
 
@@ -119,10 +125,10 @@ async def submit_job(request: web.Request) -> web.Response:
     job = await asyncio.to_thread(read_job, body["job"])
     id_ = JobId(body.get("id") or f"{job.name}-{uuid.uuid4().hex[:6]}")
     if not ID.match(id_):
-        raise InputError(Problem("id", "is no name", "use letters, digits, dots and hyphens"))
+        raise InputError(Problem("id", "is no name", NAMES))
     priority = body.get("priority", 0)
     if abs(priority) > PRIORITY_MAX:
-        raise InputError(Problem("priority", f"is beyond {PRIORITY_MAX}"))
+        raise InputError(Problem("priority", f"is beyond {PRIORITY_MAX:,}", "give a smaller one"))
     layers, atoms = job_shape(job)
     now, saving = api.clock.now(), saving_of(job)
     durable = await asyncio.to_thread(begins_from, job, id_, saving.uri, body.get("resume"))
@@ -136,7 +142,9 @@ async def submit_job(request: web.Request) -> web.Response:
     if api.shell.state.term is not None:
         # Who submits may ask for it at once.
         await _until(lambda: views.job_view(api.shell.shown, id_) is not None)
-    return answer(plain(record), status=201, headers={"Location": f"/v1/jobs/{id_}"})
+    warnings = await asyncio.to_thread(doubts, job)
+    told = shapes.Submitted(**views.fields_of(record), warnings=warnings)
+    return answer(told, status=201, headers={"Location": f"/v1/jobs/{id_}"})
 
 
 async def _until(is_known: Callable[[], bool]) -> None:
@@ -244,7 +252,7 @@ def read_intent(order: str, target: str, body: dict[str, Any]) -> Intent:
     """An order from its parts; ``InputError`` where they cannot be one."""
     id_ = body.get("id") or uuid.uuid4().hex
     if not ID.match(id_):
-        raise InputError(Problem("id", "is no name", "use letters, digits, dots and hyphens"))
+        raise InputError(Problem("id", "is no name", NAMES))
     leaves_at = body.get("leaves_at")
     if leaves_at is not None and not 0 < leaves_at < LEAVES_MAX:
         raise InputError(Problem("leaves_at", "is no moment", "give seconds since 1970"))
@@ -303,7 +311,9 @@ async def logs(request: web.Request) -> web.Response:
             try:
                 text = await api.shell.calls.call(node.record.address, "GET", path)
             except CallFailed as error:
-                return refusal(502, f"the agent of {node.record.name} did not answer: {error}")
+                cure = "see that sailor-agent runs there and can be reached from here"
+                what = f"its agent did not answer: {error}"
+                return refusal(502, Problem(node.record.name, what, cure))
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
     raise NotThere(Problem(name, "it gave no address", "see sailorctl nodes"))
 
@@ -317,11 +327,12 @@ async def report(request: web.Request) -> web.Response:
             request.method, request.raw_path, body, header, at=time.time()
         )
     except SignatureError as error:
-        return refusal(401, str(error))
+        cure = "sign with the cluster's key, by a clock that is right"
+        return refusal(401, Problem(REQUEST_HEADER, str(error), cure))
     try:
         said = decode(Report, body)
     except WireError as error:
-        return refusal(422, str(error))
+        return refusal(422, Problem("body", str(error), "send a report of this version"))
     term = api.shell.state.term
     if term is not None:
         api.shell.hear(said)
@@ -338,8 +349,9 @@ async def read_object(
     raw = await request.read()
     try:
         value = json.loads(raw) if raw.strip() else {}
-    except (ValueError, RecursionError):
-        raise InputError(Problem("body", "is not valid JSON")) from None
+    except (ValueError, RecursionError) as error:
+        why = error if isinstance(error, json.JSONDecodeError) else "no text, or nested too deeply"
+        raise InputError(Problem("body", f"is not valid JSON: {why}", "send { ... }")) from None
     if not isinstance(value, dict):
         raise InputError(Problem("body", "is no object", "send { ... }"))
     problems = [
@@ -350,13 +362,15 @@ async def read_object(
     for key, kind in kinds.items():
         if key not in value:
             if key in required:
-                problems.append(Problem(f"body: {key}", "is missing"))
+                problems.append(Problem(f"body: {key}", "is missing", f"give {KINDS[kind]}"))
             continue
         is_number = kind is float and type(value[key]) in (int, float)
         if type(value[key]) is not kind and not is_number:
-            problems.append(Problem(f"body: {key}", f"is no {kind.__name__}"))
+            what = f"is {shown(value[key])}"
+            problems.append(Problem(f"body: {key}", what, f"give {KINDS[kind]}"))
         elif kind is str and not _is_clean(value[key]):
-            problems.append(Problem(f"body: {key}", "holds what is no text"))
+            what = "holds a NUL, or half of a character"
+            problems.append(Problem(f"body: {key}", what, "leave it out"))
     if problems:
         raise InputError(problems[:50])
     return value

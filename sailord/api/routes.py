@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from agents.protocol import Answer, JobRecord
+from agents.protocol import Answer
 from sailord.api import capacity, checkpoints, handlers, shapes, webhooks
 from sailord.api.app import Handler, answer
 from sailord.api.openapi import EVENTS, document
@@ -46,7 +46,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/openapi.json", "openapi", _openapi, (dict,)),
     Route("GET", "/v1/status", "status", handlers.status, (shapes.Status,)),
     Route("GET", "/v1/jobs", "jobs", handlers.list_jobs, (shapes.Jobs,)),
-    Route("POST", "/v1/jobs", "submit", handlers.submit_job, (JobRecord,), "Submission", 201,
+    Route("POST", "/v1/jobs", "submit", handlers.submit_job, (shapes.Submitted,), "Submission", 201,
           (409, 503)),
     Route("GET", "/v1/jobs/{job}", "job", handlers.show_job, (shapes.JobView,)),
     Route("GET", "/v1/jobs/{job}/plan", "plan", handlers.show_plan, (shapes.PlanView,),

@@ -107,6 +107,14 @@ class JobView(JobRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Submitted(JobRecord):
+    """A job's record as it was stored, and what may be wrong with the job."""
+
+    warnings: tuple[str, ...] = ()
+    """Files that cannot be seen from here, and that each node must have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Jobs:
     """All jobs: the active one first, then the queue and those that ended."""
 

@@ -111,7 +111,7 @@ def job_view(state: State, id_: JobId) -> JobView | None:
     active, durable = state.active, state.durables.get(id_)
     if active is not None and active.job.id == id_:
         return JobView(
-            **_fields(active.job),
+            **fields_of(active.job),
             generation=active.generation,
             phase=phase_view(active),
             step=active.step,
@@ -122,10 +122,11 @@ def job_view(state: State, id_: JobId) -> JobView | None:
         return None
     generation = state.generations.get(id_)
     step = None if generation is None else generation.restore.point.step
-    return JobView(**_fields(job), generation=generation, step=step, durable=durable)
+    return JobView(**fields_of(job), generation=generation, step=step, durable=durable)
 
 
-def _fields(job: JobRecord) -> dict[str, Any]:
+def fields_of(job: JobRecord) -> dict[str, Any]:
+    """A record's own, for a shape that adds to them."""
     return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from agents.protocol import Intent, IntentKind
-from sailord.api.app import API, Api, answer, refusal
-from sailord.api.handlers import ID, LEAVES_MAX, read_object
+from sailord.api.app import API, Api, answer, refusal, too_many
+from sailord.api.handlers import ID, LEAVES_MAX, NAMES, read_object
 from sailord.api.shapes import Accepted
 from sailord.api.tokens import TokenError, check_token, read_keys
 from sailord.feed import Happening
@@ -31,6 +31,7 @@ AGE_S_MAX = 300.0
 _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})\Z", re.ASCII)
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}\Z")
 ALERTS_MAX = 500
+SEE = "docs/api.md tells the forms of webhooks"
 PREEMPTED = "compute.instances.preempted"
 
 
@@ -49,11 +50,11 @@ async def preemption(request: web.Request) -> web.Response:
     """Machines will go away, or will not after all."""
     api = request.app[API]
     if not api.allows(request.remote or ""):
-        return refusal(429, "too many messages", headers={"Retry-After": "1"})
+        return too_many("messages")
     try:
         form, body = await _read(request, api)
     except Refused as error:
-        return refusal(401, str(error))
+        return refusal(401, Problem("the sender", str(error), SEE))
     if form == "pubsub":
         intents = _from_pubsub(body)
     elif form == "alertmanager":
@@ -69,17 +70,17 @@ async def capacity(request: web.Request) -> web.Response:
     """More machines can be had somewhere; told to whoever follows."""
     api = request.app[API]
     if not api.allows(request.remote or ""):
-        return refusal(429, "too many messages", headers={"Retry-After": "1"})
+        return too_many("messages")
     try:
         form, _ = await _read(request, api)
     except Refused as error:
-        return refusal(401, str(error))
+        return refusal(401, Problem("the sender", str(error), SEE))
     if form != "plain":
         raise InputError(Problem("body", "is no notice of capacity", "send id, zone, gpu, gpus"))
     kinds: dict[str, type] = {"id": str, "zone": str, "gpu": str, "gpus": int}
     body = await read_object(request, kinds, tuple(kinds))
     if not ID.match(body["id"]) or not 0 <= body["gpus"] <= 10**6:
-        raise InputError(Problem("body", "id is no name, or gpus no count"))
+        raise InputError(Problem("body", "id is no name, or gpus no count", SEE))
     text = f"{body['gpus']} {body['gpu'][:60]} can be had in {body['zone'][:60]} ({body['id']})"
     is_new = all(happening.text != text for happening in api.shell.feed.kept)
     if is_new:
@@ -131,7 +132,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise InputError(Problem("body", "is no JSON object"))
+        raise InputError(Problem("body", "is no JSON object", SEE))
     return value
 
 
@@ -141,7 +142,7 @@ async def _from_plain(request: web.Request) -> Intent:
     }  # fmt: skip
     body = await read_object(request, kinds, ("id", "node"))
     if not ID.match(body["id"]):
-        raise InputError(Problem("body: id", "is no name"))
+        raise InputError(Problem("body: id", "is no name", NAMES))
     kind: IntentKind = "withdraw" if body.get("withdrawn") else "preempt"
     leaves_at = body.get("leaves_at")
     if leaves_at is not None and not 0 < leaves_at < LEAVES_MAX:
@@ -156,7 +157,7 @@ def _from_pubsub(body: dict[str, Any]) -> list[Intent]:
         method = entry["protoPayload"]["methodName"]
         name, id_ = entry["protoPayload"]["resourceName"], message["messageId"]
     except (KeyError, TypeError, ValueError, binascii.Error, RecursionError):
-        raise InputError(Problem("body", "is no push of a log entry")) from None
+        raise InputError(Problem("body", "is no push of a log entry", SEE)) from None
     if method != PREEMPTED:
         return []  # Acknowledged, or it would come again and again.
     return [_intent(f"pubsub:{id_}", "preempt", str(name).rpartition("/")[2], None, method)]
@@ -165,7 +166,7 @@ def _from_pubsub(body: dict[str, Any]) -> list[Intent]:
 def _from_alerts(body: dict[str, Any]) -> list[Intent]:
     alerts = body.get("alerts")
     if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
-        raise InputError(Problem("body: alerts", f"is no list of up to {ALERTS_MAX}"))
+        raise InputError(Problem("body: alerts", f"is no list of up to {ALERTS_MAX}", SEE))
     intents = {}
     for alert in alerts:
         try:
@@ -174,9 +175,11 @@ def _from_alerts(body: dict[str, Any]) -> list[Intent]:
             id_ = f"alert:{alert['fingerprint']}:{alert['startsAt']}:{status}"
             name = str(labels.get("alertname", ""))
         except (KeyError, TypeError, AttributeError):
-            raise InputError(Problem("body: alerts", "holds one without a node")) from None
+            raise InputError(
+                Problem("body: alerts", "holds one without a node", "give it the label node")
+            ) from None
         if not isinstance(node, str) or status not in ("firing", "resolved"):
-            raise InputError(Problem("body: alerts", "holds one that is no alert"))
+            raise InputError(Problem("body: alerts", "holds one that is no alert", SEE))
         intent = _intent(id_, "withdraw" if status == "resolved" else "preempt", node, None, name)
         intents[intent.id] = intent
     return list(intents.values())
@@ -184,7 +187,7 @@ def _from_alerts(body: dict[str, Any]) -> list[Intent]:
 
 def _intent(id_: str, kind: IntentKind, node: str, leaves_at: float | None, reason: str) -> Intent:
     if not NODE.match(node):
-        raise InputError(Problem("body", "names no node"))
+        raise InputError(Problem("body", "names no node", "give a node's name"))
     # Whatever characters a sender's id has, its hash is a safe key.
     key = f"hook-{hashlib.sha256(id_.encode('utf-8', 'replace')).hexdigest()[:32]}"
     return Intent(key, kind, node, leaves_at, reason[:200].encode("utf-8", "replace").decode())

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import re
 import time
 
 import pytest
@@ -30,7 +31,12 @@ def over_tcp(head, method, path, body=b"", headers=None):
 def assert_refused(answer, status):
     code, value = answer
     assert code == status, value
-    assert value["problems"][0]["what"]
+    for problem in value["problems"]:
+        assert problem["place"]
+        assert problem["what"]
+        is_of_job = problem["place"].startswith("job")
+        assert problem["cure"] or is_of_job, problem
+        assert not re.search(r"\b(int|str|float|dict|bool|NoneType)\b", problem["what"])
     assert "Traceback" not in json.dumps(value)
 
 
@@ -77,6 +83,20 @@ def test_only_who_has_the_token_is_answered_over_tcp(head):
 )
 def test_what_cannot_be_used_is_refused_in_words(head, method, path, body, status):
     assert_refused(head.ask(method, path, body), status)
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "cure"),
+    [
+        ({"job": 3}, "is 3", "give a text"),
+        ({"job": JOB, "priority": 1.5}, "is 1.5", "give a whole number"),
+        ({"job": JOB, "priority": True}, "is true", "give a whole number"),
+        ({}, "is missing", "give a text"),
+    ],
+)
+def test_what_is_of_a_wrong_kind_is_told_in_words(head, body, what, cure):
+    code, value = head.ask("POST", "/v1/jobs", body)
+    assert (code, value["problems"][0]["what"], value["problems"][0]["cure"]) == (422, what, cure)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"\xff", b"[" * 100_000, b'{"job": NaN}', b"3"])

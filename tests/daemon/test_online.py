@@ -54,6 +54,15 @@ def test_what_goes_wrong_is_said_in_a_sentence(place):
     assert call(place, "status", server="ftp://x").exit_code == 2
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    file = place.folder / "job.toml"
+    file.write_text(JOB + "\nno = toml =\n")
+    line = JOB.count("\n") + 2
+    assert f"error: {file}: line {line}, column 6: " in call(place, "submit", str(file)).output
+    file.write_text(JOB + '\n[data]\ntokens = "/no/such/file"\n')
+    queued = call(place, "submit", str(file), "--id", "doubtful")
+    assert queued.exit_code == 0
+    assert queued.stdout == "doubtful is queued\n"
+    assert "warning: [data] tokens: /no/such/file is not to be seen" in queued.stderr
     unknown = call(place, "cancel", "../../x")
     assert unknown.exit_code == 1
     assert "there is no job" in unknown.output
