@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from worker.context import Moment
 from worker.data.samples import Data
 from worker.deepspeed_config import read_config
 from worker.deepspeed_engine import DeepSpeedTrainer, leave_groups
+from worker.engines import as_kept
 from worker.layout import holdings_of, seats_of
 from worker.memory import LayerMemory, memories_of
 from worker.optimizer import Update
@@ -76,8 +77,7 @@ class KeptDeepSpeed:
         weights: Callable[[int], Values] | None,
     ) -> None:
         _check_it_can_be(job, device)
-        # Whatever DeepSpeed divides among replicas, here each has all of its layers.
-        self.job = replace(job, zero=0)
+        self.job = as_kept(job, plan)
         self.plan, self.rank, self.device = plan, rank, device
         self.precision = precision_of(job)
         self.recorder = recorder

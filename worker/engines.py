@@ -6,6 +6,8 @@ torch, no DeepSpeed is loaded for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.errors import Problem
 from simulator.job import Engine, Job
 from simulator.plan import Plan
@@ -18,6 +20,11 @@ def engine_for(job: Job, plan: Plan) -> tuple[Engine, str]:
         return job.engine, ""
     why = "; ".join(problem.what for problem in found)
     return "sailor", f"the sailor engine trains this plan, which DeepSpeed cannot: {why}"
+
+
+def as_kept(job: Job, plan: Plan) -> Job:
+    """The job as its snapshots see it: whatever DeepSpeed divides, each rank keeps all it holds."""
+    return replace(job, zero=0) if engine_for(job, plan)[0] == "deepspeed" else job
 
 
 def problems_with(plan: Plan, job: Job, *, place: str) -> list[Problem]:

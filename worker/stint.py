@@ -22,7 +22,7 @@ from simulator.job import Job
 from worker.assignment import Assignment, Opened
 from worker.busy import Busy, slowed_by_file
 from worker.deepspeed_kept import KeptDeepSpeed, Place
-from worker.engines import engine_for
+from worker.engines import as_kept, engine_for
 from worker.fetching import Fetched, NotFound, fetch
 from worker.keeping import SnapshotKeeper, check_node, model_of, shape_of, take_up
 from worker.kept import Kept
@@ -154,7 +154,7 @@ class Stint:
             torch.cuda.set_device(about.device)
             self._recorder.finish_device_work = torch.cuda.synchronize
         holdings = _holdings(opened)
-        check_node(opened.job, opened.plan, holdings, about.seat)
+        check_node(as_kept(opened.job, opened.plan), opened.plan, holdings, about.seat)
         with ThreadPoolExecutor(1, thread_name_prefix="restore") as pool:
             coming = pool.submit(self._fetch, opened.job, holdings)
             transport = self._meet()
