@@ -20,6 +20,7 @@ from sailord.local.sweep import bury, children_of, kill, marked
 
 MEMORY_BYTES = 256 << 20
 """Of a node's own file system for snapshots, so that one can be full and no other."""
+STEPS_OF_HEALTH = 2
 SPARE_BYTES = 64 << 10
 MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
 
@@ -29,6 +30,12 @@ class ChaosPlace(Place):
     """The snapshots of each node have a file system of their own, where that can be had."""
 
     has_mounts: bool = False
+
+    def make(self) -> None:
+        """Steps are slow where everything is harmed: a few are enough to forgive a failure."""
+        Place.make(self)
+        with (self.folder / "sailord.toml").open("a", encoding="utf-8") as file:
+            file.write(f"steps_of_health = {STEPS_OF_HEALTH}\n")
 
     def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
         config = Place.write_agent(self, name, gpu, zone, spot=spot)

@@ -100,7 +100,11 @@ def sound() -> Story:
         steps=(*did(1, 1, 40, 0.0), *did(2, 41, 60, 41.0)),
         reference={step: (loss(step), f"hash {step}") for step in range(1, 70)},
         final_step=60,
-        faults=(Fault(AT + 22.0, "sailord away"), Fault(AT + 38.5, "notice", ("b",))),
+        faults=(
+            Fault(AT + 22.0, "sailord away"),
+            Fault(AT + 38.5, "notice", ("b",)),
+            Fault(AT + 40.5, "taken", ("b",)),
+        ),
         samples=(
             sample(21.0, *files(1, 20)),
             sample(23.0, *files(1, 21), *files(1, 22)),
@@ -110,6 +114,7 @@ def sound() -> Story:
         ),
         commits=({"step": 5, "faults": []}, {"step": 50, "faults": []}),
         moves=(move(1), move(2)),
+        failures=((AT, 0),),
     )
 
 

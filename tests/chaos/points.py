@@ -6,14 +6,12 @@ place may be written while they run (`agents/failing.py`), so that nothing else 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from sailord.client import ServerProblem
 from tests.chaos.soak import JOB, Soak
 
 Way = Literal[
@@ -134,12 +132,18 @@ class Passes:
     def _where(self) -> tuple[int, list[str]]:
         """The generation that trains and where, once that is on two nodes that are well."""
         soak = self.soak
-        while True:
-            with contextlib.suppress(ServerProblem):
-                current, members = soak.generation(), soak.members()
-                if current and len(members) >= 2:
-                    return current, members
-            soak.live(0.1)
+        found: list[tuple[int, list[str]]] = []
+
+        def holds() -> bool:
+            current, members = soak.generation(), soak.members()
+            if current and len(members) < 2:
+                soak.order(f"/v1/jobs/{JOB}/replan")  # After failures it takes few nodes.
+                soak.live(2.0)
+            found.append((current, members))
+            return bool(current) and len(members) >= 2
+
+        soak.wait("the job does not come to two nodes", holds)
+        return found[-1]
 
     def _first(self, members: Sequence[str]) -> tuple[str, str]:
         """The node of rank 0, and another."""

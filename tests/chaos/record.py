@@ -22,6 +22,7 @@ from agents.processes import process_start
 from agents.protocol import Durable
 from agents.store import Changed, Store, StoreError, open_store
 from agents.wire import decode
+from sailord.client import ServerProblem
 from sailord.manifest import folder_of, load_manifest
 from sailord.storage import open_storage
 from sailord.verify import faults_of
@@ -44,7 +45,7 @@ class Recorder:
 
     def start(self) -> None:
         """Begin to look."""
-        for work in (self._follow_store, self._sample):
+        for work in (self._follow_store, self._sample, self._follow_failures):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -115,6 +116,18 @@ class Recorder:
         point = durable.point
         line = {"step": point.step, "generation": point.generation, "faults": faults}
         self.write("commits", {"at": time.time(), **line})
+
+    # ---- what sailord counts --------------------------------------------------------------------
+
+    def _follow_failures(self) -> None:
+        known = None
+        while not self.ended.wait(SAMPLE_S):
+            with contextlib.suppress(ServerProblem):
+                job = self.cluster.client.ask("GET", "/v1/status")["job"]
+                count = known if job is None else job["failures"]
+                if count is not None and count != known:
+                    known = count
+                    self.write("failures", {"at": time.time(), "count": count})
 
     # ---- processes and snapshots ----------------------------------------------------------------
 

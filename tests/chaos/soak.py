@@ -325,8 +325,13 @@ class Soak:
         self._all_agents([name for name in self.cluster.nodes if name not in self._busy])
         self._sailord()
 
-    def _node(self, name: str) -> None:
+    def _take(self, name: str) -> None:
+        """A machine goes, now: a notice may have been given long ago."""
+        self.recorder.write("faults", {"at": time.time(), "kind": "taken", "nodes": [name]})
         self.cluster.kill_node(name)
+
+    def _node(self, name: str) -> None:
+        self._take(name)
         self._busy.discard(name)
         if len(self.cluster.nodes) < NODES_MIN + 1:
             self.later(self.chance.uniform(1.0, 8.0), "a machine comes", self._addition)
@@ -337,7 +342,7 @@ class Soak:
 
     def _node_and_back(self, name: str) -> None:
         gone: Node = self.cluster.nodes[name]
-        self.cluster.kill_node(name)
+        self._take(name)
         wait_s = self.chance.choice((0.0, 2.0, 10.0))
         self.later(wait_s, f"{name} comes back", lambda: self.cluster.bring_back(gone))
 

@@ -109,6 +109,8 @@ class Story:
     """What was found on reading each checkpoint as it began to count."""
     moves: tuple[Mapping[str, Any], ...] = ()
     holds: tuple[Mapping[str, Any], ...] = ()
+    failures: tuple[tuple[float, int], ...] = ()
+    """How many attempts in a row sailord counted as failed, whenever that became another number."""
     breaches: tuple[str, ...] = ()
     """What the storm itself has found wrong: processes that ended, things that were left."""
     memory_every: int = 1
@@ -183,6 +185,7 @@ def read_story(folder: Path, job: str) -> Story:
         commits=tuple(_lines(folder / "commits.jsonl")),
         moves=tuple(json.loads((folder / "moves.json").read_text())["moves"]),
         holds=tuple(_lines(folder / "holds.jsonl")),
+        failures=tuple((line["at"], line["count"]) for line in _lines(folder / "failures.jsonl")),
         breaches=tuple(line["text"] for line in _lines(folder / "breaches.jsonl")),
     )
 

@@ -68,7 +68,11 @@ FORGED: dict[str, list[Story]] = {
         with_changes(generation(6, 40.0, 2, restore=restore(1, 4))),
         replace(
             with_changes(generation(6, 40.0, 2, restore=restore(1, 30))),
-            faults=(Fault(AT + 38.5, "node", ("b",)),),
+            faults=(Fault(AT + 38.5, "taken", ("b",)),),
+        ),
+        replace(
+            with_changes(generation(6, 40.0, 2, restore=restore(1, 38))),
+            faults=(Fault(AT + 38.5, "rank", ("b",)),),
         ),
     ],
     "I6": [with_changes(generation(6, 40.0, 2, restore=restore(1, 39), reason="b is leaving"))],
@@ -94,6 +98,10 @@ FORGED: dict[str, list[Story]] = {
     "I15": [
         replace(SOUND, breaches=("left behind: /dev/shm/x",)),
         replace(SOUND, steps=(*did(1, 1, 40, 0.0), *did(2, 41, 60, 141.0))),
+        replace(SOUND, faults=(*SOUND.faults, Fault(AT + 121.0, "rank", ("a",)))),
+        with_changes(
+            *(generation(9 + n, 60.0 + n, 3 + n, restore=restore(2, 60)) for n in range(9))
+        ),
     ],
     "I16": [
         with_changes(
@@ -108,12 +116,21 @@ FORGED: dict[str, list[Story]] = {
     "I18": [
         with_changes(state(9, 60.0, "failed")),
         replace(SOUND, holds=({"at": AT + 60, "reason": "5 attempts came to nothing"},)),
+        replace(SOUND, failures=((AT, 0), (AT + 41.5, 1)), faults=SOUND.faults[1:]),
     ],
     "I19": [with_changes(state(9, 60.0, usd=1.2))],
     "I20": [
         replace(SOUND, moves=(move(1), {**move(2), "phases": [["plan", 1.0]]})),
         replace(SOUND, moves=(move(1), {**move(2), "predicted_s": None})),
         replace(SOUND, moves=(move(1),)),
+        # Whoever came to lead before it was opened saw all of it.
+        replace(
+            with_changes(
+                Change(5, AT + 39.0, LEADER, 5, {}),
+                generation(6, 40.0, 2, restore=restore(1, 40), term=5),
+            ),
+            moves=(move(1),),
+        ),
     ],
 }  # fmt: skip
 
