@@ -86,6 +86,7 @@ def specs(
             },
             "base": None if site.data is None else str(site.data),
             "memory": str(site.memory),
+            "wait_s": record.wait_s,
             "memory_every": record.memory_every,
             "persist_every": record.persist_every,
             "peers": peers,

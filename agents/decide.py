@@ -52,6 +52,8 @@ from agents.protocol import Fence, GenerationRecord, Intent, NodeState, Report
 
 Outcome = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
+PARK_STEPS = 3
+"""Before workers are parked, at least so many steps might have been done."""
 
 
 def decide(state: State, event: Event) -> Outcome:
@@ -331,7 +333,8 @@ def _park_cut_off(state: State, gang: Gang) -> Outcome | None:
     if state.silent_since is None or gang.taking == "failed":
         return None
     still_since = max(state.silent_since, gang.advanced_at)
-    if state.now < still_since + state.options.park_s:
+    step_s = 0.0 if state.record is None else state.record.step_s
+    if state.now < still_since + max(state.options.park_s, PARK_STEPS * step_s):
         return None
     failed = _failed(gang, "cut off from the store, and no step was done")
     return replace(state, gang=failed), ()

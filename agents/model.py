@@ -30,7 +30,8 @@ class Options:
     kill_s: float = 5.0
     """For killed workers to be gone; then they are killed again."""
     park_s: float = 30.0
-    """Cut off from the store, and without a step for so long, the workers are parked."""
+    """Cut off from the store, and without a step for so long, the workers are parked; or for the
+    time of three steps, if that is longer."""
     report_every_s: float = 1.0
     short_s: float = 60.0
     """A node without room for snapshots says so for so long at least, that nobody tries it again

@@ -122,6 +122,10 @@ class GenerationRecord:
     """What its plan costs; ``None``: a price is not known."""
     busy: Busy | None = None
     """Predicted of its plan; ``None``: nothing is known."""
+    step_s: float = 0.0
+    """What a step is taken to take; 0: nobody said."""
+    wait_s: float = 600.0
+    """No rank waits longer for a peer that is not known to be gone."""
     stop_at: int | None = None
     """While stopping: the step at whose end all would best stop. They seal where they do."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agents.protocol import GenerationRecord, Intent, NodeId
+from sailord.ladder import stall_s
 from sailord.model import Active, Running, Starting, State, Waiting
 from sailord.nodes import Node
 from sailord.slow_nodes import to_leave_out
@@ -186,8 +187,8 @@ def _standstill(state: State, active: Active) -> list[Change]:
     match active.phase:
         case Starting() if state.now >= active.phase.deadline:
             return [Change("the generation did not start in time", state.now, is_forced=True)]
-        case Running() if state.now >= active.advanced_at + options.stall_s:
-            reason = f"no step was done for {options.stall_s:.0f} s"
+        case Running() if state.now >= active.advanced_at + (limit_s := stall_s(options, active)):
+            reason = f"no step was done for {limit_s:.0f} s"
             return [Change(reason, state.now, is_forced=True)]
         case Running():
             due = active.considered_at + options.reconsider_s

@@ -25,6 +25,7 @@ from typing import assert_never
 from sailord.changes import change_wanted, order_at_hand, usable
 from sailord.commit import commit_next, obey_checkpoint, secure, sweep
 from sailord.facts import learn, next_in_queue
+from sailord.ladder import stall_s, start_s
 from sailord.ledger import over_budget
 from sailord.model import (
     AbortGeneration,
@@ -248,7 +249,7 @@ def _while_opening(state: State, active: Active, phase: Opening) -> Outcome | No
     if active.generation != phase.record:
         return None
     options, record = state.options, phase.record
-    deadline = state.now + options.start_s + 3 * phase.proposal.move_s
+    deadline = state.now + start_s(options, phase.proposal)
     commands: list[Command] = []
     order = order_at_hand(active)
     if order is not None and order.kind == "rollback" and phase.lowers == order.durable:
@@ -293,7 +294,7 @@ def _while_running(state: State, active: Active) -> Outcome | None:
     if is_done and all_members(state, active.generation, "stopped"):
         kept = secure(state, active, stopped_at(state, active.generation))
         return kept or close(state, active, "done", f"all {steps} steps are done")
-    if state.now >= active.advanced_at + state.options.stall_s:
+    if state.now >= active.advanced_at + stall_s(state.options, active):
         return fail(state, active)
     kept = keep_too_many(state, active)
     if kept is not None:

@@ -8,6 +8,7 @@ from agents.protocol import Intent, JobState, NodeId, Point, Restore
 from sailord.changes import Change, change_wanted, order_at_hand, usable
 from sailord.commit import look_first
 from sailord.intervals import departures
+from sailord.ladder import stop_s
 from sailord.model import (
     Active,
     Closing,
@@ -85,9 +86,7 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
     """Let all members park at the end of one step, with nothing lost."""
     last = active.generation
     assert last is not None
-    iteration_s = then.iteration_s if isinstance(then, Proposal) else 0.0
-    deadline = state.now + state.options.stop_s + 3 * iteration_s
-    phase = Stopping(then, reason, deadline)
+    phase = Stopping(then, reason, state.now + stop_s(state.options, active))
     if last.state == "stopping":
         return enter(state, phase)
     assert state.term is not None

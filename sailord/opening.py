@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agents.protocol import GenerationRecord, Restore
 from sailord.intervals import intervals_now
+from sailord.ladder import step_of, wait_s
 from sailord.model import Active, Proposal, State
 from sailord.recover import lineage_of
 
@@ -14,6 +15,7 @@ def next_record(
     """Describe the generation that carries out the proposal."""
     last = active.generation
     often = intervals_now(state, active, proposal.iteration_s)
+    step_s = step_of(active, proposal)
     assert state.term is not None, "only who leads opens a generation"
     return GenerationRecord(
         job=active.job.id,
@@ -29,4 +31,6 @@ def next_record(
         persist_every=often.persist_every,
         usd_per_hour=proposal.usd_per_hour,
         busy=proposal.busy,
+        step_s=step_s,
+        wait_s=wait_s(state.options, proposal, step_s),
     )

@@ -19,12 +19,15 @@ class Options:
     plan_s: float = 60.0
     stop_s: float = 60.0
     start_s: float = 120.0
-    suspect_s: float = 2.0
-    """A node without a lease is lost when no step was done for so long."""
+    suspect_s: float = 1.5
+    """A node without a lease is lost when no step was done for so long: an agent that starts anew
+    has its lease back before, and a silent death is noticed within a lease and 2 s."""
     still_s: float = 1.5
     """Without any event for so long, not even a tick, the controller itself stood still."""
     stall_s: float = 120.0
-    """Without a step for so long, a running generation counts as stuck."""
+    """Without a step for so long, a running generation counts as stuck, ..."""
+    stall_steps: float = 20.0
+    """... or for the time of so many steps, if that is longer; more in ``sailord.ladder``."""
     broken_s: float = 1.0
     """A generation whose members lost connections is over after so long, whoever is to blame."""
     probe_s: float = 0.2

@@ -28,6 +28,9 @@ from worker.parallelize import Values
 from worker.protocol import TensorSpec
 from worker.shards import shard_of
 
+WAIT_S = 600.0
+"""For a rank in a collective, where an older agent does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Restore:
@@ -91,9 +94,14 @@ class Assignment:
         )
 
     @property
+    def wait_s(self) -> float:
+        """How long this rank waits for another that is not known to be gone."""
+        return float(self.spec.get("wait_s", WAIT_S))
+
+    @property
     def party(self) -> Party:
         ranks, host = int(self.spec["ranks"]), str(self.spec["host"])
-        return Party(self.generation, self.rank, ranks, host, self.device)
+        return Party(self.generation, self.rank, ranks, host, self.device, self.wait_s)
 
     @property
     def seat(self) -> Seat:

@@ -18,8 +18,6 @@ from worker.transport.threads import ThreadWorld
 
 MEET_S = 60.0
 """For all ranks to come."""
-DEADLINE_S = 600.0
-"""For one that lives, in a collective; one that has died is noticed at once."""
 _LOOK_S = 0.02
 
 
@@ -32,6 +30,8 @@ class Party:
     ranks: int
     host: str
     device: torch.device
+    wait_s: float
+    """For a rank that lives, in a collective; one that has died is noticed at once."""
 
 
 def open_place(party: Party) -> tuple[Store, str]:
@@ -71,7 +71,7 @@ def meet(party: Party, store: Store | None, go_on: Callable[[], None]) -> Transp
         party.ranks,
         generation=str(party.generation),
         device=party.device,
-        deadline_s=DEADLINE_S,
+        deadline_s=party.wait_s,
         host=party.host,
         go_on=go_on,
     )

@@ -27,7 +27,7 @@ from worker.fetching import Fetched, NotFound, fetch
 from worker.keeping import SnapshotKeeper, check_node, model_of, shape_of, take_up
 from worker.kept import Kept
 from worker.layout import Holdings, holdings_of
-from worker.meeting import DEADLINE_S, go_to, meet, open_place
+from worker.meeting import go_to, meet, open_place
 from worker.pieces import keys_needed
 from worker.restoring import digests
 from worker.slots import NoRoom
@@ -228,7 +228,7 @@ class Stint:
             "weights": opened.weights,
         }
         if engine == "deepspeed":
-            place = Place(self._store, about.generation, DEADLINE_S)
+            place = Place(self._store, about.generation, about.wait_s)
             self._trainer = KeptDeepSpeed(*seat, place, opened.data, **shared)
             return self._trainer
         self._trainer = Trainer(*seat, opened.data, busy=self._busy, **shared)

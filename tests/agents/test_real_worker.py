@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,23 @@ async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_pat
         await until(lambda: is_past(here, "a", 2, 2))
         report = await here.report("b")
         assert report.no_room, "it is still too small"
+
+
+async def test_a_worker_that_hears_nothing_is_killed_and_its_seat_filled_anew(tmp_path):
+    """Its peer is dead, and it waits in the kernel, say: being told so does not end that."""
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        both = {"plan": plan_on(a.id, b.id), "members": (a.id, b.id)}
+        await here.open(a, 1, memory_every=1, **both)
+        held = (await until(lambda: is_past(here, "a", 1, 3))).sealed[-1]
+        (deaf,), (dead,) = here.workers(1, "b").values(), here.workers(1, "a").values()
+        os.kill(deaf, signal.SIGSTOP)
+        os.kill(dead, signal.SIGKILL)
+        await until(lambda: here.is_taking("failed"))
+        await here.open(a, 2, restore=Restore(held.point, "memory"), **both)
+        await until(lambda: is_past(here, "b", 2, held.point.step))
+        assert deaf not in here.workers(2, "b").values()
+        assert not Path("/proc", str(deaf)).exists()
 
 
 async def holds_all(here: Place, name: str, step: int) -> Point | None:

@@ -69,6 +69,8 @@ def generation(*members: NodeId, number: int = 3, **others: Any) -> GenerationRe
         Restore(Point(10, number - 1), "memory"),
         TERM,
         "a reason",
+        step_s=0.5,
+        wait_s=246.0,
     )
     return replace(made, **others)
 

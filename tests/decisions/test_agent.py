@@ -276,6 +276,17 @@ SILENCE: list[Row] = [
         (AbortGang(3),),
     ),
     (
+        "but not before a few steps could have been done",
+        state(
+            replace(RUNS, advanced_at=NOW - 59.9),
+            silent_since=NOW - 500,
+            record=replace(G, step_s=20.0),
+        ),
+        Ticked(NOW),
+        replace(RUNS, advanced_at=NOW - 59.9),
+        (),
+    ),
+    (
         "a store that was away for a moment changes nothing",
         state(replace(RUNS, advanced_at=NOW - 500), silent_since=NOW - 29),
         Ticked(NOW),

@@ -11,11 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
+from agents.buddies import PATIENCE_S  # noqa: E402 - after what may be missing
+from sailord.options import Options  # noqa: E402 - after what may be missing
 from simulator.job import Checkpoint  # noqa: E402 - after what may be missing
 from tests.reconfigure.test_restoring import JOBS  # noqa: E402 - only where there is torch
 from tests.worker.trained import SomeLabels, alone, plan_of  # noqa: E402 - only with torch
 from worker import slots  # noqa: E402 - only where there is torch
 from worker.keeping import Seat, SnapshotKeeper, header_of  # noqa: E402 - only with torch
+from worker.snapshots import Snapshots  # noqa: E402 - only where there is torch
 from worker.trainer import Trainer  # noqa: E402 - only where there is torch
 from worker.transport.threads import (  # noqa: E402 - only where there is torch
     ThreadWorld,
@@ -149,3 +152,8 @@ def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive,
         return {piece.buddy for piece in header.pieces if piece.is_written}
 
     assert run_as_threads(3, body)[0] == buddies
+
+
+def test_nothing_that_a_step_may_wait_for_here_counts_as_a_standstill():
+    """A copy that nobody takes, and then a full memory."""
+    assert PATIENCE_S + Snapshots.patience_s < min(Options().stall_s, Options().stop_s)

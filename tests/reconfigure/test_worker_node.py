@@ -159,6 +159,21 @@ def test_a_killed_rank_costs_no_step_that_the_others_have_done(agents, expected)
     assert losses_of(agents, expected) > 4
 
 
+def test_a_rank_that_stands_still_is_given_up_after_the_time_that_the_generation_sets(agents):
+    """No connection breaks when a process is stopped: only the clock says that it is silent."""
+    agents.start(TWO, 1, memory_every=1000, wait_s=10.0)
+    agents.wait_taking(1, "running", step=4)
+    survivor, victim = agents.gang(1)
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+    assert survivor.word["broken_peers"] == [], "nobody is known to be gone"
+    assert "was not done after 10 s" in agents.output(survivor)
+    assert memory_of(agents, 1)["a"] == {survivor.word["step"]}
+
+
 def test_a_step_in_whose_middle_somebody_dies_is_not_half_done(agents, expected):
     """The fail point is the optimizer's step: the others have the vote, and may have applied it."""
     agents.start(TWO, 1, fail_at="1:step:3@1")
