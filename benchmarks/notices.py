@@ -1,8 +1,12 @@
-"""How soon a notice stands in the store: ``python -m benchmarks.notices [--flips N]``.
+"""How soon a machine's end is known: ``python -m benchmarks.notices [--flips N] [--rounds N]``.
 
-A real agent watches a metadata server of ours over HTTP, and its store is an embedded one on this
-machine. Each time is from the flip of the flag to the intent, as a watch of the store sees it; the
-flag goes back in between, which is another notice withdrawn.
+First how soon a notice stands in the store. A real agent watches a metadata server of ours over
+HTTP, and its store is an embedded one on this machine. Each time is from the flip of the flag to
+the intent, as a watch of the store sees it; the flag goes back in between, which is another notice
+withdrawn.
+
+Then how soon a real sailord decides, and how soon it misses machines that say nothing: all
+processes of a node are killed at once. Each time is to the moment at which a client hears of it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from pathlib import Path
 
 from agents.notices import PREEMPTED
 from tests.agents.running import PREFIX, Place, place, until
+from tests.control.cluster import LEASE_S
 from tests.fakes.metadata import Metadata, metadata_server
+from tests.gce.detecting import Scene, is_going, is_lost, is_stopping, scene
 
 MOODS: dict[str, dict[str, float]] = {
     "as it should be": {},
@@ -59,10 +65,41 @@ async def measure(flips: int) -> None:
                 print(f"{mood:28} {flips:5} {median * 1e3:6.1f} ms {most * 1e3:6.1f} ms")
 
 
+async def measure_sailord(rounds: int) -> None:
+    took_s: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            async with scene(Path(folder)) as here:
+                for what, seconds in await play(here):
+                    took_s.setdefault(what, []).append(seconds)
+    title = f"to sailord, with a lease of {LEASE_S:g} s"
+    print(f"\n{title:48} {'times':>5} {'median':>7} {'most':>7}")
+    for what, each in took_s.items():
+        median, most = statistics.median(each), max(each)
+        print(f"{what:48} {len(each):5} {median:5.2f} s {most:5.2f} s")
+
+
+async def play(here: Scene) -> list[tuple[str, float]]:
+    """A notice, the death of a machine that stands idle, and of the one that the job is on."""
+    known = await here.hear(lambda: here.flip("TRUE"), is_going, is_stopping)
+    await asyncio.to_thread(here.wait_until_spared)
+    idle_s = await here.until_gone(here.taken.kill_node)
+    (lost,) = await here.hear(here.spared.kill_node, is_lost)
+    return [
+        ("a notice: the node is known to go", known[0]),
+        ("a notice: there is another plan, and it begins", known[1]),
+        ("a silent death, the machine was idle", idle_s),
+        ("a silent death, the job stood on it", lost),
+    ]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="From a notice to the store.")
+    parser = argparse.ArgumentParser(description="From a notice to the store, and to sailord.")
     parser.add_argument("--flips", type=int, default=20)
-    asyncio.run(measure(parser.parse_args().flips))
+    parser.add_argument("--rounds", type=int, default=5, help="of a notice and two deaths")
+    given = parser.parse_args()
+    asyncio.run(measure(given.flips))
+    asyncio.run(measure_sailord(given.rounds))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ class Agent:
     folder: Path
     name: str
     store: str
+    metadata: str = "127.0.0.1:9"
+    """Where its metadata server is; nobody is there unless told otherwise."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -60,7 +62,7 @@ class Agent:
                 [sys.executable, "-m", "agents.service", "run", "--emulate", "2xA100-40",
                  "--config", config],
                 cwd=ROOT, stdout=out, stderr=out,
-                env={**os.environ, "GCE_METADATA_HOST": "127.0.0.1:9",
+                env={**os.environ, "GCE_METADATA_HOST": self.metadata,
                      MEETING: str(self.folder / "meeting")},
             )  # fmt: skip
 
@@ -117,6 +119,8 @@ class Cluster:
     folder: Path
     heads: list[Place]
     agents: dict[str, Agent] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    """The metadata servers of those nodes that have one."""
 
     @property
     def head(self) -> Place:
@@ -131,15 +135,20 @@ class Cluster:
         """Start all that does not run yet, and return when the job runs on all nodes."""
         for head in self.heads if heads else ():
             head.start()
-        for name in names:
-            self.agents[name] = Agent(self.folder, name, self.heads[0].store_url)
-            self.agents[name].start()
         wait_until(lambda: is_leader(self.head))
-        wait_until(lambda: self.head.status()["nodes"].get("ready") == len(self.agents))
+        self.join(*names)
         code, said = self.head.ask("POST", "/v1/jobs", {"job": job, "id": "j"})
         assert code == 201, said
         wait_until(self.is_running)
         assert sorted(self.job()["members"]) == sorted(self.agents), "the plan leaves nodes out"
+
+    def join(self, *names: str) -> None:
+        """Start nodes, and return when they are ready."""
+        for name in names:
+            self.agents[name] = Agent(self.folder, name, self.heads[0].store_url)
+            self.agents[name].metadata = self.metadata.get(name, Agent.metadata)
+            self.agents[name].start()
+        wait_until(lambda: self.head.status()["nodes"].get("ready") == len(self.agents))
 
     def job(self) -> Any:
         """The job as the leader shows it."""

@@ -1,0 +1,129 @@
+"""A real sailord, real agents beside a metadata server of ours, and an ear at the API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.notices import PREEMPTED
+from sailord.client import Client
+from tests.control.cluster import Agent, Cluster, is_leader
+from tests.daemon.running import JOB, Place, wait_until
+from tests.fakes.metadata import Metadata, metadata_server
+
+TAKEN = "a"
+"""The job begins on this node, and beside its agent stands the metadata server."""
+SPARED = "b"
+"""Comes later, and is there to move to."""
+WITHIN_S = 120.0
+Happening = dict[str, Any]
+
+
+def is_going(happening: Happening) -> bool:
+    """The notice has come to sailord."""
+    return bool(happening["kind"] == "node_preempted")
+
+
+def is_stopping(happening: Happening) -> bool:
+    """There is a plan without the node, and all are told to stop for it."""
+    return "stopping: " in str(happening["text"])
+
+
+def is_lost(happening: Happening) -> bool:
+    """A node that the job stood on is given up."""
+    return " is lost: " in str(happening["text"])
+
+
+@dataclass(eq=False)
+class Scene:
+    """One cluster of two nodes."""
+
+    cluster: Cluster
+    server: Metadata
+
+    @property
+    def taken(self) -> Agent:
+        return self.cluster.agents[TAKEN]
+
+    @property
+    def spared(self) -> Agent:
+        return self.cluster.agents[SPARED]
+
+    async def flip(self, value: str) -> None:
+        """Change what the metadata server says of a preemption."""
+        await self.server.flip(PREEMPTED, value)
+
+    async def hear(
+        self, act: Callable[[], Any], *ones: Callable[[Happening], bool]
+    ) -> tuple[float, ...]:
+        """Do something; after how many seconds sailord tells the first, then the second ..."""
+        client = Client(f"unix://{self.cluster.head.socket}")
+        told = client.ask("GET", "/v1/events?follow=false")["events"]
+        last = told[-1]["id"] if told else 0
+        listening = asyncio.create_task(asyncio.to_thread(_await_all, client, last, ones))
+        await asyncio.sleep(0.3)  # Until it listens; what is told earlier is told again.
+        begun = time.perf_counter()
+        done = act()
+        if asyncio.iscoroutine(done):
+            await done
+        found = await asyncio.wait_for(listening, WITHIN_S)
+        return tuple(at - begun for at in found)
+
+    async def until_gone(self, act: Callable[[], Any]) -> float:
+        """Do something; after how many seconds the taken node is there no more."""
+        begun = time.perf_counter()
+        act()
+        while time.perf_counter() < begun + WITHIN_S:
+            _, answer = await asyncio.to_thread(self.cluster.head.ask, "GET", "/v1/nodes")
+            states = {node["name"]: node["state"] for node in answer["nodes"]}
+            if states.get(TAKEN, "lost") in ("suspect", "lost"):
+                return time.perf_counter() - begun
+            await asyncio.sleep(0.02)
+        raise TimeoutError("nobody misses the node")
+
+    def wait_until_spared(self) -> None:
+        """Wait until the job runs on the other node."""
+        wait_until(
+            lambda: self.cluster.job()["members"] == [SPARED] and self.cluster.is_running(),
+            within_s=WITHIN_S,
+        )
+
+
+def _await_all(
+    client: Client, after: int, ones: tuple[Callable[[Happening], bool], ...]
+) -> list[float]:
+    found: list[float] = []
+    for happening in client.follow(after):
+        if ones[len(found)](happening):
+            found.append(time.perf_counter())
+        if len(found) == len(ones):
+            break
+    return found
+
+
+def _begin(cluster: Cluster) -> None:
+    cluster.head.start()
+    wait_until(lambda: is_leader(cluster.head))
+    cluster.join(TAKEN)
+    code, said = cluster.head.ask("POST", "/v1/jobs", {"job": JOB, "id": "j"})
+    assert code == 201, said
+    wait_until(cluster.is_running, within_s=WITHIN_S)
+    cluster.join(SPARED)
+
+
+@contextlib.asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[Scene]:
+    """Two nodes, and a job that runs on one of them."""
+    cluster = Cluster(folder, [Place(folder)])
+    async with metadata_server() as server:
+        cluster.metadata = {TAKEN: server.address}
+        try:
+            await asyncio.to_thread(_begin, cluster)
+            yield Scene(cluster, server)
+        finally:
+            await asyncio.to_thread(cluster.end)
