@@ -59,7 +59,7 @@ def read_provider(
                 table, folder=folder, cluster_name=cluster_name, catalogue=cluster.catalogue
             )
         case "static":
-            choice = StaticChoice(tuple(_host(entry) for entry in table.tables("host")))
+            choice = _static(table, cluster)
         case "emulated" | "trace":
             choice = _emulated(table, folder, cluster, is_replayed=kind == "trace")
         case _:
@@ -97,41 +97,81 @@ def open_provider(choice: Choice, cluster: Cluster, now: Callable[[], float]) ->
             return open_gce(choice, cluster.catalogue)
 
 
-def _pool(table: Table) -> Pool:
-    return Pool(
-        table.text("zone", default="") or _missing(table, "zone"),
-        table.text("machine", default="") or _missing(table, "machine"),
-        table.text("gpu", default="") or _missing(table, "gpu"),
-        table.integer("gpus", default=1),
-        table.flag("spot", default=False),
-    )
+def _pool(table: Table, cluster: Cluster) -> Pool:
+    """Read a pool; what the catalogue knows of the machine type need not be said."""
+    catalogue, regions = cluster.catalogue, dict(cluster.zone_regions)
+    zone = _known(table, "zone", lambda name: name if catalogue.zone_region(name, regions) else "")
+    machine = _known(table, "machine", lambda name: catalogue.machine(name).name)
+    gpu, gpus = "", 1
+    if machine:
+        gpu, gpus = catalogue.machine(machine).gpu, catalogue.machine(machine).gpus
+    if "gpu" in table:
+        said = _known(table, "gpu", catalogue.gpu_name)
+        if said and gpu and said != gpu:
+            table.say("gpu", f"is {said}, and {machine} has {gpu}", "leave it out")
+    if "gpus" in table:
+        said_gpus, most = table.integer("gpus", default=gpus), gpus
+        if machine and said_gpus > most:
+            table.say("gpus", f"is {said_gpus}, and {machine} has {most}", "leave it out")
+        gpus = said_gpus
+    return Pool(zone, machine, gpu, gpus, table.flag("spot", default=False))
 
 
-def _missing(table: Table, key: str) -> str:
+def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
+    """A name that the catalogue knows, spelt as it spells it; empty where something is wrong."""
+    text = table.text(key)
+    if text is None:
+        if key not in table:
+            _missing(table, key)
+        return ""
+    try:
+        return named(text)
+    except InputError as error:
+        table.problems.take(error, place=table.place_of(key))
+        return ""
+
+
+def _missing(table: Table, key: str) -> None:
     table.say(key, "is missing", "say it for each of them")
-    return ""
 
 
-def _host(table: Table) -> Host:
-    name = table.text("name", default="") or _missing(table, "name")
-    price = table.number("usd_per_hour", least=0.0, most=1e6)
-    host = Host(name, _pool(table), price)
-    table.finish()
-    return host
+def _static(table: Table, cluster: Cluster) -> StaticChoice:
+    hosts: list[Host] = []
+    for entry in table.tables("host"):
+        name = entry.text("name")
+        if "name" not in entry:
+            _missing(entry, "name")
+        if any(host.name == name for host in hosts):
+            entry.say("name", f'is "{name}" a second time', "list each host once")
+        price = entry.number("usd_per_hour", least=0.0, most=1e6)
+        hosts.append(Host(name or "", _pool(entry, cluster), price))
+        entry.finish()
+    if not hosts and "host" not in table:
+        table.say("host", "is missing", "add [[provider.host]] with name, zone and machine")
+    return StaticChoice(tuple(hosts))
 
 
 def _emulated(
     table: Table, folder: Path, cluster: Cluster, *, is_replayed: bool
 ) -> EmulatedChoice | None:
-    kinds = []
+    kinds: list[Kind] = []
+    columns = tuple(
+        Pool(p.zone, p.machine, p.gpu, p.gpus_per_machine, p.spot) for p in cluster.pools
+    )
     for entry in table.tables("pool"):
         price = entry.number("usd_per_hour", default=0.0, least=0.0, most=1e6)
         if "usd_per_hour" not in entry:
             _missing(entry, "usd_per_hour")
-        kinds.append(Kind(_pool(entry), price, entry.integer("machines_max", default=8)))
+        pool = _pool(entry, cluster)
+        if any(kind.pool == pool for kind in kinds):
+            entry.say("machine", f"is {pool} a second time", "list each pool once")
+        if is_replayed and pool.machine and pool not in columns:
+            cure = "add it there as a [[pool]]: a trace counts the pools of the cluster file"
+            entry.say("machine", f"is {pool}, which the cluster file does not have", cure)
+        kinds.append(Kind(pool, price, entry.integer("machines_max", default=8)))
         entry.finish()
     if not kinds:
-        table.say("pool", "is missing", "add [[provider.pool]] with zone, machine, gpu and price")
+        table.say("pool", "is missing", "add [[provider.pool]] with zone, machine and usd_per_hour")
     place = table.text("folder", required=True)
     base = table.text("agent", required=True)
     text = _text(table, "agent", None if base is None else folder / base)
@@ -146,9 +186,6 @@ def _emulated(
             return None
     if place is None or text is None:
         return None
-    columns = tuple(
-        Pool(p.zone, p.machine, p.gpu, p.gpus_per_machine, p.spot) for p in cluster.pools
-    )
     return EmulatedChoice(folder / place, text, tuple(kinds), trace, columns, speed)
 
 

@@ -1,0 +1,102 @@
+"""Which provider a file names, and what is wrong with it (``gce``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sailord.config import load_config
+from sailord.providers.choosing import EmulatedChoice, StaticChoice, kind_of, open_provider
+from sailord.providers.emulated import EmulatedProvider
+from sailord.providers.interface import Pool
+from sailord.providers.replayed import ReplayedProvider
+from sailord.providers.static import StaticProvider
+from simulator.errors import InputError
+
+HOST = '[[provider.host]]\nname = "gpu-1"\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\n'
+POOL = '[[provider.pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\nusd_per_hour = 2\n'
+STATIC = f'[provider]\nkind = "static"\n{HOST}usd_per_hour = 3.5\n'
+EMULATED = f'[provider]\nkind = "emulated"\nfolder = "m"\nagent = "agent.toml"\n{POOL}'
+TRACE = EMULATED.replace('"emulated"', '"trace"\ntrace = "trace.toml"\nspeed = 60')
+A100S = Pool("us-central1-a", "a2-highgpu-4g", "A100-40", 4, False)
+
+
+def read(folder: Path, provider: str):
+    (folder / "key").write_text("k" * 64)
+    (folder / "agent.toml").write_text("threads = 1\n")
+    (folder / "trace.toml").write_text(
+        'end_s = 100\n[[event]]\ntime_s = 10\nzone = "us-central1-a"\nmachines = 1\n'
+    )
+    (folder / "cluster.toml").write_text(
+        '[[pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\nmachines = 2\n'
+    )
+    path = folder / "sailord.toml"
+    path.write_text(
+        'cluster_name = "test"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n' + provider
+    )
+    return load_config(path)
+
+
+def test_gce_a_list_of_hosts_says_no_more_than_the_catalogue_does_not_know(tmp_path):
+    config = read(tmp_path, STATIC)
+    assert isinstance(config.provider, StaticChoice)
+    (host,) = config.provider.hosts
+    assert (host.name, host.pool, host.usd_per_hour) == ("gpu-1", A100S, 3.5)
+    assert kind_of(config.provider) == "static"
+    assert isinstance(open_provider(config.provider, config.cluster, lambda: 1.0), StaticProvider)
+
+
+def test_gce_emulated_machines_and_a_trace_of_them(tmp_path):
+    config = read(tmp_path, EMULATED)
+    assert isinstance(config.provider, EmulatedChoice)
+    assert [(kind.pool, kind.machines_max) for kind in config.provider.kinds] == [(A100S, 8)]
+    assert kind_of(config.provider) == "emulated"
+    made = open_provider(config.provider, config.cluster, lambda: 1.0)
+    assert isinstance(made, EmulatedProvider)
+    config = read(tmp_path, TRACE)
+    assert kind_of(config.provider) == "trace"
+    now = 1000.0
+    made = open_provider(config.provider, config.cluster, lambda: now)
+    assert isinstance(made, ReplayedProvider)
+    assert made.stock(A100S) == 2
+    now += 11 / 60
+    assert made.stock(A100S) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "words"),
+    [
+        (STATIC, HOST, "", "add [[provider.host]]"),
+        (STATIC, 'name = "gpu-1"\n', "", "name: is missing"),
+        (STATIC, "us-central1-a", "us-central1-x", "no zone"),
+        (STATIC, "a2-highgpu-4g", "a2-hihgpu-4g", "did you mean"),
+        (STATIC, HOST, f'{HOST}gpu = "V100-16"\n', "a2-highgpu-4g has A100-40"),
+        (STATIC, HOST, f'{HOST}gpu = "A-hundred"\n', "A-hundred"),
+        (STATIC, HOST, f"{HOST}gpus = 8\n", "a2-highgpu-4g has 4"),
+        (STATIC, HOST, HOST + HOST, "a second time"),
+        (STATIC, "usd_per_hour", "usd", "did you mean"),
+        (EMULATED, POOL, "", "add [[provider.pool]]"),
+        (EMULATED, POOL, POOL + POOL, "a second time"),
+        (EMULATED, "usd_per_hour = 2\n", "", "usd_per_hour: is missing"),
+        (EMULATED, '"agent.toml"', '"none.toml"', "cannot be read"),
+        (TRACE, '"trace.toml"', '"none.toml"', "none.toml"),
+        (TRACE, 'trace = "trace.toml"\n', "", "trace: is missing"),
+        (TRACE, POOL, f"{POOL}spot = true\n", "a trace counts the pools of the cluster file"),
+        (STATIC, '"static"', '"statics"', "statics"),
+        (STATIC, STATIC, "[capacity]\non_demand_share_min = 1.5\n", "on_demand_share_min"),
+        (STATIC, STATIC, "[capacity]\non_demand_min = -1\n", "on_demand_min"),
+        (STATIC, STATIC, "[capacity]\nnotice_s = 30\n", "notice_s"),
+    ],
+)
+def test_gce_a_mistake_in_a_provider_is_told_with_its_cure(tmp_path, text, old, new, words):
+    assert old in text
+    with pytest.raises(InputError) as told:
+        read(tmp_path, text.replace(old, new, 1))
+    assert words in str(told.value)
+
+
+def test_gce_a_mix_is_read(tmp_path):
+    text = "[capacity]\non_demand_min = 2\non_demand_share_min = 0.25\non_demand_after_s = 600\n"
+    mix = read(tmp_path, text).capacity.mix
+    assert (mix.on_demand_min, mix.on_demand_share_min, mix.on_demand_after_s) == (2, 0.25, 600.0)
