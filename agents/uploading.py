@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,7 @@ class Uploading:
                 return None
             except Exception as error:
                 # Each kind of store has errors of its own kind; none of them ends an agent.
-                self.failed(snapshot, f"{target}: {_reason(error)}")
+                self.failed(snapshot, f"{target}: {reason_of(error)}")
             else:
                 held = holdings([snapshot], lambda piece: piece.is_written)
                 checksum = head_checksum(copy)
@@ -154,7 +155,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _reason(error: Exception) -> str:
+_CURES = {
+    errno.ENOSPC: "the storage is full: make room there",
+    errno.EDQUOT: "the quota is used up: have it raised, or make room there",
+    errno.EROFS: "the file system is read-only: mount it for writing on this node",
+    errno.EACCES: "the permission is missing: let the agent's user write there",
+}
+
+
+def reason_of(error: Exception) -> str:
+    """Why something was not brought there, and what helps if that is known."""
+    if isinstance(error, OSError) and error.errno in _CURES:
+        return _CURES[error.errno]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).partition("\n")[0] or type(error).__name__

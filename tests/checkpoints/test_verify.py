@@ -90,6 +90,16 @@ def test_a_flipped_byte_is_told_with_the_next_older_checkpoint(tmp_path):
     assert "the next older one is whole" in words
 
 
+def test_a_checkpoint_of_another_job_is_passed_over_for_the_next_older_one(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    manifest, _ = manifest_bytes(replace(second.manifest, job=JobId("other")))
+    (tmp_path / "j" / "1-20" / "manifest-3.json").write_bytes(manifest)
+    found = check(tmp_path, second.durable)
+    assert found.found == first.durable
+    assert "step 20 cannot be read" in found.why
+    assert "manifest-3.json is not the manifest that was committed" in found.why
+
+
 def test_a_restore_takes_the_next_older_one_and_says_why(tmp_path):
     first, second = chain(tmp_path, 10, 20)
     object_of(tmp_path, 20, writer=1).unlink()
