@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,15 +14,15 @@ from agents.clock import Clock
 from agents.meeting import Meeting
 from agents.memory_http import MemoryDoor
 from agents.model import AbortHeard, Event, State
+from agents.output import MARK, read_output
 from agents.protocol import Abort, JobId
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
 from agents.wire import WireError, decode, encode
 
 BODY_BYTES_MAX = 1 << 16
-LOG_BYTES_MAX = 1 << 18
 JOB = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 MEETING_PATH = re.compile(rf"/v1/meeting/({JOB})/([0-9]{{1,12}})\Z", re.ASCII)
-LOG_PATH = re.compile(r"/v1/logs/([0-9]{1,5})\Z", re.ASCII)
+LOG_PATH = re.compile(r"/v1/logs(?:/([0-9]{1,5}))?\Z", re.ASCII)
 
 
 @dataclass(eq=False)
@@ -67,12 +66,11 @@ class Door:
             ("GET", "/v1/report"): self._report,
             ("POST", "/v1/abort"): self._abort,
             ("POST", "/v1/wake"): self._wake,
-            ("GET", "/v1/logs"): self._log_of_all,
         }
 
     async def _answer(self, request: web.Request, body: bytes) -> tuple[int, bytes]:
         if request.method == "GET" and (log := LOG_PATH.match(request.path)) is not None:
-            return self._log(int(log[1]))
+            return self._log(log[1], request.query.get("after", ""))
         if request.method == "GET" and (asked := MEETING_PATH.match(request.path)) is not None:
             return await self._meeting(JobId(asked[1]), int(asked[2]))
         way = self._ways().get((request.method, request.path))
@@ -99,27 +97,11 @@ class Door:
         self.wake()
         return 200, b"{}"
 
-    async def _log_of_all(self, body: bytes) -> tuple[int, bytes]:
-        del body
-        outputs = sorted(self.outputs().items())
-        parts = [(rank, _tail(path, LOG_BYTES_MAX // len(outputs))) for rank, path in outputs]
-        return 200, b"".join(b"==> rank %d <==\n%s" % (rank, part or b"") for rank, part in parts)
-
-    def _log(self, rank: int) -> tuple[int, bytes]:
-        path = self.outputs().get(rank)
-        text = None if path is None else _tail(path, LOG_BYTES_MAX)
-        return (404, b"that rank wrote nothing here\n") if text is None else (200, text)
+    def _log(self, rank: str | None, mark: str) -> tuple[int, bytes]:
+        if not MARK.match(mark):
+            return 422, b"that is no mark of ours\n"
+        return 200, encode(read_output(self.outputs(), None if rank is None else int(rank), mark))
 
     async def _meeting(self, job: JobId, generation: int) -> tuple[int, bytes]:
         place = await self.meeting.wait(job, generation)
         return (404, b"that is not known here\n") if place is None else (200, place.encode())
-
-
-def _tail(path: Path, size: int) -> bytes | None:
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - size))
-            return file.read(size)
-    except OSError:
-        return None

@@ -218,6 +218,25 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputPart:
+    """What one worker wrote."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a node's workers wrote."""
+
+    ranks: tuple[int, ...]
+    """Those of which there is something to read, whether or not it was asked for."""
+    parts: tuple[OutputPart, ...]
+    mark: str
+    """To be given back by who wants what comes next."""
+
+
+@dataclass(frozen=True, slots=True)
 class Durable:
     """The newest committed checkpoint of a job."""
 

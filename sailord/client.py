@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from sailord.local.place import Place, usual_folder
 from simulator.errors import InputError, Problem
@@ -65,6 +65,17 @@ class Client:
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """The answer's value, or its text where it is no JSON."""
+        return self._exchange(method, path, body)[0]
+
+    def log(self, node: str, rank: int | None, mark: str) -> tuple[str, str]:
+        """What a node's workers wrote since the mark, or the end of it; and the next mark."""
+        asked = {"after": mark} | ({} if rank is None else {"rank": rank})
+        text, headers = self._exchange("GET", f"/v1/nodes/{part(node)}/logs?{urlencode(asked)}")
+        return str(text), headers.get("Sailor-Log-Mark", "")
+
+    def _exchange(
+        self, method: str, path: str, body: object = None
+    ) -> tuple[Any, http.client.HTTPMessage]:
         connection = self._connect(TIMEOUT_S)
         try:
             reply = self._send(connection, method, path, body)
@@ -78,7 +89,7 @@ class Client:
         value = json.loads(text) if is_json else text.decode("utf-8", "replace")
         if reply.status >= 400:
             raise _refused(reply.status, value)
-        return value
+        return value, reply.headers
 
     def follow(self, after: int) -> Iterator[dict[str, Any]]:
         """Happenings as they come, resumed by id where the connection breaks."""

@@ -136,21 +136,37 @@ def events(client: Client, follow: bool, as_json: bool) -> None:
             click.echo(tell(happening))
 
 
+def _active(client: Client) -> str:
+    """The job that is meant where none is named."""
+    active = client.ask("GET", "/v1/status")["job"]
+    if active is None:
+        raise ServerProblem("no job has the cluster; name one (sailorctl jobs lists all)")
+    return str(active["id"])
+
+
 @click.command()
-@click.argument("job")
+@click.argument("job", required=False)
 @online
-def history(client: Client, job: str, as_json: bool) -> None:
-    """Tell a job's transitions, each with its reason."""
+def history(client: Client, job: str | None, as_json: bool) -> None:
+    """Tell a job's transitions, each with its reason.
+
+    Without JOB: of the job that has the cluster.
+    """
+    job = job or _active(client)
     value = client.ask("GET", f"/v1/jobs/{part(job)}/history")
     lines = value["history"]
     show(value, as_json, lambda _: "\n".join(map(text.happening_text, lines)) or "nothing yet")
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", required=False)
 @online
-def moves(client: Client, job: str, as_json: bool) -> None:
-    """Tell what each move to another generation took, beside what was predicted."""
+def moves(client: Client, job: str | None, as_json: bool) -> None:
+    """Tell what each move to another generation took, beside what was predicted.
+
+    Without JOB: of the job that has the cluster.
+    """
+    job = job or _active(client)
     value = client.ask("GET", f"/v1/jobs/{part(job)}/moves")
     show(value, as_json, lambda _: text.moves_text(value["moves"]))
 
@@ -159,12 +175,11 @@ def moves(client: Client, job: str, as_json: bool) -> None:
 @click.argument("job", required=False)
 @online
 def why(client: Client, job: str | None, as_json: bool) -> None:
-    """Say why a job (the active one) is where it is."""
-    if job is None:
-        active = client.ask("GET", "/v1/status")["job"]
-        if active is None:
-            raise ServerProblem("no job is active; name one")
-        job = str(active["id"])
+    """Say why a job is where it is.
+
+    Without JOB: of the job that has the cluster.
+    """
+    job = job or _active(client)
     show(client.ask("GET", f"/v1/jobs/{part(job)}/why"), as_json, text.why_text)
 
 
@@ -175,18 +190,17 @@ def why(client: Client, job: str | None, as_json: bool) -> None:
 @online
 def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: bool) -> None:
     """Show the end of what a node's workers wrote."""
-    path = f"/v1/nodes/{part(node)}/logs" + ("" if rank is None else f"?rank={rank}")
-    before = ""
+    mark = ""
     while True:
-        now = str(client.ask("GET", path))
-        fresh = now.removeprefix(before)
+        fresh, mark = client.log(node, rank, mark)
         if fresh:
             line = json.dumps({"node": node, "text": fresh}) + "\n"
             click.echo(line if as_json else fresh, nl=False)
         if not follow:
             return
-        before = now
-        time.sleep(1.0)
+        sys.stdout.flush()
+        if not fresh:
+            time.sleep(1.0)
 
 
 def _orders(kind: str, names: dict[str, str]) -> list[click.Command]:

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from agents.peers import CallFailed
-from agents.protocol import Bill, Intent, IntentKind, JobId, JobRecord, Report
+from agents.protocol import Bill, Intent, IntentKind, JobId, JobRecord, Output, Report
 from agents.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, sign_reply
 from agents.store import StoreError
 from agents.wire import WireError, decode, encode, plain
@@ -41,6 +41,8 @@ KNOWN_S = 2.0
 KINDS: dict[type, str] = {
     str: "a text", int: "a whole number", float: "a number", bool: "true or false"
 }  # fmt: skip
+MARK_HEADER = "Sailor-Log-Mark"
+LOG_MARK = r"[A-Za-z0-9.:,_-]{0,4000}"
 PRIORITY_MAX = 1_000_000
 LEAVES_MAX = 4e9
 
@@ -300,22 +302,37 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def logs(request: web.Request) -> web.Response:
-    """The end of what a node's workers wrote, fetched from its agent."""
+    """The end of what a node's workers wrote, or what came after a mark; from its agent."""
     api, name = request.app[API], request.match_info["node"]
-    rank = request.query.get("rank", "")
+    rank, mark = request.query.get("rank", ""), request.query.get("after", "")
     if not re.fullmatch(r"[0-9]{0,5}", rank, re.ASCII):
         raise InputError(Problem("rank", "is no rank", "give a number"))
+    if not re.fullmatch(LOG_MARK, mark, re.ASCII):
+        raise InputError(Problem("after", "is no mark", f"give what {MARK_HEADER} held"))
     for node in nodes_of(request):
         if node.record.address:
-            path = f"/v1/logs/{rank}" if rank else "/v1/logs"
+            path = (f"/v1/logs/{rank}" if rank else "/v1/logs") + (mark and f"?after={mark}")
             try:
-                text = await api.shell.calls.call(node.record.address, "GET", path)
-            except CallFailed as error:
+                said = await api.shell.calls.call(node.record.address, "GET", path)
+                written = decode(Output, said)
+            except (CallFailed, WireError) as error:
                 cure = "see that sailor-agent runs there and can be reached from here"
                 what = f"its agent did not answer: {error}"
                 return refusal(502, Problem(node.record.name, what, cure))
-            return web.Response(body=text, content_type="text/plain", charset="utf-8")
+            if rank and int(rank) not in written.ranks:
+                ranks = ", ".join(map(str, written.ranks))
+                cure = f"there are ranks {ranks}" if ranks else "no worker has begun there yet"
+                raise NotThere(Problem(node.record.name, f"rank {rank} wrote nothing there", cure))
+            headers = {MARK_HEADER: written.mark}
+            text = _told(written, is_named=not rank and len(written.ranks) > 1)
+            return web.Response(text=text, content_type="text/plain", headers=headers)
     raise NotThere(Problem(name, "it gave no address", "see sailorctl nodes"))
+
+
+def _told(written: Output, *, is_named: bool) -> str:
+    """What was written, under the rank's name where there are several."""
+    parts = ((f"==> rank {part.rank} <==\n" if is_named else "", part) for part in written.parts)
+    return "".join(f"{name}{part.text}" for name, part in parts)
 
 
 async def report(request: web.Request) -> web.Response:

@@ -75,7 +75,14 @@ _QUERIES: dict[str, dict[str, Any]] = {
         "after": {"type": "string", "pattern": r"^[0-9]{1,18}\Z"},
         "follow": {"type": "string", "enum": ["true", "false"]},
     },
-    "logs": {"rank": {"type": "string", "pattern": r"^[0-9]{0,5}\Z"}},
+    "logs": {
+        "rank": {"type": "string", "pattern": r"^[0-9]{0,5}\Z"},
+        "after": {
+            "type": "string",
+            "pattern": r"^[A-Za-z0-9.:,_-]{0,4000}\Z",
+            "description": "The Sailor-Log-Mark of an answer: what was written since.",
+        },
+    },
 }
 
 

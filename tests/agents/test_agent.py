@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from agents.protocol import Abort, Fence
-from agents.wire import encode
+from agents.protocol import Abort, Fence, Output
+from agents.wire import decode, encode
 from tests.agents.running import JOB, ROOT, place, until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
@@ -62,7 +62,12 @@ async def test_one_generation_after_the_other(tmp_path):
         await here.open(node, 2, state="stopping", stop_at=here.step(2) + 3)
         report = await until(lambda: here.is_taking("stopped"))
         assert [seal.point.step for seal in report.sealed] == [report.step]
-        assert b"step 1\n" in (await here.ask("GET", "/v1/logs/0"))[1]
+        written = decode(Output, (await here.ask("GET", "/v1/logs/0"))[1])
+        assert written.ranks == (0, 1)
+        assert "step 1\n" in written.parts[0].text
+        later = (await here.ask("GET", f"/v1/logs/0?after={written.mark}"))[1]
+        assert not any("step 1\n" in part.text for part in decode(Output, later).parts)
+        assert (await here.ask("GET", "/v1/logs?after=../x"))[0] == 422
 
 
 async def test_only_the_cluster_and_who_leads_is_heard(tmp_path):

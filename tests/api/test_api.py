@@ -59,6 +59,7 @@ def test_only_who_has_the_token_is_answered_over_tcp(head):
         ("GET", "/v1/jobs/%00/why", None, 404),
         ("GET", "/v1/nodes/none/logs", None, 404),
         ("GET", "/v1/nodes/a/logs?rank=../x", None, 422),
+        ("GET", "/v1/nodes/a/logs?after=../x", None, 422),
         ("POST", "/v1/jobs/none/cancel", {}, 404),
         ("POST", "/v1/jobs/none/explode", {}, 404),
         ("POST", "/v1/nodes/none/drain", {}, 404),
@@ -238,6 +239,13 @@ def test_an_order_that_would_change_nothing_is_refused_with_what_can_be_done(hea
         ("GET", "/v1/jobs/none", 404, "there is no job of that name", ""),
         ("POST", "/v1/nodes/b/drain", 404, "there is no node of that name", "known are a"),
         ("GET", "/v1/nodes/b/logs", 404, "there is no node of that name", "known are a"),
+        (
+            "GET",
+            "/v1/nodes/a/logs?rank=77",
+            404,
+            "rank 77 wrote nothing there",
+            "there are ranks 0",
+        ),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(head, method, path, status, what, cure):

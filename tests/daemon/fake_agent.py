@@ -24,6 +24,8 @@ from agents.protocol import (
     Holding,
     NodeId,
     NodeRecord,
+    Output,
+    OutputPart,
     Point,
     Report,
     Sealed,
@@ -172,7 +174,8 @@ class FakeAgent:
             self.heard = max(self.heard, decode(Abort, body).fence)
             self.aborts += 1
         elif request.path.startswith("/v1/logs"):
-            text = b"step by step\n"
+            parts = () if request.query else (OutputPart(0, "step by step\n"),)
+            text = encode(Output((0,), parts, "0:process:13"))
         return web.Response(
             body=text, headers={REPLY_HEADER: sign_reply(self.key, nonce, 200, text)}
         )

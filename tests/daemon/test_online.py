@@ -38,6 +38,8 @@ def test_a_job_is_followed_from_the_command_line(place):
     assert "j is running" in call(place, "why").output
     assert "planning for 1 node" in call(place, "events").output
     assert call(place, "logs", "a").output == "step by step\n"
+    assert "there are ranks 0" in call(place, "logs", "a", "--rank", "77").output
+    assert "generation 1 on 1 node" in call(place, "history").output
     assert call(place, "doctor").output == "all is well\n"
     assert call(place, "pause", "j", "--reason", "lunch").exit_code == 0
     wait_until(lambda: "paused" in call(place, "jobs").output)
