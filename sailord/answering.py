@@ -12,6 +12,7 @@ from typing import Any
 
 from agents.protocol import Busy, NodeId, NodeRecord
 from planner.answer import Question, read_ahead
+from planner.holdings import placed_stages
 from planner.moving import cost_of_move
 from planner.nodes import Node, cluster_with, is_placed, nodes_used
 from planner.offer import offer_of
@@ -108,14 +109,12 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | 
 
 
 def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Request) -> Found | str:
-    if not _is_known(before, request):
-        return _from_nothing(job, nodes, request)  # Nothing is known of the machines it ran on.
     replanner, running = _ready_for(request, before)
     if request.slow:
         return _without_slow(job, replanner, running, nodes, request)
     found = replanner.replan(running, nodes)
-    if found.needed is None:
-        # The running plan can go on, so that nobody waits: the answer may take longer to be better.
+    if found.needed is None and not request.is_urgent:
+        # The running plan goes on, so that nobody waits: the answer may take longer to be better.
         found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
@@ -135,13 +134,22 @@ def _without_slow(
     return _judged(replanner, job, as_it_is, could_stay, nodes, request.past)
 
 
-def _is_known(before: Plan, request: Request) -> bool:
-    return nodes_used(before) <= {record.id for record in request.ran_on}
+def _ran_on(before: Plan, request: Request) -> list[Node]:
+    """The machines of the running plan; of those that nobody knows any more, what it says itself.
+
+    A new leader has never seen those that went before it came.
+    """
+    known: dict[str, Node] = {record.id: planner_node(record) for record in request.ran_on}
+    for _, place in placed_stages(before):
+        if place.node is not None and place.node not in known:
+            gpus = max(place.devices, default=0) + 1
+            known[place.node] = Node(place.node, place.gpu, place.machine, place.zone, gpus)
+    return list(known.values())
 
 
 def _ready_for(request: Request, before: Plan) -> tuple[Replanner, Running]:
     """The tables for the running plan; the same for all questions about it."""
-    nodes = [planner_node(record) for record in (*request.nodes, *request.ran_on)]
+    nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
     replanner = _replanner_for(request, nodes)
     known = _RUNNING.get(request.running)
     if known is None or known[0] is not replanner:
@@ -212,7 +220,7 @@ def begin_ahead(request: Request) -> None:
     """Make ready to say what follows the running plan when nodes are lost."""
     _SCOUTING.clear()
     before = _running_plan(request)
-    if before is None or not _is_known(before, request):
+    if before is None:
         return
     replanner, running = _ready_for(request, before)
     nodes = tuple(planner_node(record) for record in request.nodes)
@@ -238,7 +246,7 @@ def next_ahead() -> tuple[frozenset[str], frozenset[str], Found] | None:
 def make_ready(request: Request) -> None:
     """Make the tables for questions about the running plan."""
     before = _running_plan(request)
-    if before is not None and _is_known(before, request):
+    if before is not None:
         _ready_for(request, before)
 
 

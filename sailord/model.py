@@ -373,6 +373,8 @@ class RequestPlan:
     slow: Mapping[NodeId, float] = field(default_factory=dict)
     """Members that are not among the nodes, as they take so many times as long as they should: is
     there anything better than to go on with them?"""
+    is_urgent: bool = False
+    """Nothing runs that could go on while the planner searches."""
     repeats: bool = False
     """The plan that ran last is answer enough: nothing runs, and all its nodes are there."""
 

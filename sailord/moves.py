@@ -61,7 +61,8 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
     )
     times = {id_: slow.times for id_, slow in change.slow.items()}
     is_safe = active.failures >= state.options.failures_until_safe
-    repeats = not is_safe and before is None and _can_repeat(active, nodes)
+    is_urgent = before is None and active.generation is not None
+    repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
     if repeats:
         assert active.generation is not None
         # Of the others nobody is asked now: what they could help with is a question for later.
@@ -70,7 +71,9 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
     return replace(state, active=asked, requests=request), (
         *settled,
         note(active, f"planning for {_count(nodes)}: {change.reason}"),
-        RequestPlan(request, active.job.id, nodes, active.generation, is_safe, times, repeats),
+        RequestPlan(
+            request, active.job.id, nodes, active.generation, is_safe, times, is_urgent, repeats
+        ),
     )
 
 

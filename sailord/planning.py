@@ -42,7 +42,7 @@ NICENESS = 19
 """Of the process that works ahead: nobody ever waits for it."""
 GIVES_WAY = 10
 """Of those that answer: however long they think, who decides hears what happens meanwhile."""
-PRELOADED = ("sailord.service", "sailord.answering", "sailord.wanting")
+PRELOADED = ("sailord.console", "sailord.answering", "sailord.wanting")
 """What the planner's processes have imported when they are born."""
 AHEAD_BYTES_MAX = 48 << 20
 """Answers that are kept, packed."""
@@ -60,6 +60,8 @@ class Request:
     """The plan that runs, or ran last."""
     ran_on: tuple[NodeRecord, ...]
     is_safe: bool
+    is_urgent: bool = False
+    """Nothing runs: what is found at once is better than the best after a search."""
     past: Past = NOTHING_KNOWN
     slow: tuple[tuple[str, float], ...] = ()
     """Nodes of the running plan that are not among ``nodes``, as they take so many times as long

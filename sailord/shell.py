@@ -353,7 +353,11 @@ class Shell:
             if again is not None:
                 return again
         request = await self._request(
-            command.job, command.nodes, command.running, is_safe=command.is_safe
+            command.job,
+            command.nodes,
+            command.running,
+            is_safe=command.is_safe,
+            is_urgent=command.is_urgent,
         )
         if request is not None and command.slow:
             request = replace(request, slow=tuple(sorted(command.slow.items())))
@@ -377,6 +381,7 @@ class Shell:
         running: GenerationRecord | None,
         *,
         is_safe: bool = False,
+        is_urgent: bool = False,
     ) -> Request | None:
         """A question with all that belongs to it; none if nobody knows the job any more."""
         nodes = self.state.nodes
@@ -397,6 +402,7 @@ class Shell:
             running=text,
             ran_on=tuple(record for record in ran_on if record.gpus),
             is_safe=is_safe,
+            is_urgent=is_urgent,
             past=past,
         )
 

@@ -13,6 +13,7 @@ import pytest
 
 from agents.protocol import GenerationRecord, JobId, NodeId, NodeRecord, Point, Restore
 from planner.lives import History
+from planner.replan import Replanner
 from sailord.answering import answer
 from sailord.observed import Past, pool_of
 from sailord.planning import (
@@ -56,6 +57,27 @@ def test_what_runs_is_replanned_without_the_node_that_is_gone():
     assert set(second.proposal.members) <= {record.id for record in left}
     assert second.proposal.is_worth_it
     assert second.proposal.move_s > 0
+
+
+def test_a_machine_that_a_new_leader_never_saw_is_known_from_the_plan_itself():
+    first = answer(QUESTION)
+    assert isinstance(first, Found)
+    gone = min(first.proposal.members)
+    left = tuple(record for record in NODES if record.id != gone)
+    told = answer(replace(QUESTION, nodes=left, running=first.plan, ran_on=NODES))
+    untold = answer(replace(QUESTION, nodes=left, running=first.plan, ran_on=left))
+    assert isinstance(told, Found)
+    assert isinstance(untold, Found)
+    assert "lost devices" in untold.proposal.why
+    assert untold.proposal == told.proposal
+
+
+def test_where_nothing_runs_nobody_searches_on(monkeypatch):
+    first = answer(QUESTION)
+    assert isinstance(first, Found)
+    monkeypatch.setattr(Replanner, "improve", lambda *_: pytest.fail("it searched"))
+    again = answer(replace(QUESTION, running=first.plan, ran_on=NODES, is_urgent=True))
+    assert isinstance(again, Found)
 
 
 def test_the_same_again_takes_no_planner_and_a_moment_is_predicted_for_it():

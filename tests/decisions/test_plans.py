@@ -63,28 +63,28 @@ WAITS: list[Row] = [
         state(WAITING),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, repeats=True),),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
     ),
     (
         "after one failure too",
         state(WAITING, failures=1),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, repeats=True),),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
     ),
     (
         "what failed twice in a row is not tried just so again",
         state(WAITING, failures=2),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False),),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
     ),
     (
         "after a pause the machines may be others: it is planned anew",
         state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, replace(ASKED, since=NOW)),
-        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), False),),
+        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), False, is_urgent=True),),
     ),
     (
         "a pause after a failure is kept",
@@ -98,7 +98,7 @@ WAITS: list[Row] = [
         state(WAITING, failures=3),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, True),),
+        (RequestPlan(1, JOB, (A, B), G, True, is_urgent=True),),
     ),
     (
         "what was refused is not asked again",
@@ -112,14 +112,14 @@ WAITS: list[Row] = [
         state(WAITING, is_refused=True, considered_at=NOW - 600),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False),),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
     ),
     (
         "or there is another node",
         state(WAITING, node(A), node(B), node(C), is_refused=True),
         Ticked(NOW),
         Planning(1, (A, B, C), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B, C), G, False),),
+        (RequestPlan(1, JOB, (A, B, C), G, False, is_urgent=True),),
     ),
     (
         "nobody is asked about no nodes",
@@ -139,7 +139,7 @@ WAITS: list[Row] = [
         ),
         Ticked(NOW),
         Planning(1, (A,), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A,), G, False),),
+        (RequestPlan(1, JOB, (A,), G, False, is_urgent=True),),
     ),
 ]
 
@@ -185,7 +185,7 @@ PLANS: list[Row] = [
         state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
-        (RequestPlan(1, JOB, (A, B), G, False, repeats=True),),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
     ),
     (
         "a better plan that does not pay is left",
