@@ -1,0 +1,85 @@
+"""Hosts of a list: their agents come by themselves, and nobody makes or ends them (``gce``)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sailord.capacity_model import Agent, AgentsCounted, Delete, Observed, Priced, Targeted
+from sailord.capacity_money import spent_usd
+from sailord.providers.interface import Ask, Pool, Refused
+from sailord.providers.static import Host, StaticProvider
+from tests.daemon.running import Place, wait_until
+from tests.gce.test_gce_capacity import Story
+
+POOL = Pool("us-central1-b", "A100-40x2", "A100-40", 2, False)
+HOSTS = (Host("a", POOL, 3.6), Host("b", POOL))
+
+
+def provider(*hosts: Host) -> StaticProvider:
+    return StaticProvider(hosts, lambda: 100.0, 10.0)
+
+
+def look(story: Story, at: float, *hosts: Host) -> Story:
+    seen = asyncio.run(provider(*hosts).observe())
+    return story.hear(Observed(at, seen))
+
+
+def test_gce_a_list_of_hosts_neither_makes_nor_deletes():
+    async def play():
+        listed = provider(*HOSTS)
+        await listed.check()
+        assert listed.pools == ()
+        assert [i.node for i in (await listed.observe()).instances] == ["a", "b"]
+        assert await listed.prices() == {POOL: 3.6}
+        assert isinstance(await listed.create(Ask("r", POOL, 1)), Refused)
+        assert set((await listed.delete(["a"])).failed) == {"a"}
+        assert [notice async for notice in listed.notices()] == []
+
+    asyncio.run(play())
+
+
+def test_gce_a_host_costs_from_the_start_on_and_is_never_deleted():
+    story = Story().hear(Priced(0.0, asyncio.run(provider(*HOSTS).prices())))
+    look(story, 100.0, *HOSTS).hear(Targeted(100.0, {POOL: 0}))
+    story.hear(AgentsCounted(1010.0, {"a": Agent(2)}))
+    assert spent_usd(story.state) == pytest.approx(2.0), "both, since the moment 10"
+    # One never registers, one falls silent: a person has to see to both.
+    for at in (1100.0, 5000.0):
+        assert story.hear(AgentsCounted(at, {})).of(Delete) == []
+    assert set(story.state.machines) == {"a", "b"}
+
+
+def test_gce_a_host_that_is_taken_from_the_list_is_gone():
+    story = look(Story(), 100.0, *HOSTS)
+    look(story, 200.0, HOSTS[1])
+    assert set(story.state.machines) == {"b"}
+
+
+@pytest.mark.slow
+def test_gce_listed_hosts_register_and_others_are_told_apart(tmp_path):
+    hosts = "".join(
+        f'[[provider.host]]\nname = "{name}"\nzone = "us-central1-b"\nmachine = "A100-40x4"\n'
+        for name in ("a", "b")
+    )
+    place = Place(
+        tmp_path, webhooks=f'[provider]\nkind = "static"\n{hosts}[capacity]\nlook_s = 1\n'
+    )
+    try:
+        place.start()
+        place.start_agent("a")
+        place.start_agent("c")
+
+        def states() -> dict[str, str]:
+            code, value = place.ask("GET", "/v1/capacity")
+            assert code == 200, value
+            assert value["strangers"] == ["c"], value
+            return {machine["name"]: machine["state"] for machine in value["machines"]}
+
+        wait_until(lambda: states() == {"a": "up", "b": "awaited"})
+        place.processes[1].kill()
+        wait_until(lambda: states() == {"a": "silent", "b": "awaited"})
+        assert place.ask("GET", "/v1/capacity")[1]["provider"] == "static"
+    finally:
+        place.stop_all()
