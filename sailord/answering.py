@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -124,14 +125,28 @@ def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Reques
 def _without_slow(
     job: Job, replanner: Replanner, running: Running, nodes: Sequence[Node], request: Request
 ) -> Found | str:
-    """The best without the slow nodes, held against going on with them at their speed."""
+    """The best without the slow nodes, held against going on with them at their speed.
+
+    Both are judged by what each kind of GPU was seen to compute; the search is not.
+    """
     found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
-    limps = replanner.judge.estimate_with(running.plan, times_slower=dict(request.slow))
-    # It can go on, but no faster than they do.
-    as_it_is, could_stay = replace(running, estimate=limps), replace(found, needed=None)
-    return _judged(replanner, job, as_it_is, could_stay, nodes, request.past)
+    plan, plain, *_ = found.found
+    factors, slow = dict(request.factors), dict(request.slow)
+    others = statistics.mean(factors.values()) if factors else 1.0
+    times: dict[str, float] = {
+        node.id: factors.get(node.gpu, others) * slow.get(node.id, 1.0)
+        for node in (*request.nodes, *request.ran_on)
+    }
+    judge = replanner.judge
+    limps = replace(running, estimate=judge.estimate_with(running.plan, times_slower=times))
+    # What runs can go on, but no faster than they do.
+    seen = judge.estimate_with(plan, times_slower=times)
+    better = replace(found, estimate=seen, needed=None)
+    told = _judged(replanner, job, limps, better, nodes, request.past)
+    # What will be measured is held against what is predicted, never against corrections.
+    return replace(told, proposal=replace(told.proposal, busy=_busy(job, plan, plain)))
 
 
 def _ran_on(before: Plan, request: Request) -> list[Node]:

@@ -206,6 +206,8 @@ def _sign(state: State, active: Active) -> tuple[float, str]:
             return min([*seen, *(broken if kind == "loss" else ())]), kind
     if isinstance(phase, Waiting):
         return phase.since, "failure"
+    if active.phase.slow:
+        return state.now, "slow"
     known = set(members)
     new = [n.since for id_, n in state.nodes.items() if id_ in set(active.phase.asked_for) - known]
     if new and not active.phase.is_forced:

@@ -380,6 +380,8 @@ class RequestPlan:
 
 
 @dataclass(frozen=True, slots=True)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By kind of GPU: what it was seen to compute over what was predicted."""
 class WriteGeneration:
     """Store the record if ``replaces`` still stands there and the term is ours.
 

@@ -60,6 +60,7 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
         slow=change.slow,
     )
     times = {id_: slow.times for id_, slow in change.slow.items()}
+    factors = active.watch.factors if change.slow else {}
     is_safe = active.failures >= state.options.failures_until_safe
     is_urgent = before is None and active.generation is not None
     repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
@@ -68,13 +69,19 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
         # Of the others nobody is asked now: what they could help with is a question for later.
         considered = replace(considered, considered=frozenset(active.generation.members))
     asked = replace(considered, phase=phase, is_refused=False)
-    return replace(state, active=asked, requests=request), (
-        *settled,
-        note(active, f"planning for {_count(nodes)}: {change.reason}"),
-        RequestPlan(
-            request, active.job.id, nodes, active.generation, is_safe, times, is_urgent, repeats
-        ),
+    question = RequestPlan(
+        request,
+        active.job.id,
+        nodes,
+        active.generation,
+        is_safe,
+        times,
+        is_urgent,
+        repeats,
+        factors,
     )
+    told = note(active, f"planning for {_count(nodes)}: {change.reason}")
+    return replace(state, active=asked, requests=request), (*settled, told, question)
 
 
 def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:

@@ -63,6 +63,8 @@ class Request:
     is_urgent: bool = False
     """Nothing runs: what is found at once is better than the best after a search."""
     past: Past = NOTHING_KNOWN
+    factors: tuple[tuple[str, float], ...] = ()
+    """By kind of GPU: what it was seen to compute over what is predicted."""
     slow: tuple[tuple[str, float], ...] = ()
     """Nodes of the running plan that are not among ``nodes``, as they take so many times as long
     as they should: is there anything better than to go on with them?"""

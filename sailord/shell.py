@@ -360,7 +360,9 @@ class Shell:
             is_urgent=command.is_urgent,
         )
         if request is not None and command.slow:
-            request = replace(request, slow=tuple(sorted(command.slow.items())))
+            slow = tuple(sorted(command.slow.items()))
+            factors = tuple(sorted(command.factors.items()))
+            request = replace(request, slow=slow, factors=factors)
         if request is None:
             return "the job's file is gone from the store"
         return await self.planning.ask(request, timeout_s=self.config.options.plan_s)

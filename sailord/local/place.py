@@ -90,7 +90,9 @@ class Place:
             f'cluster_name = "local"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
             f'log = "json"\n[listen]\nport = {self.port}\n'
             f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
-            "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n",
+            "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
+            # Nodes that share a computer's cores differ by chance.
+            "slow_times = 3.0\n",
             encoding="utf-8",
         )
 

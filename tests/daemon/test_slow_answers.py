@@ -94,3 +94,14 @@ def test_what_was_foreseen_of_a_loss_is_no_answer_about_a_slow_node(cluster):
     ahead.add(frozenset({SLOW.id}), frozenset(node.id for node in NODES), lost)
     assert ahead.answer(replace(asked(cluster, 4.0), slow=())) == lost
     assert ahead.answer(asked(cluster, 4.0)) is None
+
+
+def test_what_kinds_were_seen_to_compute_corrects_both_sides(cluster):
+    """Where all computes three times as long as predicted, the better plan does so too."""
+    plain = answer(asked(cluster, 4.0))
+    seen = answer(replace(asked(cluster, 4.0), factors=(("V100-16", 3.0),)))
+    assert isinstance(plain, Found)
+    assert isinstance(seen, Found)
+    assert seen.proposal.plan == plain.proposal.plan
+    assert 1 < seen.proposal.iteration_s / plain.proposal.iteration_s <= 3
+    assert seen.proposal.busy == plain.proposal.busy, "measured is held against predicted"

@@ -109,7 +109,8 @@ def test_the_planner_is_asked_what_is_best_without_it():
     after, orders = act(four(B), Ticked(NOW))
     assert phase(after) == QUESTION
     times = {B: 3.0}
-    assert orders == (RequestPlan(1, JOB, (A, C, D), G, False, times),)
+    factors = {"A100-40": 1.0}
+    assert orders == (RequestPlan(1, JOB, (A, C, D), G, False, times, factors=factors),)
 
 
 def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():

@@ -76,6 +76,12 @@ def test_other_work_leaves_room_for_what_the_prediction_may_be_off(relative_erro
     assert (NAMES[2] in watch.slow) == is_slow
 
 
+def test_one_other_with_the_same_work_is_no_measure():
+    twins = {**others(1.0, 1.8, 1.0, 1.0)}
+    twins[NAMES[1]] = replace(twins[NAMES[0]], measured_s=twins[NAMES[0]].predicted_s * 1.8)
+    assert seen(twins, relative_error=0.4).slow == {}
+
+
 def test_two_of_a_kind_say_nothing_of_each_other_but_each_of_itself():
     alone = others(1.0, 3.0)
     assert seen(alone).slow == {}, "which of them is as it should be?"

@@ -32,7 +32,7 @@ class HastyPlace(Place):
         Place.make(self)
         config = self.folder / "sailord.toml"
         text = config.read_text(encoding="utf-8")
-        config.write_text(text.replace("[options]\n", f"[options]\n{OPTIONS}"), encoding="utf-8")
+        config.write_text(text.replace("slow_times = 3.0\n", OPTIONS), encoding="utf-8")
 
 
 def tell(folder: Path) -> dict[str, Any]:
