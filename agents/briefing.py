@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Site:
     """Where files stand that the job names."""
     orphan_s: float
     threads: int
+    device_bytes: int | None = None
+    """The memory of a device that is not there; ``None``: the driver knows."""
 
     @property
     def socket(self) -> Path:
@@ -87,6 +89,8 @@ def specs(
             "base": None if site.data is None else str(site.data),
             "memory": str(site.memory),
             "wait_s": record.wait_s,
+            "peak": None if rank >= len(record.peaks) else asdict(record.peaks[rank]),
+            "device_bytes": site.device_bytes,
             "memory_every": record.memory_every,
             "persist_every": record.persist_every,
             "peers": peers,

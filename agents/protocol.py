@@ -99,6 +99,15 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
+class Peak:
+    """The memory of its device that a rank is predicted to take when it takes most."""
+
+    tensors: int
+    context: int
+    """What driver and framework hold before the first tensor."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRecord:
     """One immutable plan, one restore point and one set of members; only ``state`` moves on."""
 
@@ -122,6 +131,8 @@ class GenerationRecord:
     """What its plan costs; ``None``: a price is not known."""
     busy: Busy | None = None
     """Predicted of its plan; ``None``: nothing is known."""
+    peaks: tuple[Peak, ...] = ()
+    """By rank; empty: nobody said."""
     step_s: float = 0.0
     """What a step is taken to take; 0: nobody said."""
     wait_s: float = 600.0

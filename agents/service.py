@@ -109,7 +109,9 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         meeting = Meeting(peers)
         threads = config.threads or max(1, (os.cpu_count() or 1) // node.gpus)
         memory = config.memory or _memory_of(config, devices)
-        site = Site(config.state, memory, key, config.data, config.orphan_s, threads)
+        declared = round(catalogue.gpu(devices.gpu).usable_memory_bytes)
+        device_bytes = declared if devices.is_emulated else None
+        site = Site(config.state, memory, key, config.data, config.orphan_s, threads, device_bytes)
         joining = Joining(site, lambda: shell.state.node, registration, workers, meeting)
         keeper = new_keeper(memory, peers, workers, registration, config.copy_mb_s * 1e6)
         teller = Teller(peers, lambda: registration.leader)

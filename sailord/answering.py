@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agents.protocol import Busy, NodeId, NodeRecord
+from agents.protocol import Busy, NodeId, NodeRecord, Peak
 from planner.answer import Question, read_ahead
 from planner.holdings import placed_stages
 from planner.moving import cost_of_move
@@ -325,6 +325,7 @@ def _found(
         ask_again_s,
         figures["cost_usd_per_hour"],
         _busy(job, plan, estimate),
+        _peaks(plan, estimate),
     )
     about = {
         "estimate": figures,
@@ -334,6 +335,16 @@ def _found(
         "again": again,
     }
     return Found(proposal, text, about)
+
+
+def _peaks(plan: Plan, estimate: Estimate) -> tuple[Peak, ...]:
+    """What each rank takes of its device's memory by this estimate."""
+    return tuple(
+        Peak(round(memory.total - memory.context), round(memory.context))
+        for pipeline, memories in zip(plan.pipelines, estimate.memory, strict=True)
+        for stage, memory in zip(pipeline.stages, memories, strict=True)
+        for _ in range(stage.tp)
+    )
 
 
 def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:

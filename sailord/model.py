@@ -19,6 +19,7 @@ from agents.protocol import (
     JobState,
     NodeId,
     NodeRecord,
+    Peak,
     Report,
 )
 from sailord.keeping import (
@@ -60,6 +61,8 @@ class Proposal:
     usd_per_hour: float | None = None
     """``None``: a price is not known."""
     busy: Busy | None = None
+    peaks: tuple[Peak, ...] = ()
+    """By rank."""
 
 
 # ---- the phases of a job --------------------------------------------------------------------

@@ -31,6 +31,7 @@ def next_record(
         persist_every=often.persist_every,
         usd_per_hour=proposal.usd_per_hour,
         busy=proposal.busy,
+        peaks=proposal.peaks,
         step_s=step_s,
         wait_s=wait_s(state.options, proposal, step_s),
     )

@@ -104,6 +104,8 @@ def the_same_again(record: GenerationRecord, plan: bytes, about: Mapping[str, An
         iteration_s=about["estimate"]["iteration_s"],
         move_s=again["seconds"],
         usd_per_hour=record.usd_per_hour,
+        busy=record.busy,
+        peaks=record.peaks,
     )
     return Found(proposal, plan, {**about, "why": [proposal.why], "move": again})
 

@@ -26,6 +26,7 @@ from worker.meeting import Party
 from worker.models import exact
 from worker.parallelize import Values
 from worker.protocol import TensorSpec
+from worker.room import Peak
 from worker.shards import shard_of
 
 WAIT_S = 600.0
@@ -97,6 +98,17 @@ class Assignment:
     def wait_s(self) -> float:
         """How long this rank waits for another that is not known to be gone."""
         return float(self.spec.get("wait_s", WAIT_S))
+
+    @property
+    def peak(self) -> Peak | None:
+        """What this rank is predicted to take of its device's memory; ``None``: nobody said."""
+        told = self.spec.get("peak")
+        return None if told is None else Peak(**told)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What a device that is not there is declared to have; ``None``: it is there."""
+        return self.spec.get("device_bytes")
 
     @property
     def party(self) -> Party:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from simulator.errors import InputError, Problem
 from simulator.plan import Plan
 from worker.layout import Holdings, seats_of
 from worker.pieces import (
@@ -130,6 +131,27 @@ def check_room(need: Need, memory: Path, job: str, generation: int) -> None:
     error = NoRoom(errno.ENOSPC, text, str(memory))
     error.needed_bytes = missing
     raise error
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The memory of its device that a rank is predicted to take when it takes most."""
+
+    tensors: int
+    context: int
+    """What driver and framework hold before the first tensor."""
+
+
+def check_device(number: int, needed: int, there: int) -> None:
+    """Refuse a device whose memory the plan would not fit, before the first step runs into it."""
+    if needed <= there:
+        return
+    what = f"{in_mib(needed)} are needed at the peak, as predicted, and {in_mib(there)} are there"
+    cure = (
+        "end what else uses it; if nothing does, the cluster's catalogue says that it has more: "
+        "correct usable_memory_gib there"
+    )
+    raise InputError(Problem(f"device {number}: memory", what, cure))
 
 
 def _held(folder: Path) -> Counter[int]:

@@ -30,6 +30,7 @@ from worker.layout import Holdings, holdings_of
 from worker.meeting import go_to, meet, open_place
 from worker.pieces import keys_needed
 from worker.restoring import digests
+from worker.room import check_device
 from worker.slots import NoRoom
 from worker.table import table_of
 from worker.timeline import Arrow, Recorder, fail_point
@@ -173,9 +174,24 @@ class Stint:
         self._reached("reserved")
         self._phase("rebuild")
         self._tell("verifying")
+        self._check_device()
         _compare(trainer)
         self._reached("verified")
         self._phase("verify")
+
+    def _check_device(self) -> None:
+        about = self.assignment
+        peak, declared = about.peak, about.device_bytes
+        if peak is None:
+            return
+        if about.device.type == "cuda":
+            # The context stands already, and what is reserved is ours.
+            free, _ = torch.cuda.mem_get_info(about.device)
+            there = free + torch.cuda.memory_reserved(about.device)
+            check_device(about.device.index, peak.tensors, there)
+        elif declared is not None:
+            number = int(about.spec["device"])
+            check_device(number, peak.tensors + peak.context, declared)
 
     def _fetch(self, job: Job, holdings: Holdings) -> Fetched | None:
         about = self.assignment

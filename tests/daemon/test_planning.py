@@ -46,6 +46,11 @@ def test_a_plan_stands_on_nodes_that_are_there():
     assert isinstance(found, Found)
     assert set(found.proposal.members) <= {record.id for record in NODES}
     assert found.about["tokens_per_iteration"] == 16 * 64
+    estimate, plan = found.about["estimate"], json.loads(found.plan)
+    stages = [(p, s) for p, pipeline in enumerate(plan["pipelines"]) for s in pipeline["stages"]]
+    assert len(found.proposal.peaks) == sum(stage["tp"] for _, stage in stages)
+    most = max(peak for stages in estimate["peak_memory_bytes"] for peak in stages)
+    assert max(peak.tensors + peak.context for peak in found.proposal.peaks) == most
 
 
 def test_what_runs_is_replanned_without_the_node_that_is_gone():

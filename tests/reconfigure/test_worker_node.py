@@ -229,6 +229,20 @@ def test_no_room_is_said_before_training_and_with_the_number(agents):
     assert process.word["is_bug"]
 
 
+def test_a_device_that_is_too_small_is_told_before_the_first_step(agents):
+    peak = {"tensors": 90 << 20, "context": 10 << 20}
+    agents.start(ALONE, 1, peak=peak, device_bytes=(100 << 20) - 1)
+    agents.wait_taking(1, "failed")
+    (process,) = agents.gang(1)
+    assert process.word["failure"].startswith(
+        "device 0: memory: 100.0 MiB are needed at the peak, as predicted, and 100.0 MiB are there"
+    )
+    assert process.word["step"] == 0
+    leave(agents, 1)
+    agents.start(ALONE, 2, peak=peak, device_bytes=100 << 20)
+    agents.wait_taking(2, "running", step=2)
+
+
 def test_an_abort_ends_a_wait_for_ranks_that_never_come(agents):
     agents.start(TWO, 1, is_meeting=False, fail_at="1:joined:0@1")
     waiting, victim = agents.gang(1)
