@@ -380,11 +380,11 @@ class RequestPlan:
     """Nothing runs that could go on while the planner searches."""
     repeats: bool = False
     """The plan that ran last is answer enough: nothing runs, and all its nodes are there."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By kind of GPU: what it was seen to compute over what was predicted."""
 
 
 @dataclass(frozen=True, slots=True)
-    factors: Mapping[str, float] = field(default_factory=dict)
-    """By kind of GPU: what it was seen to compute over what was predicted."""
 class WriteGeneration:
     """Store the record if ``replaces`` still stands there and the term is ours.
 
