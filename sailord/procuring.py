@@ -49,12 +49,15 @@ from sailord.planning import Wanted, WantedPool, WantRequest
 from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
 from sailord.shell import Shell
 from sailord.tasks import Tasks
+from simulator.errors import InputError
 
 log = structlog.get_logger("sailord")
 
 TICK_S = 0.5
 READ_S = 300.0
-"""How often prices and quotas are read."""
+"""How often prices and quotas are read, ..."""
+QUOTAS_S = 5.0
+"""... and quotas as soon as machines have come or gone, if they were not just read."""
 SAVE_S = 10.0
 RETRY_S = 0.5
 WANT_S = 2.0
@@ -81,6 +84,8 @@ class Procurer:
     state: Capacity = field(init=False)
     _term: int | None = None
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Machines have come or gone, so that quotas are other ones."""
     _tasks: Tasks = field(default_factory=Tasks)
     _saved: Books | None = None
     _asked: tuple[object, ...] = ()
@@ -90,11 +95,27 @@ class Procurer:
         self.state = Capacity(self.policy, self.clock.now())
 
     async def check(self) -> None:
-        """Raise ``InputError`` for what a person must put right; a provider that is away is not."""
+        """Raise ``InputError`` for what a person must put right; a provider that is away is not.
+
+        What is rented already needs its head more than a faultless file: a key that expired is
+        then told, and no reason to stay away.
+        """
         try:
             await self.provider.check()
         except ProviderError as error:
             log.warning("the provider cannot be asked yet", error=str(error))
+        except InputError as error:
+            if not await self._may_have_machines():
+                raise
+            log.error("nothing more can be rented", error=str(error))
+
+    async def _may_have_machines(self) -> bool:
+        try:
+            entry = await self.gateway.store.get(self.gateway.keys.capacity)
+            books = Books() if entry is None else decode(Books, entry.value)
+        except (StoreError, WireError):
+            return True
+        return bool(books.machines or books.asks)
 
     async def run(self) -> None:
         """Follow the leadership for ever, and look, ask and delete while we have it."""
@@ -105,6 +126,7 @@ class Procurer:
                     self._tick(),
                     self._every(self.policy.look_s, self._look),
                     self._every(READ_S, self._read),
+                    self._follow_quotas(),
                     self._every(SAVE_S, self._keep),
                     self._every(WANT_S, self._want),
                     self._hear(),
@@ -117,7 +139,10 @@ class Procurer:
     async def _decide_all(self) -> None:
         while True:
             event = await self._events.get()
+            before = _there(self.state)
             self.state, commands = decide(self.state, event)
+            if _there(self.state) != before:
+                self._moved.set()
             for command in commands:
                 self._perform(command)
 
@@ -213,12 +238,28 @@ class Procurer:
     async def _read(self) -> None:
         try:
             prices = await self.provider.prices()
-            quotas = await self.provider.quotas()
         except ProviderError as error:
-            log.warning("prices and quotas cannot be read", error=str(error))
+            log.warning("prices cannot be read", error=str(error))
         else:
             self._feed(Priced(self.clock.now(), prices))
+        await self._read_quotas()
+
+    async def _read_quotas(self) -> None:
+        try:
+            quotas = await self.provider.quotas()
+        except ProviderError as error:
+            log.warning("quotas cannot be read", error=str(error))
+        else:
             self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
+
+    async def _follow_quotas(self) -> None:
+        """What an ask took away, and a machine that went gave back, is known soon."""
+        while True:
+            await self._moved.wait()
+            await asyncio.sleep(QUOTAS_S)
+            self._moved.clear()
+            if self._term is not None:
+                await self._read_quotas()
 
     async def _create(self, ask: Ask) -> None:
         if not await self._save():
@@ -308,6 +349,12 @@ class Procurer:
             past=self.shell.observed.past(self.shell.state),
         )
         return await self.shell.planning.want(request, timeout_s=WANT_TIMEOUT_S)
+
+
+def _there(state: Capacity) -> tuple[frozenset[str], frozenset[str]]:
+    """What draws on quotas: machines, and asks that are not answered."""
+    up = (id_ for id_, machine in state.machines.items() if machine.ended_at is None)
+    return frozenset(up), frozenset(state.asks)
 
 
 def _up(pools: tuple[WantedPool, ...]) -> list[WantedPool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from sailord.providers import gce_check, gce_groups
@@ -57,10 +57,17 @@ class _UnsettledError(Exception):
 class Gce:
     """One project, as far as it carries one cluster's label."""
 
-    def __init__(self, config: GceConfig, catalogue: Catalogue, credentials: Any) -> None:
+    def __init__(
+        self,
+        config: GceConfig,
+        catalogue: Catalogue,
+        api: Api,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._config = config
         self._catalogue = catalogue
-        self._api = Api(credentials, config.endpoint, config.call_s)
+        self._api = api
+        self._now = now
         self._requests: dict[str, str] = {}
         """Our request ids by those that Google knows, where they differ."""
         self._seen: dict[str, Instance] = {}
@@ -79,7 +86,7 @@ class Gce:
 
     async def observe(self) -> Observation:
         """Look at all machines with our label, and at what happened to them."""
-        at = time.time()
+        at = self._now()
         rule = f'labels.{CLUSTER_LABEL}="{self._config.cluster_name}"'
         try:
             pages, operations = await asyncio.gather(
@@ -136,7 +143,7 @@ class Gce:
                 return InDoubt(ask.request_id, failure.text)
             # A name that is taken is ours: this request came through before.
             is_repeated = failure.status == CONFLICT or "already exists" in failure.text
-            return await self._outcome(ask, failure) if is_repeated else _refused(ask, failure)
+            return await self._outcome(ask, failure) if is_repeated else self._refused(ask, failure)
         try:
             refusal = await self._settle(ask.pool.zone, operation)
             if grouped and refusal is None:
@@ -193,8 +200,13 @@ class Gce:
         made = tuple(self._instance(one) for one in found)
         self._seen |= {instance.id: instance for instance in made}
         if refusal is not None and not made:
-            return _refused(ask, refusal)
+            return self._refused(ask, refusal)
         return Granted(ask.request_id, made)
+
+    def _refused(self, ask: Ask, failure: Failure) -> Refused:
+        cure = gce_check.cure_of(failure, self._config.project)
+        text = f"{failure.text}; {cure}" if cure else failure.text
+        return Refused(ask.request_id, failure.kind, text, failure.retry_after_s)
 
     # ---- removing -------------------------------------------------------------------------------
 
@@ -288,11 +300,8 @@ class Gce:
 
 def open_gce(config: GceConfig, catalogue: Catalogue) -> Gce:
     """Find credentials; ``InputError`` says how to come by some. It blocks for a while."""
-    return Gce(config, catalogue, find_credentials(config.credentials, config.endpoint))
-
-
-def _refused(ask: Ask, failure: Failure) -> Refused:
-    return Refused(ask.request_id, failure.kind, failure.text, failure.retry_after_s)
+    credentials = find_credentials(config.credentials, config.endpoint)
+    return Gce(config, catalogue, Api(credentials, config.endpoint, config.call_s))
 
 
 def _is_old(page: Any, before: float) -> bool:

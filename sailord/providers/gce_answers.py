@@ -21,6 +21,7 @@ RATE_CODES = frozenset(
 PERMISSION_CODES = frozenset(
     {
         *("forbidden", "authError", "required", "accessNotConfigured", "insufficientPermissions"),
+        "SERVICE_DISABLED",
         *("PERMISSION_DENIED", "PERMISSIONS_ERROR", "SERVICE_ACCOUNT_ACCESS_DENIED"),
         *("UNAUTHENTICATED", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "expired"),
     }

@@ -17,6 +17,8 @@ from simulator.errors import InputError, Problem
 T = TypeVar("T")
 
 THREADS = 8
+SPARE_S = 5.0
+"""Waited beyond a request's own deadline, which ends most of them."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = (
     "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS,"
@@ -32,6 +34,7 @@ class Api:
         self._endpoint = endpoint
         self._clients: dict[str, Any] = {}
         self._call_s = call_s
+        self._is_loaded = False
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gce")
 
     async def call(self, client: str, method: str, **fields: Any) -> Any:
@@ -92,7 +95,7 @@ class Api:
 
     def _client(self, name: str) -> Any:
         if name not in self._clients:
-            from google.cloud import compute_v1  # noqa: PLC0415 - it takes seconds to load
+            from google.cloud import compute_v1  # noqa: PLC0415 - see _load
 
             options = {} if self._endpoint is None else {"api_endpoint": self._endpoint}
             kind = getattr(compute_v1, f"{name}Client")
@@ -101,15 +104,23 @@ class Api:
 
     async def _in_thread(self, act: Callable[[], T], *, share: float = 1.0) -> T:
         loop = asyncio.get_running_loop()
-        deadline_s = share * self._call_s + 10.0  # The first call also loads the library.
+        if not self._is_loaded:
+            # It takes seconds, many on a busy machine, and says nothing of Google.
+            await loop.run_in_executor(self._threads, _load)
+            self._is_loaded = True
+        deadline_s = share * self._call_s + SPARE_S
         try:
             async with asyncio.timeout(deadline_s):
-                return await loop.run_in_executor(self._threads, lambda: _told(act))
+                return await loop.run_in_executor(self._threads, lambda: told_as_failure(act))
         except TimeoutError:
             raise Failure("unknown", f"Google did not answer within {deadline_s:.0f} s") from None
 
 
-def _told(act: Callable[[], T]) -> T:
+def _load() -> None:
+    from google.cloud import compute_v1  # noqa: F401, PLC0415 - it takes seconds to load
+
+
+def told_as_failure(act: Callable[[], T]) -> T:
     """Do something, and raise whatever the library makes of an error as a ``Failure``."""
     import requests  # noqa: PLC0415 - slow to load
     from google.api_core import exceptions  # noqa: PLC0415 - slow to load

@@ -15,6 +15,9 @@ from sailord.providers.interface import Pool, ProviderError
 from simulator.errors import Problem, Problems, nearest
 
 ROLE = "roles/compute.instanceAdmin.v1"
+MACHINE_ROLE = "roles/iam.serviceAccountUser"
+"""To make machines that act as a service account of their own."""
+NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 
 
 async def check(api: Api, config: GceConfig) -> None:
@@ -59,7 +62,14 @@ async def _project(api: Api, config: GceConfig) -> Any:
 
 async def _check_sight(api: Api, config: GceConfig) -> Sequence[Problem]:
     rule = f'labels.{CLUSTER_LABEL}="{config.cluster_name}"'
-    await api.pages("Instances", "aggregated_list", project=config.project, filter=rule)
+    project = config.project
+    await api.pages("Instances", "aggregated_list", project=project, filter=rule)
+    await api.pages(
+        *("GlobalOperations", "aggregated_list"),
+        project=project,
+        max_results=1,
+        is_enough=lambda _: True,
+    )
     return ()
 
 
@@ -120,15 +130,29 @@ async def limits_by_region(
     return found
 
 
+def cure_of(failure: Failure, project: str) -> str:
+    """Say what a person can do about a refusal; empty: nothing, or the text says it."""
+    match failure.kind:
+        case "permission" if failure.status == 401:
+            return LOGIN
+        case "permission" if failure.code in NOT_ENABLED:
+            return f"gcloud services enable compute.googleapis.com --project={project}"
+        case "permission":
+            is_machines = "service account" in failure.text.lower()
+            role = MACHINE_ROLE if is_machines else ROLE
+            cure = f"give sailord's account {role}: gcloud projects add-iam-policy-binding"
+            return f"{cure} {project} --member=serviceAccount:NAME --role={role}"
+        case "quota":
+            return "ask for more of it under IAM & Admin > Quotas"
+        case _:
+            return ""
+
+
 def _said(failure: Failure, config: GceConfig) -> Problem:
     """Say what a person can do about a failure; what nobody can is a ``ProviderError``."""
     match failure.kind:
-        case "permission" if failure.status == 401:
-            return Problem("provider.credentials", failure.text, LOGIN)
         case "permission":
-            cure = f"give the account {ROLE}: gcloud projects add-iam-policy-binding"
-            cure += f" {config.project} --member=serviceAccount:NAME --role={ROLE}"
-            return Problem("provider.credentials", failure.text, cure)
+            return Problem("provider.credentials", failure.text, cure_of(failure, config.project))
         case "bad_request" if failure.status == 404:
             what = f'no project "{config.project}" is there for this account ({failure.text})'
             cure = "see `gcloud projects list`, and give the project's ID, not its name"

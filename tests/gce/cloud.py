@@ -10,6 +10,7 @@ from dataclasses import replace
 from google.auth.credentials import AnonymousCredentials
 
 from sailord.providers.gce import Gce
+from sailord.providers.gce_api import Api
 from sailord.providers.gce_config import GceConfig
 from sailord.providers.interface import Ask, Pool
 from simulator.catalogue import load_catalogue
@@ -56,4 +57,4 @@ def provider(
     """The real provider, which speaks to a fake cloud."""
     with gce_server(cloud, rest) as address:
         settled = replace(config(address, *pools), **changes)
-        yield Gce(settled, load_catalogue(), AnonymousCredentials())
+        yield Gce(settled, load_catalogue(), Api(AnonymousCredentials(), address, settled.call_s))

@@ -49,10 +49,17 @@ class MetadataServers:
         self._wait(server.flip(PREEMPTED, "TRUE"))
 
     def close(self) -> None:
-        self._wait(self._open.aclose())
+        self._wait(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
+
+    async def _end(self) -> None:
+        await self._open.aclose()
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
@@ -142,7 +149,7 @@ class Life:
 
     def said(self, words: str) -> list[str]:
         """The lines of sailord's log that have some words."""
-        lines = (self.place.folder / "sailord.log").read_text().splitlines()
+        lines = (self.place.folder / "sailord.log").read_text().splitlines(keepends=True)
         return [line for line in lines if words in line]
 
     def history(self) -> list[str]:
@@ -187,7 +194,7 @@ def living(folder: Path, capacity: str) -> Iterator[Life]:
     place = Place(folder)
     place.make()
     machines = Machines(place)
-    cloud = Cloud(hooks=machines, offers={LARGE: Offer("nvidia-tesla-a100", 1, "", 2.0, 0.8)})
+    cloud = Cloud(hooks=machines, offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)})
     try:
         with gce_server(cloud) as address:
             _configure(place, address, capacity)
@@ -195,6 +202,9 @@ def living(folder: Path, capacity: str) -> Iterator[Life]:
             life.start_head()
             try:
                 yield life
+            except BaseException:
+                print("".join(life.said('"capacity')[-60:]))
+                raise
             finally:
                 assert life.head is not None
                 life.head.terminate()

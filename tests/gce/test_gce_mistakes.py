@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sailord.providers.gce import open_gce
-from sailord.providers.interface import ProviderError
+from sailord.providers.interface import ProviderError, Refused
 from simulator.catalogue import load_catalogue
 from simulator.errors import InputError
 from tests.fakes.gce.cloud import Cloud, Mood
-from tests.gce.cloud import HERE, config, pool, provider
+from tests.gce.cloud import HERE, ask, config, pool, provider
 
 OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
 
@@ -25,6 +25,16 @@ OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
         ({"denied": {"compute.projects.get"}}, "provider.credentials", "instanceAdmin"),
         ({"denied": {"compute.zones.list"}}, "provider.credentials", "compute.zones.list"),
         ({"denied": {"compute.instances.list"}}, "provider.credentials", "instances.list"),
+        (
+            {"denied": {"compute.zoneOperations.list"}},
+            "provider.credentials",
+            "add-iam-policy-binding test-project",
+        ),
+        (
+            {"moods": [Mood(".*", 1, 403, "accessNotConfigured", "API has not been used")]},
+            "provider.credentials",
+            "gcloud services enable compute.googleapis.com --project=test-project",
+        ),
         ({"is_expired": True}, "provider.credentials", "gcloud auth"),
         ({"zones": {HERE: "us-central1"}}, "provider.zones", f"did you mean {chr(34)}{HERE}"),
         (
@@ -48,6 +58,33 @@ def test_bad_input_says_what_to_do(behave, place, words):
     assert problem.place == place
     assert words in str(problem)
     assert problem.cure
+
+
+@pytest.mark.parametrize(
+    ("behave", "words"),
+    [
+        ({"denied": {"compute.instances.create"}}, "--role=roles/compute.instanceAdmin.v1"),
+        (
+            {
+                "moods": [
+                    Mood("bulkInsert", 1, 403, "SERVICE_ACCOUNT_ACCESS_DENIED",
+                         "The user does not have access to service account 'sailor-machine'")
+                ]
+            },
+            "--role=roles/iam.serviceAccountUser",
+        ),
+        ({"is_expired": True}, "gcloud auth application-default login"),
+        (
+            {"quotas": {("us-central1", "NVIDIA_A100_GPUS"): 0}},
+            "IAM & Admin > Quotas",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refusal_that_only_a_person_can_end_says_how(behave, words):
+    with provider(Cloud(**behave)) as gce:
+        refused = asyncio.run(gce.create(ask()))
+    assert isinstance(refused, Refused)
+    assert words in refused.text
 
 
 def test_all_that_is_wrong_is_told_at_once():

@@ -52,6 +52,10 @@ def gce_server(cloud: Cloud, rest: Rest | None = None) -> Iterator[str]:
                     await asyncio.wait_for(stopped.wait(), TICK_S)
         finally:
             await runner.cleanup()
+            waiting = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in waiting:  # Whoever asked last and did not wait for the answer.
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     stopped = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve(stopped)), daemon=True)
