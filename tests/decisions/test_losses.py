@@ -196,9 +196,9 @@ SILENT = node(B, absent_since=NOW - 30)
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        (state(None, node(A), SILENT, advanced_at=NOW - 1.9), {}),
+        (state(None, node(A), SILENT, advanced_at=NOW - 1.4), {}),
         (
-            state(None, node(A), SILENT, advanced_at=NOW - 2),
+            state(None, node(A), SILENT, advanced_at=NOW - 1.5),
             {B: "its lease is gone and no step was done since"},
         ),
         (replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 11.9), {}),
