@@ -1,0 +1,171 @@
+"""A trace of what could be had, replayed against a real sailord (``gce``)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from sailord.client import Client
+from sailord.local.place import Place
+from sailord.local.sweep import end_all
+from sailord.providers.interface import (
+    Ask,
+    Deleted,
+    Granted,
+    Instance,
+    Observation,
+    Pool,
+    Refused,
+    no_notices,
+)
+from sailord.providers.replayed import ReplayedProvider
+from simulator.trace import Interval, Trace
+from tests.gce.test_gce_emulated import agent_text, cards, wait_until
+
+A, B = Pool("a", "m", "gpu", 2, True), Pool("b", "m", "gpu", 2, True)
+TRACE = Trace("t", (Interval(0, 10, (4, 0)), Interval(10, 20, (2, 4)), Interval(20, 30, (0, 2))))
+"""Two machines in a; then one, and two in b; then none, and one."""
+
+
+@dataclass(eq=False)
+class Endless:
+    """A provider that has machines without end."""
+
+    made: dict[str, Instance] = field(default_factory=dict)
+    at: float = 0.0
+    pools: tuple[Pool, ...] = (A, B)
+
+    async def check(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def observe(self) -> Observation:
+        return Observation(self.at, tuple(self.made.values()))
+
+    async def create(self, ask: Ask):
+        known = tuple(i for i in self.made.values() if i.request_id == ask.request_id)
+        new = tuple(
+            Instance(f"{ask.request_id}.{n}", "", ask.pool, "running", self.at, ask.request_id)
+            for n in range(0 if known else ask.count)
+        )
+        self.made |= {instance.id: instance for instance in new}
+        return Granted(ask.request_id, known or new)
+
+    async def delete(self, ids) -> Deleted:
+        for id_ in ids:
+            self.made.pop(id_, None)
+        return Deleted(tuple(ids), {})
+
+    async def prices(self):
+        return {A: 1.0, B: 2.0}
+
+    async def quotas(self):
+        return ()
+
+    def notices(self):
+        return no_notices()
+
+
+def test_gce_a_trace_gives_and_takes_as_it_says():
+    within = Endless()
+    replayed = ReplayedProvider(within, TRACE, (A, B), lambda: within.at, 0.0, 2.0)
+
+    async def play() -> None:
+        granted = await replayed.create(Ask("r1", A, 3))
+        assert isinstance(granted, Granted)
+        assert len(granted.instances) == 2, "no more than the trace has"
+        assert await replayed.create(Ask("r1", A, 3)) == granted, "one request, one effect"
+        assert isinstance(await replayed.create(Ask("r2", B, 1)), Refused)
+        within.at = 4.9
+        assert len((await replayed.observe()).instances) == 2
+        within.at = 5.1  # Twice as fast: the trace is at 10.2 s.
+        seen = await replayed.observe()
+        assert len(seen.instances) == 1
+        (taken,) = seen.preemptions
+        assert seen.ended_at == {taken.instance: 5.1}
+        assert len(within.made) == 1
+        within.at = 6.0
+        assert isinstance(await replayed.create(Ask("r3", B, 2)), Granted)
+        within.at = 100.0  # After its end the last moment stays.
+        seen = await replayed.observe()
+        assert [i.pool for i in seen.instances] == [B]
+        assert len(seen.preemptions) == 3, "who was taken is told again"
+
+    asyncio.run(play())
+
+
+def test_gce_of_those_that_a_trace_takes_the_youngest_go():
+    within = Endless()
+    old = Instance("old", "", A, "running", 1.0, "r")
+    within.made = {"new": replace(old, id="new", created_at=2.0), "old": old}
+    replayed = ReplayedProvider(within, TRACE, (A, B), lambda: 15.0, 0.0)
+    assert [i.id for i in asyncio.run(replayed.observe()).instances] == ["old"]
+
+
+# ---- against a real sailord ---------------------------------------------------------------------
+
+SPAN_S = 25
+"""One machine for so long, then none for as long, again and again."""
+
+
+def configure(place: Place) -> None:
+    (place.folder / "agent-base.toml").write_text(agent_text(place, place.memory))
+    (place.folder / "trace.toml").write_text(
+        f"end_s = {100 * SPAN_S}\n"
+        + "".join(
+            f'[[event]]\ntime_s = {turn * SPAN_S}\nzone = "zone-c"\nmachines = {1 - turn % 2}\n'
+            for turn in range(100)
+        )
+    )
+    with (place.folder / "sailord.toml").open("a") as config:
+        config.write(
+            '[provider]\nkind = "trace"\ntrace = "trace.toml"\nspeed = 1.0\n'
+            'folder = "machines"\nagent = "agent-base.toml"\n'
+            '[[provider.pool]]\nzone = "zone-c"\nmachine = "emulated-small"\nspot = true\n'
+            "usd_per_hour = 1.0\nmachines_max = 2\n"
+            "[capacity]\nlook_s = 0.5\nlost_s = 30.0\nstockout_s = 2.0\nrest_max_s = 4.0\n"
+        )
+
+
+@pytest.fixture
+def place(tmp_path_factory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("trace") / "c")
+    place.make()
+    configure(place)
+    words = ["sailord.service", "run", "--config", str(place.folder / "sailord.toml")]
+    with (place.folder / "sailord.log").open("ab") as log:
+        head = subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True
+        )
+    yield place
+    head.send_signal(signal.SIGTERM)
+    head.wait(20)
+    for folder in (place.folder / "machines").glob("*"):
+        end_all(folder)
+    place.remove()
+
+
+@pytest.mark.slow
+def test_gce_a_trace_takes_machines_from_a_real_sailord_and_gives_others(place):
+    client = Client(f"unix://{place.socket}")
+    wait_until(lambda: client.ask("GET", "/readyz"))
+    client.ask("POST", "/v1/jobs", {"job": place.job("job.toml"), "id": "tale"})
+    (first,) = wait_until(lambda: cards(place))
+    assert first["pool"]["zone"] == "zone-c"
+    wait_until(lambda: first["id"] not in {card["id"] for card in cards(place)})
+
+    def resting() -> list[str]:
+        pools = client.ask("GET", "/v1/capacity")["pools"]
+        return [pool["rest"]["kind"] for pool in pools if pool["rest"]]
+
+    wait_until(lambda: resting() == ["stockout"])
+    (second,) = wait_until(lambda: cards(place))
+    assert second["id"] != first["id"]
+    client.ask("POST", "/v1/jobs/tale/cancel", {})
+    wait_until(lambda: cards(place) == [])
