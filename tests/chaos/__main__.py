@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=0, help="so many of the named fail points")
     parser.add_argument("--skip", type=int, default=0, help="so many of them were tried already")
     parser.add_argument("--point", action="append", help='those, as in "sailord at WakeAgents"')
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all of those")
     parser.add_argument("--pairs", type=float, default=0.0, help="seconds for pairs of them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", help="kinds of faults")
@@ -134,9 +136,12 @@ def judge(out: Path, soak: Soak) -> int:
 def fail(soak: Soak, asked: argparse.Namespace) -> Passes:
     """Let somebody die at each named point, then at two of them; which ones the seed says."""
     passes = Passes(soak)
+    end = time.monotonic() + asked.within
     order = soak.chance.sample(ALL, len(ALL))
     named = [point for word in asked.point or () for point in ALL if str(point).startswith(word)]
-    passes.run([(point,) for point in (*named, *order[asked.skip :][: asked.points])])
+    passes.run([(point,) for point in (*named, *order[asked.skip :][: asked.points])], end)
+    if passes.missed:
+        raise Failed(f"never passed: {', '.join(passes.missed)}")
     pairs = [pair for pair in combinations(ALL, 2) if pair[0].actor != pair[1].actor]
     soak.chance.shuffle(pairs)
     passes.run(pairs, time.monotonic() + asked.pairs)
