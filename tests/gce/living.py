@@ -194,7 +194,9 @@ def living(folder: Path, capacity: str) -> Iterator[Life]:
     place = Place(folder)
     place.make()
     machines = Machines(place)
-    cloud = Cloud(hooks=machines, offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)})
+    cloud = Cloud(
+        hooks=machines, offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)}
+    )
     try:
         with gce_server(cloud) as address:
             _configure(place, address, capacity)
