@@ -124,7 +124,7 @@ class Passes:
         for name in armed.values():
             soak.disarm(name)
         for way in ways:
-            self._make_good(way, other)
+            self._make_good(way, node, other)
         soak.say("  missed: " + ", ".join(map(str, left)) if left else "  passed")
         soak.wait_running(2)
         return left
@@ -191,13 +191,15 @@ class Passes:
             case _:
                 assert_never(way)
 
-    def _make_good(self, way: Way, other: str) -> None:
+    def _make_good(self, way: Way, node: str, other: str) -> None:
         """Let the job go on after an order, and the node stay."""
         soak = self.soak
         if way == "notice":
             soak.withdraw(other)
         elif way == "pause":
             soak.order(f"/v1/jobs/{JOB}/resume")
+        elif way == "goodbye":
+            soak.strike_node(node)  # Whoever comes after the agent goes on to leave.
         elif way == "stuck rank":
             soak.cluster.go_on(list(soak.cluster.stopped))
 
