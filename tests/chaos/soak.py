@@ -113,12 +113,11 @@ class Soak:
         while self._due or self.cluster.stopped:
             self.live(0.2)
         self.wait_running(SETTLE_STEPS)
-        generation = self.generation()
         self.order(f"/v1/jobs/{JOB}/cancel")
         self.wait("the job does not end", self._is_over)
         self.recorder.write("faults", {"at": time.time(), "kind": "end", "nodes": [], "text": ""})
-        lines = [line for line in self._steps() if line["generation"] == generation]
-        return max(line["step"] for line in lines)
+        _, step = max((line["generation"], line["step"]) for line in self._steps())
+        return int(step)
 
     def _is_over(self) -> bool:
         jobs = self.cluster.client.ask("GET", "/v1/jobs")["jobs"]
@@ -130,7 +129,7 @@ class Soak:
     # ---- looking --------------------------------------------------------------------------------
 
     def generation(self) -> int:
-        """The generation that trains; 0 while none does. A job that is held is resumed."""
+        """The generation that trains, or may; 0 if none does. A job that is held is resumed."""
         job = self.cluster.client.ask("GET", "/v1/status")["job"]
         if job is None:
             return 0
@@ -139,7 +138,8 @@ class Soak:
             self.recorder.write("holds", {"at": time.time(), "reason": job["phase"]["reason"]})
             self.resumed += 1
             self.cluster.client.ask("POST", f"/v1/jobs/{JOB}/resume")
-        if job["generation"] is None or job["phase"]["name"] != "running":
+        # What runs goes on while the planner is asked whether there is something better.
+        if job["generation"] is None or job["phase"]["name"] not in ("running", "planning"):
             return 0
         return int(job["generation"]["number"])
 
