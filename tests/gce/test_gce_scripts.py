@@ -1,4 +1,7 @@
-"""Random scripts of a cloud's behaviour against the decisions about capacity (``gce``)."""
+"""Random scripts of a cloud's behaviour against the decisions about capacity alone (``gce``).
+
+``test_gce_random`` has the provider and the fake Google Cloud between them.
+"""
 
 from __future__ import annotations
 

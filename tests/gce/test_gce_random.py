@@ -1,0 +1,70 @@
+"""Random scripts of the fake Google Cloud, with the real provider renting from it (``gce``)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+
+import pytest
+import structlog
+
+from sailord import procuring
+from sailord.capacity_model import Policy
+from tests.gce.virtual import POOLS, VirtualLoop, World
+
+SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "100"))
+GROUPS = 10
+UNSEEN_USD = 0.05
+WISH = Counter({POOLS[0]: 2, POOLS[5]: 1, POOLS[8]: 1})
+
+
+def policy_of(seed: int) -> Policy:
+    return Policy(
+        usd_per_hour_max=(None, 12.0)[seed % 2],
+        usd_max=(None, 1.0, 3.0)[seed % 3],
+        parting_s=100.0,
+        boot_s=90.0,
+        lost_s=20.0,
+        doubt_s=60.0,
+        surplus_s=30.0,
+        rest_max_s=120.0,
+        look_s=10.0,
+    )
+
+
+async def play(seed: int) -> None:
+    """Some minutes of trouble, then calm, then nothing is wanted any more."""
+    world = World(seed, policy_of(seed))
+    await world.live(480.0)
+    world.settle()
+    world.wish = WISH
+    if world.policy.usd_max is None and world.policy.usd_per_hour_max is None:
+        await world.live(600.0, until=lambda: world.up() == WISH)
+        await world.live(60.0)  # Not one more comes late.
+        assert world.up() == WISH, seed
+    world.stop_work()
+    await world.live(300.0, until=world.is_settled)
+    cloud = world.cloud
+    assert world.is_settled(), (seed, "left over", cloud.there())
+    assert cloud.disks() == [], seed
+    assert all(not group.wanted for group in cloud.groups.values()), seed
+    names = [vm.name for vm in cloud.vms if vm not in world.made_by_group()]
+    assert len(set(names)) == len(names), (seed, "made twice")
+    assert world.overspent <= 0, (seed, world.overspent)
+    # A machine that came and went between two looks, in a storm, is in no book.
+    assert abs(world.spent() - cloud.bill()) <= 0.02 * cloud.bill() + UNSEEN_USD, (
+        seed, world.spent(), cloud.bill())  # fmt: skip
+    await world.end()
+    assert world.errors == [], seed
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_gce_random_scripts_make_no_duplicate_leave_no_orphan_and_keep_to_the_budget(
+    group, monkeypatch
+):
+    monkeypatch.setattr(procuring, "TICK_S", 2.0)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    for seed in range(group, SCRIPTS, GROUPS):
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(play(seed))

@@ -1,0 +1,498 @@
+"""A sailord that rents from the fake Google Cloud on a virtual clock, in one thread.
+
+The procurer, the provider and Google's client library are the real ones; the network between
+them and the fake is a function call that takes its time, comes too late, or loses its answer. What
+else sailord has, the store and the planner, are stand-ins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import selectors
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+from google.auth.credentials import AnonymousCredentials
+
+from agents.keys import Keys
+from agents.protocol import Intent, NodeRecord
+from agents.store import Entry, StoreUnavailable
+from sailord.capacity_model import Policy
+from sailord.capacity_money import spent_usd
+from sailord.model import State
+from sailord.nodes import Node, Nodes
+from sailord.planning import Wanted, WantedPool, WantRequest
+from sailord.procuring import Procurer
+from sailord.providers.gce import Gce
+from sailord.providers.gce_answers import Failure
+from sailord.providers.gce_api import Api, told_as_failure
+from sailord.providers.gce_config import GceConfig
+from sailord.providers.interface import Pool
+from simulator.catalogue import load_catalogue
+from tests.fakes.gce.cloud import Cloud, Group, Hooks, Mood, Offer, Vm
+from tests.fakes.gce.rest import Request, Rest
+
+ZONES = {"us-central1-a": "us-central1", "us-central1-b": "us-central1", "us-east1-b": "us-east1"}
+MACHINES = {"a2-highgpu-1g": 1, "a2-highgpu-2g": 2}
+CATALOGUE = load_catalogue()
+POOLS = tuple(
+    Pool(zone, machine, "A100-40", gpus, spot)
+    for zone in ZONES
+    for machine, gpus in MACHINES.items()
+    for spot in (True, False)
+)
+GROUPED = POOLS[0]
+METRICS = ("NVIDIA_A100_GPUS", "PREEMPTIBLE_NVIDIA_A100_GPUS")
+KINDS = (
+    *("stock", "stock", "quota", "storm", "preempt", "preempt", "preempt", "die", "hang", "dead"),
+    *("blind", "zone", "denied", "expired", "kill", "store", "odd", "wish", "wish", "lost"),
+)
+"""What may happen at any second."""
+BEGIN = 1_700_000_000.0
+STORM_S = 30.0
+"""The longest that Google answers nothing; a total budget keeps a reserve for that."""
+
+
+class _Selector(selectors.SelectSelector):
+    """Waits for nothing: whatever time is to pass has passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing will ever happen again"
+        self.now += timeout
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes only while everybody waits."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+
+class Session:
+    """What the client library takes for its HTTP session; its requests end at the fake."""
+
+    def __init__(self, rest: Rest) -> None:
+        self._rest = rest
+
+    def get(self, url: str, **fields: Any) -> Any:
+        return self._ask("GET", url, **fields)
+
+    def post(self, url: str, **fields: Any) -> Any:
+        return self._ask("POST", url, **fields)
+
+    def delete(self, url: str, **fields: Any) -> Any:
+        return self._ask("DELETE", url, **fields)
+
+    def _ask(
+        self,
+        method: str,
+        url: str,
+        params: Any = (),
+        data: str | None = None,
+        timeout: float = 0.0,
+        headers: Mapping[str, str] | None = None,  # noqa: ARG002 - the library sends some
+    ) -> Any:
+        assert timeout > 0, "a request without a deadline"
+        path = "/" + url.partition("://")[2].partition("/")[2]
+        query = {key: str(value) for key, value in params}
+        request = Request(method, path, query, json.loads(data) if data else {})
+        reply = self._rest.respond(request, self._rest.mood_for(request))
+        return SimpleNamespace(
+            status_code=reply.status,
+            headers=reply.headers,
+            content=json.dumps(reply.body),
+            json=lambda: reply.body,
+            request=SimpleNamespace(method=method, url=url),
+        )
+
+
+class VirtualApi(Api):
+    """The client library without threads: a request takes its time, and may come late."""
+
+    def __init__(self, rest: Rest, call_s: float, lag: Callable[[], tuple[float, float]]) -> None:
+        super().__init__(AnonymousCredentials(), "http://fake", call_s)
+        self._rest = rest
+        self._lag = lag
+        self._on_its_way: set[asyncio.Task[Any]] = set()
+
+    def _client(self, name: str) -> Any:
+        is_new = name not in self._clients
+        client = super()._client(name)
+        if is_new:
+            theirs, ours = client.transport._session, Session(self._rest)
+            theirs.get, theirs.post, theirs.delete = ours.get, ours.post, ours.delete
+        return client
+
+    async def _in_thread(self, act: Callable[[], Any], *, share: float = 1.0) -> Any:
+        # Who asked may be gone, or has given up, when the request arrives.
+        task = asyncio.create_task(self._travel(act))
+        self._on_its_way.add(task)
+        task.add_done_callback(self._on_its_way.discard)
+        try:
+            answer = await asyncio.wait_for(asyncio.shield(task), share * self._call_s)
+        except TimeoutError:
+            raise Failure("unknown", "Google did not answer in time") from None
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    async def _travel(self, act: Callable[[], Any]) -> Any:
+        there_s, back_s = self._lag()
+        await asyncio.sleep(there_s)
+        try:
+            answer = told_as_failure(act)
+        except Failure as failure:
+            answer = failure
+        await asyncio.sleep(back_s)
+        return answer
+
+
+class Gateway:
+    """Stands in for the store: one value, and whose term it is."""
+
+    def __init__(self, is_away: Callable[[], bool], obey: Callable[[Intent], None]) -> None:
+        self.keys = Keys("test")
+        self.store = self
+        self.term = 0
+        self._obey = obey
+        self._is_away = is_away
+        self._value: bytes | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        await self._reach()
+        return None if self._value is None else Entry(key, self._value, 1, 1)
+
+    async def write_as_leader(self, term: int, orders: list[Any]) -> bool:
+        await self._reach()
+        if term == self.term:
+            self._value = orders[0].value
+        return term == self.term
+
+    async def give_intent(self, intent: Intent) -> None:
+        await self._reach()
+        self._obey(intent)
+
+    async def read_spec(self, job: str) -> str:
+        await self._reach()
+        return job
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(0.02)
+        if self._is_away():
+            raise StoreUnavailable("as scripted")
+
+
+@dataclass(eq=False)
+class Head:
+    """One sailord, from its start to its end."""
+
+    procurer: Procurer
+    task: asyncio.Task[None]
+
+
+@dataclass(eq=False)
+class World(Hooks):
+    """One script: a cloud with bad days, and whoever leads."""
+
+    seed: int
+    policy: Policy
+    calm: bool = False
+    wish: Counter[Pool] = field(default_factory=Counter)
+    overspent: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    head: Head | None = None
+    _nodes: dict[str, Node] = field(default_factory=dict)
+    _store_back_at: float = 0.0
+    _works: bool = True
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.cloud = Cloud(
+            project="test-project",
+            hooks=self,
+            clock=self.now,
+            zones=ZONES,
+            offers={machine: _offer(machine, gpus) for machine, gpus in MACHINES.items()},
+            operation_s=3.0,
+            boot_s=20.0,
+            page=self.random.choice((2, 7, 500)),
+            warns=self.random.random() < 0.5,
+        )
+        groups = self.random.random() < 0.3
+        if groups:
+            template = {
+                "machineType": GROUPED.machine,
+                "labels": {"sailor-cluster": "test"},
+                "scheduling": {
+                    "provisioningModel": "SPOT",
+                    "instanceTerminationAction": "DELETE",
+                },
+                "disks": [{"boot": True, "autoDelete": True}],
+            }
+            self.cloud.groups["pool"] = Group("pool", GROUPED.zone, template)
+        self._config = GceConfig(
+            project="test-project",
+            cluster_name="test",
+            pools=POOLS,
+            groups={GROUPED: "pool"} if groups else {},
+            call_s=10.0,
+            operation_s=30.0,
+            poll_s=2.0,
+        )
+        self._rest = Rest(self.cloud)
+        self._gateway = Gateway(lambda: self.now() < self._store_back_at, self._obey)
+        for pool in POOLS:
+            self._restock(pool)
+        for region in sorted(set(ZONES.values())):
+            self._change_quota(region)
+
+    def now(self) -> float:
+        return BEGIN + asyncio.get_running_loop().time()
+
+    # ---- the script ---------------------------------------------------------------------------
+
+    async def live(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, with whatever the seed has in it; at most until something holds."""
+        end, loop = self.now() + seconds, asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, about: self.errors.append(str(about)))
+        if self.head is None:
+            self._lead()
+        while self.now() < end and not until():
+            await asyncio.sleep(1.0)
+            self.cloud.advance()
+            for group in self.cloud.groups.values():
+                self.cloud.fill(group)
+            self._check_money()
+            assert self.head is not None
+            assert not self.head.task.done(), f"sailord ended by itself: {self.head.task!r}"
+            if not self.calm and self.random.random() < 0.05:
+                await self._strike()
+
+    def settle(self) -> None:
+        """Everything can be had and answers from now on."""
+        self.calm = True
+        self.cloud.stock.clear()
+        self.cloud.quotas.clear()
+        self.cloud.unreachable.clear()
+        self.cloud.moods.clear()
+        self.cloud.denied.clear()
+        self.cloud.is_expired = False
+        self.cloud.hung = self.cloud.dead = self.cloud.blind = 0
+        self._store_back_at = 0.0
+
+    async def end(self) -> None:
+        """Sailord stops."""
+        await self._kill()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _strike(self) -> None:
+        """Something happens."""
+        cloud, chance = self.cloud, self.random
+        kind = chance.choice(KINDS)
+        spot = [vm for vm in cloud.there() if vm.spot and vm.status == "RUNNING"]
+        if kind == "stock":
+            self._restock(chance.choice(POOLS))
+        elif kind == "quota":
+            self._change_quota(chance.choice(list(ZONES.values())))
+        elif kind == "storm":
+            self._for_a_while(Mood(".*", 10**6, status=503, is_done=chance.random() < 0.5))
+        elif kind == "preempt" and spot:
+            cloud.preempt(chance.choice(spot).name, notice_s=chance.choice((0.0, 30.0)))
+        elif kind == "die" and cloud.there():
+            cloud.kill(chance.choice(cloud.there()).name)
+        elif kind in ("hang", "dead", "blind"):
+            name = {"hang": "hung"}.get(kind, kind)
+            setattr(cloud, name, chance.choice((1, 2)))
+        elif kind == "zone":
+            self._later(cloud.unreachable.clear)
+            cloud.unreachable.add(chance.choice(list(ZONES)))
+        elif kind == "denied":
+            self._later(cloud.denied.clear)
+            cloud.denied.add(chance.choice(("compute.instances.create", "compute.instances.list")))
+        elif kind == "expired":
+            self._later(lambda: setattr(cloud, "is_expired", False))
+            cloud.is_expired = True
+        elif kind == "store":
+            self._store_back_at = self.now() + chance.uniform(0, STORM_S)
+        elif kind == "odd":
+            status, reason = chance.choice(((429, "rateLimitExceeded"), (418, "FLUX"), (500, "x")))
+            self._for_a_while(Mood("POST|DELETE", 3, status, reason, retry_after_s=5))
+        elif kind == "lost":
+            self._for_a_while(Mood("bulkInsert|createInstances", 1, 503, is_done=True))
+        elif kind == "wish":
+            self._wish_anew()
+        elif kind == "kill":
+            await self._kill()
+            await asyncio.sleep(chance.uniform(0, 15))
+            self._lead()
+
+    def _later(self, act: Callable[[], None]) -> None:
+        self.cloud.after(self.random.uniform(1, STORM_S), act)
+
+    def _for_a_while(self, mood: Mood) -> None:
+        self.cloud.moods.append(mood)
+        self._later(lambda: setattr(mood, "times", 0))
+
+    def _restock(self, pool: Pool) -> None:
+        count = self.random.choice((0, 1, 3, 50))
+        self.cloud.stock[(pool.zone, pool.machine, pool.spot)] = count
+
+    def _change_quota(self, region: str) -> None:
+        for metric in METRICS:
+            self.cloud.quotas[(region, metric)] = self.random.choice((0, 2, 8, 60))
+
+    def _wish_anew(self) -> None:
+        pools = self.random.sample(POOLS, 3)
+        self.wish = Counter({pool: self.random.randint(1, 3) for pool in pools})
+
+    def _lag(self) -> tuple[float, float]:
+        if self.calm:
+            return 0.1, 0.1
+        slow = self.random.random()
+        there_s = self.random.uniform(8, 25) if slow < 0.02 else self.random.uniform(0.02, 0.5)
+        back_s = 60.0 if slow > 0.98 else 0.05
+        return there_s, back_s
+
+    # ---- sailord ------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        self._gateway.term += 1
+        api = VirtualApi(self._rest, self._config.call_s, self._lag)
+        shell = SimpleNamespace(
+            state=State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job()),
+            planning=SimpleNamespace(want=self._plan),
+            observed=SimpleNamespace(past=lambda _: None),
+        )
+        procurer = Procurer(
+            SimpleNamespace(cluster_name="test", cluster_file=None, profiles=None),
+            Gce(self._config, CATALOGUE, api, self.now),
+            self.policy,
+            shell,
+            self._gateway,
+            SimpleNamespace(now=self.now),
+            lambda: self.now() < self._store_back_at,
+        )
+        self.head = Head(procurer, asyncio.create_task(procurer.run()))
+
+    async def _kill(self) -> None:
+        """It ends between two of its steps, whatever it was about to do; its requests go on."""
+        assert self.head is not None
+        self.head.task.cancel()
+        await asyncio.gather(self.head.task, return_exceptions=True)
+
+    def _job(self) -> Any:
+        """The job as capacity sees it: it stands on every node that is there, while it works."""
+        if not self._works:
+            return None
+        members = [id_ for id_, node in self._nodes.items() if node.leaving_since is None]
+        generation = SimpleNamespace(state="running", members=members)
+        return SimpleNamespace(job=SimpleNamespace(id="tale"), phase=None, generation=generation)
+
+    async def _plan(self, request: WantRequest, **_: Any) -> Wanted:
+        """Wish for something among what is up and what could be had."""
+        await asyncio.sleep(self.random.uniform(0.1, 2.0))
+        return Wanted(tuple(self._count(pool) for pool in request.pools), "as scripted")
+
+    def _count(self, pool: WantedPool) -> int:
+        own = Pool(pool.zone, pool.machine, pool.gpu, pool.gpus, pool.spot)
+        return min(self.wish[own], pool.up + pool.obtainable)
+
+    def up(self) -> Counter[Pool]:
+        """The machines that there are, as Google counts them."""
+        there = ((vm.zone, vm.machine, vm.spot) for vm in self.cloud.there())
+        return Counter(next(p for p in POOLS if (p.zone, p.machine, p.spot) == w) for w in there)
+
+    def made_by_group(self) -> list[Vm]:
+        """Machines of a group, which makes one that was taken again by itself, under its name."""
+        if not self.cloud.groups:
+            return []
+        own = (GROUPED.zone, GROUPED.machine, GROUPED.spot)
+        return [vm for vm in self.cloud.vms if (vm.zone, vm.machine, vm.spot) == own]
+
+    def is_settled(self) -> bool:
+        """Whether nothing is left, by Google's word and by sailord's."""
+        assert self.head is not None
+        state = self.head.procurer.state
+        return not (self.cloud.there() or state.machines or state.asks)
+
+    def stop_work(self) -> None:
+        """The job is done."""
+        self._works = False
+        self._tell_nodes()
+
+    def _obey(self, intent: Intent) -> None:
+        """The job saves itself and stops, or moves off a node."""
+        seconds = self.random.uniform(1, 30)
+        if intent.kind == "pause":
+            self.cloud.after(seconds, self.stop_work)
+        for id_, node in self._nodes.items():
+            if intent.kind == "drain" and node.record.name == intent.target:
+                self.cloud.after(seconds, lambda id_=id_: self._leave(id_))
+
+    def _leave(self, id_: str) -> None:
+        if id_ in self._nodes:
+            self._nodes[id_] = replace(self._nodes[id_], leaving_since=self.now())
+            self._tell_nodes()
+
+    def _tell_nodes(self) -> None:
+        if self.head is not None:
+            shell = self.head.procurer.shell
+            shell.state = replace(shell.state, nodes=Nodes(self._nodes), active=self._job())
+
+    # ---- machines -----------------------------------------------------------------------------
+
+    def booted(self, vm: Vm) -> None:
+        gpus = vm.gpus if vm.has_gpu else vm.gpus - 1
+        if gpus:
+            self.cloud.after(self.random.uniform(5, 40), lambda: self._register(vm, gpus))
+
+    def _register(self, vm: Vm, gpus: int) -> None:
+        if vm.status == "RUNNING":
+            record = NodeRecord(
+                str(vm.id), vm.name, vm.zone, vm.machine, "A100-40", gpus, "host:1", "ready",
+                spot=vm.spot,
+            )  # fmt: skip
+            self._nodes[str(vm.id)] = Node(record, self.now())
+            self._tell_nodes()
+
+    def warned(self, vm: Vm, _: float) -> None:
+        self._leave(str(vm.id))
+
+    def ended(self, vm: Vm) -> None:
+        self._nodes.pop(str(vm.id), None)
+        self._tell_nodes()
+
+    # ---- money --------------------------------------------------------------------------------
+
+    def spent(self) -> float:
+        """What sailord's books say."""
+        assert self.head is not None
+        return spent_usd(self.head.procurer.state)
+
+    def _check_money(self) -> None:
+        rate = sum(vm.usd_per_hour for vm in self.cloud.there())
+        if self.policy.usd_max is not None:
+            over = self.cloud.bill() - self.policy.usd_max - rate * self.policy.look_s / 3600
+            self.overspent = max(self.overspent, over)
+
+
+def _offer(machine: str, gpus: int) -> Offer:
+    price = CATALOGUE.machine(machine).price("us-central1")
+    assert price is not None
+    spot, usual = price.usd_per_hour(spot=True), price.usd_per_hour(spot=False)
+    return Offer("nvidia-tesla-a100", gpus, "NVIDIA_A100_GPUS", usual, spot)
