@@ -21,13 +21,41 @@ from sailord.plan_command import plan
 from sailord.replan_command import replan_command
 from sailord.replay_command import replay
 
+SECTIONS = {
+    "Plan and simulate, without a cluster": (
+        *("plan", "simulate", "compare", "frontier", "replan", "replay", "validate"),
+    ),
+    "Try a cluster on this machine": ("up", "tour", "local"),
+    "Look at a running cluster": (
+        *("status", "nodes", "jobs", "events", "history", "moves", "why", "logs", "capacity"),
+        "doctor",
+    ),
+    "Jobs": ("submit", "pause", "resume", "cancel", "checkpoint"),
+    "Nodes": ("drain", "preempt", "withdraw", "cordon", "uncordon"),
+    "This command": ("completion",),
+}
+"""What help lists together."""
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+
+class Sectioned(Group):
+    """Lists commands by what they are for, each with its whole first sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, names in SECTIONS.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            rows = [(name, each.get_short_help_str(200)) for name, each in commands if each]
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=12)
+
+
+@click.group(cls=Sectioned, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("sailor"), prog_name="sailorctl")
 def main() -> None:
     """Plan, simulate and run a training job on whatever GPUs can be had.
 
-    JOB and CLUSTER are TOML files, PLAN is JSON (docs/formats.md). Every command takes --json.
+    Where plans are made, JOB and CLUSTER are TOML files and PLAN is JSON (docs/formats.md); where a
+    running cluster is asked, JOB and NODE are names, as `jobs` and `nodes` list them. With --json a
+    command prints what programs read.
 
     Shell completion: eval "$(_SAILORCTL_COMPLETE=bash_source sailorctl)"; zsh and fish likewise.
     """

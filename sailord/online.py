@@ -25,12 +25,16 @@ WATCH_S = 1.0
 def online(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the server's options, and tell what the server says in sentences."""
 
-    @click.option("--server", metavar="URL", help="Where sailord is; or SAILOR_SERVER.")
+    @click.option(
+        "--server",
+        metavar="URL",
+        help="unix:///PATH or http://HOST:PORT of sailord; else SAILOR_SERVER, or this machine's.",
+    )
     @click.option(
         "--token-file",
         type=click.Path(path_type=Path),
         envvar="SAILOR_TOKEN_FILE",
-        help="A file with the token, over TCP.",
+        help="A file with the token that sailord asks for over TCP; or SAILOR_TOKEN_FILE.",
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
     @wraps(command)
@@ -97,15 +101,21 @@ def jobs(client: Client, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option("--id", "id_", help="Its name; else one is made from the file's.")
-@click.option("--priority", type=int, default=0, help="Higher goes first.")
-@click.option("--resume", metavar="STEP", help="Go on from this checkpoint, or the newest.")
+@click.argument("job", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--id", "id_", metavar="NAME", help="The job's name; else one is made for it.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Higher goes first.")
+@click.option(
+    "--resume", metavar="STEP", help='Go on from the checkpoint of this step, or of the "newest".'
+)
 @online
 def submit(
     client: Client, job: Path, id_: str | None, priority: int, resume: str | None, as_json: bool
 ) -> None:
-    """Put the job of a file into the queue."""
+    """Put the job of FILE into the queue.
+
+    It stands by itself: what it names besides its data, it must hold (docs/formats.md). Files of
+    data are looked up on the nodes.
+    """
     try:
         spec = read_bytes(job, name=str(job)).decode()
     except UnicodeDecodeError:
@@ -126,7 +136,7 @@ def submit(
 @click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
 @online
 def events(client: Client, follow: bool, as_json: bool) -> None:
-    """Tell what happened."""
+    """Tell what happened of late, in the whole cluster."""
     tell = json.dumps if as_json else text.happening_text
     found = client.ask("GET", "/v1/events?follow=false")["events"]
     for happening in found:
@@ -185,7 +195,7 @@ def why(client: Client, job: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("node")
-@click.option("--rank", type=click.IntRange(0, 99_999), help="Of one worker only.")
+@click.option("--rank", type=click.IntRange(0, 99_999), metavar="N", help="Of one worker only.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as more is written.")
 @online
 def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: bool) -> None:
@@ -232,7 +242,10 @@ def _order(kind: str, name: str, about: str) -> click.Command:
 def preempt(
     client: Client, node: str, notice_s: float | None, reason: str, id_: str | None, as_json: bool
 ) -> None:
-    """Say that a node will be taken away."""
+    """Say that a node will be taken away, as a cloud's notice would.
+
+    The job moves off it in time; `withdraw` takes it back.
+    """
     body: dict[str, Any] = {"reason": reason} | ({} if id_ is None else {"id": id_})
     told = f"{node} will be taken away"
     if notice_s is not None:
@@ -306,16 +319,17 @@ COMMANDS: tuple[click.Command, ...] = (
     *_orders(
         "job",
         {
-            "cancel": "End a job for good.",
-            "pause": "Park a job at the end of a step.",
+            "cancel": "End a job for good. Its checkpoints stay where they are.",
+            "pause": "Park a job at the end of a step, and let the next one have the cluster.",
             "resume": "Let a job go on that is paused or on hold.",
         },
     ),
     *_orders(
         "node",
         {
-            "drain": "Move the job off a node, with nothing lost.",
-            "cordon": "Let no new plan use a node.",
+            "drain": "Move the job off a node, with nothing lost.\n\n"
+            "`nodes` says when it is safe to stop; `withdraw` takes it back.",
+            "cordon": "Let no new plan use a node; what runs there goes on.",
             "uncordon": "Let plans use a node again.",
             "withdraw": "Take back a drain or a notice: the node stays after all.",
         },

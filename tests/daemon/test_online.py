@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from sailord.cli import main
+from sailord.cli import SECTIONS, main
 from tests.daemon.running import JOB, ROOT, TOKEN, wait_until
 
 pytestmark = pytest.mark.slow
@@ -101,3 +101,10 @@ def test_a_status_is_watched_while_sailord_is_started_anew(place):
         watching.kill()
         watching.wait()
         watching.stdout.close()
+
+
+def test_help_lists_every_command_once():
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(main.commands)
+    said = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"\n  {name} " in said for name in listed)
