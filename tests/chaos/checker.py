@@ -20,6 +20,8 @@ VIOLENT += ("agent", "all agents", "everybody in charge")
 """Faults after which a move need not be a planned one."""
 QUIET = ("agent", "all agents", "sailord", "sailord away", "everybody in charge", "stop sailord")
 """Faults that workers must not notice."""
+OF_RANKS = ("rank", "stop rank")
+"""Faults that leave a machine's memory, and the agent that gives it out, as they are."""
 NEAR_S = 15.0
 """A fault shows within so long."""
 HELD_UP_S = 60.0
@@ -105,8 +107,9 @@ def i5(story: Story) -> Iterator[str]:
         lost = lost_by(story, before, after)
         struck = violence(story, before, after)
         domains = {name for f in struck for name in f.nodes}
-        # The newest snapshot of a machine that goes may be on its way to the buddy, still.
-        is_sent = any(f.kind == TAKEN for f in struck)
+        # The newest snapshot may be on its way to the buddy, still, where the machine or its agent
+        # is gone for so long that it counts as lost.
+        is_sent = any(f.kind not in OF_RANKS for f in struck)
         if len(domains) == 1 and lost > story.memory_every + is_sent:
             yield f"generation {after.number} lost {lost} steps with {', '.join(domains)}"
 
