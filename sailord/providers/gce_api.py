@@ -6,6 +6,7 @@ It is the only module that imports the library. What it raises becomes a ``Failu
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,7 +118,7 @@ class Api:
 
 
 def _load() -> None:
-    from google.cloud import compute_v1  # noqa: F401, PLC0415 - it takes seconds to load
+    importlib.import_module("google.cloud.compute_v1")  # It takes seconds.
 
 
 def told_as_failure(act: Callable[[], T]) -> T:
