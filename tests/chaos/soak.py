@@ -210,7 +210,7 @@ class Soak:
 
     def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
         """Order something until sailord answers; False if it does not, or refuses."""
-        end = time.monotonic() + 15.0
+        end = time.monotonic() + SETTLE_S
         while time.monotonic() < end:
             try:
                 self.cluster.client.ask("POST", path, body)
