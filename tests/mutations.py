@@ -60,8 +60,8 @@ MUTATIONS = [
         ),
         (
             "a generation that stands still is let be",
-            "if state.now >= active.advanced_at + state.options.stall_s:",
-            "if state.now >= active.advanced_at + 999 * state.options.stall_s:",
+            "if state.now >= active.advanced_at + stall_s(state.options, active):",
+            "if state.now >= active.advanced_at + 999 * stall_s(state.options, active):",
         ),
         (
             "the answer of a planner that died is waited for",
