@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 NICENESS = 19
 """Of the process that works ahead: nobody ever waits for it."""
-GIVES_WAY = 10
+GIVES_WAY = 2
 """Of those that answer: however long they think, who decides hears what happens meanwhile."""
 PRELOADED = ("sailord.console", "sailord.answering", "sailord.wanting")
 """What the planner's processes have imported when they are born."""

@@ -201,7 +201,8 @@ class ChaosCluster(LocalCluster):
         free = room.f_bavail * room.f_frsize - SPARE_BYTES
         descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, max(free, 1))
+            with contextlib.suppress(OSError):  # Somebody else may have taken it just now.
+                os.posix_fallocate(descriptor, 0, max(free, 1))
             yield
         finally:
             os.close(descriptor)
