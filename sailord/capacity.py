@@ -6,7 +6,8 @@ at a time for each pool. Four things hold whatever happens:
 1. an ask is sent once; one whose fate is unknown counts as made until looking says otherwise;
 2. only machines that carry a request id are ever deleted, by their unique number;
 3. nothing is asked for whose price is unknown, that a quota or a budget forbids, or that rests;
-4. what more there is than wanted goes, first what the job does not stand on.
+4. what more there is than wanted goes, first what the job does not stand on; the rest of it once
+   all that is wanted is there, or as far as its cost stands in the way of that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ from sailord.capacity_model import (
     Targeted,
     TookOver,
 )
-from sailord.capacity_money import has_money_for, spent_usd, stop_due
+from sailord.capacity_money import (
+    has_money_for,
+    spent_usd,
+    stop_due,
+    usd_per_hour,
+    usd_per_hour_most,
+)
 from sailord.providers.interface import (
     Ask,
     Granted,
@@ -313,16 +320,19 @@ def _keep_budget(state: Capacity) -> Decision:
 
 
 def _settle_doubts(state: Capacity) -> Decision:
-    """An ask of which nothing is seen for long has come to nothing; its pool rests a while."""
+    """What is not seen of an ask for long does not come; where nothing came, its pool rests."""
     told: list[Command] = []
+    made = Counter(m.instance.request_id for m in state.machines.values())
     for id_, asked in tuple(state.asks.items()):
-        over_at = asked.since + state.policy.doubt_s
+        over_at, pool = asked.since + state.policy.doubt_s, asked.ask.pool
         if asked.is_in_doubt and state.observed_at is not None and state.observed_at >= over_at:
             left = {other: each for other, each in state.asks.items() if other != id_}
-            state = _let_rest(
-                replace(state, asks=left), asked.ask.pool, "unknown", "it was never answered"
-            )
-            told.append(Say(f"{id_} came to nothing: {asked.ask.pool}"))
+            state = replace(state, asks=left)
+            if made[id_]:
+                told.append(Say(f"{id_} made {made[id_]} of {asked.ask.count}: {pool}"))
+            else:
+                state = _let_rest(state, pool, "unknown", "it was never answered")
+                told.append(Say(f"{id_} came to nothing: {pool}"))
     return state, tuple(told)
 
 
@@ -369,7 +379,7 @@ def _shrink(state: Capacity) -> Decision:
         if machine.is_live and machine.instance.request_id:
             live.setdefault(machine.instance.pool, []).append(machine)
     since: dict[Pool, float] = {}
-    orders: list[Command] = []
+    spare: list[Machine] = []
     machines = dict(state.machines)
     for pool, present in sorted(live.items()):
         too_many = len(present) - state.target.get(pool, 0)
@@ -383,11 +393,12 @@ def _shrink(state: Capacity) -> Decision:
         for machine in unused[:too_many]:
             machines[machine.instance.id] = replace(machine, why="it is not wanted")
         used = [m for m in present if m.instance.node in state.in_use]
-        if _has_all(state, live):
-            for machine in used[: max(too_many - len(unused), 0)]:
-                machines[machine.instance.id] = replace(machine, is_drained=True)
-                orders.append(Drain(machine.instance.node, f"{pool} is not wanted any more"))
-    return replace(state, surplus_since=since, machines=machines), tuple(orders)
+        spare += used[: max(too_many - len(unused), 0)]
+    state = replace(state, surplus_since=since, machines=machines)
+    leaving = spare if _has_all(state, live) else _in_the_way(state, spare)
+    drained = {m.instance.id: replace(m, is_drained=True) for m in leaving}
+    orders = (Drain(m.instance.node, f"{m.instance.pool} is not wanted any more") for m in leaving)
+    return replace(state, machines={**machines, **drained}), tuple(orders)
 
 
 def _has_all(state: Capacity, live: Mapping[Pool, list[Machine]]) -> bool:
@@ -396,6 +407,34 @@ def _has_all(state: Capacity, live: Mapping[Pool, list[Machine]]) -> bool:
         sum(m.joined_at is not None for m in live.get(pool, ())) >= count
         for pool, count in state.target.items()
     )
+
+
+def _in_the_way(state: Capacity, spare: list[Machine]) -> list[Machine]:
+    """Surplus that a budget cannot pay together with what is wanted: no more than must go.
+
+    Otherwise the job would stand on it for ever, and what is wanted would never be asked for.
+    """
+    most = usd_per_hour_most(state)
+    if most is None:
+        return []
+    running = [m for m in state.machines.values() if m.ended_at is None]
+    room = most - usd_per_hour(state) + sum(m.usd_per_hour or 0.0 for m in running if not m.is_live)
+    within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
+    needed, there = 0.0, supply(state)
+    for pool in sorted(state.target, key=lambda pool: state.prices.get(pool, 0.0)):
+        for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool))):
+            if needed + state.prices[pool] <= within_reach:
+                needed += state.prices[pool]
+    leaving: list[Machine] = []
+    for machine in sorted(spare, key=_usd_per_gpu, reverse=True):
+        if needed and room < needed:
+            leaving.append(machine)
+            room += machine.usd_per_hour or 0.0
+    return leaving
+
+
+def _usd_per_gpu(machine: Machine) -> float:
+    return (machine.usd_per_hour or 0.0) / max(machine.instance.pool.gpus, 1)
 
 
 def _delete(state: Capacity) -> Decision:

@@ -222,10 +222,8 @@ class Gce:
             if look.unseen_zones:
                 text = f"nothing is known of {', '.join(look.unseen_zones)}"
                 failed = {one: text for one in wanted if one not in self._seen}
-        answers = await asyncio.gather(
-            *(self._delete(self._seen[one]) for one in wanted if one in self._seen)
-        )
         known = [one for one in wanted if one in self._seen]
+        answers = await asyncio.gather(*(self._delete(self._seen[one]) for one in known))
         failed |= {one: why for one, why in zip(known, answers, strict=True) if why is not None}
         return Deleted(tuple(one for one in wanted if one not in failed), failed)
 

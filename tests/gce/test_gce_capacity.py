@@ -22,6 +22,7 @@ from sailord.capacity_model import (
     Policy,
     Priced,
     QuotasRead,
+    Say,
     StopWork,
     Targeted,
     TookOver,
@@ -90,6 +91,15 @@ def test_gce_a_doubt_ends_as_soon_as_its_operation_has_and_shows_what_it_made():
     story.see(20.0, machine(), pending_requests=frozenset({"t1-1"}))
     assert story.asks() == []
     assert story.see(30.0, machine()).asks() == [(A, 1)]
+
+
+def test_gce_an_ask_in_doubt_that_made_some_lets_no_pool_rest():
+    story = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
+    story.hear(Answered(5.0, InDoubt("t1-1")))
+    hung = frozenset({"t1-1"})
+    assert story.see(100.0, machine(), pending_requests=hung).asks() == []
+    assert story.see(130.0, machine(), pending_requests=hung).asks() == [(A, 1)]
+    assert [order.text for order in story.of(Say)] == [f"t1-1 made 1 of 2: {A}"]
 
 
 def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
@@ -175,6 +185,49 @@ def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
     assert story.of(Delete) == []
     story.hear(AgentsCounted(330.0, {"n1": Agent(4, is_leaving=True)}, frozenset()))
     assert story.of(Delete) == [Delete(("1",))]
+
+
+def _surplus_in_use(usd_per_hour_max) -> Story:
+    """The job stands on two machines of A, and one of B is wanted instead."""
+    story = Story(Policy(usd_per_hour_max=usd_per_hour_max)).see(11.0, machine(1), machine(2))
+    agents = {"n1": Agent(4), "n2": Agent(4)}
+    return story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
+
+
+def test_gce_surplus_in_use_that_leaves_no_money_for_what_is_wanted_goes_first():
+    story = _surplus_in_use(11.0).hear(Targeted(30.0, {B: 1}))
+    assert story.hear(Passed(310.0)).orders == ()
+    story.hear(Passed(331.0))
+    assert [order.node for order in story.of(Drain)] == ["n1"], "one is enough"
+    assert story.hear(Passed(340.0)).orders == (), "the money of the first counts on"
+    agents = {"n1": Agent(4, is_leaving=True), "n2": Agent(4)}
+    story.hear(AgentsCounted(350.0, agents, frozenset({"n2"})))
+    assert story.of(Delete) == [Delete(("1",))]
+    assert story.see(360.0, machine(2)).asks() == [(B, 1)]
+    assert story.of(Drain) == []
+
+
+@pytest.mark.parametrize("usd_per_hour_max", [None, 14.4, 7.1], ids=["no limit", "enough", "never"])
+def test_gce_surplus_in_use_stays_where_its_end_would_bring_nothing(usd_per_hour_max):
+    story = _surplus_in_use(usd_per_hour_max).hear(Targeted(30.0, {B: 1}))
+    assert story.hear(Passed(331.0)).of(Drain) == []
+    assert story.hear(Passed(9999.0)).of(Drain) == []
+
+
+def test_gce_surplus_in_use_stays_while_what_is_wanted_cannot_be_had():
+    story = _surplus_in_use(11.0).hear(QuotasRead(25.0, (Quota("GPUS", (B,), 3.0, 0.0),)))
+    assert story.hear(Targeted(30.0, {B: 1})).hear(Passed(331.0)).of(Drain) == []
+    assert [d.node for d in story.hear(QuotasRead(400.0, ())).of(Drain)] == ["n1"]
+
+
+def test_gce_of_the_surplus_in_use_the_dearest_goes_first():
+    cheap, dear = machine(1), replace(machine(2), pool=B)
+    story = Story(Policy(usd_per_hour_max=14.0)).see(11.0, cheap, dear)
+    agents = {"n1": Agent(4), "n2": Agent(4)}
+    story.hear(AgentsCounted(20.0, agents, frozenset(agents)))
+    c = replace(A, zone="zone-c")
+    story.hear(Priced(25.0, {**PRICES, c: 6.0})).hear(Targeted(30.0, {c: 1}))
+    assert [order.node for order in story.hear(Passed(331.0)).of(Drain)] == ["n2"]
 
 
 def test_gce_a_replacement_is_asked_for_at_the_notice():

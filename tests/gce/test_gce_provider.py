@@ -248,6 +248,24 @@ def test_a_deletion_means_a_number_and_never_a_name():
         asyncio.run(story(cloud, gce))
 
 
+def test_a_look_that_shows_a_machine_gone_while_it_is_being_deleted():
+    async def story(cloud, gce):
+        granted = (await gce.create(ask(2))).instances
+        await until(lambda: all(vm.status == "RUNNING" for vm in cloud.there()))
+        cloud.moods.append(Mood("DELETE", 2, delay_s=1.0))
+        deleting = asyncio.create_task(gce.delete([one.id for one in granted]))
+        await asyncio.sleep(0)
+        cloud.preempt(granted[0].name, notice_s=0)
+        await until(lambda: len(cloud.there()) == 1)
+        assert len((await gce.observe()).instances) == 1
+        deleted = await deleting
+        assert deleted.ids == tuple(one.id for one in granted)
+
+    cloud = Cloud()
+    with provider(cloud) as gce:
+        asyncio.run(story(cloud, gce))
+
+
 def test_machines_that_do_not_boot_or_lack_their_gpu():
     diary = Diary()
     cloud = Cloud(hooks=diary, dead=1, blind=2)

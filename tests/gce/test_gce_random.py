@@ -39,8 +39,8 @@ async def play(seed: int) -> None:
     await world.live(480.0)
     world.settle()
     world.wish = WISH
-    if world.policy.usd_max is None and world.policy.usd_per_hour_max is None:
-        await world.live(600.0, until=lambda: world.up() == WISH)
+    if world.policy.usd_max is None:
+        await world.live(600.0, until=lambda: world.up() == WISH and world.is_all_of_use())
         await world.live(60.0)  # Not one more comes late.
         assert world.up() == WISH, seed
     world.stop_work()

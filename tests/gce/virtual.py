@@ -14,6 +14,7 @@ import selectors
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,15 +89,6 @@ class Session:
     def __init__(self, rest: Rest) -> None:
         self._rest = rest
 
-    def get(self, url: str, **fields: Any) -> Any:
-        return self._ask("GET", url, **fields)
-
-    def post(self, url: str, **fields: Any) -> Any:
-        return self._ask("POST", url, **fields)
-
-    def delete(self, url: str, **fields: Any) -> Any:
-        return self._ask("DELETE", url, **fields)
-
     def _ask(
         self,
         method: str,
@@ -118,6 +110,9 @@ class Session:
             json=lambda: reply.body,
             request=SimpleNamespace(method=method, url=url),
         )
+
+    get, post = partialmethod(_ask, "GET"), partialmethod(_ask, "POST")
+    delete = partialmethod(_ask, "DELETE")
 
 
 class VirtualApi(Api):
@@ -416,6 +411,11 @@ class World(Hooks):
         """The machines that there are, as Google counts them."""
         there = ((vm.zone, vm.machine, vm.spot) for vm in self.cloud.there())
         return Counter(next(p for p in POOLS if (p.zone, p.machine, p.spot) == w) for w in there)
+
+    def is_all_of_use(self) -> bool:
+        """Whether every machine has its agent, with all of its GPUs."""
+        gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.leaving_since}
+        return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
     def made_by_group(self) -> list[Vm]:
         """Machines of a group, which makes one that was taken again by itself, under its name."""

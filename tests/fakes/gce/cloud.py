@@ -118,12 +118,9 @@ class Cloud:
         return float(total)
 
     def bill(self) -> float:
-        """Dollars: every machine by the second, from its creation until it is gone."""
+        """Dollars: every machine by the second, while it is on."""
         with self.lock:
-            return sum(
-                vm.usd_per_hour * ((vm.ended_at or self.now()) - vm.created_at) / 3600
-                for vm in self.vms
-            )
+            return sum(vm.usd(self.now()) for vm in self.vms)
 
     def disks(self) -> list[str]:
         """The disks that are there, by their machines' names: one may outlive its machine."""
@@ -217,6 +214,7 @@ class Cloud:
         if not vm.is_there or vm.status != "RUNNING":
             return
         self.hooks.ended(vm)
+        vm.off_at = self.now()
         happened = self._operation("compute.instances.preempted", vm.zone, vm=vm)
         happened.ended_at = self.now()
         is_deleted = vm.body["scheduling"].get("instanceTerminationAction") == "DELETE"

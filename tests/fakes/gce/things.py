@@ -60,12 +60,19 @@ class Vm:
     status: str = "PROVISIONING"
     boots: bool = True
     has_gpu: bool = True
+    off_at: float | None = None
+    """It was preempted then, and costs nothing since."""
     ended_at: float | None = None
-    """It costs nothing and has no disk since then."""
+    """It is gone, and so is its disk."""
 
     @property
     def is_there(self) -> bool:
         return self.ended_at is None
+
+    def usd(self, now: float) -> float:
+        """What it has cost: from its creation until it was preempted or deleted."""
+        end = min(at for at in (self.off_at, self.ended_at, now) if at is not None)
+        return self.usd_per_hour * (end - self.created_at) / 3600
 
     @property
     def metadata(self) -> dict[str, str]:
