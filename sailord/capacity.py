@@ -120,7 +120,7 @@ def is_out(state: Capacity, pool: Pool, for_s: float) -> bool:
 def _absorb(state: Capacity, event: Event) -> Decision:
     match event:
         case TookOver():
-            return _take_over(state, event), ()
+            return _take_over(state, event)
         case SteppedDown():
             return Capacity(state.policy, state.now), ()
         case Observed():
@@ -145,12 +145,15 @@ def _absorb(state: Capacity, event: Event) -> Decision:
             assert_never(event)
 
 
-def _take_over(state: Capacity, event: TookOver) -> Capacity:
-    """Whatever the last leader asked for may have been made: looking will tell."""
+def _take_over(state: Capacity, event: TookOver) -> Decision:
+    """Whatever the last leader asked for may have been made: looking will tell.
+
+    What it wrote it would drain it may not have come to order.
+    """
     books = event.books
     asks = {a.ask.request_id: replace(a, is_in_doubt=True) for a in books.asks}
     is_spent = books.stopped_at_usd is not None and books.stopped_at_usd == state.policy.usd_max
-    return Capacity(
+    state = Capacity(
         state.policy,
         state.now,
         event.prefix,
@@ -159,6 +162,7 @@ def _take_over(state: Capacity, event: TookOver) -> Capacity:
         spent_usd=books.spent_usd,
         stop=books.stop if is_spent else "",
     )
+    return state, tuple(_drain(m) for m in books.machines if m.is_drained and not m.why)
 
 
 def _take_answer(state: Capacity, outcome: Outcome) -> Decision:
@@ -363,7 +367,8 @@ def _fault_of(state: Capacity, machine: Machine) -> str:
 
 
 def _reason_to_part(state: Capacity, machine: Machine) -> str:
-    is_in_use = machine.instance.node in state.in_use
+    # Before the first count nobody knows what the job stands on.
+    is_in_use = not state.looked_at or machine.instance.node in state.in_use
     since, lost_s = machine.absent_since, state.policy.lost_s
     if state.stop == "ended" or (state.stop and not is_in_use):
         return "the budget is spent"
@@ -397,8 +402,11 @@ def _shrink(state: Capacity) -> Decision:
     state = replace(state, surplus_since=since, machines=machines)
     leaving = spare if _has_all(state, live) else _in_the_way(state, spare)
     drained = {m.instance.id: replace(m, is_drained=True) for m in leaving}
-    orders = (Drain(m.instance.node, f"{m.instance.pool} is not wanted any more") for m in leaving)
-    return replace(state, machines={**machines, **drained}), tuple(orders)
+    return replace(state, machines={**machines, **drained}), tuple(map(_drain, leaving))
+
+
+def _drain(machine: Machine) -> Drain:
+    return Drain(machine.instance.node, f"{machine.instance.pool} is not wanted any more")
 
 
 def _has_all(state: Capacity, live: Mapping[Pool, list[Machine]]) -> bool:

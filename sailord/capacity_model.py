@@ -315,7 +315,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Let the job move off this node: the machine is to go once it is unused."""
+    """Write the books, then let the job move off this node: the machine is to go once it is unused.
+
+    Repeated, it is the same order.
+    """
 
     node: str
     why: str

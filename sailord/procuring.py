@@ -7,6 +7,7 @@ next knows what may have been made. Whatever takes long runs by itself and ends 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -59,6 +60,7 @@ READ_S = 300.0
 QUOTAS_S = 5.0
 """... and quotas as soon as machines have come or gone, if they were not just read."""
 SAVE_S = 10.0
+"""The books are stored at the latest, as long as they change."""
 RETRY_S = 0.5
 WANT_S = 2.0
 """Between two questions which machines to want."""
@@ -86,6 +88,9 @@ class Procurer:
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Machines have come or gone, so that quotas are other ones."""
+    _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
+    """The same, and the books do not show it yet."""
+    _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: Tasks = field(default_factory=Tasks)
     _saved: Books | None = None
     _asked: tuple[object, ...] = ()
@@ -127,7 +132,7 @@ class Procurer:
                     self._every(self.policy.look_s, self._look),
                     self._every(READ_S, self._read),
                     self._follow_quotas(),
-                    self._every(SAVE_S, self._keep),
+                    self._keep(),
                     self._every(WANT_S, self._want),
                     self._hear(),
                 ):
@@ -143,6 +148,7 @@ class Procurer:
             self.state, commands = decide(self.state, event)
             if _there(self.state) != before:
                 self._moved.set()
+                self._unsaved.set()
             for command in commands:
                 self._perform(command)
 
@@ -156,10 +162,7 @@ class Procurer:
             case Delete():
                 self._tasks.start(self._delete(command.ids))
             case Drain():
-                id_ = f"capacity-drain-{command.node}"
-                self._tasks.start(
-                    self._give(Intent(id_, "drain", command.node, reason=command.why))
-                )
+                self._tasks.start(self._drain(command))
             case StopWork():
                 self._tasks.start(self._pause(command.why))
             case Say():
@@ -200,24 +203,30 @@ class Procurer:
 
     async def _save(self) -> bool:
         """Store what the next leader must know; ``False``: somebody else leads."""
-        while True:
-            term, books = self._term, books_of(self.state)
-            if term is None or not self.state.prefix:
-                return False
-            order = Put(self.gateway.keys.capacity, encode(books))
-            try:
-                if not await self.gateway.write_as_leader(term, [order]):
+        async with self._saving:  # Older books never come after newer ones.
+            while True:
+                term, books = self._term, books_of(self.state)
+                if term is None or not self.state.prefix:
                     return False
-            except StoreError as error:
-                log.warning("the store did not take the books", error=str(error))
-                await asyncio.sleep(RETRY_S)
-            else:
-                self._saved = books
-                return True
+                order = Put(self.gateway.keys.capacity, encode(books))
+                try:
+                    if not await self.gateway.write_as_leader(term, [order]):
+                        return False
+                except StoreError as error:
+                    log.warning("the store did not take the books", error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    self._saved = books
+                    return True
 
     async def _keep(self) -> None:
-        if self._saved != books_of(self.state):
-            await self._save()
+        """Store the books at times, and as soon as machines have come or gone."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._unsaved.wait(), SAVE_S)
+            self._unsaved.clear()
+            if self._term is not None and self._saved != books_of(self.state):
+                await self._save()
 
     # ---- the provider -------------------------------------------------------------------------
 
@@ -288,6 +297,11 @@ class Procurer:
         id_ = f"capacity-{notice.kind}-{notice.instance}"
         reason = f"the provider announced {notice.kind}"
         await self._give(Intent(id_, "preempt", notice.node, leaves_at, reason))
+
+    async def _drain(self, order: Drain) -> None:
+        if await self._save():
+            id_ = f"capacity-drain-{order.node}"
+            await self._give(Intent(id_, "drain", order.node, reason=order.why))
 
     async def _give(self, intent: Intent) -> None:
         while self._term is not None:

@@ -187,6 +187,26 @@ def test_gce_a_machine_in_use_that_is_not_wanted_is_drained_and_then_deleted():
     assert story.of(Delete) == [Delete(("1",))]
 
 
+def test_gce_a_new_leader_drains_again_what_the_last_one_may_not_have_come_to():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 0}))
+    story.hear(AgentsCounted(20.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Passed(320.0))
+    later, orders = decide(Capacity(), TookOver(330.0, "t2", books_of(story.state)))
+    assert [type(order) for order in orders] == [Drain], "the job may stand on it"
+    counted = AgentsCounted(340.0, {"n1": Agent(4)}, frozenset({"n1"}))
+    later, orders = decide(later, counted)
+    assert orders == ()
+    _, orders = decide(later, AgentsCounted(350.0, {"n1": Agent(4, is_leaving=True)}))
+    assert orders == (Delete(("1",)),)
+
+
+def test_gce_a_new_leader_of_a_spent_budget_deletes_nothing_before_it_knows_what_is_in_use():
+    story = Story(Policy(usd_max=3.6)).see(11.0, machine())
+    story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"}))).hear(Passed(3430.0))
+    later = Story(Policy(usd_max=3.6), books_of(story.state))
+    assert later.hear(Passed(3440.0)).of(Delete) == []
+    assert later.hear(AgentsCounted(3441.0, {"n1": Agent(4)})).of(Delete) == [Delete(("1",))]
+
+
 def _surplus_in_use(usd_per_hour_max) -> Story:
     """The job stands on two machines of A, and one of B is wanted instead."""
     story = Story(Policy(usd_per_hour_max=usd_per_hour_max)).see(11.0, machine(1), machine(2))
