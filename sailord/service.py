@@ -1,7 +1,7 @@
 """The command ``sailord``: runs the controller in the foreground, as systemd wants it.
 
-Exit codes: 0 it was told to end; 1 it failed and may be started again; 2 its configuration
-cannot be used.
+Exit codes: 0 it was told to end; 1 it failed and may be started again, or the provider could not
+be asked; 2 its configuration cannot be used.
 
 The planner's processes import this module anew, so that it imports little before it is told what
 to do.
@@ -13,12 +13,18 @@ import asyncio
 import os
 import resource
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sailord.console import Group
+from simulator.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from sailord.config import Config
 
 CONFIG = click.option(
     "--config",
@@ -59,12 +65,36 @@ def run(config: Path) -> None:
 
 @main.command()
 @CONFIG
-def check(config: Path) -> None:
+@click.option(
+    "--provider",
+    "asks_provider",
+    is_flag=True,
+    help="Have the provider say, too, whether machines could be rented as the file wants.",
+)
+def check(config: Path, *, asks_provider: bool) -> None:
     """Read the configuration, and say what is wrong with it."""
     from sailord.config import load_config  # noqa: PLC0415 - see above
 
-    load_config(config)
+    loaded = load_config(config)
+    if asks_provider:
+        asyncio.run(_ask_provider(loaded))
     click.echo(f"{config} can be used")
+
+
+async def _ask_provider(config: Config) -> None:
+    from sailord.providers.choosing import open_provider  # noqa: PLC0415 - see above
+    from sailord.providers.interface import ProviderError  # noqa: PLC0415 - see above
+
+    if config.provider is None:
+        cure = "leave --provider out, or write that table (docs/capacity.md)"
+        raise InputError(Problem("provider", "is not in the file", cure))
+    provider = open_provider(config.provider, config.cluster, time.time)
+    try:
+        await provider.check()
+    except ProviderError as error:
+        raise click.ClickException(f"the provider cannot be asked now: {error}") from None
+    finally:
+        await provider.close()
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def living(folder: Path, capacity: str) -> Iterator[Life]:
     )
     try:
         with gce_server(cloud) as address:
-            _configure(place, address, capacity)
+            configure(place, address, capacity)
             life = Life(place, cloud, machines, Client(f"unix://{place.socket}"))
             life.start_head()
             try:
@@ -218,7 +218,8 @@ def living(folder: Path, capacity: str) -> Iterator[Life]:
         place.remove()
 
 
-def _configure(place: Place, address: str, capacity: str) -> None:
+def configure(place: Place, address: str, capacity: str) -> None:
+    """Write the files of a sailord that rents from the cloud at an address."""
     catalogue = place.folder / "catalogue.toml"
     text = catalogue.read_text()
     catalogue.write_text(

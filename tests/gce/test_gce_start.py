@@ -6,16 +6,21 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from agents.keys import Keys
 from agents.store import Entry, StoreUnavailable
 from agents.wire import encode
 from sailord.capacity_model import Books, Machine, Policy
+from sailord.local.place import Place
 from sailord.procuring import Procurer
 from sailord.providers.interface import Instance
+from sailord.service import main
 from simulator.errors import InputError
-from tests.fakes.gce.cloud import Cloud, Mood
+from tests.fakes.gce.cloud import Cloud, Mood, Offer
+from tests.fakes.gce.server import gce_server
 from tests.gce.cloud import pool, provider
+from tests.gce.living import LARGE, configure
 
 RENTED = Books(
     machines=(
@@ -61,3 +66,32 @@ def test_gce_who_may_have_machines_leads_them_whatever_is_wrong(books):
 
 def test_gce_a_cloud_that_is_away_keeps_nobody_from_starting():
     start(Cloud(moods=[Mood(".*", 1000, status=503)]), Books())
+
+
+@pytest.mark.parametrize(
+    ("behave", "code", "words"),
+    [
+        ({}, 0, "can be used"),
+        ({"is_expired": True}, 2, "error: provider.credentials"),
+        ({"moods": [Mood(".*", 1000, status=503)]}, 1, "the provider cannot be asked now"),
+        (None, 2, "error: provider: is not in the file"),
+    ],
+    ids=["well", "expired", "away", "none"],
+)
+def test_gce_a_file_is_checked_with_its_provider(tmp_path, behave, code, words):
+    cloud = Cloud(offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)})
+    for name, value in (behave or {}).items():
+        setattr(cloud, name, value)
+    place = Place(tmp_path / "c")
+    place.make()
+    file = str(place.folder / "sailord.toml")
+    try:
+        with gce_server(cloud) as address:
+            if behave is not None:
+                configure(place, address, capacity="")
+            assert CliRunner().invoke(main, ["check", "--config", file]).exit_code == 0
+            assert cloud.asked == [], "who only reads the file asks nobody"
+            done = CliRunner().invoke(main, ["check", "--provider", "--config", file])
+    finally:
+        place.remove()
+    assert (done.exit_code, words in done.output) == (code, True), done.output
