@@ -56,6 +56,9 @@ class Question:
     ``None`` is the estimator's default."""
     seconds_left: float | None = None
     """Until the job's deadline, where it has one."""
+    proves: bool = True
+    """Whether all plans of a small case are looked at; one that waits for an answer need not know
+    that nothing is better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class EventSearch(EventDrafts):
     """Fleets from elsewhere, to be judged first."""
     given: tuple[Plan, ...] = ()
     """Plans from elsewhere: what is found is no worse than any of them."""
+    proves: bool = True
+    """Whether all plans are looked at where they are few."""
     evaluations: int = 0
     is_complete: bool = False
     """Whether all plans were looked at, or bounded."""
@@ -107,6 +109,8 @@ class EventSearch(EventDrafts):
 
     def finished(self, best: Judged | None) -> Judged | None:
         """The best of all plans, where there are so few that all can be looked at."""
+        if best is not None and not self.proves:
+            return best
         deals = every_deal(
             self.floors,
             self.recomputes,

@@ -281,6 +281,7 @@ def _event(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: Ta
             question.budget or _event_budget(lots),
             _seeds(question, lots, within, maker),
             given,
+            question.proves,
         )
         best = search.run()
         # Frontiers show these: what keeps eased limits alone is not among them.
