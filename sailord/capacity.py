@@ -423,7 +423,7 @@ def _in_the_way(state: Capacity, spare: list[Machine]) -> list[Machine]:
     Otherwise the job would stand on it for ever, and what is wanted would never be asked for.
     """
     most = usd_per_hour_most(state)
-    if most is None:
+    if most is None or not spare:
         return []
     running = [m for m in state.machines.values() if m.ended_at is None]
     room = most - usd_per_hour(state) + sum(m.usd_per_hour or 0.0 for m in running if not m.is_live)

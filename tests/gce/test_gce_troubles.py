@@ -1,0 +1,121 @@
+"""What clouds do to their users while a job trains on: all real but the cloud (``gce``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.gce.cloud import Mood
+from tests.gce.living import HERE, LARGE, THERE, Life, living
+from tests.gce.test_gce_emulated import wait_until
+
+REGION, METRIC = "us-central1", "PREEMPTIBLE_NVIDIA_A100_GPUS"
+CAPACITY = """
+boot_s = 25.0
+surplus_s = 8.0
+lost_s = 3.0
+delete_again_s = 3.0
+doubt_s = 6.0
+stockout_s = 2.0
+quota_s = 2.0
+permission_s = 2.0
+unknown_s = 2.0
+rest_max_s = 4.0
+"""
+at_length = pytest.mark.skipif(
+    not os.environ.get("SAILOR_EXAMPLES"),
+    reason="it takes a minute, and test_gce_random has the same without workers",
+)
+
+
+@contextlib.contextmanager
+def trouble(tmp_path_factory) -> Iterator[Life]:
+    """A cloud with two machines in each zone; what was rented is given back, and told in full."""
+    with living(tmp_path_factory.mktemp("troubles") / "c", CAPACITY) as life:
+        life.cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 2}
+        yield life
+        books = life.end_job()
+        assert books.spent_usd == pytest.approx(life.cloud.bill(), rel=0.02)
+
+
+def train(life: Life) -> None:
+    """Have the job train on all machines that there are."""
+    life.submit()
+    wait_until(lambda: life.trains_on(4))
+
+
+@at_length
+def test_gce_machines_of_no_use_and_an_operation_that_never_ends(tmp_path_factory):
+    """One never boots, one boots without its GPU, and the operation that made them never ends."""
+    with trouble(tmp_path_factory) as life:
+        cloud = life.cloud
+        cloud.dead, cloud.blind, cloud.hung = 1, 2, 1
+        life.submit()
+        unheard = "no agent registered within 25 s"
+        wait_until(lambda: any(unheard in line for line in life.said("gone")))
+        useless = [vm for vm in cloud.vms if not (vm.boots and vm.has_gpu)]
+        assert len(useless) == 2
+        wait_until(lambda: not any(vm.is_there for vm in useless))
+        for vm in useless:  # They go back to the shelf.
+            cloud.stock[(vm.zone, LARGE, True)] += 1
+        wait_until(lambda: life.trains_on(4))
+    hung = [one.type for one in cloud.running_operations()]
+    assert hung == ["bulkInsert"], "nothing is left but the one that never ends"
+
+
+@at_length
+def test_gce_nothing_follows_from_a_storm_of_503_but_that_one_looks_again(tmp_path_factory):
+    with trouble(tmp_path_factory) as life:
+        cloud = life.cloud
+        train(life)
+        before, members = [vm.id for vm in cloud.there()], life.job()["members"]
+        storm = Mood(".*", 10**6, status=503)
+        cloud.moods.append(storm)
+        wait_until(lambda: storm.times < 10**6 - 10)
+        life.wait_for_steps()
+        cloud.moods.clear()
+        assert [vm.id for vm in cloud.there()] == before
+        assert life.job()["members"] == members
+        assert life.said("the provider cannot be seen")
+
+
+def test_gce_a_silent_death_while_credentials_are_expired(tmp_path_factory):
+    """Nobody may rent another machine until somebody logs in again; the job goes on without."""
+    with trouble(tmp_path_factory) as life:
+        cloud = life.cloud
+        train(life)
+        cloud.is_expired = True
+        dead = next(vm for vm in cloud.there() if vm.zone == THERE)
+        cloud.stock[(THERE, LARGE, True)] = 1
+        cloud.kill(dead.name)
+        wait_until(lambda: dead.name not in life.job()["members"])
+        wait_until(lambda: life.said("refused (permission)"))
+        life.wait_for_steps()
+        assert dead.status == "RUNNING", "Google believes it well"
+        cloud.is_expired = False
+        wait_until(lambda: not dead.is_there)
+        wait_until(lambda: life.trains_on(4))
+
+
+@at_length
+def test_gce_a_quota_that_shrank_before_a_machine_was_taken(tmp_path_factory):
+    """What runs, runs on, and no other machine can be had until the quota is raised."""
+    with trouble(tmp_path_factory) as life:
+        cloud = life.cloud
+        train(life)
+        cloud.quotas[(REGION, METRIC)] = 3
+        taken = next(vm for vm in cloud.there() if vm.zone == HERE)
+        cloud.stock = {(HERE, LARGE, True): 2, (THERE, LARGE, True): 2}
+        cloud.preempt(taken.name, notice_s=0)
+        wait_until(lambda: not taken.is_there)
+        cloud.quotas[(REGION, METRIC)] = 2
+        wait_until(lambda: life.said("refused (quota)"))
+        wait_until(lambda: life.trains_on(3))
+        life.wait_for_steps()
+        assert len(cloud.there()) == 3, "what runs, runs on"
+        cloud.quotas[(REGION, METRIC)] = 4
+        wait_until(lambda: life.trains_on(4))
+        life.wait_for_steps()
