@@ -16,7 +16,15 @@ from agents.keys import Keys
 from agents.logs import begin_log
 from agents.protocol import JobId
 from agents.signing import read_key
-from agents.store import Compacted, Store, StoreError, StoreUnavailable, open_store, serve
+from agents.store import (
+    Compacted,
+    Store,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    open_store,
+    serve,
+)
 from agents.store.embedded import EmbeddedStore
 from agents.systemd import notify
 from sailord.api.app import Api, build_app, build_public_app
@@ -51,6 +59,7 @@ LOOK_S = 1.0
 LOOK_S_MIN = 0.05
 GO_S = 1.0
 """What an end waits for the store to take what may also be lost."""
+MAY_WRITE = "its user needs to read and write what docs/operations.md names, all four prefixes"
 
 
 @dataclass(eq=False)
@@ -70,6 +79,8 @@ class Daemon:
     """Only where a provider is configured."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     _is_ready: bool = False
+    _led: int | None = None
+    """The term for which everything was read; who has won one and could not read has yet to."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop."""
@@ -102,9 +113,14 @@ class Daemon:
             try:
                 if self.election.term is not None:
                     await self._stay(pause_s)
-                elif await self.election.run_for_leader():
+                else:
+                    self._led = None
+                    await self.election.run_for_leader()
+                if self.election.term not in (None, self._led):
                     await self._take_over()
                 self.api.leader = self.election.seen
+            except StoreRefused as error:
+                await self._cannot_lead(error)
             except StoreError as error:
                 self._see_away(error)
                 await asyncio.sleep(0.2)
@@ -121,6 +137,14 @@ class Daemon:
         if self.election.term is None:
             self.shell.feed_event(Deposed(self.clock.now()))
 
+    async def _cannot_lead(self, error: StoreRefused) -> None:
+        """Another sailord may be let do what we are not; the store's own word says what it was."""
+        why = f"{error}; {MAY_WRITE}"
+        log.error("the store does not let us lead", cause="StoreRefused", error=why)
+        await self.election.resign()
+        self.api.leader = None
+        await asyncio.sleep(self.config.options.lease_s / 2)
+
     async def _take_over(self) -> None:
         world = await self.gateway.read_world()
         term = self.election.term
@@ -133,6 +157,7 @@ class Daemon:
         self.shell.resign_asked.clear()
         about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
         log.info("leading", term=term, cause="Elected", **about)
+        self._led = term
         self.shell.feed_event(
             Elected(
                 self.clock.now(),

@@ -401,11 +401,15 @@ def _make_ready(request: Request) -> None:
     make_ready(request)
 
 
+NAMES_OTHERS = ("config", "hf_config", "file", "description", "factory")
+"""What a model of a submitted job may not be given by: who submits must not have our files read."""
+
+
 def read_job(spec: str) -> Job:
     """Read a job as it was submitted; it stands by itself and names no other file."""
     document = parse_document(spec.encode(), name="job", flaws_raise=False)
     model = document.data.get("model")
-    named = [key for key in ("config", "file", "description", "factory") if key in (model or {})]
+    named = [key for key in NAMES_OTHERS if key in (model or {})]
     if isinstance(model, dict) and named:
         what = f"names a file or code of the model with {named[0]}"
         raise InputError(Problem("job: [model]", what, "describe the model by a family"))

@@ -61,7 +61,8 @@ def _carry(one: socket.socket, other: socket.socket) -> None:
 @pytest.fixture
 def cluster(tmp_path):
     """Two nodes, of which b has a way of its own to the store."""
-    made = Cluster(tmp_path, [Place(tmp_path)])
+    # The leader waits for longer than the agent does before it parks its workers by itself.
+    made = Cluster(tmp_path, [Place(tmp_path, options="suspect_s = 12.0\n")])
     yield made
     made.end()
 
