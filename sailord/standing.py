@@ -210,13 +210,16 @@ def release_now(state: State) -> Point | None:
 
 
 def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
-    """The zones of all nodes that hold copies, or could: members, and those that stand by."""
+    """The zones of all nodes that hold copies, or could: members, and those that stand by.
+
+    A member without a lease may be back in a moment; until it is lost, two copies are two.
+    """
     members = frozenset(() if active.generation is None else active.generation.members)
     return {
         id_: node.record.zone
         for id_, node in state.nodes.items()
-        if not node.is_lost and node.absent_since is None
-        if id_ in members or node.record.state == "ready"
+        if not node.is_lost
+        if id_ in members or (node.absent_since is None and node.record.state == "ready")
     }
 
 
