@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agents.logs import FIELDS
-from agents.store import Put, open_store
+from agents.store import Put, WriteUnknown, open_store
 from tests.daemon.running import ROOT, Place, wait_until
 from tests.fakes.systemd import Ear, ear
 
@@ -84,7 +85,8 @@ async def spoil(socket: Path) -> None:
     """Write what nobody can read; sailord complains of each."""
     store = await open_store(f"unix://{socket}")
     puts = [Put(f"/sailor/v1/test/node/{i:03}", b"nothing") for i in range(100)]
-    await store.transact([], puts)
+    with contextlib.suppress(WriteUnknown):  # It may be stuck before it answers.
+        await store.transact([], puts)
     await store.close()
 
 
