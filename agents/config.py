@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from agents.model import Options
-from agents.store import read_address
-from simulator.errors import InputError, Problems
+from agents.store import check_address
+from simulator.errors import Problems
 from simulator.files import load_document
 from simulator.reading import Fault, open_table, shown
 
@@ -86,10 +86,7 @@ def load_config(path: Path) -> Config:
     waits.finish()
     top.finish()
     if store is not None:
-        try:
-            read_address(store)
-        except InputError as error:
-            problems.take(error, place=top.place_of("store"))
+        check_address(store, problems, top.place_of("store"))
     problems.raise_if_any()
     assert cluster_name is not None
     assert state is not None

@@ -12,7 +12,7 @@ def capacity_text(capacity: dict[str, Any]) -> str:
     if capacity["provider"] is None:
         return "no provider is configured: machines come by themselves (docs/capacity.md)"
     if not capacity["leads"]:
-        return "this sailord does not lead, and knows of no machines; ask the leader"
+        return "nobody leads yet, so nobody knows of machines"
     lines = _pool_lines(capacity["pools"]) if capacity["pools"] else ["no pool yet"]
     for pool in capacity["pools"]:
         if pool["rest"] is not None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.store import read_address
+from agents.signing import read_key
+from agents.store import check_address
 from sailord.capacity_model import Policy
 from sailord.options import Options
 from sailord.providers.choosing import Choice, read_provider
@@ -105,10 +106,12 @@ def load_config(path: Path) -> Config:
     provider = read_provider(top, folder=path.parent, cluster_name=name or "", cluster=cluster)
     top.finish()
     if store is not None:
+        check_address(store, problems, top.place_of("store"))
+    if key is not None:
         try:
-            read_address(store)
+            read_key(key)
         except InputError as error:
-            problems.take(error, place=top.place_of("store"))
+            problems.take(error, place=f"{top.place_of('key')}:")
     problems.raise_if_any()
     assert name is not None
     assert state is not None

@@ -119,6 +119,8 @@ class Daemon:
                 if self.election.term not in (None, self._led):
                     await self._take_over()
                 self.api.leader = self.election.seen
+                if self.api.leader is not None:
+                    self._tell_ready("somebody leads")
             except StoreRefused as error:
                 await self._cannot_lead(error)
             except StoreError as error:
@@ -224,7 +226,6 @@ class Daemon:
             log.info("the store is back", cause="StoreReturned")
         for fault in world.unreadable:
             log.warning("the store holds what nobody can read", cause="WireError", what=fault)
-        self._tell_ready("the store answers")
         state = self.shell.state
         if state.term is None or state.term != self.election.term:
             return
@@ -242,13 +243,14 @@ class Daemon:
                 feed(IntentGiven(now, intent))
 
     def _see_away(self, error: StoreError) -> None:
+        self.api.store_trouble = str(error)
         if self.api.store_away_since is None:
             self.api.store_away_since = self.clock.now()
             log.warning("the store is away", cause=type(error).__name__, error=str(error))
             self._tell_ready("the store is away")
 
     def _tell_ready(self, status: str) -> None:
-        """The doors are open, and what they answer is known to be so: also that nobody knows."""
+        """The doors are open, and what they answer is so: also that the store is away."""
         if not self._is_ready:
             self._is_ready = True
             notify(f"READY=1\nSTATUS={status}")

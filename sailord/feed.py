@@ -32,8 +32,9 @@ class Happening:
     text: str
     job: str | None = None
     node: str | None = None
-    generation: int = 0
-    step: int = 0
+    generation: int | None = None
+    step: int | None = None
+    """Where the job that has the cluster was then; ``None``: no generation was open."""
     term: int = 0
 
 

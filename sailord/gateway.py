@@ -36,6 +36,8 @@ from sailord.breakdown import Move
 T = TypeVar("T")
 Commitment = Literal["committed", "late", "deposed"]
 """What became of a checkpoint: it counts; it came too late to; or somebody else leads."""
+Given = Literal["new", "known", "other"]
+"""What became of an order: it is stored; it was before; or its id is that of another one."""
 HISTORY_MAX = 200
 """Transitions kept of a job."""
 
@@ -47,8 +49,8 @@ class Transition:
     id: int
     at: float
     text: str
-    generation: int = 0
-    step: int = 0
+    generation: int | None = None
+    step: int | None = None
     term: int = 0
     move: Move | None = None
     """The move that came to its end here, phase by phase."""
@@ -271,8 +273,16 @@ class Gateway:
                 raise
             return decode(JobRecord, there.value).submitted_at == job.submitted_at
 
-    async def give_intent(self, intent: Intent) -> bool:
-        """Store an order under its id; ``False``: it stands there already."""
+    async def give_intent(self, intent: Intent) -> Given:
+        """Store an order under its id, unless one stands there."""
         key = self.keys.intent(intent.id)
         outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(intent))])
-        return outcome.is_applied
+        if outcome.is_applied:
+            return "new"
+        there = await self.store.get(key)
+        if there is None:
+            return "known"  # It was carried out just now.
+        known = decode(Intent, there.value)
+        # Who repeats "in 30 s" names another moment each time, and means the same.
+        is_same = (known.kind, known.target) == (intent.kind, intent.target)
+        return "known" if is_same else "other"

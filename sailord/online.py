@@ -20,6 +20,8 @@ from simulator.files import read_bytes
 
 FAILED = 1
 WATCH_S = 1.0
+STILL_THERE_S = 60.0
+"""So long after its moment, a node that was to go away seems to stay."""
 
 
 def online(command: Callable[..., None]) -> Callable[..., None]:
@@ -202,7 +204,12 @@ def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: boo
     """Show the end of what a node's workers wrote."""
     mark = ""
     while True:
-        fresh, mark = client.log(node, rank, mark)
+        try:
+            fresh, mark = client.log(node, rank, mark)
+        except ServerProblem:
+            if not follow or not mark:
+                raise
+            fresh = ""  # sailord, or the agent there, may only be started anew.
         if fresh:
             line = json.dumps({"node": node, "text": fresh}) + "\n"
             click.echo(line if as_json else fresh, nl=False)
@@ -262,7 +269,9 @@ def doctor(client: Client, as_json: bool) -> None:
     value = client.ask("GET", "/v1/status")
     found = []
     if not value["store"]["answers"]:
-        found.append("the store is away; see whether it runs and can be reached from the leader")
+        said = value["store"].get("trouble")
+        cure = "see whether it runs and can be reached from the leader"
+        found.append(f"the store is away{f' ({said})' if said else ''}; {cure}")
     if value["leader"] is None:
         found.append("nobody leads; see the logs of each sailord")
     job = value["job"]
@@ -273,16 +282,22 @@ def doctor(client: Client, as_json: bool) -> None:
         found.append(f"{job['id']} waits: {job['phase']['reason']}")
     if job is not None and job["storage_trouble"]:
         found.append(f"checkpoints are not made: {job['storage_trouble']}")
+    there = client.ask("GET", "/v1/nodes")["nodes"]
     found += [
         f"{n['name']} is {n['state']}" + (f": {n['failure']}" if n["failure"] else "")
-        for n in client.ask("GET", "/v1/nodes")["nodes"]
+        for n in there
         if n["state"] in ("suspect", "lost") or n["failure"]
     ]
     found += [
-        f"{n['name']}: {n['trouble']}"
-        for n in client.ask("GET", "/v1/nodes")["nodes"]
-        if n["trouble"] and n["state"] != "lost"
+        f"{n['name']}: {n['trouble']}" for n in there if n["trouble"] and n["state"] != "lost"
     ]
+    found += [
+        f"{n['name']} was to go away {text.span(value['at'] - n['leaves_at'])} ago and is still "
+        f"there; sailorctl withdraw {n['name']} lets plans use it again"
+        for n in there
+        if n["state"] != "lost" and value["at"] - (n["leaves_at"] or value["at"]) > STILL_THERE_S
+    ]
+    found += [f"no webhook reaches {each}" for each in value.get("unheard", ())]
     found += glance_problems(value.get("capacity"))
     if not value["nodes"]:
         found.append("no node is there; start sailor-agent on one")

@@ -17,6 +17,8 @@ def status_text(status: dict[str, Any]) -> str:
     if not store["answers"]:
         away_s = status["at"] - store["away_since"]
         lines.append(f"store       away for {span(away_s)}; the job goes on, commits wait")
+        # A sailord that is older than this command does not say what it heard.
+        lines += [f"            {store['trouble']}"] if store.get("trouble") else []
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
     if status["queued"]:
         lines.append(f"queue       {status['queued']} waiting")

@@ -36,8 +36,8 @@ class Message:
     text: str
     job: str | None = None
     node: str | None = None
-    generation: int = 0
-    step: int = 0
+    generation: int | None = None
+    step: int | None = None
     term: int = 0
 
 
@@ -80,6 +80,8 @@ class Outbox:
     """When what a message tells happened, by id, for all that were told or are to be."""
     bell: asyncio.Event = field(default_factory=asyncio.Event)
     """Rings once, when there may be more to deliver than there was when it was looked up."""
+    unheard: dict[str, str] = field(default_factory=dict)
+    """Receivers that do not take what they are told now, by host, and why."""
     _offered: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
 
     @property

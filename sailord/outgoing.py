@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
@@ -74,6 +75,12 @@ class _Messenger:
     receiver: Receiver
     session: aiohttp.ClientSession
 
+    @property
+    def host(self) -> str:
+        """What may be shown to anybody: the rest of an address may be a secret."""
+        parts = urlsplit(self.receiver.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
     async def run(self) -> None:
         while True:
             bell, term = self.by.outbox.bell, self.by.term()
@@ -103,7 +110,9 @@ class _Messenger:
         while self.by.term() == term:
             why, was_heard = await self._send(entry.value)
             if not why:
+                self.by.outbox.unheard.pop(self.host, None)
                 return True
+            self.by.outbox.unheard[self.host] = why
             log.info("a webhook was not taken", url=url, why=why, key=entry.key)
             refusals += was_heard
             if refusals >= REFUSALS_MAX:

@@ -15,7 +15,7 @@ from agents.protocol import (
     Saving,
     Uploaded,
 )
-from sailord.checkpoints import complete_at, folders_at
+from sailord.checkpoints import Unreadable, complete_at, folders_at, look_at
 from sailord.keeping import WriteManifest
 from sailord.manifest import Manifest, folder_of, manifest_bytes, manifest_name
 from sailord.planning import job_shape
@@ -42,15 +42,15 @@ def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Du
         raise InputError(Problem("resume", "the job names no place for checkpoints", cure))
     try:
         storage = open_storage(uri)
-        found = complete_at(storage, id_) if resume or folders_at(storage, id_) else []
         if resume is None:
-            if found:
+            if folders_at(storage, id_) and complete_at(storage, id_):
                 what = f"{uri} holds checkpoints of a job {id_} already"
                 cure = "give --resume newest, or another --id"
                 raise InputError(Problem("checkpoint: uri", what, cure))
             storage.make_root()
             return None
-        manifest, durable = _chosen(found, resume, f"{uri}/{id_}")
+        found, unreadable = look_at(storage, id_)
+        manifest, durable = _chosen(found, unreadable, resume, f"{uri}/{id_}")
         _check(storage, manifest, job, id_, found)
     except StorageError as error:
         raise InputError(Problem("checkpoint: uri", str(error))) from None
@@ -58,21 +58,38 @@ def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Du
 
 
 def _chosen(
-    found: list[tuple[Manifest, Durable]], resume: str, place: str
+    found: list[tuple[Manifest, Durable]], unreadable: list[Unreadable], resume: str, place: str
 ) -> tuple[Manifest, Durable]:
-    """By step; of several, that of the latest generation and term. The newest is by generation."""
+    """By step; of several, that of the latest generation and term. The newest is by generation.
+
+    A newer one that cannot be read is not passed over in silence.
+    """
     if resume == NEWEST:
         wanted = found
     else:
         wanted = [pair for pair in found if str(pair[0].point.step) == resume]
-    if not wanted:
+    best = max(wanted, key=_order, default=None)
+    for each in unreadable:
+        is_meant = best is None and str(each.point.step) == resume
+        newest = (each.point.generation, each.point.step)
+        if is_meant or (resume == NEWEST and (best is None or newest > _order(best)[:2])):
+            steps = sorted({m.point.step for m, _ in found}, reverse=True)
+            cure = f"give --resume {steps[0]} to go on from there" if steps else "see that file"
+            what = f"the checkpoint of step {each.point.step} cannot be read: {each.why}"
+            raise InputError(Problem("resume", what, cure))
+    if best is None:
         known = ", ".join(sorted({str(m.point.step) for m, _ in found}, key=int))
         if not found:
             cure = "give the --id that the job had, or leave --resume out to begin anew"
             raise InputError(Problem("resume", f"there is no checkpoint at {place}", cure))
         what = f"there is no checkpoint {resume[:20]!r} at {place}"
         raise InputError(Problem("resume", what, f"there are: {known}"))
-    return max(wanted, key=lambda p: (p[0].point.generation, p[0].point.step, p[0].term))
+    return best
+
+
+def _order(pair: tuple[Manifest, Durable]) -> tuple[int, int, int]:
+    manifest, _ = pair
+    return manifest.point.generation, manifest.point.step, manifest.term
 
 
 def _check(

@@ -165,8 +165,7 @@ def _happening(
     return Happening(0, state.now, kind, text, job, node, generation, step, state.term or 0)
 
 
-def _where(active: Active | None) -> tuple[int, int]:
-    if active is None:
-        return 0, 0
-    generation = active.generation
-    return (generation.number if generation is not None else 0), active.step
+def _where(active: Active | None) -> tuple[int, int] | tuple[None, None]:
+    if active is None or active.generation is None:
+        return None, None
+    return active.generation.number, active.step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.store.address import open_store, read_address
+from agents.store.address import check_address, open_store, read_address
 from agents.store.embedded import EmbeddedStore
 from agents.store.interface import (
     Change,
@@ -52,6 +52,7 @@ __all__ = [
     "StoreUnavailable",
     "ValueIs",
     "WriteUnknown",
+    "check_address",
     "open_store",
     "read_address",
     "serve",

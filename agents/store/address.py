@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ TIMEOUT_S = 5.0
 TIMEOUT_S_MAX = 600.0
 CURE = "write etcd://HOST,HOST:PORT, embedded:///FOLDER/store.db or unix:///FOLDER/store.sock"
 ETCD_PORT = 2379
+FILE_CURE = "name a file by its whole path, which the service's user may read"
 PATHS = ("password_file", "ca", "cert", "key")
 
 
@@ -56,13 +58,32 @@ async def open_store(url: str) -> Store:
     """
     address = read_address(url)
     if isinstance(address, Etcd):
-        # gRPC takes long to load, and most installations need none of it.
+        # gRPC takes long to load, and most installations need none of it. What it would write on
+        # its own between the lines of a log is told by errors, too.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from agents.store.etcd import open_etcd  # noqa: PLC0415 - see above
 
         return open_etcd(address)
     if address.kind == "embedded":
         return await EmbeddedStore.open(address.path)
     return RemoteStore(address.path, timeout_s=address.timeout_s)
+
+
+def check_address(url: str, problems: Problems, place: str) -> None:
+    """Add what is wrong with the line, and with the files that it names."""
+    try:
+        address = read_address(url)
+    except InputError as error:
+        for each in error.problems:
+            problems.add(place, each.what, each.cure)
+        return
+    for name in PATHS if isinstance(address, Etcd) else ():
+        file = getattr(address, name)
+        try:
+            if file is not None:
+                file.read_bytes()
+        except OSError as error:
+            problems.add(place, f"its {name}, {file}, cannot be read: {error.strerror}", FILE_CURE)
 
 
 def read_address(url: str) -> OnDisk | Etcd:

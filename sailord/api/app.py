@@ -38,6 +38,7 @@ SENDERS_MAX = 10_000
 PATH_MAX = 200
 """So much of a strange address is repeated in the answer."""
 SEE = "GET /openapi.json tells all addresses"
+SHOW_TOKEN = "send Bearer <token>; sailorctl takes its file as --token-file"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,6 +76,8 @@ class Api:
     """Only where a provider is configured."""
     leader: Leader | None = None
     store_away_since: float | None = None
+    store_trouble: str = ""
+    """What it said last, or what became of the call."""
     world: World | None = None
     """As last read."""
     plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
@@ -92,7 +95,7 @@ class Api:
     def gateway(self) -> Gateway:
         """The way to the store; while it is known to be away, nobody waits for it."""
         if self.store_away_since is not None:
-            raise StoreUnavailable("it does not answer")
+            raise StoreUnavailable(self.store_trouble or "it does not answer")
         return self.own_gateway
 
     def allows(self, sender: str) -> bool:
@@ -148,7 +151,8 @@ async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamRes
     except InputError as error:
         return refusal(422, *error.problems)
     except web.HTTPRequestEntityTooLarge:
-        cure = "a job's file names its data and does not hold it"
+        is_job = request.path == "/v1/jobs"
+        cure = "a job's file names its data and does not hold it" if is_job else "send less"
         return refusal(413, Problem("body", f"is larger than {BODY_BYTES_MAX} bytes", cure))
     except NotThere as error:
         return refusal(404, error.problem)
@@ -185,7 +189,7 @@ async def ask_token(request: web.Request, handler: Handler) -> web.StreamRespons
     shown = request.headers.get("Authorization", "")
     expected = b"Bearer " + (token or b"")
     if token is None or not hmac.compare_digest(shown.encode("utf-8", "replace"), expected):
-        problem = Problem("Authorization", "the token is missing or wrong", "send Bearer <token>")
+        problem = Problem("Authorization", "the token is missing or wrong", SHOW_TOKEN)
         return refusal(401, problem, headers={"WWW-Authenticate": "Bearer"})
     return await handler(request)
 
@@ -209,13 +213,16 @@ def build_public_app(api: Api) -> web.Application:
 def _build(
     api: Api, middlewares: list[Callable[..., Awaitable[web.StreamResponse]]]
 ) -> web.Application:
-    from sailord.api.routes import ROUTES  # noqa: PLC0415 - the handlers stand on this module
+    # The handlers stand on this module.
+    from sailord.api.passing import keep_session, pass_on  # noqa: PLC0415 - see above
+    from sailord.api.routes import ROUTES  # noqa: PLC0415 - see above
 
     app = web.Application(
-        middlewares=middlewares,
+        middlewares=[*middlewares, pass_on],
         client_max_size=BODY_BYTES_MAX,
     )
     app[API] = api
+    app.cleanup_ctx.append(keep_session)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, name=route.name)
     return app

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agents.protocol import Durable, Intent, JobId, Point
 from sailord.api import shapes
-from sailord.api.app import AGAIN, API, Api, answer, refusal
+from sailord.api.app import API, Api, answer, refusal
 from sailord.api.handlers import ID, NAMES, give, job_of, read_object
 from sailord.breakdown import Move
 from sailord.checkpoints import Unreadable, folders_at, look_at, reach
@@ -145,9 +145,6 @@ async def pin_checkpoint(request: web.Request) -> web.Response:
     if isinstance(found, web.Response):
         return found
     manifest, _ = found
-    if api.shell.state.term is None:
-        problem = Problem("sailord", "another one leads", "ask that one; sailorctl status names it")
-        return refusal(409, problem, headers=AGAIN)
     assert job.saving.uri is not None, "what was found has a place"
     id_, point = JobId(job.id), manifest.point
     work = api.shell.checkpoints.pin(id_, job.saving.uri, point, is_pinned=is_pinned)

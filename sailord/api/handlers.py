@@ -41,6 +41,7 @@ KNOWN_S = 2.0
 KINDS: dict[type, str] = {
     str: "a text", int: "a whole number", float: "a number", bool: "true or false"
 }  # fmt: skip
+OTHER_ID = Problem("id", "was given with another order or node", "give each order its own id")
 MARK_HEADER = "Sailor-Log-Mark"
 LOG_MARK = r"[A-Za-z0-9.:,_-]{0,4000}"
 PRIORITY_MAX = 1_000_000
@@ -82,14 +83,20 @@ async def status(request: web.Request) -> web.Response:
             leads=api.shell.state.term is not None,
             term=api.shell.state.term,
             leader=None if leader is None else shapes.LeaderView(leader.host, leader.address),
-            store=shapes.StoreView(api.store_away_since is None, api.store_away_since),
+            store=_store_view(api),
             job=views.active_view(state, api.shell.pace, plan, about, api.shell.outbox.at_of, now),
             queued=sum(job.state == "queued" for job in state.jobs.values()),
             nodes=views.counts_view(state),
             leaving=views.leaving_view(state),
             capacity=glance_of(api),
+            unheard=tuple(f"{url}: {why}" for url, why in api.shell.outbox.unheard.items()),
         )
     )
+
+
+def _store_view(api: Api) -> shapes.StoreView:
+    since = api.store_away_since
+    return shapes.StoreView(since is None, since, "" if since is None else api.store_trouble)
 
 
 async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -242,12 +249,14 @@ async def give(api: Api, intent: Intent) -> web.Response:
     useless = objection(api.shell.state, intent)
     if useless is not None:
         return refusal(409, useless)
-    is_new = await api.gateway.give_intent(intent)
+    given = await api.gateway.give_intent(intent)
+    if given == "other":
+        return refusal(409, OTHER_ID)
     api.woken.set()
     if api.shell.state.term is not None:
         # Whoever orders one thing after the other is judged by all that went before.
         await _until(lambda: intent.id in api.shell.state.intents)
-    return answer(shapes.Taken(intent.id, is_new), status=202)
+    return answer(shapes.Taken(intent.id, given == "new"), status=202)
 
 
 def read_intent(order: str, target: str, body: dict[str, Any]) -> Intent:

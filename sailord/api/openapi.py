@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sailord.api.app import BODY_BYTES_MAX, OWN_LOCK
+from sailord.api.passing import OWN_VIEW
 from sailord.api.schemas import schema_of
 from sailord.api.shapes import Problems
 
@@ -161,6 +162,8 @@ def refusals_of(route: Route) -> set[int]:
     found = {429, 500, *route.refuses, *route.others}
     if route.name not in OWN_LOCK:
         found.add(401)
+    if route.name not in OWN_VIEW:
+        found.add(503)
     if "{" in route.path:
         found.add(404)
     if route.body is not None:

@@ -73,7 +73,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/agents/report", "report", handlers.report, (Answer,), "Report",
           refuses=(401,), others={409: Answer}),
     Route("POST", "/v1/webhooks/preemption", "webhook_preemption", webhooks.preemption,
-          (shapes.Accepted,), "Preemption", 202, (401, 503)),
+          (shapes.Accepted,), "Preemption", 202, (401, 409, 503)),
     Route("POST", "/v1/webhooks/capacity", "webhook_capacity", webhooks.capacity,
           (shapes.Accepted,), "Capacity", 202, (401,)),
 )  # fmt: skip

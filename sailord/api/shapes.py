@@ -197,6 +197,8 @@ class StoreView:
 
     answers: bool
     away_since: float | None
+    trouble: str = ""
+    """What was last heard of it, while it is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,8 @@ class Status:
     leaving: tuple[Leaving, ...]
     capacity: CapacityGlance | None = None
     """Null: machines come by themselves."""
+    unheard: tuple[str, ...] = ()
+    """Receivers of webhooks that do not take what they are told now, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from agents.protocol import Intent, IntentKind
 from sailord.api.app import API, Api, answer, refusal, too_many
-from sailord.api.handlers import ID, LEAVES_MAX, NAMES, read_object
+from sailord.api.handlers import ID, LEAVES_MAX, NAMES, OTHER_ID, read_object
 from sailord.api.shapes import Accepted
 from sailord.api.tokens import TokenError, check_token, read_keys
 from sailord.feed import Happening
@@ -61,9 +61,11 @@ async def preemption(request: web.Request) -> web.Response:
         intents = _from_alerts(body)
     else:
         intents = [await _from_plain(request)]
-    new = await asyncio.gather(*(api.gateway.give_intent(intent) for intent in intents))
+    given = await asyncio.gather(*(api.gateway.give_intent(intent) for intent in intents))
     api.woken.set()
-    return answer(Accepted(len(intents), sum(new)), status=202)
+    if "other" in given:
+        return refusal(409, OTHER_ID)
+    return answer(Accepted(len(intents), given.count("new")), status=202)
 
 
 async def capacity(request: web.Request) -> web.Response:
@@ -147,7 +149,9 @@ async def _from_plain(request: web.Request) -> Intent:
     leaves_at = body.get("leaves_at")
     if leaves_at is not None and not 0 < leaves_at < LEAVES_MAX:
         raise InputError(Problem("body: leaves_at", "is no moment", "give seconds since 1970"))
-    return _intent(f"plain:{body['id']}", kind, body["node"], leaves_at, body.get("reason", ""))
+    # What takes a notice back may bear that notice's id, and is another order all the same.
+    id_ = f"plain:{body['id']}" + (":withdrawn" if kind == "withdraw" else "")
+    return _intent(id_, kind, body["node"], leaves_at, body.get("reason", ""))
 
 
 def _from_pubsub(body: dict[str, Any]) -> list[Intent]:

@@ -132,6 +132,19 @@ def test_a_notice_has_one_effect_however_often_it_comes(head):
     wait_until(lambda: head.status()["nodes"].get("ready") == 1)
 
 
+def test_what_takes_a_notice_back_may_bear_its_id(head):
+    def leaving():
+        return [each["name"] for each in head.status()["leaving"]]
+
+    assert post_plain(head, {"id": "n9", "node": "a"})[1]["new"] == 1
+    wait_until(lambda: leaving() == ["a"])
+    assert post_plain(head, {"id": "n9", "node": "a", "withdrawn": True})[1]["new"] == 1
+    wait_until(lambda: leaving() == [])
+    code, said = post_plain(head, {"id": "n9", "node": "another"})
+    if code == 409:  # Once it is carried out and forgotten, its id is free again.
+        assert "its own id" in said["problems"][0]["cure"]
+
+
 def test_a_notice_from_a_stranger_is_refused(head):
     assert_refused(post_plain(head, {"id": "x", "node": "a"}, secret="not-our-secret-no"), 401)
     assert_refused(post_plain(head, {"id": "x", "node": "a"}, at=time.time() - 400), 401)

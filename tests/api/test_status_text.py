@@ -134,7 +134,9 @@ def shown(case: Case) -> str:
         leads=True,
         term=7,
         leader=LeaderView("head-1", "10.0.0.1:7077"),
-        store=StoreView(not case.is_away, NOW - 42 if case.is_away else None),
+        store=StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
+        if case.is_away
+        else StoreView(True, None),
         job=views.active_view(known, Pace(), plan, ABOUT if case.generation else {}, told_at, NOW),
         queued=2 if case.has_plan else 0,
         nodes=views.counts_view(known),

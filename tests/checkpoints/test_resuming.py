@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sailord.manifest import load_manifest
@@ -67,6 +69,17 @@ def test_one_that_is_not_whole_is_refused_with_the_next_older_one(tmp_path):
     (tmp_path / "j" / "1-20" / "0-n0.1.snap").unlink()
     with pytest.raises(InputError, match=r"snap is missing; the next older one is of step 10"):
         begin(tmp_path, "newest")
+
+
+def test_a_newest_one_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    manifest = Path(second.durable.manifest.removeprefix("file://"))
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"step 20 cannot be read: .*; give --resume 10 to go on"):
+        begin(tmp_path, "newest")
+    with pytest.raises(InputError, match="step 20 cannot be read"):
+        begin(tmp_path, "20")
+    assert begin(tmp_path, "10") == first.durable
 
 
 def test_one_file_from_elsewhere_becomes_a_checkpoint(tmp_path):

@@ -79,7 +79,7 @@ def test_gce_an_orphan_is_one_that_would_not_be_deleted(story):
 def test_gce_who_does_not_lead_knows_nothing_of_machines(story):
     view = capacity_view("gce", story.hear(SteppedDown(30.0)).state, (A, B), State(), History())
     assert (view.leads, view.pools, view.machines) == (False, (), ())
-    assert "does not lead" in capacity_text(plain(view))
+    assert "nobody leads yet" in capacity_text(plain(view))
     alone = capacity_view(None, Capacity(), (), State(term=1), History())
     assert "no provider" in capacity_text(plain(alone))
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from agents.store import (
@@ -20,9 +19,9 @@ from agents.store import (
     WriteUnknown,
     open_store,
 )
-from agents.store.etcd_messages import message, method
 from simulator.errors import InputError
 from tests.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
+from tests.store.rights import require_passwords
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -155,33 +154,6 @@ async def test_a_watch_leaves_a_member_that_falls_silent(cluster, prefix):
     await store.close()
 
 
-AUTH = {
-    name: (method("Auth", name), message(request))
-    for name, request in (
-        ("RoleAdd", "AuthRoleAddRequest"),
-        ("RoleGrantPermission", "AuthRoleGrantPermissionRequest"),
-        ("UserAdd", "AuthUserAddRequest"),
-        ("UserGrantRole", "AuthUserGrantRoleRequest"),
-        ("AuthEnable", "AuthEnableRequest"),
-    )
-}
-
-
-async def _require_passwords(cluster: Cluster) -> None:
-    """Let in root, who may do anything, and guest, who may do nothing."""
-    async with grpc.aio.insecure_channel(cluster.endpoints[0]) as channel:
-
-        async def ask(name: str, /, **what: str) -> None:
-            way, request = AUTH[name]
-            await channel.unary_unary(way.path, way.serialize, way.read)(request(**what))
-
-        await ask("RoleAdd", name="root")
-        await ask("UserAdd", name="root", password="secret")
-        await ask("UserGrantRole", user="root", role="root")
-        await ask("UserAdd", name="guest", password="guest")
-        await ask("AuthEnable")
-
-
 async def test_passwords(tmp_path):
     (tmp_path / "right").write_text("secret\n")
     (tmp_path / "wrong").write_text("Secret\n")
@@ -196,7 +168,7 @@ async def test_passwords(tmp_path):
         too_early = await open_as("root", "right")
         with pytest.raises(StoreRefused, match="authentication is not enabled"):
             await too_early.get("/a")
-        await _require_passwords(cluster)
+        await require_passwords(cluster)
         with pytest.raises(StoreRefused, match="user name is empty"):
             await store.put("/a", b"")
         root = await open_as("root", "right")
@@ -234,7 +206,7 @@ async def test_a_watch_outlives_its_token(tmp_path):
     (tmp_path / "right").write_text("secret")
     with closing(Cluster(arguments=("--auth-token-ttl", "1"))) as cluster:
         await wait_answer(await cluster.open())
-        await _require_passwords(cluster)
+        await require_passwords(cluster)
         enter = f"&user=root&password_file={tmp_path}/right"
         store, other = [await open_store(cluster.url + enter) for _ in range(2)]
         after = await store.put("/a", b"1")
