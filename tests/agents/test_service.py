@@ -109,6 +109,7 @@ async def test_a_person_reads_sentences(tmp_path):
     (tmp_path / "key").write_text("k" * 64)
     (tmp_path / "agent.toml").write_text(
         'cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///nowhere"\nzone = "z"\n'
+        "orphan_s = 1.0\n"
         "[listen]\nport = 0\n"
     )
     ours, theirs = pty.openpty()
