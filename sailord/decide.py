@@ -270,11 +270,10 @@ def _while_starting(state: State, active: Active, phase: Starting) -> Outcome | 
     if has_started(state, active.generation):
         took = state.now - phase.since
         text = f"generation {active.generation.number} runs after {took:.2f} s"
-        return enter(
-            replace(state, active=replace(active, advanced_at=state.now)),
-            Running(state.now),
-            note(active, f"{text} (predicted {phase.move_s:.2f} s)"),
-        )
+        # What a start from nothing takes, nobody predicts.
+        text += f" (predicted {phase.move_s:.2f} s)" if phase.move_s else ""
+        begun = replace(state, active=replace(active, advanced_at=state.now))
+        return enter(begun, Running(state.now), note(active, text))
     if state.now >= phase.deadline:
         return fail(state, active)
     # A notice or a drain does not wait until everything runs.
