@@ -50,7 +50,18 @@ from sailord.model import (
     WriteJob,
     WriteRefused,
 )
-from sailord.moves import ask, close, enter, fail, finish, note, open_next, stop, without
+from sailord.moves import (
+    ask,
+    close,
+    enter,
+    fail,
+    finish,
+    look_before,
+    note,
+    open_next,
+    stop,
+    without,
+)
 from sailord.orders import obey
 from sailord.slow_nodes import answer_to_slow, keep_too_many, leave_out
 from sailord.standing import (
@@ -212,12 +223,15 @@ def _weigh(state: State, active: Active, phase: Planning, proposal: Proposal) ->
         return enter(later, phase.before, note(active, f"stays: {proposal.why}"))
     if is_running_plan(active, proposal):
         return enter(state, phase.before, note(active, "stays: no better plan"))
+    cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
+    if cannot_stop and (looked := look_before(state, active)) is not None:
+        return looked
     if not phase.is_forced:
         past = replace(active.job.past, moved_at=state.now)
         active = replace(active, job=replace(active.job, past=past))
         state = replace(state, active=active)
     state, marks = leave_out(state, phase)
-    if is_too_late_to_stop(state, active, proposal) and is_informed(state, active):
+    if cannot_stop:
         state, orders = open_next(state, active, proposal, phase.reason)
     else:
         state, orders = stop(state, active, proposal, phase.reason)

@@ -107,6 +107,12 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
     return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
 
 
+def look_before(state: State, active: Active) -> Outcome | None:
+    """What must still be seen of the checkpoint that the next generation would begin from."""
+    restore, _ = restore_now(state, active)
+    return look_first(state, active, restore)
+
+
 def open_next(
     state: State,
     active: Active,
@@ -120,7 +126,7 @@ def open_next(
     if stopped is None or goes_back(active):
         restore, lowers = restore_now(state, active)
         if not goes_back(active):
-            looked = look_first(state, active, restore)
+            looked = look_before(state, active)
             if looked is not None:
                 return looked
             if restore.source == "durable" and active.check and active.check.why_none:

@@ -376,6 +376,25 @@ def test_a_checkpoint_is_looked_at_before_a_generation_begins_from_it():
     assert opened.lowers is None
 
 
+def test_a_look_holds_up_a_move_that_has_no_time_to_stop_first():
+    """What runs goes on meanwhile, and nothing is moved or written before it is known."""
+    world = World(durable=durable(10, 2))
+    world.tell(IntentGiven, Intent("i", "preempt", B, leaves_at=world.at + 3.0))
+    world.at += 2.0  # Others may be warned at the same time.
+    world.tell(Ticked)
+    (asked,) = world.ordered(RequestPlan)
+    proposal = Proposal("p2", (A,), True, "why", iteration_s=1.0)
+    world.tell(PlanFound, asked.request, proposal)
+    (check,) = world.ordered(CheckDurable)
+    before = world.state.active.job
+    for _ in range(3):
+        assert world.tell(Ticked) == ()
+    assert world.state.active.job == before
+    world.tell(DurableChecked, JOB, check.durable, check.durable)
+    (opened,) = world.ordered(WriteGeneration)
+    assert opened.record.restore == Restore(Point(10, 2), "durable")
+
+
 def test_where_the_newest_cannot_be_read_the_next_older_one_counts_from_then_on():
     world = World(durable=durable(10, 2))
     lose_memory(world)
