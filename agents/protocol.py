@@ -213,6 +213,10 @@ class Report:
     no_room: str = ""
     """Why nothing of ``job`` may run on this node: what its snapshots need, and what is free."""
 
+    def speaks_of(self, generation: GenerationRecord) -> bool:
+        """Whether it is of this generation; those of another job have the same numbers."""
+        return self.generation == generation.number and self.job in {None, generation.job}
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -61,18 +61,8 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     """Nodes that a new plan may use, in the order of their names."""
     members = frozenset(active.generation.members if active.generation is not None else ())
     return tuple(
-        sorted(id_ for id_, node in state.nodes.items() if _is_usable(node, id_ in members))
+        sorted(id_ for id_, node in state.nodes.items() if node.is_usable(is_member=id_ in members))
     )
-
-
-def _is_usable(node: Node, is_member: bool) -> bool:
-    if node.is_lost or node.absent_since is not None or node.leaving_since is not None:
-        return False
-    if node.slow:
-        return False
-    if node.is_unsound:  # Its record in the store may not say so yet.
-        return False
-    return node.record.state == "ready" and (is_member or not node.is_cordoned)
 
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
@@ -152,7 +142,7 @@ def _additions(state: State, active: Active) -> list[Change]:
         return []
     known = active.considered.union(active.generation.members)
     unknown = sorted(state.nodes.keys() - known)
-    new = [id_ for id_ in unknown if _is_usable(state.nodes[id_], is_member=False)]
+    new = [id_ for id_ in unknown if state.nodes[id_].is_usable(is_member=False)]
     if not new:
         return []
     names = ", ".join(state.nodes[id_].record.name for id_ in new)

@@ -63,7 +63,7 @@ from sailord.moves import (
     without,
 )
 from sailord.orders import obey
-from sailord.slow_nodes import answer_to_slow, keep_too_many, leave_out
+from sailord.slow_nodes import answer_to_slow, keep_too_many, leave_out, take_back
 from sailord.standing import (
     all_members,
     ask_again_in,
@@ -179,6 +179,9 @@ WHATEVER_THE_PHASE = (_probe_suspects, obey_checkpoint, obey, _keep_budget, comm
 
 def _while_waiting(state: State, active: Active) -> Outcome | None:
     """Nothing runs: ask for a plan, once those who come or go together have done so."""
+    back = take_back(state, active)
+    if back is not None:
+        return back
     change = change_wanted(state, active)
     return ask(state, active, change) if is_due(state, active, change) else None
 

@@ -244,8 +244,7 @@ def _step_s(active: Active, step: int, now: float) -> float | None:
 
 
 def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
-    is_ours = record is not None and report.job in {None, record.job}
-    return is_ours and record is not None and report.generation == record.number
+    return record is not None and report.speaks_of(record)
 
 
 def _miss(state: State, id_: NodeId) -> State:

@@ -50,6 +50,16 @@ class Node:
         """A device of it is broken, or its memory has no room for the job's snapshots."""
         return "" if self.report is None else self.report.fault or self.report.no_room
 
+    def is_usable(self, *, is_member: bool) -> bool:
+        """Whether a new plan may use it; a member may stay though it is cordoned."""
+        if self.is_lost or self.absent_since is not None or self.leaving_since is not None:
+            return False
+        if self.slow:
+            return False
+        if self.is_unsound:  # Its record in the store may not say so yet.
+            return False
+        return self.record.state == "ready" and (is_member or not self.is_cordoned)
+
     @property
     def is_notable(self) -> bool:
         """Something happened to it, or it says so of a peer; rules look at no others."""

@@ -68,7 +68,7 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
         report = None if node is None else node.report
         if node is None or report is None or report.taking != "running":
             continue
-        if report.generation != generation.number or report.job not in {None, generation.job}:
+        if not report.speaks_of(generation):
             continue
         ranks = ((s, predicted[rank]) for rank, s in report.busy if rank < len(predicted))
         slowest = worst(ranks)
@@ -138,6 +138,25 @@ def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]
         orders.append(GiveIntent(intent))
     intents = state.intents | {order.intent.id for order in orders if isinstance(order, GiveIntent)}
     return replace(state, nodes=state.nodes.with_(marked), intents=intents), tuple(orders)
+
+
+def take_back(state: State, active: Active) -> Outcome | None:
+    """Where nothing can run without the nodes that were left out, slow ones are better."""
+    if not active.is_refused:
+        return None
+    slow = {id_: node for id_, node in state.nodes.items() if node.slow}
+    back = {id_: replace(node, slow="") for id_, node in slow.items()}
+    back = {id_: node for id_, node in back.items() if node.is_usable(is_member=False)}
+    if not back:
+        return None
+    number = 0 if active.generation is None else active.generation.number
+    why = "there is no plan without it"
+    intents = [Intent(f"slow-back-{id_}-{number}", "uncordon", id_, None, why) for id_ in back]
+    names = ", ".join(node.record.name for node in back.values())
+    said = Note(f"takes back {names}, slow as it is: {why}", active.job.id, is_transition=True)
+    known = state.intents | {intent.id for intent in intents}
+    after = replace(state, nodes=state.nodes.with_(back), intents=known)
+    return after, (*map(GiveIntent, intents), said)
 
 
 def answer_to_slow(state: State, active: Active, phase: Planning) -> Outcome | None:

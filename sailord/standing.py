@@ -119,7 +119,7 @@ def all_members(state: State, generation: GenerationRecord, *taking: str) -> boo
     return all(
         (node := state.nodes.get(id_)) is not None
         and node.report is not None
-        and node.report.generation == generation.number
+        and node.report.speaks_of(generation)
         and node.report.taking in taking
         for id_ in generation.members
     )
@@ -134,7 +134,7 @@ def has_started(state: State, generation: GenerationRecord) -> bool:
     reports = (node.report for id_ in generation.members if (node := state.nodes.get(id_)))
     has_stepped = any(
         report is not None
-        and report.generation == generation.number
+        and report.speaks_of(generation)
         and report.taking in {"running", "stopped"}
         and report.step > generation.restore.point.step
         for report in reports
@@ -255,7 +255,7 @@ def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeI
     """Nodes to which a peer lost its connection and that were not asked lately how they are."""
     named: set[NodeId] = set()
     for node in map(state.nodes.__getitem__, state.nodes.notable):
-        if node.report is not None and node.report.generation == generation.number:
+        if node.report is not None and node.report.speaks_of(generation):
             named.update(node.report.broken_peers)
     return tuple(id_ for id_ in sorted(named) if _is_to_probe(state, state.nodes.get(id_)))
 

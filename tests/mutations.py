@@ -174,7 +174,7 @@ MUTATIONS = [
         ),
         (
             "reports of another generation count",
-            "        and node.report.generation == generation.number\n",
+            "        and node.report.speaks_of(generation)\n",
             "",
         ),
         (
@@ -184,12 +184,23 @@ MUTATIONS = [
         ),
     ),
     *_core(
-        "sailord/changes.py",
+        "sailord/nodes.py",
         (
             "a node that leaves is planned for",
-            "or node.absent_since is not None or node.leaving_since is not None:",
-            "or node.absent_since is not None:",
+            "or self.absent_since is not None or self.leaving_since is not None:",
+            "or self.absent_since is not None:",
         ),
+    ),
+    *_core(
+        "sailord/slow_nodes.py",
+        (
+            "slow nodes are never taken back",
+            "    if not active.is_refused:\n        return None\n    slow",
+            "    if active.is_refused or not active.is_refused:\n        return None\n    slow",
+        ),
+    ),
+    *_core(
+        "sailord/changes.py",
         (
             "a broken connection alone never ends a generation",
             "if node.broken_since is not None and state.now >= ",

@@ -237,10 +237,7 @@ def _reports(state: State, active: Active) -> list[Report]:
         return []
     nodes = (state.nodes.get(id_) for id_ in generation.members)
     reports = [node.report for node in nodes if node is not None and node.report is not None]
-    ours = [
-        r for r in reports
-        if r.generation == generation.number and r.job in {None, generation.job}
-    ]  # fmt: skip
+    ours = [report for report in reports if report.speaks_of(generation)]
     return sorted(ours, key=lambda report: -report.step)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol import Point, Restore
+from agents.protocol import JobId, Point, Restore
 from sailord.model import (
     AbortGeneration,
     Closing,
@@ -288,3 +288,12 @@ def test_one_decision(
     after, commands = act(before, event)
     assert phase(after) == then
     assert commands == orders
+
+
+def test_what_nodes_say_of_another_job_is_no_word_of_this_one() -> None:
+    """Each job counts its generations from one: the one before had a third one, too."""
+    others = (node(each, report(each, "stopped", step=59, job=JobId("before"))) for each in (A, B))
+    begun = state(STARTING, *others)
+    assert phase(act(begun, Ticked(NOW + 0.1))[0]) == STARTING
+    heard, _ = act(begun, Reported(NOW + 0.2, report(A, step=41, number=6)))
+    assert isinstance(phase(heard), Running)

@@ -20,6 +20,7 @@ from sailord.model import (
     State,
     Stopping,
     Ticked,
+    Waiting,
     WriteGeneration,
 )
 from sailord.options import Options
@@ -207,3 +208,23 @@ def test_a_mark_is_seen_by_every_leader_until_somebody_takes_it_back():
     back = Intent("back", "uncordon", "machine-b")
     again, _ = act(after, IntentGiven(NOW, back))
     assert again.nodes[B].slow == ""
+
+
+def test_where_nothing_can_run_without_them_slow_ones_are_taken_back():
+    before = four()
+    slow = replace(before.nodes[B], slow="it crawls")
+    gone = replace(before.nodes[D], slow="it crawls", leaving_since=NOW - 1)
+    left = replace(before, nodes=before.nodes.with_({B: slow, D: gone}))
+    assert left.active is not None
+    waits = replace(left.active, phase=Waiting("a loss", NOW - 1), is_refused=True)
+    waits = replace(waits, considered=frozenset((A, C)), considered_at=NOW)
+    after, orders = decide(replace(left, active=waits), Ticked(NOW))
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert at.asked_for == (A, B, C), "one that goes away is of no use"
+    assert (after.nodes[B].slow, after.nodes[D].slow) == ("", "it crawls")
+    back = Intent("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
+    assert GiveIntent(back) in orders
+    assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
+    still = replace(left, active=replace(waits, is_refused=False))
+    assert act(still, Ticked(NOW))[0].nodes[B].slow == "it crawls", "first the others are asked"

@@ -146,6 +146,7 @@ class Agent(Process):
         self.client = Client(self.world.store, self, loss=self.world.faults.loss)
         self.client.is_cut = machine.id in self.world.cut_off
         self.lease: int | None = None
+        self.is_looking = self.is_woken = False
         kept = machine.kept
         gang = None
         if kept.gang is not None:
@@ -235,16 +236,24 @@ class Agent(Process):
         self.client.ask(lambda _: self.world.raise_intent(intent), answered)
 
     def _look(self) -> None:
+        """One read at a time, as the real one does: none overtakes another."""
+        self.is_woken = self.is_looking
+        if self.is_looking:
+            return
+        self.is_looking = True
         held = self.state.job if self.state.gang is not None else None
 
         def order(store: Store) -> object:
             return store.take("/job/")
 
         def done(answer: object) -> None:
+            self.is_looking = False
             if isinstance(answer, dict):
                 self._read(answer, held)
             else:
                 self.feed(StoreFailed(self.now))
+            if self.is_woken:
+                self._look()
 
         self.client.ask(order, done)
 
