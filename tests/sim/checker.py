@@ -57,7 +57,7 @@ class Checker:
         self.steps: dict[tuple[JobId, int], list[tuple[float, int]]] = {}
         self.faults: list[tuple[float, str]] = []
         self.opened: dict[tuple[JobId, int], Opened] = {}
-        self.failures_max = 0
+        self.failures_max = self.term_max = 0
         self.pids = 0
         self.commits = 0
         self._records: dict[JobId, GenerationRecord] = {}
@@ -82,7 +82,9 @@ class Checker:
         self.steps.setdefault((record.job, record.number), []).append((self.clock.now, step))
 
     def decided(self, who: str, before: State, after: State) -> None:
-        if after.active is not None:
+        # Who was frozen may believe for a moment that he leads; nothing of it reaches the store.
+        self.term_max = max(self.term_max, after.term or 0)
+        if after.active is not None and after.term == self.term_max:
             self.failures_max = max(self.failures_max, after.active.failures)
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))

@@ -71,7 +71,8 @@ def unrest(world: World) -> str:
         return ""
     if not isinstance(active.phase, Running | Planning):
         return f"stuck in {active.phase}"
-    assert active.generation is not None
+    if active.generation is None:
+        return "its first plan is being made"
     steps = world.checker.steps.get((active.job.id, active.generation.number), [(0.0, 0)])
     return "" if steps[-1][0] > world.clock.now - LOOK_S else f"no step since {steps[-1][0]:.1f}"
 
