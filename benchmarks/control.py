@@ -3,6 +3,9 @@
 A real sailord, a real store, and agents that are real towards both: each keeps a lease, reads the
 generation, watches the store, and reports signed over HTTP. Only their workers are made up: they
 do a step a second. After a while at rest, some nodes get a notice at the same moment.
+
+Thousands of agents in two processes are not thousands of machines: those of one process share what
+they read of the store and what they decode of it, which each would do for itself on its own.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -74,16 +78,52 @@ max_tp = 1
 """
 
 
+class Shared:
+    """A way to the store on which all who ask the same at a time get one answer.
+
+    Nobody gets one that was asked for before he did: who comes while a read is under way waits for
+    the next.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._next: dict[str, asyncio.Task[Any]] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, key: str) -> Any:
+        return await self._share(key, lambda: self._store.get(key))
+
+    async def snapshot(self, prefix: str) -> Any:
+        return await self._share(f"{prefix}*", lambda: self._store.snapshot(prefix))
+
+    async def _share(self, what: str, read: Callable[[], Any]) -> Any:
+        if what not in self._next:
+            self._next[what] = asyncio.create_task(self._read(what, read))
+        return await asyncio.shield(self._next[what])
+
+    async def _read(self, what: str, read: Callable[[], Any]) -> Any:
+        async with self._locks[what]:
+            del self._next[what]
+            return await read()
+
+
 class Agent:
     """One node of one GPU, without workers."""
 
-    def __init__(self, number: int, store: Any, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, number: int, store: Any, session: aiohttp.ClientSession, decoded: dict[str, Any]
+    ) -> None:
         self.place, name = number, f"n{number:05}"
         self.node = NodeRecord(
             NodeId(f"{name}.1"), name, "us-central1-b", "A100-40x1", "A100-40", 1,
             f"127.0.0.1:{9}", "ready",
         )  # fmt: skip
-        self.registration = Registration(store, Keys(CLUSTER), 10.0, Clock(), self.hear)
+        self.registration = Registration(
+            store, Keys(CLUSTER), 10.0, Clock(), self.hear, _read=decoded
+        )
         self.teller = Teller(Peers(session, KEY), lambda: self.registration.leader)
         self.record: GenerationRecord | None = None
         self.begun = self.number = 0.0
@@ -162,9 +202,10 @@ async def _be_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
 ) -> None:
     stores = [await open_store(url) for _ in range(CONNECTIONS)]
+    shared, decoded = [Shared(store) for store in stores], dict[str, Any]()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
-        agents = [Agent(i, stores[i % CONNECTIONS], session) for i in range(first, last)]
+        agents = [Agent(i, shared[i % CONNECTIONS], session, decoded) for i in range(first, last)]
         tasks = [asyncio.create_task(agent.run(i)) for i, agent in enumerate(agents)]
         while True:
             asked = asyncio.create_task(asyncio.to_thread(orders.recv))
@@ -282,6 +323,9 @@ def main() -> None:
         print(f"{options.nodes} nodes, {options.store}, {os.cpu_count()} cores")
         for name, value in lines:
             print(f"  {name:<44}{value}")
+        print("the job's history:")
+        for line in head.ask("/v1/jobs/j/history")["history"]:
+            print(f"  {line['text'][:110]}")
 
 
 def begin_agents(url: str, nodes: int, stack: ExitStack) -> list[Any]:

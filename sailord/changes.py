@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agents.protocol import GenerationRecord, Intent, NodeId
@@ -11,6 +11,9 @@ from sailord.model import Active, Running, Starting, State, Waiting
 from sailord.nodes import Node
 from sailord.slow_nodes import to_leave_out
 from sailord.straggling import Slow
+
+NAMED_MAX = 5
+"""So many things of a kind a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,14 @@ def change_wanted(state: State, active: Active) -> Change | None:
     joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
     reasons = dict.fromkeys(change.reason for change in joined)
     slow = {id_: each for change in joined for id_, each in change.slow.items()}
-    return Change("; ".join(reasons), first.due, first.is_forced, slow)
+    return Change(few(reasons, "; "), first.due, first.is_forced, slow)
+
+
+def few(words: Collection[str], between: str) -> str:
+    """The first of them, and how many more there are: a rack that goes is one sentence, too."""
+    first = list(words)[:NAMED_MAX]
+    rest = len(words) - len(first)
+    return between.join([*first, f"{rest} more"] if rest else first)
 
 
 def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
@@ -145,7 +155,7 @@ def _additions(state: State, active: Active) -> list[Change]:
     new = [id_ for id_ in unknown if state.nodes[id_].is_usable(is_member=False)]
     if not new:
         return []
-    names = ", ".join(state.nodes[id_].record.name for id_ in new)
+    names = few([state.nodes[id_].record.name for id_ in new], ", ")
     due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
     return [Change(f"{names} could help", due, is_forced=False)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol import Intent, JobState, NodeId, Point, Restore
-from sailord.changes import Change, change_wanted, order_at_hand, usable
+from sailord.changes import Change, change_wanted, few, order_at_hand, usable
 from sailord.commit import look_first
 from sailord.intervals import departures
 from sailord.ladder import stop_s
@@ -199,7 +199,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome
 def _nobody(state: State) -> str:
     """There is nobody to ask the planner about; machines that are there may say why."""
     unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
-    why = "; ".join(f"{node.record.name}: {node.why_unsound}" for node in unsound)
+    why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
     return f"no node is ready: {why}" if why else "no node is ready"
 
 
