@@ -107,7 +107,8 @@ def _next_move(state: State) -> Outcome | None:
     if active is None:
         return _take_next_job(state)
     if active.commit is not None and active.commit.is_storing:
-        return None  # Where the next generation may begin hangs on it, and it takes a moment.
+        # Where the next generation may begin hangs on it, and it takes a moment.
+        return _probe_suspects(state, active)
     for rule in WHATEVER_THE_PHASE:
         move = rule(state, active)
         if move is not None:

@@ -78,7 +78,10 @@ def learn(state: State, event: Event) -> State:
     # Where nothing at all reached us, it was we who stood still: silence says nothing of others.
     stood_still = event.at > state.now + state.options.still_s
     leases_since = event.at if stood_still else state.leases_since
-    before = state = replace(state, now=max(state.now, event.at), leases_since=leases_since)
+    woken_at = event.at if event.at > state.now + state.options.nap_s else state.woken_at
+    before = state = replace(
+        state, now=max(state.now, event.at), leases_since=leases_since, woken_at=woken_at
+    )
     if state.term is None and not isinstance(event, Elected):
         return state  # Who does not lead looks at everything anew when its turn comes.
     match event:
@@ -413,7 +416,8 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     options = state.options
     if state.now < state.leases_since + options.lease_s + options.grace_s:
         return ""
-    if state.now - max(node.absent_since, state.active.advanced_at) < options.suspect_s:
+    silent_since = max(node.absent_since, state.active.advanced_at, state.woken_at)
+    if state.now - silent_since < options.suspect_s:
         return ""
     return "its lease is gone and no step was done since"
 

@@ -205,6 +205,8 @@ class State:
     """Our term as leader; ``None`` while somebody else leads."""
     leases_since: float = 0.0
     """Since when leases mean something: we lead and the store answers."""
+    woken_at: float = 0.0
+    """When we last went on after a nap: steps that were done meanwhile are only heard of now."""
     nodes: Nodes = field(default_factory=Nodes)
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
     """All but the active one."""

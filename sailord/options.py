@@ -22,6 +22,8 @@ class Options:
     suspect_s: float = 1.5
     """A node without a lease is lost when no step was done for so long: an agent that starts anew
     has its lease back before, and a silent death is noticed within a lease and 2 s."""
+    nap_s: float = 0.7
+    """Without any event for so long, what others said meanwhile is yet to be heard."""
     still_s: float = 1.5
     """Without any event for so long, not even a tick, the controller itself stood still."""
     stall_s: float = 120.0

@@ -31,6 +31,8 @@ from sailord.model import (
     Closing,
     Opening,
     PlanFound,
+    ProbeAgent,
+    Reported,
     State,
     Ticked,
     WriteGeneration,
@@ -115,6 +117,14 @@ def test_while_a_checkpoint_is_on_its_way_into_the_store_no_generation_opens() -
     after, _ = act(waits, CheckpointCommitted(NOW, JOB, durable(40)))
     assert isinstance(phase(after), Opening)
     assert after.durables == {JOB: durable(40)}
+
+
+def test_meanwhile_a_peer_that_seems_gone_is_asked_or_its_loss_would_be_anothers_failure() -> None:
+    on_its_way = Commit(Point(40, 3), durable(40), is_storing=True)
+    before = state(job=job(saving=KEPT), commit=on_its_way)
+    broken = report(A, "broken", number=6, broken_peers=(B,))
+    _, commands = act(before, Reported(NOW, broken))
+    assert commands == (ProbeAgent(B),)
 
 
 def test_a_commit_that_failed_is_tried_again_after_a_pause() -> None:

@@ -325,10 +325,18 @@ def test_a_leader_that_stood_still_calls_nobody_lost_for_the_silence_that_it_sle
     assert lost(later) == {B: "its lease is gone and no step was done since"}
 
 
+def test_after_a_nap_the_steps_that_were_done_meanwhile_are_heard_of_first() -> None:
+    before = state(None, node(A), node(B, absent_since=NOW - 30), advanced_at=NOW - 0.5)
+    woken, _ = act(before, Ticked(NOW + 1.3))
+    assert lost(woken) == {}
+    assert lost(tick(woken, until=NOW + 2.7)) == {}
+    assert lost(tick(woken, until=NOW + 2.8)) == {B: "its lease is gone and no step was done since"}
+
+
 def tick(before: State, *, until: float) -> State:
     """Time passes as it does for who is awake."""
     while before.now < until:
-        before, _ = act(before, Ticked(min(before.now + 1, until)))
+        before, _ = act(before, Ticked(min(before.now + 0.5, until)))
     return before
 
 
