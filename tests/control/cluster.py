@@ -170,7 +170,9 @@ class Cluster:
 
     def history(self) -> list[str]:
         """What became of the job, line by line."""
-        return [line["text"] for line in self.head.ask("GET", "/v1/jobs/j/history")[1]["history"]]
+        code, said = self.head.ask("GET", "/v1/jobs/j/history")
+        assert code == 200, said
+        return [line["text"] for line in said["history"]]
 
     def workers(self) -> dict[str, dict[str, int]]:
         """All workers that live, by node."""

@@ -100,8 +100,9 @@ def test_workers_stay_whenever_their_agents_are_killed(cluster):
 
 def node_of(cluster: Cluster, name: str) -> Any:
     """A node as the leader shows it."""
-    nodes = cluster.heads[0].ask("GET", "/v1/nodes")[1]["nodes"]
-    found = [node for node in nodes if node["name"] == name]
+    code, said = cluster.heads[0].ask("GET", "/v1/nodes")
+    assert code == 200, f"one that has only just begun does not lead yet: {said}"
+    found = [node for node in said["nodes"] if node["name"] == name]
     assert found, "nothing is known of it yet"
     return found[0]
 
