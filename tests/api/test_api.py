@@ -141,8 +141,7 @@ def test_what_takes_a_notice_back_may_bear_its_id(head):
     assert post_plain(head, {"id": "n9", "node": "a", "withdrawn": True})[1]["new"] == 1
     wait_until(lambda: leaving() == [])
     code, said = post_plain(head, {"id": "n9", "node": "another"})
-    if code == 409:  # Once it is carried out and forgotten, its id is free again.
-        assert "its own id" in said["problems"][0]["cure"]
+    assert (code, said["problems"][0]["cure"]) == (409, "give each order its own id")
 
 
 def test_a_notice_from_a_stranger_is_refused(head):
