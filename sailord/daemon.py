@@ -238,9 +238,9 @@ class Daemon:
         for job in world.jobs:
             if job.id not in state.jobs and job.id != active:
                 feed(JobSubmitted(now, job, durables.get(job.id)))
-        for intent in world.intents:
-            if intent.id not in state.intents:
-                feed(IntentGiven(now, intent))
+        fresh = [intent for intent in world.intents if intent.id not in state.intents]
+        if fresh:
+            feed(IntentGiven(now, fresh[0], tuple(fresh[1:])))
 
     def _see_away(self, error: StoreError) -> None:
         self.api.store_trouble = str(error)

@@ -96,7 +96,7 @@ def learn(state: State, event: Event) -> State:
         case ProbeFailed():
             state = _miss(state, event.node)
         case IntentGiven():
-            state = _note_intent(state, event.intent)
+            state = _note_intents(state, (event.intent, *event.others))
         case JobSubmitted():
             state = _queue(state, event.job, event.durable)
         case PlanFound():
@@ -139,9 +139,7 @@ def _take_over(state: State, event: Elected) -> State:
     taken = _see_nodes(taken, event.nodes)
     if active is not None and active.generation is not None:
         taken = _grant_grace(taken, active.generation.members)
-    for intent in event.intents:
-        taken = _note_intent(taken, intent)
-    return taken
+    return _note_intents(taken, event.intents)
 
 
 def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: float) -> Active:
@@ -258,26 +256,35 @@ def _miss(state: State, id_: NodeId) -> State:
     return replace(state, nodes=state.nodes.with_({id_: missed}))
 
 
-def _note_intent(state: State, intent: Intent) -> State:
-    if intent.id in state.intents:
-        return state
-    state = replace(state, intents=state.intents | {intent.id})
-    match intent.kind:
-        case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
-            marked = {
-                id_: _marked(node, intent, state.now)
-                for id_, node in state.nodes.items()
-                if _is_meant(node, intent)
-            }
-            return replace(state, nodes=state.nodes.with_(marked))
-        case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
-            return _order(state, intent)
-        case _:
-            assert_never(intent.kind)
+def _note_intents(state: State, intents: Iterable[Intent]) -> State:
+    """In their order, each once; what many say of nodes is put together once."""
+    heard, marked = set(state.intents), dict[NodeId, Node]()
+    lives = _lives_by_name(state)
+    for intent in intents:
+        if intent.id in heard:
+            continue
+        heard.add(intent.id)
+        match intent.kind:
+            case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
+                for id_ in lives.get(intent.target, ()):
+                    node = marked.get(id_) or state.nodes[id_]
+                    marked[id_] = _marked(node, intent, state.now)
+            case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
+                state = _order(state, intent)
+            case _:
+                assert_never(intent.kind)
+    nodes = state.nodes.with_(marked) if marked else state.nodes
+    return replace(state, nodes=nodes, intents=frozenset(heard))
 
 
-def _is_meant(node: Node, intent: Intent) -> bool:
-    return not node.is_lost and intent.target in (node.record.id, node.record.name)
+def _lives_by_name(state: State) -> dict[str, list[NodeId]]:
+    """Whom an intent may mean: one life by its id, or all that go by a name."""
+    lives: dict[str, list[NodeId]] = {}
+    for id_, node in state.nodes.items():
+        if not node.is_lost:
+            for name in {node.record.id, node.record.name}:
+                lives.setdefault(name, []).append(id_)
+    return lives
 
 
 def _marked(node: Node, intent: Intent, now: float) -> Node:

@@ -278,6 +278,9 @@ class IntentGiven:
 
     at: float
     intent: Intent
+    others: tuple[Intent, ...] = ()
+    """Found in the same look, in the order in which they were given: notices of a whole rack are
+    one decision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ that is commanded runs by itself and ends in another event.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -80,7 +81,7 @@ from sailord.planning import Found, PlanningService, Request, Unanswered, the_sa
 from sailord.releasing import Releasing
 from sailord.standing import answer_to
 from sailord.storage import StorageError
-from sailord.tasks import Tasks
+from sailord.tasks import Tasks, few_at_a_turn
 from sailord.telling import Teller
 
 log = structlog.get_logger("sailord")
@@ -217,8 +218,7 @@ class Shell:
             case AbortGeneration():
                 self._tasks.start(self._abort(command))
             case WakeAgents():
-                for node in command.nodes:
-                    self._tasks.start(self._wake(node))
+                self._tasks.start(few_at_a_turn(map(self._wake, command.nodes)))
             case ProbeAgent():
                 self._tasks.start(self._probe(command.node))
             case Resign():
@@ -435,12 +435,13 @@ class Shell:
         if term is None:
             return
         word = Abort(command.job, Fence(term, command.generation))
-        nodes = (self._node(id_) for id_ in command.nodes)
-        calls = (self.calls.abort(n.record.address, word) for n in nodes if n is not None)
-        # Whom this does not reach reads it from the store.
-        for failure in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(failure, BaseException) and not isinstance(failure, CallFailed):
-                raise failure
+        await few_at_a_turn(self._abort_at(node, word) for node in command.nodes)
+
+    async def _abort_at(self, id_: NodeId, word: Abort) -> None:
+        node = self._node(id_)
+        if node is not None:
+            with contextlib.suppress(CallFailed):  # It reads it from the store.
+                await self.calls.abort(node.record.address, word)
 
     async def _wake(self, id_: NodeId) -> None:
         node = self._node(id_)

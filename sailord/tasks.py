@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+BEGUN_AT_ONCE = 16
+
+
+async def few_at_a_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of them at once, but begin a few at each turn of the loop.
+
+    To begin a thousand calls in one turn would hold up everything else for half a second.
+    """
+    tasks: list[asyncio.Task[None]] = []
+    for work in works:
+        tasks.append(asyncio.create_task(work))
+        if len(tasks) % BEGUN_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
 
 
 @dataclass(eq=False)

@@ -113,8 +113,8 @@ def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
             text = f"step {durable.point.step} is durable"
             happening = _happening("checkpoint_committed", text, after, job=job)
             yield happening, committed_id(job, durable)
-    for id_, node in after.nodes.items():
-        known = before.nodes.get(id_)
+    for id_ in sorted(after.nodes.notable):
+        node, known = after.nodes[id_], before.nodes.get(id_)
         if node is known or node.leaving_since is None:
             continue
         if known is None or known.leaving_since is None:

@@ -122,7 +122,7 @@ MUTATIONS = [
         ),
         (
             "an order that is heard twice has two effects",
-            "    if intent.id in state.intents:\n        return state\n",
+            "        if intent.id in heard:\n            continue\n",
             "",
         ),
         (

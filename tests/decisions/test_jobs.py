@@ -202,6 +202,19 @@ def test_a_notice_that_is_withdrawn_leaves_no_trace() -> None:
     assert after.nodes[B] == state().nodes[B]
 
 
+def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None:
+    notice = order("preempt", "machine-b", "first", leaves_at=NOW + 30)
+    given = [notice, order("withdraw", B, "second"), notice, order("drain", A, "third")]
+    given += [order("pause", JOB, "fourth"), order("pause", JOB, "fourth")]
+    together, commands = act(state(), IntentGiven(NOW, given[0], tuple(given[1:])))
+    one_by_one = state()
+    for each in given[:5]:
+        one_by_one, last = act(one_by_one, IntentGiven(NOW, each))
+    assert (together, commands) == (one_by_one, last)
+    assert together.nodes[B] == state().nodes[B]
+    assert together.nodes[A].leaving_since == NOW
+
+
 def test_a_cordoned_member_goes_on_and_no_other_plan_takes_a_cordoned_one() -> None:
     before = state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 99))
     after, commands = act(before, IntentGiven(NOW, order("cordon", C)))

@@ -202,9 +202,10 @@ class Head(Process):
             active = self.state.active
             if job.id not in self.state.jobs and (active is None or active.job.id != job.id):
                 self.feed(JobSubmitted(self.now, job))
-        for intent in answer.intents:
-            if intent.id not in self.state.intents or self.random.random() < TWICE:
-                self.feed(IntentGiven(self.now, intent))
+        heard = self.state.intents
+        told = [i for i in answer.intents if i.id not in heard or self.random.random() < TWICE]
+        if told:
+            self.feed(IntentGiven(self.now, told[0], tuple(told[1:])))
 
     # ---- acting ---------------------------------------------------------------------------
 
