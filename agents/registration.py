@@ -13,6 +13,7 @@ from agents.briefing import Briefing
 from agents.clock import Clock
 from agents.keys import Keys
 from agents.model import Event, GenerationRead, JobEnded, LeaseEnded, Registered, StoreFailed
+from agents.packing import unpack
 from agents.protocol import (
     Durable,
     GenerationRecord,
@@ -177,7 +178,7 @@ class Registration:
                     # Members are many, and what did not change need not be read again.
                     record = None
                     with contextlib.suppress(WireError):
-                        record = decode(kind, entry.value)
+                        record = decode(kind, unpack(entry.value))
                     self._read[entry.key] = entry.modified, record
                 if isinstance(record, kind):
                     found.append(record)
@@ -209,7 +210,7 @@ class Registration:
                 return None
             return Briefing(
                 record,
-                plan.value.decode(),
+                unpack(plan.value).decode(),
                 spec.value.decode(),
                 nodes,
                 None if durable is None else decode(Durable, durable.value),

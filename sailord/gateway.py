@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from agents.keys import Keys
+from agents.packing import pack, unpack
 from agents.protocol import (
     Durable,
     GenerationRecord,
@@ -123,7 +124,7 @@ class Gateway:
             value = before[1]
         else:
             try:
-                value = decode(kind, entry.value)
+                value = decode(kind, unpack(entry.value))
             except WireError as error:
                 faults.append(f"{entry.key}: {error}")
                 return
@@ -151,17 +152,17 @@ class Gateway:
         """
         key = self.keys.generation(record.job)
         there = await self.store.get(key)
-        if there is not None and there.value == encode(record):
+        present = None if there is None else decode(GenerationRecord, unpack(there.value))
+        if present == record:
             return True
-        expected = None if replaces is None else encode(replaces)
-        if (None if there is None else there.value) != expected:
+        if present != replaces:
             return False
-        orders: list[Order] = [Put(key, encode(record)), *also]
+        orders: list[Order] = [Put(key, pack(encode(record))), *also]
         if replaces is None or record.number != replaces.number:
             if plan is not None:
-                orders.append(Put(self.keys.plan(record.job, record.plan), plan))
+                orders.append(Put(self.keys.plan(record.job, record.plan), pack(plan)))
             if about is not None:
-                orders.append(Put(self.keys.about(record.job, record.plan), about))
+                orders.append(Put(self.keys.about(record.job, record.plan), pack(about)))
         if lowers is not None:
             orders.append(Put(self.keys.durable(record.job), encode(lowers)))
         compares: list[Compare] = [
@@ -179,14 +180,15 @@ class Gateway:
         durable_key = self.keys.durable(record.job)
         while True:
             there = await self.store.get(durable_key)
-            if there is not None and there.value == encode(durable):
+            known = None if there is None else decode(Durable, there.value)
+            if known == durable:
                 return "committed"
-            if there is not None and decode(Durable, there.value).point.step >= durable.point.step:
+            if known is not None and known.point.step >= durable.point.step:
                 return "late"
             present = await self.store.get(generation_key)
             if present is None:
                 return "late"
-            now = decode(GenerationRecord, present.value)
+            now = decode(GenerationRecord, unpack(present.value))
             if now.number != record.number or now.state == "closed":
                 return "late"
             compares: list[Compare] = [
@@ -241,12 +243,12 @@ class Gateway:
 
     async def read_plan(self, job: JobId, sha: str) -> bytes | None:
         entry = await self.store.get(self.keys.plan(job, sha))
-        return None if entry is None else entry.value
+        return None if entry is None else unpack(entry.value)
 
     async def read_about(self, job: JobId, sha: str) -> dict[str, object]:
         """What the planner said of a plan."""
         entry = await self.store.get(self.keys.about(job, sha))
-        value = {} if entry is None else json.loads(entry.value)
+        value = {} if entry is None else json.loads(unpack(entry.value))
         assert isinstance(value, dict)
         return value
 

@@ -272,6 +272,8 @@ def doctor(client: Client, as_json: bool) -> None:
         said = value["store"].get("trouble")
         cure = "see whether it runs and can be reached from the leader"
         found.append(f"the store is away{f' ({said})' if said else ''}; {cure}")
+    elif said := value["store"].get("trouble"):
+        found.append(f"the store refuses what sailord writes, and all waits for it: {said}")
     if value["leader"] is None:
         found.append("nobody leads; see the logs of each sailord")
     job = value["job"]

@@ -19,6 +19,8 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(f"store       away for {span(away_s)}; the job goes on, commits wait")
         # A sailord that is older than this command does not say what it heard.
         lines += [f"            {store['trouble']}"] if store.get("trouble") else []
+    elif store.get("trouble"):
+        lines.append(f"store       refuses a write, and all wait for it: {store['trouble']}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
     if status["queued"]:
         lines.append(f"queue       {status['queued']} waiting")

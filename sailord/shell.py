@@ -30,8 +30,9 @@ from agents.protocol import (
     NodeRecord,
     Report,
 )
-from agents.store import StoreError
+from agents.store import StoreError, StoreRefused
 from agents.systemd import notify
+from agents.wire import WireError
 from sailord import invariants
 from sailord.calls import Calls
 from sailord.changes import usable
@@ -117,6 +118,8 @@ class Shell:
     waited_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     pace: Pace = field(default_factory=Pace)
     observed: Observed = field(default_factory=Observed)
+    refused: str = ""
+    """Why the store does not take the write at hand, however often it is asked."""
     decisions: int = 0
     replans: int = 0
     resign_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -260,8 +263,13 @@ class Shell:
                     assert_never(write)
         except StoreError as error:
             cause, said = type(error).__name__, str(error)
+            self.refused = said if isinstance(error, StoreRefused) else ""
             log.warning("the store did not take a write", cause=cause, error=said, term=term)
             return False
+        except WireError as error:
+            log.error("the store holds what nobody can read", cause="WireError", what=str(error))
+            is_written = False
+        self.refused = ""
         name, generation = _place(write, self.state)
         reached(f"after {name}", generation)
         if not is_written:

@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("simulator", "planner", "worker.protocol", "worker.layout", "worker.slots"),
         "worker.table",
         *("agents.clock", "agents.failing", "agents.folder", "agents.keys", "agents.logs"),
-        "agents.protocol",
+        *("agents.packing", "agents.protocol"),
         *("agents.peers", "agents.signing", "agents.store", "agents.systemd", "agents.wire"),
     ),
 }

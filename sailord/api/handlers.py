@@ -96,7 +96,8 @@ async def status(request: web.Request) -> web.Response:
 
 def _store_view(api: Api) -> shapes.StoreView:
     since = api.store_away_since
-    return shapes.StoreView(since is None, since, "" if since is None else api.store_trouble)
+    trouble = api.shell.refused if since is None else api.store_trouble
+    return shapes.StoreView(since is None, since, trouble)
 
 
 async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:

@@ -198,7 +198,7 @@ class StoreView:
     answers: bool
     away_since: float | None
     trouble: str = ""
-    """What was last heard of it, while it is away."""
+    """What was last heard of it while it is away, or why it does not take what is to be written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,54 @@
+"""A write that the store will never take: whoever asks is told, and nothing overtakes it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agents.clock import Clock
+from agents.keys import Keys
+from agents.protocol import JobId, JobRecord
+from agents.store import Put
+from agents.store.embedded import EmbeddedStore
+from agents.store.interface import TRANSACTION_BYTES_MAX
+from sailord.calls import Calls
+from sailord.config import load_config
+from sailord.feed import Feed
+from sailord.gateway import Gateway
+from sailord.model import WriteJob
+from sailord.online_text import status_text
+from sailord.shell import Shell
+from tests.daemon.running import Place
+
+JOB = JobRecord(JobId("j"), "queued", 0, 1.0, "its turn")
+
+
+def test_a_write_that_is_refused_is_told_until_it_is_settled(tmp_path):
+    async def play() -> None:
+        store = await EmbeddedStore.open(tmp_path / "store")
+        keys, config = Keys("test"), load_config(Place(tmp_path).config)
+        await store.transact([], [Put(keys.leader, b"{}")])
+        leader = await store.get(keys.leader)
+        assert leader is not None
+        shell = Shell(config, Gateway(store, keys), Calls(b"k" * 64), Clock(), Feed())
+        too_long = replace(JOB, reason="r" * TRANSACTION_BYTES_MAX)
+        assert not await shell._try_write(leader.created, WriteJob(too_long))
+        assert "a transaction takes" in shell.refused
+        assert await shell._try_write(leader.created, WriteJob(JOB))
+        assert shell.refused == ""
+        await store.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("trouble", ["", "1139012 bytes at once; a transaction takes 1048576"])
+def test_status_says_so(trouble):
+    status = {
+        "cluster": "c", "at": 9.0, "leader": None, "job": None, "queued": 0, "nodes": {},
+        "store": {"answers": True, "away_since": None, "trouble": trouble}, "leaving": [],
+        "capacity": None, "unheard": [],
+    }  # fmt: skip
+    assert ("refuses a write" in status_text(status)) == bool(trouble)
+    assert trouble in status_text(status)
