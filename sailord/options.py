@@ -20,8 +20,9 @@ class Options:
     stop_s: float = 60.0
     start_s: float = 120.0
     suspect_s: float = 1.5
-    """A node without a lease is lost when no step was done for so long: an agent that starts anew
-    has its lease back before, and a silent death is noticed within a lease and 2 s."""
+    """A node without a lease is lost when no step was done and its agent said nothing for so long.
+    An agent that starts anew has its lease back before; a silent death is noticed within a lease
+    and 2 s."""
     nap_s: float = 0.7
     """Without any event for so long, what others said meanwhile is yet to be heard."""
     still_s: float = 1.5
@@ -33,7 +34,7 @@ class Options:
     broken_s: float = 1.0
     """A generation whose members lost connections is over after so long, whoever is to blame."""
     probe_s: float = 0.2
-    """How often a node is probed that a peer lost its connection to."""
+    """How often a node is probed that seems gone."""
     reconsider_s: float = 600.0
     failure_pause_s: float = 1.0
     """Before the next attempt after a failure that no lost machine explains; doubles with each."""

@@ -252,11 +252,17 @@ def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, 
 
 
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Nodes to which a peer lost its connection and that were not asked lately how they are."""
+    """Members that seem gone and were not asked lately how they are.
+
+    A peer lost its connection to them; or they have no lease, and have not spoken for a while.
+    """
     named: set[NodeId] = set()
-    for node in map(state.nodes.__getitem__, state.nodes.notable):
+    for id_, node in ((id_, state.nodes[id_]) for id_ in state.nodes.notable):
         if node.report is not None and node.report.speaks_of(generation):
             named.update(node.report.broken_peers)
+        is_quiet = state.now >= node.heard_at + state.options.suspect_s / 3
+        if node.absent_since is not None and is_quiet and id_ in generation.members:
+            named.add(id_)
     return tuple(id_ for id_ in sorted(named) if _is_to_probe(state, state.nodes.get(id_)))
 
 

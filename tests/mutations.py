@@ -112,8 +112,8 @@ MUTATIONS = [
         ),
         (
             "a lease that is gone is a loss whatever the steps say",
-            "max(node.absent_since, state.active.advanced_at, state.woken_at)",
-            "max(node.absent_since, state.woken_at)",
+            "max(spoke_at, state.active.advanced_at, state.woken_at)",
+            "max(spoke_at, state.woken_at)",
         ),
         (
             "a new leader gives nobody time",

@@ -190,7 +190,8 @@ def lost(after: State) -> dict[str, str]:
     return {id_: each.why_lost for id_, each in after.nodes.items() if each.is_lost}
 
 
-SILENT = node(B, absent_since=NOW - 30)
+SILENT = node(B, absent_since=NOW - 30, heard_at=NOW - 31)
+SPOKE = replace(SILENT, heard_at=NOW - 1.4)
 
 
 @pytest.mark.parametrize(
@@ -201,17 +202,42 @@ SILENT = node(B, absent_since=NOW - 30)
             state(None, node(A), SILENT, advanced_at=NOW - 1.5),
             {B: "its lease is gone and no step was done since"},
         ),
+        (state(None, node(A), SPOKE, advanced_at=NOW - 9), {}),
+        (
+            state(None, node(A), replace(SPOKE, heard_at=NOW - 1.5), advanced_at=NOW - 9),
+            {B: "its lease is gone and no step was done since"},
+        ),
         (replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 11.9), {}),
         (
             replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 12),
             {B: "its lease is gone and no step was done since"},
         ),
     ],
-    ids=["steps prove that it lives", "none is done", "a new leader waits", "for one lease"],
+    ids=[
+        *("steps prove that it lives", "none is done", "its own word proves it", "it says nothing"),
+        *("a new leader waits", "for one lease"),
+    ],
 )
 def test_a_lease_that_is_gone(before: State, expected: dict[str, str]) -> None:
     after, _ = act(before, Ticked(NOW))
     assert lost(after) == expected
+
+
+def test_a_member_without_a_lease_that_answers_stays_however_long_a_step_takes() -> None:
+    before = state(None, node(A), SILENT, advanced_at=NOW - 1)
+    number = 6
+    for tenth in range(100):
+        now = NOW + tenth / 10
+        before, commands = act(before, Ticked(now))
+        if ProbeAgent(B) in commands:
+            number += 1
+            before, _ = act(before, Reported(now, report(B, number=number)))
+    assert lost(before) == {}
+    assert 10 <= number - 6 <= 25, "it is asked now and then"
+    after = before
+    for tenth in range(1, 17):
+        after, _ = act(after, Ticked(now + tenth / 10))
+    assert lost(after) == {B: "its lease is gone and no step was done since"}
 
 
 def test_a_broken_connection_has_the_peer_probed_and_an_unanswered_probe_settles_it() -> None:

@@ -123,7 +123,7 @@ WAITS: list[Row] = [
     ),
     (
         "nobody is asked about no nodes",
-        state(WAITING, node(A, absent_since=NOW - 1)),
+        state(WAITING, node(A, absent_since=NOW - 1, heard_at=NOW)),
         Ticked(NOW),
         WAITING,
         (),
