@@ -58,7 +58,8 @@ PARK_STEPS = 3
 
 def decide(state: State, event: Event) -> Outcome:
     """Say what the agent becomes and does, now that ``event`` has happened."""
-    state = replace(state, now=max(state.now, event.at))
+    woken_at = event.at if event.at > state.now + state.options.nap_s else state.woken_at
+    state = replace(state, now=max(state.now, event.at), woken_at=woken_at)
     state, first = _learn(state, event)
     commands = list(first)
     for _ in range(RULES_MAX):
@@ -332,7 +333,7 @@ def _park_cut_off(state: State, gang: Gang) -> Outcome | None:
     """Nobody can tell whether the generation is still the present one, and it stands still."""
     if state.silent_since is None or gang.taking == "failed":
         return None
-    still_since = max(state.silent_since, gang.advanced_at)
+    still_since = max(state.silent_since, gang.advanced_at, state.woken_at)
     step_s = 0.0 if state.record is None else state.record.step_s
     if state.now < still_since + max(state.options.park_s, PARK_STEPS * step_s):
         return None

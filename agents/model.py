@@ -32,6 +32,9 @@ class Options:
     park_s: float = 30.0
     """Cut off from the store, and without a step for so long, the workers are parked; or for the
     time of three steps, if that is longer."""
+    nap_s: float = 1.5
+    """Without any event for so long, not even a tick, the agent itself stood still: what its
+    workers did meanwhile is yet to be heard."""
     report_every_s: float = 1.0
     short_s: float = 60.0
     """A node without room for snapshots says so for so long at least, that nobody tries it again
@@ -107,6 +110,8 @@ class State:
     """Of the job: no plan can use this node until it has room."""
     silent_since: float | None = None
     """The store does not answer since then."""
+    woken_at: float = 0.0
+    """When the agent last went on after it had stood still."""
     is_registered: bool = False
     is_sound: bool = False
     """The devices were tried and found sound, and none has broken since."""

@@ -413,8 +413,9 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     """Why a node counts as lost; empty while it may live.
 
     A lease is the last resort. A step that was done proves that every member took part in it,
-    so a member without a lease is only suspect as long as steps go on; where they take long, its
-    agent's own word proves as much, and it is asked for it.
+    so a member without a lease is only suspect as long as steps go on; its agent's own word proves
+    as much, and it is asked for it. Whoever died in silence has done no step for most of its lease
+    by the time that the lease runs out: to wait for as long delays nothing.
     """
     if is_broken and node.unreachable_since is not None:
         return "a peer lost its connection and its agent does not answer"
@@ -424,9 +425,9 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     options = state.options
     if state.now < state.leases_since + options.lease_s + options.grace_s:
         return ""
-    spoke_at = max(node.absent_since, node.heard_at)
-    silent_since = max(spoke_at, state.active.advanced_at, state.woken_at)
-    if state.now - silent_since < options.suspect_s:
+    if state.now < max(node.absent_since, node.heard_at, state.woken_at) + options.suspect_s:
+        return ""
+    if state.now < state.active.advanced_at + options.last_step_s:
         return ""
     return "its lease is gone and no step was done since"
 

@@ -20,9 +20,9 @@ class Options:
     stop_s: float = 60.0
     start_s: float = 120.0
     suspect_s: float = 1.5
-    """A node without a lease is lost when no step was done and its agent said nothing for so long.
-    An agent that starts anew has its lease back before; a silent death is noticed within a lease
-    and 2 s."""
+    """A node without a lease is lost when its agent said nothing for so long, and no step was done
+    for ``last_step_s``. An agent that starts anew has its lease back before; a silent death is
+    noticed within a lease and 2 s."""
     nap_s: float = 0.7
     """Without any event for so long, what others said meanwhile is yet to be heard."""
     still_s: float = 1.5
@@ -53,3 +53,11 @@ class Options:
     """Of all nodes no more are left out for being slow."""
     steps_of_health: int = 20
     """A generation that did so many steps was healthy: earlier failures are forgiven."""
+
+    @property
+    def last_step_s(self) -> float:
+        """A member may have taken part in a step that is no longer ago, whatever its lease says.
+
+        Agents renew a lease each quarter of it: who is without one was silent for the other three.
+        """
+        return max(self.suspect_s, 0.75 * self.lease_s)

@@ -112,8 +112,8 @@ MUTATIONS = [
         ),
         (
             "a lease that is gone is a loss whatever the steps say",
-            "max(spoke_at, state.active.advanced_at, state.woken_at)",
-            "max(spoke_at, state.woken_at)",
+            "if state.now < state.active.advanced_at + options.last_step_s:",
+            "if False:",
         ),
         (
             "a new leader gives nobody time",
@@ -250,7 +250,7 @@ MUTATIONS = [
         ),
         (
             "cut off, workers are parked though their steps go on",
-            "still_since = max(state.silent_since, gang.advanced_at)",
+            "still_since = max(state.silent_since, gang.advanced_at, state.woken_at)",
             "still_since = state.silent_since",
         ),
         (

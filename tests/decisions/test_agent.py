@@ -387,6 +387,22 @@ def test_workers_on_a_broken_device_are_ended_and_the_reason_told() -> None:
 TOO_SMALL = GangReported(NOW, 3, "failed", failure="rank 0: no room", room_needed=100)
 
 
+def test_an_agent_that_stood_still_hears_its_workers_before_it_parks_them() -> None:
+    before = state(replace(RUNS, advanced_at=NOW - 29.9), silent_since=NOW - 500)
+    woken, _ = act(before, Ticked(NOW + 2))
+    assert woken.gang is not None
+    assert woken.gang.taking == RUNS.taking
+    heard, _ = act(woken, GangReported(NOW + 2.1, 3, RUNS.taking, RUNS.step + 9))
+    assert heard.gang is not None
+    assert heard.gang.advanced_at == NOW + 2.1
+    at = NOW + 2
+    while at < NOW + 32:
+        at = min(at + 1, NOW + 32)
+        woken, _ = act(woken, Ticked(at))
+    assert woken.gang is not None
+    assert woken.gang.taking == "failed", "nobody said anything for as long as at any time"
+
+
 def test_a_node_without_room_says_so_until_it_has_had_some_for_a_while() -> None:
     (report,) = said(state(), TOO_SMALL)
     assert (report.failure, report.no_room, report.is_bug) == ("rank 0: no room",) * 2 + (False,)

@@ -197,9 +197,9 @@ SPOKE = replace(SILENT, heard_at=NOW - 1.4)
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        (state(None, node(A), SILENT, advanced_at=NOW - 1.4), {}),
+        (state(None, node(A), SILENT, advanced_at=NOW - 7.4), {}),
         (
-            state(None, node(A), SILENT, advanced_at=NOW - 1.5),
+            state(None, node(A), SILENT, advanced_at=NOW - 7.5),
             {B: "its lease is gone and no step was done since"},
         ),
         (state(None, node(A), SPOKE, advanced_at=NOW - 9), {}),
@@ -352,7 +352,7 @@ def test_a_leader_that_stood_still_calls_nobody_lost_for_the_silence_that_it_sle
 
 
 def test_after_a_nap_the_steps_that_were_done_meanwhile_are_heard_of_first() -> None:
-    before = state(None, node(A), node(B, absent_since=NOW - 30), advanced_at=NOW - 0.5)
+    before = state(None, node(A), SILENT, advanced_at=NOW - 9)
     woken, _ = act(before, Ticked(NOW + 1.3))
     assert lost(woken) == {}
     assert lost(tick(woken, until=NOW + 2.7)) == {}

@@ -59,6 +59,7 @@ from sailord.model import (
 )
 from sailord.standing import answer_to, release_now
 from tests.sim.clock import Process
+from tests.sim.planners import paced
 from tests.sim.storage import Client, Store, Unanswered
 
 if TYPE_CHECKING:
@@ -252,6 +253,8 @@ class Head(Process):
         state = self.state
         nodes = [state.nodes[id_].record for id_ in command.nodes]
         found = self.world.planner.propose(nodes, command.running, is_safe=command.is_safe)
+        if not isinstance(found, str):
+            found = paced(found, self.world.step_s)
         if command.slow and not isinstance(found, str):
             # Here all wait for the slowest; whoever is slow enough is better left out.
             limps = max(command.slow.values()) > LIMPS_TOO_MUCH

@@ -57,7 +57,7 @@ from agents.protocol import (
 from agents.registration import choose
 from tests.sim.clock import Process
 from tests.sim.storage import Client, Store, Unanswered
-from tests.sim.workers import STEP_S, Crew
+from tests.sim.workers import Crew
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -337,7 +337,7 @@ class Agent(Process):
                 crew.broken,
                 crew.failure,
                 is_bug=crew.is_bug,
-                measured=Measured(busy=((rank, STEP_S * self.machine.times_slower),)),
+                measured=Measured(busy=((rank, self.world.step_s * self.machine.times_slower),)),
             )
         )
 

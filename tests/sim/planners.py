@@ -14,7 +14,6 @@ from agents.protocol import Busy, GenerationRecord, NodeId, NodeRecord
 from sailord.answering import answer
 from sailord.model import Proposal
 from sailord.planning import Found, Request
-from tests.sim.workers import STEP_S
 
 MEMBERS_MIN = 2
 MOVE_S = 1.5
@@ -54,9 +53,13 @@ class Planner(Protocol):
         """A plan for some of the nodes, or why there is none."""
 
 
-def busy_of(members: Sequence[NodeId]) -> Busy:
-    """Each has one rank, and all the same to do; it takes twice as long as is predicted here."""
-    return Busy((STEP_S / 2,) * len(members))
+def paced(found: Proposal, step_s: float) -> Proposal:
+    """The same, with what steps take in this world.
+
+    Each member has one rank, and all the same to do; it takes twice as long as is predicted.
+    """
+    busy = Busy((step_s / 2,) * len(found.members))
+    return replace(found, iteration_s=step_s, move_s=MOVE_S, busy=busy)
 
 
 class QuickPlanner:
@@ -71,10 +74,7 @@ class QuickPlanner:
         if is_safe:
             members = members[:MEMBERS_MIN]
         gain = running is None or len(members) > len(running.members)
-        found = Proposal(
-            "plan:" + ",".join(members), members, gain, "as many nodes", STEP_S, MOVE_S
-        )
-        return replace(found, busy=busy_of(members))
+        return Proposal("plan:" + ",".join(members), members, gain, "as many nodes")
 
 
 class RealPlanner:
@@ -107,9 +107,6 @@ class RealPlanner:
             found.proposal,
             plan=f"{found.proposal.plan}:{','.join(members)}",
             members=members,
-            iteration_s=STEP_S,
-            move_s=MOVE_S,
-            busy=busy_of(members),
         )
         used = tuple(node for node in (*nodes, *ran_on) if node.id in members)
         self.plans[proposal.plan] = (plan, tuple(dict.fromkeys(used)))

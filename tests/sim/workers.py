@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tests.sim.machines import Machine
     from tests.sim.world import World
 
-STEP_S = 1.0
 LAYERS = 6
 SLOTS = 3
 """A node has room for so many sealed snapshots of its present generation."""
@@ -54,7 +53,7 @@ class Floor:
     def __init__(self, world: World) -> None:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.joined: set[tuple[JobId, int, NodeId]] = set()
-        self.clock.after(STEP_S, self._step)
+        self.clock.after(self.world.step_s, self._step)
 
     # ---- what agents order ----------------------------------------------------------------
 
@@ -149,7 +148,7 @@ class Floor:
 
     def _step(self) -> None:
         """One step of every generation whose members are all there and connected."""
-        self.clock.after(STEP_S, self._step)
+        self.clock.after(self.world.step_s, self._step)
         running: dict[tuple[JobId, int], list[Machine]] = {}
         for machine in self.world.up():
             crew = machine.crew

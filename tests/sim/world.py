@@ -62,12 +62,16 @@ LIMPING = Faults(
 )
 """Machines become slow, and some fast again, while others come and go."""
 
+STEP_S, LONG_STEP_S = 1.0, 4.0
+"""In some lives a step takes longer than what a node may be silent for."""
+
 
 class World:
     """Everything there is, driven by one seed."""
 
     def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
         self.random, self.faults = Random(seed), faults
+        self.step_s = LONG_STEP_S if seed % 4 == 0 else STEP_S
         self.clock = Clock()
         self.options = Options(
             start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0
