@@ -56,6 +56,8 @@ from sailord.moves import (
     enter,
     fail,
     finish,
+    forgive,
+    is_healthy,
     look_before,
     note,
     open_next,
@@ -313,6 +315,8 @@ def _while_running(state: State, active: Active) -> Outcome | None:
         return kept or close(state, active, "done", f"all {steps} steps are done")
     if state.now >= active.advanced_at + stall_s(state.options, active):
         return fail(state, active)
+    if active.failures and is_healthy(state, active):
+        return forgive(state, active)
     kept = keep_too_many(state, active)
     if kept is not None:
         return kept

@@ -153,8 +153,7 @@ def fail(state: State, active: Active) -> Outcome:
     is_fault = not is_explained(state, active.generation)
     change = change_wanted(state, active)
     reason = change.reason if change is not None else "the generation failed"
-    was_healthy = active.step - active.generation.restore.point.step >= options.steps_of_health
-    failures = (0 if was_healthy else active.failures) + is_fault
+    failures = (0 if is_healthy(state, active) else active.failures) + is_fault
     pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
     active = replace(
         active, failures=failures, not_before=state.now + pause, considered=frozenset()
@@ -163,6 +162,23 @@ def fail(state: State, active: Active) -> Outcome:
     if failures >= options.failures_until_held:
         return close(state, active, "held", f"{failures} attempts failed; the last: {reason}")
     return enter(state, Waiting(reason, state.now), note(active, reason, is_transition=True))
+
+
+def is_healthy(state: State, active: Active) -> bool:
+    """Whether the generation did so many steps that what failed before it counts no more."""
+    assert active.generation is not None
+    return active.step - active.generation.restore.point.step >= state.options.steps_of_health
+
+
+def forgive(state: State, active: Active) -> Outcome:
+    """Forget earlier failures; who was left aside for safety's sake may be asked about again."""
+    assert active.generation is not None
+    was_safe = active.failures >= state.options.failures_until_safe
+    considered = frozenset(active.generation.members) if was_safe else active.considered
+    forgiven = replace(active, failures=0, considered=considered)
+    return replace(state, active=forgiven), (
+        note(active, "healthy again: earlier failures count no more"),
+    )
 
 
 def close(state: State, active: Active, then: JobState, reason: str) -> Outcome:

@@ -59,6 +59,11 @@ MUTATIONS = [
             "",
         ),
         (
+            "who ran on the safest plan stays there for ever",
+            "if active.failures and is_healthy(state, active):",
+            "if False:",
+        ),
+        (
             "a generation that stands still is let be",
             "if state.now >= active.advanced_at + stall_s(state.options, active):",
             "if state.now >= active.advanced_at + 999 * stall_s(state.options, active):",

@@ -27,6 +27,7 @@ from sailord.model import (
     ProbeAgent,
     ProbeFailed,
     Reported,
+    RequestPlan,
     Running,
     Starting,
     State,
@@ -131,6 +132,24 @@ def test_steps_of_health_forgive_what_failed_before() -> None:
     assert healthy.active is not None
     assert ill.active is not None
     assert (healthy.active.failures, ill.active.failures) == (1, 4)
+
+
+def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None:
+    spare = replace(node(C, report(C, "idle")), since=NOW - 99)
+    everybody = frozenset((A, B, C))
+    before = state(None, node(A), node(B), spare, step=29, failures=3, considered=everybody)
+    ill, commands = act(before, Ticked(NOW))
+    assert (ill.active.failures, commands) == (3, ())  # type: ignore[union-attr] # it runs
+    after, commands = act(before, Reported(NOW, report(A, step=30, number=6)))
+    asked = next(order for order in commands if isinstance(order, RequestPlan))
+    assert (asked.nodes, asked.is_safe) == ((A, B, C), False)
+    unlucky = replace(before.active, failures=2)  # type: ignore[type-var] # it runs
+    after, commands = act(
+        replace(before, active=unlucky), Reported(NOW, report(A, step=30, number=6))
+    )
+    assert after.active is not None
+    assert after.active.failures == 0
+    assert not any(isinstance(order, RequestPlan) for order in commands), "it ran on the best plan"
 
 
 def test_after_five_failures_the_job_is_held() -> None:
