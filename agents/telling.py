@@ -15,6 +15,7 @@ from agents.wire import WireError, decode, encode
 PATH = "/v1/agents/report"
 RETRY_S = 0.2
 RETRY_S_MAX = 1.0
+"""Of one who never heard from a leader how often it wishes to be told."""
 OFTEN_S = 0.5
 """A leader that hears each agent so often hears of each snapshot as it is sealed."""
 
@@ -55,7 +56,9 @@ class Teller:
             while not await self._send(report) and not self._changed.is_set():
                 # Thousands that tried again at one moment would keep a leader from its feet.
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
-                retry_s = min(2 * retry_s, max(RETRY_S_MAX, self._every_s))
+                # Where they are few, the next leader soon knows how far the job is.
+                most_s = max(RETRY_S, self._every_s) if self._every_s else RETRY_S_MAX
+                retry_s = min(2 * retry_s, most_s)
 
     async def _send(self, report: Report) -> bool:
         leader = self.leader()
