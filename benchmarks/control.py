@@ -28,7 +28,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 
@@ -173,14 +173,14 @@ class Agent:
 def be_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
 ) -> None:
-    """Be these agents until the parent says that it is over."""
+    """Be these agents until the parent ends it."""
     os.nice(5)  # They would be on machines of their own, and not take sailord's time.
     asyncio.run(_be_agents(url, first, last, orders))
 
 
 async def _be_agents(
     url: str, first: int, last: int, orders: multiprocessing.connection.Connection
-) -> None:
+) -> NoReturn:
     stores = [await open_store(url) for _ in range(CONNECTIONS)]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
@@ -196,16 +196,9 @@ async def _be_agents(
                 if task.done():
                     task.result()  # Our own mistake, if one ended.
             names = await asked
-            if names is None:
-                break
             for agent in agents:
                 if agent.node.name in names:
                     agent.notice()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for store in stores:
-        await store.close()
 
 
 # ---- the measuring side -------------------------------------------------------------------------
@@ -318,7 +311,7 @@ def begin_agents(url: str, nodes: int, stack: ExitStack) -> list[Any]:
         process = context.Process(target=be_agents, args=(url, first, last, theirs), daemon=True)
         process.start()
         stack.callback(process.join)
-        stack.callback(ours.send, None)
+        stack.callback(process.kill)  # A thousand who say goodbye one by one would take minutes.
         pipes.append(ours)
     return pipes
 
