@@ -31,7 +31,7 @@ class Options:
     """For killed workers to be gone; then they are killed again."""
     park_s: float = 30.0
     """Cut off from the store, and without a step for so long, the workers are parked; or for the
-    time of three steps, if that is longer."""
+    time of three steps, if that is longer. Who stood still begins to count anew."""
     nap_s: float = 1.5
     """Without any event for so long, not even a tick, the agent itself stood still: what its
     workers did meanwhile is yet to be heard."""

@@ -15,7 +15,7 @@ from agents.wire import WireError, decode, encode
 PATH = "/v1/agents/report"
 RETRY_S = 0.2
 RETRY_S_MAX = 1.0
-"""Of one who never heard from a leader how often it wishes to be told."""
+"""The longest pause between tries, until a leader has said how often it wishes to be told."""
 OFTEN_S = 0.5
 """A leader that hears each agent so often hears of each snapshot as it is sealed."""
 

@@ -93,7 +93,8 @@ def decide(state: State, event: Event) -> Outcome:
     commands: list[Command] = [SettleIntent(id_) for id_ in state.settled]
     if state.settled:
         state = replace(state, settled=())
-    for _ in range(RULES_MAX):
+    orders = 0 if state.active is None else len(state.active.orders)
+    for _ in range(RULES_MAX + orders):
         outcome = _next_move(state)
         if outcome is None or (outcome[0] is state and not outcome[1]):
             written = (WriteJob(job) for job in changed_jobs(before, event, state))
@@ -164,7 +165,7 @@ def _keep_budget(state: State, active: Active) -> Outcome | None:
 
 
 def _probe_suspects(state: State, active: Active) -> Outcome | None:
-    """Ask agents how they are when a peer lost its connection to them."""
+    """Ask agents how they are that seem gone."""
     if active.generation is None:
         return None
     suspects = suspects_to_probe(state, active.generation)

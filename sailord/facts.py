@@ -185,6 +185,9 @@ def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
         is_told = leaving is not None and record.leaves_at is None
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
         if (told, None, leaving) != (node.record, node.absent_since, node.leaving_since):
+            if node.absent_since is not None or told.address != node.record.address:
+                # What was asked of it went elsewhere, or came too early.
+                node = replace(node, unreachable_since=None, probed_at=None)
             node = replace(node, record=told, absent_since=None, leaving_since=leaving)
         if node is not known:
             fresh[record.id] = node
@@ -414,8 +417,8 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
 
     A lease is the last resort. A step that was done proves that every member took part in it,
     so a member without a lease is only suspect as long as steps go on; its agent's own word proves
-    as much, and it is asked for it. Whoever died in silence has done no step for most of its lease
-    by the time that the lease runs out: to wait for as long delays nothing.
+    as much, and it is asked for it. Who died in silence while all trained has done no step for most
+    of its lease by the time that the lease runs out: to wait for as long delays nothing.
     """
     if is_broken and node.unreachable_since is not None:
         return "a peer lost its connection and its agent does not answer"
@@ -427,7 +430,10 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
         return ""
     if state.now < max(node.absent_since, node.heard_at, state.woken_at) + options.suspect_s:
         return ""
-    if state.now < state.active.advanced_at + options.last_step_s:
+    generation = state.active.generation
+    has_stepped = generation is not None and state.active.step > generation.restore.point.step
+    waits_s = options.last_step_s if has_stepped else options.suspect_s
+    if state.now < state.active.advanced_at + waits_s:
         return ""
     return "its lease is gone and no step was done since"
 

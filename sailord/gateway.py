@@ -243,12 +243,18 @@ class Gateway:
 
     async def read_plan(self, job: JobId, sha: str) -> bytes | None:
         entry = await self.store.get(self.keys.plan(job, sha))
-        return None if entry is None else unpack(entry.value)
+        try:
+            return None if entry is None else unpack(entry.value)
+        except WireError:
+            return None
 
     async def read_about(self, job: JobId, sha: str) -> dict[str, object]:
-        """What the planner said of a plan."""
+        """What the planner said of a plan; nothing, where nobody can read it."""
         entry = await self.store.get(self.keys.about(job, sha))
-        value = {} if entry is None else json.loads(unpack(entry.value))
+        try:
+            value = {} if entry is None else json.loads(unpack(entry.value))
+        except ValueError:
+            return {}
         assert isinstance(value, dict)
         return value
 

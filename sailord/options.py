@@ -21,8 +21,8 @@ class Options:
     start_s: float = 120.0
     suspect_s: float = 1.5
     """A node without a lease is lost when its agent said nothing for so long, and no step was done
-    for ``last_step_s``. An agent that starts anew has its lease back before; a silent death is
-    noticed within a lease and 2 s."""
+    for ``last_step_s``. An agent that starts anew has its lease back before; a silent death while
+    all train is noticed within a lease and 2 s, if agents have the same lease as sailord."""
     nap_s: float = 0.7
     """Without any event for so long, what others said meanwhile is yet to be heard."""
     still_s: float = 1.5
@@ -34,7 +34,7 @@ class Options:
     broken_s: float = 1.0
     """A generation whose members lost connections is over after so long, whoever is to blame."""
     probe_s: float = 0.2
-    """How often a node is probed that seems gone."""
+    """A node that seems gone is probed again after so long, if it did not answer."""
     reconsider_s: float = 600.0
     failure_pause_s: float = 1.0
     """Before the next attempt after a failure that no lost machine explains; doubles with each."""

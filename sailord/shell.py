@@ -239,6 +239,7 @@ class Shell:
             term, write = await self._writes.get()
             while term == self.state.term and not await self._try_write(term, write):
                 await asyncio.sleep(RETRY_S)
+            self.refused = ""
 
     async def _try_write(self, term: int, write: Write) -> bool:
         """Whether the write is settled, one way or the other."""
@@ -269,7 +270,6 @@ class Shell:
         except WireError as error:
             log.error("the store holds what nobody can read", cause="WireError", what=str(error))
             is_written = False
-        self.refused = ""
         name, generation = _place(write, self.state)
         reached(f"after {name}", generation)
         if not is_written:

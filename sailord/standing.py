@@ -31,6 +31,8 @@ from sailord.model import (
 from sailord.nodes import Node
 from sailord.recover import failure_domains, release_point, restore_point
 
+PROBES_AT_ONCE = 32
+"""More of them would wait for each other's connections until they count as unanswered."""
 REPORTS_PER_S_MAX = 500.0
 """That all goes on is heard so often of all nodes together; what is news comes besides."""
 REPORTS_EVERY_S_MIN = 0.2
@@ -252,22 +254,39 @@ def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, 
 
 
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Members that seem gone and were not asked lately how they are.
+    """Members that seem gone and were not asked lately how they are; those first who wait longest.
 
     A peer lost its connection to them; or they have no lease, and have not spoken for a while.
     """
+    members = frozenset(generation.members)
     named: set[NodeId] = set()
     for id_, node in ((id_, state.nodes[id_]) for id_ in state.nodes.notable):
         if node.report is not None and node.report.speaks_of(generation):
             named.update(node.report.broken_peers)
-        is_quiet = state.now >= node.heard_at + state.options.suspect_s / 3
-        if node.absent_since is not None and is_quiet and id_ in generation.members:
+        if id_ in members and _is_silent(state, node):
             named.add(id_)
-    return tuple(id_ for id_ in sorted(named) if _is_to_probe(state, state.nodes.get(id_)))
+    due = [
+        (suspect.probed_at or 0.0, id_)
+        for id_ in named
+        if (suspect := state.nodes.get(id_)) is not None and _is_to_probe(state, suspect)
+    ]
+    return tuple(id_ for _, id_ in sorted(due)[:PROBES_AT_ONCE])
 
 
-def _is_to_probe(state: State, suspect: Node | None) -> bool:
-    if suspect is None or suspect.is_lost or suspect.unreachable_since is not None:
+def _is_silent(state: State, node: Node) -> bool:
+    """It has no lease and says nothing, at a time when that may soon count against it."""
+    if node.absent_since is None or not node.record.address:
         return False
+    options = state.options
+    trusted_since = state.leases_since + options.lease_s + options.grace_s
+    quiet_since = node.heard_at + options.suspect_s / 3
+    return state.now >= max(quiet_since, trusted_since - options.suspect_s)
+
+
+def _is_to_probe(state: State, suspect: Node) -> bool:
+    if suspect.is_lost:
+        return False
+    if suspect.unreachable_since is not None and suspect.absent_since is None:
+        return False  # Where only its answers speak for a node, one that was late is not the last.
     last = suspect.probed_at
     return last is None or state.now >= last + state.options.probe_s

@@ -117,7 +117,7 @@ MUTATIONS = [
         ),
         (
             "a lease that is gone is a loss whatever the steps say",
-            "if state.now < state.active.advanced_at + options.last_step_s:",
+            "if state.now < state.active.advanced_at + waits_s:",
             "if False:",
         ),
         (

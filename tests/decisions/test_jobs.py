@@ -215,6 +215,13 @@ def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None
     assert together.nodes[A].leaving_since == NOW
 
 
+@pytest.mark.parametrize("kind", ["resume", "pause", "replan", "checkpoint"])
+def test_however_many_orders_come_at_once_the_rules_come_to_rest(kind: str) -> None:
+    orders = tuple(order(kind, JOB, f"order-{i}") for i in range(200))
+    for before in (state(), state(Held("too many", NOW - 9))):
+        act(before, IntentGiven(NOW, orders[0], orders[1:]))
+
+
 def test_a_cordoned_member_goes_on_and_no_other_plan_takes_a_cordoned_one() -> None:
     before = state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 99))
     after, commands = act(before, IntentGiven(NOW, order("cordon", C)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol import Past, Point, Restore
+from agents.protocol import NodeId, Past, Point, Restore
 from sailord.changes import usable
 from sailord.decide import decide
 from sailord.intervals import departures
@@ -50,6 +50,7 @@ from tests.decisions.standing import (
     D,
     G,
     act,
+    generation,
     job,
     node,
     order,
@@ -257,6 +258,53 @@ def test_a_member_without_a_lease_that_answers_stays_however_long_a_step_takes()
     for tenth in range(1, 17):
         after, _ = act(after, Ticked(now + tenth / 10))
     assert lost(after) == {B: "its lease is gone and no step was done since"}
+
+
+def test_a_probe_that_is_late_now_and_then_is_not_the_last_one() -> None:
+    before, asked = state(None, node(A), SILENT, advanced_at=NOW - 1), 0
+    for tenth in range(300):
+        now = NOW + tenth / 10
+        before, commands = act(before, Ticked(now))
+        if ProbeAgent(B) in commands:
+            asked += 1
+            late = asked % 5 == 0
+            answer = Reported(now, report(B, number=6 + asked))
+            before, _ = act(before, ProbeFailed(now, B) if late else answer)
+    assert lost(before) == {}
+
+
+def test_many_that_are_silent_are_asked_a_few_at_a_time() -> None:
+    names = [NodeId(f"n{i:03}") for i in range(100)]
+    many = [replace(SILENT, record=replace(SILENT.record, id=id_, name=id_)) for id_ in names]
+    before = state(None, *many, generation=generation(*names), advanced_at=NOW - 1)
+    after, first = act(before, Ticked(NOW))
+    asked = [order.node for order in first if isinstance(order, ProbeAgent)]
+    _, second = act(after, Ticked(NOW + 0.05))
+    asked += [order.node for order in second if isinstance(order, ProbeAgent)]
+    assert asked == names[: len(asked)], "each has its turn"
+    assert len(asked) > 32
+
+
+def test_nobody_is_asked_who_cannot_be_called_lost_yet_or_has_no_address() -> None:
+    early = replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 9)
+    nowhere = replace(SILENT, record=replace(SILENT.record, address=""))
+    for before in (early, state(None, node(A), nowhere, advanced_at=NOW - 1)):
+        assert act(before, Ticked(NOW))[1] == ()
+
+
+def test_who_comes_back_at_another_address_has_answered_nobody_there_yet() -> None:
+    gone = replace(SILENT, unreachable_since=NOW - 1, probed_at=NOW - 1)
+    back = replace(record(B), address="b:2")
+    after, _ = act(
+        state(None, node(A), gone, advanced_at=NOW - 1),
+        NodesObserved(NOW, (record(A), back)),
+    )
+    assert (after.nodes[B].unreachable_since, after.nodes[B].probed_at) == (None, None)
+
+
+def test_before_the_first_step_a_lease_that_is_gone_counts_as_soon_as_ever() -> None:
+    before = state(None, node(A), SILENT, step=10, advanced_at=NOW - 1.5)
+    assert lost(act(before, Ticked(NOW))[0]) == {B: "its lease is gone and no step was done since"}
 
 
 def test_a_broken_connection_has_the_peer_probed_and_an_unanswered_probe_settles_it() -> None:
