@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,13 @@ from tests.daemon.running import Place
 JOB = JobRecord(JobId("j"), "queued", 0, 1.0, "its turn")
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 def test_a_write_that_is_refused_is_told_until_it_is_settled(tmp_path):
     async def play() -> None:
         store = await EmbeddedStore.open(tmp_path / "store")
@@ -33,11 +41,17 @@ def test_a_write_that_is_refused_is_told_until_it_is_settled(tmp_path):
         leader = await store.get(keys.leader)
         assert leader is not None
         shell = Shell(config, Gateway(store, keys), Calls(b"k" * 64), Clock(), Feed())
+        shell.state = replace(shell.state, term=leader.created)
+        writing = asyncio.create_task(shell._write_all())
         too_long = replace(JOB, reason="r" * TRANSACTION_BYTES_MAX)
-        assert not await shell._try_write(leader.created, WriteJob(too_long))
-        assert "a transaction takes" in shell.refused
-        assert await shell._try_write(leader.created, WriteJob(JOB))
-        assert shell.refused == ""
+        for job in (too_long, JOB):
+            shell._writes.put_nowait((leader.created, WriteJob(job)))
+        await until(lambda: "a transaction takes" in shell.refused)
+        assert await store.get(keys.state(JOB.id)) is None, "nothing overtakes it"
+        # Who leads no more has nothing to write, and says nothing of it.
+        shell.state = replace(shell.state, term=None)
+        await until(lambda: not shell.refused)
+        writing.cancel()
         await store.close()
 
     asyncio.run(play())
