@@ -80,7 +80,7 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
 def to_leave_out(state: State, active: Active) -> dict[NodeId, Slow]:
     """Nodes that are to be planned around; those beyond the share that may be are not."""
     found = _undecided(state, active)
-    return dict(list(found.items())[: _room(state)])
+    return dict(list(found.items())[: _room(state)]) if found else {}
 
 
 def _undecided(state: State, active: Active) -> dict[NodeId, Slow]:
@@ -102,7 +102,8 @@ def _room(state: State) -> int:
 
 def keep_too_many(state: State, active: Active) -> Outcome | None:
     """Where more nodes are slow than may be left out, the others stay."""
-    found = list(_undecided(state, active).items())[_room(state) :]
+    undecided = list(_undecided(state, active).items())
+    found = undecided and undecided[_room(state) :]  # Mostly there are none, and many nodes.
     if not found:
         return None
     why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
