@@ -260,17 +260,18 @@ def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeI
     """
     members = frozenset(generation.members)
     named: set[NodeId] = set()
-    for id_, node in ((id_, state.nodes[id_]) for id_ in state.nodes.notable):
+    for id_ in state.nodes.notable:
+        node = state.nodes[id_]
         if node.report is not None and node.report.speaks_of(generation):
             named.update(node.report.broken_peers)
         if id_ in members and _is_silent(state, node):
             named.add(id_)
-    due = [
-        (suspect.probed_at or 0.0, id_)
-        for id_ in named
-        if (suspect := state.nodes.get(id_)) is not None and _is_to_probe(state, suspect)
-    ]
-    return tuple(id_ for _, id_ in sorted(due)[:PROBES_AT_ONCE])
+    suspects = [node for id_ in named if (node := state.nodes.get(id_)) is not None]
+    asked = sum(_was_just_probed(state, node) for node in suspects)
+    due = sorted(
+        (node.probed_at or 0.0, node.record.id) for node in suspects if _is_to_probe(state, node)
+    )
+    return tuple(id_ for _, id_ in due[: max(PROBES_AT_ONCE - asked, 0)])
 
 
 def _is_silent(state: State, node: Node) -> bool:
@@ -288,5 +289,8 @@ def _is_to_probe(state: State, suspect: Node) -> bool:
         return False
     if suspect.unreachable_since is not None and suspect.absent_since is None:
         return False  # Where only its answers speak for a node, one that was late is not the last.
-    last = suspect.probed_at
-    return last is None or state.now >= last + state.options.probe_s
+    return not _was_just_probed(state, suspect)
+
+
+def _was_just_probed(state: State, node: Node) -> bool:
+    return node.probed_at is not None and state.now < node.probed_at + state.options.probe_s

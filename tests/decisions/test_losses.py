@@ -274,15 +274,14 @@ def test_a_probe_that_is_late_now_and_then_is_not_the_last_one() -> None:
 
 
 def test_many_that_are_silent_are_asked_a_few_at_a_time() -> None:
-    names = [NodeId(f"n{i:03}") for i in range(100)]
+    names = [NodeId(f"n{i:04}") for i in range(2000)]
     many = [replace(SILENT, record=replace(SILENT.record, id=id_, name=id_)) for id_ in names]
     before = state(None, *many, generation=generation(*names), advanced_at=NOW - 1)
     after, first = act(before, Ticked(NOW))
-    asked = [order.node for order in first if isinstance(order, ProbeAgent)]
-    _, second = act(after, Ticked(NOW + 0.05))
-    asked += [order.node for order in second if isinstance(order, ProbeAgent)]
-    assert asked == names[: len(asked)], "each has its turn"
-    assert len(asked) > 32
+    after, second = act(after, Ticked(NOW + 0.1))
+    after, third = act(after, Ticked(NOW + 0.2))
+    asked = [order.node for order in (*first, *third) if isinstance(order, ProbeAgent)]
+    assert (asked, second) == (names[:64], ()), "each has its turn"
 
 
 def test_nobody_is_asked_who_cannot_be_called_lost_yet_or_has_no_address() -> None:
