@@ -266,10 +266,12 @@ def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeI
             named.update(node.report.broken_peers)
         if id_ in members and _is_silent(state, node):
             named.add(id_)
-    suspects = [node for id_ in named if (node := state.nodes.get(id_)) is not None]
-    asked = sum(_was_just_probed(state, node) for node in suspects)
+    suspects = [state.nodes[id_] for id_ in named if id_ in state.nodes]
+    asked = sum(_was_just_probed(state, suspect) for suspect in suspects)
     due = sorted(
-        (node.probed_at or 0.0, node.record.id) for node in suspects if _is_to_probe(state, node)
+        (suspect.probed_at or 0.0, suspect.record.id)
+        for suspect in suspects
+        if _is_to_probe(state, suspect)
     )
     return tuple(id_ for _, id_ in due[: max(PROBES_AT_ONCE - asked, 0)])
 
