@@ -65,6 +65,8 @@ class NodeRecord:
     leaves_at: float | None = None
     """When the machine goes away, if that was announced (seconds since the epoch)."""
     spot: bool = False
+    lease_s: float = 0.0
+    """After so long without a word it is gone from the store; 0 if it did not say."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -267,6 +267,7 @@ async def _node(
         gpus=devices.count,
         address="",
         spot=config.spot,
+        lease_s=config.lease_s,
     )
 
 

@@ -426,13 +426,13 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
         return ""
     assert state.active is not None
     options = state.options
-    if state.now < state.leases_since + options.lease_s + options.grace_s:
+    if state.now < state.trusted_since(node):
         return ""
     if state.now < max(node.absent_since, node.heard_at, state.woken_at) + options.suspect_s:
         return ""
     generation = state.active.generation
     has_stepped = generation is not None and state.active.step > generation.restore.point.step
-    waits_s = options.last_step_s if has_stepped else options.suspect_s
+    waits_s = options.last_step_s(state.lease_of(node)) if has_stepped else options.suspect_s
     if state.now < state.active.advanced_at + waits_s:
         return ""
     return "its lease is gone and no step was done since"

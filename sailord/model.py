@@ -35,7 +35,7 @@ from sailord.keeping import (
     Securing,
     WriteManifest,
 )
-from sailord.nodes import Nodes
+from sailord.nodes import Node, Nodes
 from sailord.options import Options
 from sailord.straggling import Slow, Watch
 
@@ -176,6 +176,8 @@ class Active:
     """There was no plan for them."""
     failures: int = 0
     """Failed attempts in a row that no lost machine explains."""
+    comebacks: int = 0
+    """How often it left the smallest plan again, for one that may fail like those before."""
     not_before: float = 0.0
     """A pause after such a failure: no planning earlier than this."""
     orders: tuple[Intent, ...] = ()
@@ -219,6 +221,14 @@ class State:
     settled: tuple[str, ...] = ()
     """Those that had all their effect when they were heard; the store is to forget them."""
     requests: int = 0
+
+    def lease_of(self, node: Node) -> float:
+        """After so long without a word the store forgets the node."""
+        return node.record.lease_s or self.options.lease_s
+
+    def trusted_since(self, node: Node) -> float:
+        """From then on it says something about the node that it has no lease."""
+        return self.leases_since + self.lease_of(node) + self.options.grace_s
 
 
 # ---- events -----------------------------------------------------------------------------------

@@ -167,7 +167,10 @@ def fail(state: State, active: Active) -> Outcome:
 def is_healthy(state: State, active: Active) -> bool:
     """Whether the generation did so many steps that what failed before it counts no more."""
     assert active.generation is not None
-    return active.step - active.generation.restore.point.step >= state.options.steps_of_health
+    steps = state.options.steps_of_health
+    if active.failures >= state.options.failures_until_safe:
+        steps *= 2 ** min(active.comebacks, state.options.comebacks_max)
+    return active.step - active.generation.restore.point.step >= steps
 
 
 def forgive(state: State, active: Active) -> Outcome:
@@ -175,7 +178,8 @@ def forgive(state: State, active: Active) -> Outcome:
     assert active.generation is not None
     was_safe = active.failures >= state.options.failures_until_safe
     considered = frozenset(active.generation.members) if was_safe else active.considered
-    forgiven = replace(active, failures=0, considered=considered)
+    comebacks = active.comebacks + was_safe
+    forgiven = replace(active, failures=0, considered=considered, comebacks=comebacks)
     return replace(state, active=forgiven), (
         note(active, "healthy again: earlier failures count no more"),
     )

@@ -22,7 +22,7 @@ class Options:
     suspect_s: float = 1.5
     """A node without a lease is lost when its agent said nothing for so long, and no step was done
     for ``last_step_s``. An agent that starts anew has its lease back before; a silent death while
-    all train is noticed within a lease and 2 s, if agents have the same lease as sailord."""
+    all train is noticed within the node's lease and 2 s."""
     nap_s: float = 0.7
     """Without any event for so long, what others said meanwhile is yet to be heard."""
     still_s: float = 1.5
@@ -53,11 +53,13 @@ class Options:
     """Of all nodes no more are left out for being slow."""
     steps_of_health: int = 20
     """A generation that did so many steps was healthy: earlier failures are forgiven."""
+    comebacks_max: int = 6
+    """The smallest plan is left after that many steps, and each time after twice as many, so often:
+    a job of which only large plans fail does most of its steps where it can."""
 
-    @property
-    def last_step_s(self) -> float:
+    def last_step_s(self, lease_s: float) -> float:
         """A member may have taken part in a step that is no longer ago, whatever its lease says.
 
         Agents renew a lease each quarter of it: who is without one was silent for the other three.
         """
-        return max(self.suspect_s, 0.75 * self.lease_s)
+        return max(self.suspect_s, 0.75 * lease_s)

@@ -281,9 +281,8 @@ def _is_silent(state: State, node: Node) -> bool:
     if node.absent_since is None or not node.record.address:
         return False
     options = state.options
-    trusted_since = state.leases_since + options.lease_s + options.grace_s
     quiet_since = node.heard_at + options.suspect_s / 3
-    return state.now >= max(quiet_since, trusted_since - options.suspect_s)
+    return state.now >= max(quiet_since, state.trusted_since(node) - options.suspect_s)
 
 
 def _is_to_probe(state: State, suspect: Node) -> bool:

@@ -87,6 +87,11 @@ MUTATIONS = [
     *_core(
         "sailord/moves.py",
         (
+            "a job whose large plans all fail comes back to them as soon each time",
+            "comebacks = active.comebacks + was_safe",
+            "comebacks = 0",
+        ),
+        (
             "a lost machine counts as the job's failure",
             "is_fault = not is_explained(state, active.generation)",
             "is_fault = True",
@@ -122,7 +127,7 @@ MUTATIONS = [
         ),
         (
             "a new leader gives nobody time",
-            "if state.now < state.leases_since + options.lease_s + options.grace_s:",
+            "if state.now < state.trusted_since(node):",
             "if state.now < state.leases_since:",
         ),
         (

@@ -151,6 +151,22 @@ def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None
     assert after.active is not None
     assert after.active.failures == 0
     assert not any(isinstance(order, RequestPlan) for order in commands), "it ran on the best plan"
+    assert after.active.comebacks == 0
+
+
+@pytest.mark.parametrize(
+    ("comebacks", "steps"), [(0, 20), (1, 40), (3, 160), (6, 1280), (99, 1280)]
+)
+def test_each_time_the_safest_plan_is_left_later(comebacks: int, steps: int) -> None:
+    before = state(None, node(A), node(B), step=10, failures=3)
+    assert before.active is not None
+    before = replace(before, active=replace(before.active, comebacks=comebacks))
+    ill, _ = act(before, Reported(NOW, report(A, step=10 + steps - 1, number=6)))
+    healthy, _ = act(before, Reported(NOW, report(A, step=10 + steps, number=6)))
+    assert ill.active is not None
+    assert healthy.active is not None
+    assert (ill.active.failures, ill.active.comebacks) == (3, comebacks)
+    assert (healthy.active.failures, healthy.active.comebacks) == (0, comebacks + 1)
 
 
 def test_after_five_failures_the_job_is_held() -> None:
@@ -212,6 +228,7 @@ def lost(after: State) -> dict[str, str]:
 
 SILENT = node(B, absent_since=NOW - 30, heard_at=NOW - 31)
 SPOKE = replace(SILENT, heard_at=NOW - 1.4)
+LONG = replace(SILENT, record=replace(SILENT.record, lease_s=20.0))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +244,13 @@ SPOKE = replace(SILENT, heard_at=NOW - 1.4)
             state(None, node(A), replace(SPOKE, heard_at=NOW - 1.5), advanced_at=NOW - 9),
             {B: "its lease is gone and no step was done since"},
         ),
+        (state(None, node(A), LONG, advanced_at=NOW - 14.9), {}),
+        (
+            state(None, node(A), LONG, advanced_at=NOW - 15.0),
+            {B: "its lease is gone and no step was done since"},
+        ),
         (replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 11.9), {}),
+        (replace(state(None, node(A), LONG, advanced_at=NOW - 99), leases_since=NOW - 21.9), {}),
         (
             replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 12),
             {B: "its lease is gone and no step was done since"},
@@ -235,7 +258,8 @@ SPOKE = replace(SILENT, heard_at=NOW - 1.4)
     ],
     ids=[
         *("steps prove that it lives", "none is done", "its own word proves it", "it says nothing"),
-        *("a new leader waits", "for one lease"),
+        *("steps of a longer lease prove it", "they are too long ago"),
+        *("a new leader waits", "for the node's own lease", "for one lease"),
     ],
 )
 def test_a_lease_that_is_gone(before: State, expected: dict[str, str]) -> None:

@@ -62,7 +62,6 @@ from tests.sim.workers import Crew
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-LEASE_S = 10.0
 TICK_S = 1.0
 LOOK_S = 3.0
 
@@ -73,7 +72,10 @@ class Machine:
     def __init__(self, world: World, id_: NodeId, name: str) -> None:
         self.world, self.clock, self.random = world, world.clock, world.random
         self.id, self.name = id_, name
-        self.record = NodeRecord(id_, name, "us-central1-a", "V100-16x1", "V100-16", 1, f"{name}:1")
+        self.record = NodeRecord(
+            id_, name, "us-central1-a", "V100-16x1", "V100-16", 1, f"{name}:1",
+            lease_s=world.lease_s,
+        )  # fmt: skip
         self.booted_at = self.clock.now
         self.ahead_s = self.random.choice((0.0, self.random.uniform(-2.0, 2.0)))
         """What its clock shows beyond the true time; somebody may set it at any moment."""
@@ -211,7 +213,7 @@ class Agent(Process):
     def _register(self, node: NodeRecord) -> None:
         def order(store: Store) -> object:
             if self.lease is None or not store.keep(self.lease):
-                self.lease = store.grant(LEASE_S)
+                self.lease = store.grant(node.lease_s)
             store.put(f"/node/{node.id}", node, self.lease)
             return node
 

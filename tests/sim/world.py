@@ -64,6 +64,8 @@ LIMPING = Faults(
 
 STEP_S, LONG_STEP_S = 1.0, 4.0
 """In some lives a step takes longer than what a node may be silent for."""
+LEASES_S = 10.0, 5.0, 20.0
+"""Those of the agents; sailord's own is the first."""
 
 
 class World:
@@ -72,6 +74,7 @@ class World:
     def __init__(self, seed: int, faults: Faults, planner: Planner | None = None) -> None:
         self.random, self.faults = Random(seed), faults
         self.step_s = LONG_STEP_S if seed % 4 == 0 else STEP_S
+        self.lease_s = LEASES_S[seed % 3]
         self.clock = Clock()
         self.options = Options(
             start_s=30.0, stop_s=20.0, stall_s=30.0, secure_s=30.0, slow_steps=4, slow_s=5.0
