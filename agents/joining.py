@@ -14,6 +14,7 @@ from agents.meeting import Meeting
 from agents.protocol import GenerationRecord, JobId, NodeId, NodeRecord
 from agents.registration import RETRY_S, Registration
 from agents.seating import Seating, read_seating
+from agents.tasks import Tasks
 from agents.word import Word
 from agents.workers import Workers
 from simulator.errors import InputError
@@ -36,7 +37,7 @@ class Joining:
     workers: Workers
     meeting: Meeting
     _search: asyncio.Task[None] | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(default_factory=Tasks)
 
     async def resume(self, job: JobId | None, generation: int) -> None:
         """Go on with the generation in which an agent before us took part; 0: with none."""
@@ -89,7 +90,7 @@ class Joining:
     def hear(self, job: JobId, word: Word) -> None:
         """A worker of this node may say that the place is open."""
         if word.meeting and self.meeting.known(job, word.generation) != word.meeting:
-            self._start(self._tell(job, word))
+            self._tasks.start(self._tell(job, word))
 
     async def _tell(self, job: JobId, word: Word) -> None:
         await self.meeting.tell(job, word.generation, word.meeting)
@@ -101,7 +102,7 @@ class Joining:
             self._search = None
         first = seating.first
         if first is not None and first != self.node().id:
-            self._search = self._start(self._ask(first, spec))
+            self._search = self._tasks.start(self._ask(first, spec))
 
     async def _ask(self, first: NodeId, spec: Mapping[str, Any]) -> None:
         """Ask until it is said; an agent that was started anew may be at another address."""
@@ -117,14 +118,3 @@ class Joining:
             await asyncio.sleep(ASK_AGAIN_S)
             nodes = await self.registration.nodes()
             address = next((node.address for node in nodes if node.id == first), address)
-
-    def _start(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end)
-        return task
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.result()  # Our own bug, if it raises: the loop says so.

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from agents.buddies import Buddies
 from agents.clock import Clock
@@ -19,6 +18,7 @@ from agents.model import Event, SnapshotsChanged, State, TroubleChanged, UploadD
 from agents.peers import Peers
 from agents.protocol import JobId, Point, Saving, Uploaded
 from agents.registration import Registration
+from agents.tasks import Tasks
 from agents.uploading import Uploading
 from agents.word import Word
 from agents.workers import Workers
@@ -85,7 +85,7 @@ class Keeper:
     _held: dict[tuple[JobId, Point, int], Snapshot] = field(default_factory=dict)
     """What waits to be brought to the durable store, by names that are ours alone."""
     _troubles: dict[str, str] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(default_factory=Tasks)
 
     def open(self) -> None:
         """Find what stands in memory; the folder must be usable."""
@@ -186,7 +186,7 @@ class Keeper:
         """It is there, or nobody wants it there any more."""
         reached("uploaded", snapshot.header.generation)
         self._held.pop(_name(snapshot), None)
-        self._start(asyncio.to_thread(snapshot.path.unlink, missing_ok=True))
+        self._tasks.start(asyncio.to_thread(snapshot.path.unlink, missing_ok=True))
         if vote is not None:
             self._trouble(snapshot.job, "store", "")
             self.feed(UploadDone(self.clock.now(), snapshot.job, vote))
@@ -215,14 +215,4 @@ class Keeper:
 
     def _delete(self, paths: list[Path]) -> None:
         if paths:
-            self._start(asyncio.to_thread(delete, paths))
-
-    def _start(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.result()  # Our own bug, if it raises: the loop says so.
+            self._tasks.start(asyncio.to_thread(delete, paths))

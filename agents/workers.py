@@ -26,6 +26,7 @@ from agents.member import Member, how_it_ended, is_bug, join_order, wait_written
 from agents.model import Event, GangExited, GangReported
 from agents.processes import ProcessId, watch
 from agents.protocol import GenerationRecord, JobId
+from agents.tasks import Tasks
 from agents.warm import WarmParent
 from agents.wire import WireError, read
 from agents.word import Word, sum_up
@@ -64,7 +65,7 @@ class Workers:
     _is_starting: bool = False
     _is_over: bool = False
     """The generation was aborted or left: nothing more is begun for it."""
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(default_factory=Tasks)
     _server: asyncio.Server | None = None
     _idle: asyncio.TimerHandle | None = None
 
@@ -90,7 +91,7 @@ class Workers:
             await self._make_room()
         else:
             self._end_idle_later()
-        self._start(self._keep_warm())
+        self._tasks.start(self._keep_warm())
 
     def _adopt(self, home: Path) -> None:
         born = json.loads((home / "process.json").read_text(encoding="utf-8"))
@@ -186,7 +187,7 @@ class Workers:
             return None
         member = Member(home, process, spec)
         self.members.append(member)
-        self._start(self._wait_end(member))
+        self._tasks.start(self._wait_end(member))
         return member
 
     def _forget_ended(self) -> None:
@@ -363,18 +364,7 @@ class Workers:
         """Listen no more; ``is_over``: this life ends, its processes and the warm parent too."""
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         if is_over:
             self.end_idle()
             await self.warm.end()
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.result()  # Our own bug, if it raises: the loop says so.

@@ -17,6 +17,7 @@ import structlog
 from agents.clock import Clock
 from agents.protocol import Intent, JobId
 from agents.store import Put, StoreError
+from agents.tasks import Tasks
 from agents.wire import WireError, decode, encode
 from sailord.capacity import books_of, decide
 from sailord.capacity_model import (
@@ -49,7 +50,6 @@ from sailord.model import Held
 from sailord.planning import Wanted, WantedPool, WantRequest
 from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
 from sailord.shell import Shell
-from sailord.tasks import Tasks
 from simulator.errors import InputError
 
 log = structlog.get_logger("sailord")

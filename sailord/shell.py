@@ -32,6 +32,7 @@ from agents.protocol import (
 )
 from agents.store import StoreError, StoreRefused
 from agents.systemd import notify
+from agents.tasks import Tasks, few_at_a_turn
 from agents.wire import WireError
 from sailord import invariants
 from sailord.calls import Calls
@@ -82,7 +83,6 @@ from sailord.planning import Found, PlanningService, Request, Unanswered, the_sa
 from sailord.releasing import Releasing
 from sailord.standing import answer_to
 from sailord.storage import StorageError
-from sailord.tasks import Tasks, few_at_a_turn
 from sailord.telling import Teller
 
 log = structlog.get_logger("sailord")

@@ -29,7 +29,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "worker.table",
         *("agents.clock", "agents.failing", "agents.folder", "agents.keys", "agents.logs"),
         *("agents.packing", "agents.protocol"),
-        *("agents.peers", "agents.signing", "agents.store", "agents.systemd", "agents.wire"),
+        *("agents.peers", "agents.signing", "agents.store", "agents.systemd", "agents.tasks"),
+        "agents.wire",
     ),
 }
 TORCH = ("torch", "deepspeed", "torchvision")

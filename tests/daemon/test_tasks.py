@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sailord.tasks import Tasks
+from agents.tasks import Tasks
 
 
 async def _ends() -> None:

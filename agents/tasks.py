@@ -29,11 +29,12 @@ class Tasks:
 
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let it run; nobody waits for it."""
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let it run; nobody need wait for it."""
         task = asyncio.create_task(work)
         self._running.add(task)  # The loop itself keeps no task alive.
         task.add_done_callback(self._end)
+        return task
 
     def cancel(self) -> None:
         """End all of it."""
@@ -45,5 +46,5 @@ class Tasks:
         if not task.cancelled() and task.exception() is not None:
             # The next start reads everything anew.
             asyncio.get_running_loop().call_exception_handler(
-                {"message": "a command failed", "exception": task.exception(), "task": task}
+                {"message": "a task failed", "exception": task.exception(), "task": task}
             )
