@@ -351,3 +351,6 @@ class Intent:
     reason: str = ""
     durable: Durable | None = None
     """Of a rollback: the checkpoint to go back to."""
+    life: str = ""
+    """Of a node: the id that was meant by its name, once a leader has heard of it. Whatever is
+    started later under that name is another machine."""

@@ -33,6 +33,7 @@ from sailord.model import (
     Closing,
     Command,
     Event,
+    GiveIntent,
     Held,
     Opening,
     Outcome,
@@ -91,8 +92,9 @@ def decide(state: State, event: Event) -> Outcome:
         led = before.term is not None and isinstance(event, WriteRefused)
         return state, (Resign("the store holds what another leader wrote"),) if led else ()
     commands: list[Command] = [SettleIntent(id_) for id_ in state.settled]
-    if state.settled:
-        state = replace(state, settled=())
+    commands += map(GiveIntent, state.meant)
+    if commands:
+        state = replace(state, settled=(), meant=())
     orders = 0 if state.active is None else len(state.active.orders)
     for _ in range(RULES_MAX + orders):
         outcome = _next_move(state)

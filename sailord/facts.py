@@ -60,6 +60,8 @@ from sailord.model import (
 from sailord.nodes import Node, Nodes
 from sailord.slow_nodes import watched
 
+MARKS_MAX = 4096
+"""Of so many lives of nodes it is known what was said of them."""
 LIVE: frozenset[str] = frozenset({"running", "held"})
 """States of a job that has the cluster."""
 
@@ -173,7 +175,7 @@ def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
     for record in seen.values():
         known = node = state.nodes.get(record.id)
         if node is None:
-            node = Node(record, state.now, is_cordoned=record.state == "cordoned")
+            node = _welcome(state, record)
         elif record.state == "ready" and node.record.state == "joining":
             node = replace(node, since=state.now)
         leaving = node.leaving_since
@@ -218,7 +220,7 @@ def _hear(
 ) -> tuple[Active | None, Node]:
     if node.is_lost:
         # It was given up and lives: it is welcome, as if it had just come.
-        node = Node(node.record, state.now, absent_since=node.absent_since)
+        node = replace(_welcome(state, node.record), absent_since=node.absent_since)
     failed_since = broken_since = None
     if active is not None and _speaks_of(active.generation, report):
         if report.taking == "failed":
@@ -262,6 +264,7 @@ def _miss(state: State, id_: NodeId) -> State:
 def _note_intents(state: State, intents: Iterable[Intent]) -> State:
     """In their order, each once; what many say of nodes is put together once."""
     heard, marked = set(state.intents), dict[NodeId, Node]()
+    marks, meant = dict(state.marks), list(state.meant)
     lives = _lives_by_name(state)
     for intent in intents:
         if intent.id in heard:
@@ -269,25 +272,47 @@ def _note_intents(state: State, intents: Iterable[Intent]) -> State:
         heard.add(intent.id)
         match intent.kind:
             case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
-                for id_ in lives.get(intent.target, ()):
-                    node = marked.get(id_) or state.nodes[id_]
+                id_ = NodeId(intent.life) or lives.get(intent.target, NodeId(intent.target))
+                if id_ not in (intent.life, intent.target):
+                    meant.append(replace(intent, life=id_))
+                marks[id_] = (*marks.get(id_, ()), intent)
+                node = marked.get(id_) or state.nodes.get(id_)
+                if node is not None and not node.is_lost:
                     marked[id_] = _marked(node, intent, state.now)
             case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
                 state = _order(state, intent)
             case _:
                 assert_never(intent.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
-    return replace(state, nodes=nodes, intents=frozenset(heard))
+    state = replace(state, nodes=nodes, intents=frozenset(heard), meant=tuple(meant))
+    return _without_old_marks(replace(state, marks=marks))
 
 
-def _lives_by_name(state: State) -> dict[str, list[NodeId]]:
-    """Whom an intent may mean: one life by its id, or all that go by a name."""
-    lives: dict[str, list[NodeId]] = {}
-    for id_, node in state.nodes.items():
-        if not node.is_lost:
-            for name in {node.record.id, node.record.name}:
-                lives.setdefault(name, []).append(id_)
-    return lives
+def _lives_by_name(state: State) -> dict[str, NodeId]:
+    """Whom a name means now: the life that came last under it, and not one that is lost."""
+    living = (node for node in state.nodes.values() if not node.is_lost)
+    # Who is there comes after who is not.
+    in_order = sorted(living, key=lambda node: (node.absent_since is None, node.since))
+    return {node.record.name: node.record.id for node in in_order}
+
+
+def _without_old_marks(state: State) -> State:
+    """Of thousands of lives that are over, the first are forgotten, here and in the store."""
+    too_many = len(state.marks) - MARKS_MAX
+    if too_many <= 0:
+        return state
+    old = [id_ for id_ in state.marks if id_ not in state.nodes][:too_many]
+    settled = tuple(intent.id for id_ in old for intent in state.marks[id_])
+    marks = {id_: said for id_, said in state.marks.items() if id_ not in set(old)}
+    return replace(state, marks=marks, settled=(*state.settled, *settled))
+
+
+def _welcome(state: State, record: NodeRecord) -> Node:
+    """A node that is new, or new again: what was said of this life of it still holds."""
+    node = Node(record, state.now, is_cordoned=record.state == "cordoned")
+    for intent in state.marks.get(record.id, ()):
+        node = _marked(node, intent, state.now)
+    return node
 
 
 def _marked(node: Node, intent: Intent, now: float) -> Node:

@@ -220,6 +220,11 @@ class State:
     """Those that were heard of: each has one effect."""
     settled: tuple[str, ...] = ()
     """Those that had all their effect when they were heard; the store is to forget them."""
+    marks: Mapping[str, tuple[Intent, ...]] = field(default_factory=dict)
+    """What was said of each life of a node, in its order: it holds as long as the life does, and
+    that may outlive its lease by far."""
+    meant: tuple[Intent, ...] = ()
+    """Those that gave a name, with the life that they meant; the store is to say so."""
     requests: int = 0
 
     def lease_of(self, node: Node) -> float:

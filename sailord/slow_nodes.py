@@ -7,7 +7,7 @@ does the job stop at a step's end and move. Then the node is marked until somebo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agents.protocol import GenerationRecord, Intent, NodeId
@@ -130,15 +130,13 @@ def keep(
 def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]]:
     """Mark the nodes that the next plan is without; the mark stands in the store."""
     marked: dict[NodeId, Node] = {}
-    orders: list[Command] = []
+    intents: list[Intent] = []
     assert state.active is not None
     number = 0 if state.active.generation is None else state.active.generation.number
     for id_, slow in phase.slow.items():
         marked[id_] = replace(state.nodes[id_], slow=str(slow))
-        intent = Intent(f"slow-{id_}-{number}", "quarantine", id_, None, str(slow))
-        orders.append(GiveIntent(intent))
-    intents = state.intents | {order.intent.id for order in orders if isinstance(order, GiveIntent)}
-    return replace(state, nodes=state.nodes.with_(marked), intents=intents), tuple(orders)
+        intents.append(Intent(f"slow-{id_}-{number}", "quarantine", id_, None, str(slow)))
+    return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
 
 
 def take_back(state: State, active: Active) -> Outcome | None:
@@ -155,9 +153,17 @@ def take_back(state: State, active: Active) -> Outcome | None:
     intents = [Intent(f"slow-back-{id_}-{number}", "uncordon", id_, None, why) for id_ in back]
     names = ", ".join(node.record.name for node in back.values())
     said = Note(f"takes back {names}, slow as it is: {why}", active.job.id, is_transition=True)
+    after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)
+    return after, (*orders, said)
+
+
+def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command, ...]]:
+    """Say of nodes what others may say as well, so that it holds under every leader."""
+    marks = dict(state.marks)
+    for intent in intents:
+        marks[intent.target] = (*marks.get(intent.target, ()), intent)
     known = state.intents | {intent.id for intent in intents}
-    after = replace(state, nodes=state.nodes.with_(back), intents=known)
-    return after, (*map(GiveIntent, intents), said)
+    return replace(state, marks=marks, intents=known), tuple(map(GiveIntent, intents))
 
 
 def answer_to_slow(state: State, active: Active, phase: Planning) -> Outcome | None:

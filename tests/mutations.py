@@ -131,6 +131,17 @@ MUTATIONS = [
             "if state.now < state.leases_since:",
         ),
         (
+            "who was away for longer than its lease comes back unmarked",
+            "    for intent in state.marks.get(record.id, ()):\n"
+            "        node = _marked(node, intent, state.now)\n",
+            "",
+        ),
+        (
+            "a notice holds for the next machine of that name",
+            "NodeId(intent.life) or lives",
+            "lives",
+        ),
+        (
             "an order that is heard twice has two effects",
             "        if intent.id in heard:\n            continue\n",
             "",

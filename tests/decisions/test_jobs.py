@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol import FIRST, IntentKind, JobId, JobState, Past
+from sailord import facts
 from sailord.model import (
     Closing,
+    Elected,
     GenerationWritten,
+    GiveIntent,
     Held,
     IntentGiven,
     JobSubmitted,
+    NodesObserved,
     Opening,
     PlanFound,
     Planning,
@@ -39,6 +43,7 @@ from tests.decisions.standing import (
     A,
     B,
     C,
+    D,
     G,
     act,
     job,
@@ -202,6 +207,51 @@ def test_a_notice_that_is_withdrawn_leaves_no_trace() -> None:
     assert after.nodes[B] == state().nodes[B]
 
 
+def test_who_lost_its_lease_comes_back_as_it_was_marked() -> None:
+    """Its agent was away for longer than the lease; nobody said that the machine may be used."""
+    before = state(None, node(A), node(B), node(C))
+    for kind in ("cordon", "drain", "quarantine"):
+        said = order(kind, "machine-c" if kind == "cordon" else C, kind, reason="it limps")
+        before, _ = act(before, IntentGiven(NOW, said))
+    without = (node(A).record, node(B).record)
+    gone, _ = act(before, NodesObserved(NOW + 1, without))
+    assert C not in gone.nodes
+    back, _ = act(gone, NodesObserved(NOW + 2, (*without, node(C).record)))
+    marked = back.nodes[C]
+    assert (marked.is_cordoned, marked.leaving_since, marked.slow) == (True, NOW + 2, "it limps")
+
+
+def test_who_was_given_up_and_lives_is_still_marked() -> None:
+    before, _ = act(state(), IntentGiven(NOW, order("cordon", B)))
+    lost = replace(before.nodes[B], lost_at=NOW)
+    before = replace(before, nodes=before.nodes.with_({B: lost}))
+    after, _ = act(before, Reported(NOW, report(B, number=6)))
+    assert (after.nodes[B].is_lost, after.nodes[B].is_cordoned) == (False, True)
+
+
+def test_what_a_name_meant_does_not_hold_for_the_next_machine_of_that_name() -> None:
+    before, commands = act(state(), IntentGiven(NOW, order("preempt", "machine-b")))
+    (meant,) = [each.intent for each in commands if isinstance(each, GiveIntent)]
+    assert (meant.target, meant.life) == ("machine-b", B)
+    again = replace(node(D).record, name="machine-b")
+    there = (node(A).record, again)
+    after, _ = act(before, NodesObserved(NOW + 1, there))
+    assert (after.nodes[B].is_lost, after.nodes[D].leaving_since) == (True, None)
+    led, _ = act(state(), Elected(NOW + 2, 9, there, (job(),), (G,), (), (meant,)))
+    assert led.nodes[D].leaving_since is None, "a new leader knows whom it meant"
+
+
+def test_of_thousands_of_lives_that_are_over_the_first_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(facts, "MARKS_MAX", 3)
+    given = [order("preempt", f"gone-{i}", f"order-{i}") for i in range(3)]
+    given.insert(1, order("cordon", A, "of-one-that-is-there"))
+    after, commands = act(state(), IntentGiven(NOW, given[0], tuple(given[1:])))
+    assert list(after.marks) == [A, "gone-1", "gone-2"]
+    assert SettleIntent("order-0") in commands
+
+
 def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None:
     notice = order("preempt", "machine-b", "first", leaves_at=NOW + 30)
     given = [notice, order("withdraw", B, "second"), notice, order("drain", A, "third")]
@@ -210,7 +260,8 @@ def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None
     one_by_one = state()
     for each in given[:5]:
         one_by_one, last = act(one_by_one, IntentGiven(NOW, each))
-    assert (together, commands) == (one_by_one, last)
+    meant = GiveIntent(replace(notice, life=B))
+    assert (together, commands) == (one_by_one, (meant, *last))
     assert together.nodes[B] == state().nodes[B]
     assert together.nodes[A].leaving_since == NOW
 

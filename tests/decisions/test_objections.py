@@ -10,6 +10,7 @@ from agents.protocol import JobId, JobState
 from sailord.decide import decide
 from sailord.model import (
     Closing,
+    GiveIntent,
     Held,
     IntentGiven,
     Note,
@@ -138,7 +139,7 @@ def has_effect(before: State, kind: str, target: str) -> bool:
     """The controller itself does something upon the order, once all else is at rest."""
     before, _ = decide(before, Ticked(NOW))
     after, commands = decide(before, IntentGiven(NOW, order(kind, target, "new")))
-    acts = any(not isinstance(each, Note | SettleIntent) for each in commands)
+    acts = any(not isinstance(each, Note | SettleIntent | GiveIntent) for each in commands)
     return acts or (after.nodes, after.jobs, phase(after)) != (
         before.nodes, before.jobs, phase(before)
     )  # fmt: skip

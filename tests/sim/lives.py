@@ -89,7 +89,7 @@ def _check_undisturbed(world: World) -> None:
     others = []
     for before, later in itertools.pairwise(opened):
         reason = later.record.reason
-        if reason == "the generation was told to stop":
+        if reason.startswith("the generation was told to stop"):
             stops = (line.text for line in checker.lines if before.at < line.at < later.at)
             reason = next((text for text in stops if ": stopping: " in text), reason)
         has_trained = (JOB, before.record.number) in checker.steps
