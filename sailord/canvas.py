@@ -47,9 +47,8 @@ def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
         import matplotlib as mpl  # noqa: PLC0415 - an optional package, a second to load
         from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
     except ImportError:
-        raise InputError(
-            Problem("--plot", "matplotlib is not installed", "pip install sailor[plot]")
-        ) from None
+        cure = "install the group plot: make install, or pip install 'CHECKOUT[plot]'"
+        raise InputError(Problem("--plot", "matplotlib is not installed", cure)) from None
     with mpl.rc_context():
         mpl.rcdefaults()  # A person's own style must not change the picture.
         mpl.rcParams.update(_STYLE)

@@ -238,7 +238,7 @@ def test_a_path_that_cannot_be_written_is_told(name, judge, tmp_path):
 
 def test_without_matplotlib_it_is_told_how_to_get_it(judge, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"pip install sailor\[plot\]"):
+    with pytest.raises(InputError, match=r"the group plot: make install"):
         write_plot(PLAN, judge.estimate(PLAN), judge, tmp_path / "plan.svg")
 
 

@@ -81,7 +81,7 @@ class LocalCluster:
     def start(self) -> None:
         """Start sailord and the first nodes; return when all of it is ready."""
         if importlib.util.find_spec("torch") is None:
-            what, cure = "torch is not installed", "pip install 'sailor[worker]'"
+            what, cure = "torch is not installed", "install the group worker: make install"
             raise InputError(Problem("workers", what, cure))
         self._take_place()
         # Whoever loses its parent becomes our child, so that none is left without one.

@@ -171,7 +171,8 @@ def find_credentials(path: Path | None, endpoint: str | None = None) -> Any:
         from google.auth import credentials, exceptions  # noqa: PLC0415 - slow to load
         from google.oauth2 import service_account  # noqa: PLC0415 - slow to load
     except ImportError:
-        what, cure = "google-cloud-compute is not installed", "pip install 'sailor[gcp]'"
+        what = "google-cloud-compute is not installed"
+        cure = "install the group gcp: make install DESTDIR=/ GROUPS=gcp"
         raise InputError(Problem("provider", what, cure)) from None
     if endpoint is not None and endpoint.startswith("http://"):
         untyped: Any = credentials

@@ -17,7 +17,17 @@ ATTACHED = re.compile(r"(?P<host>n1-.+)-(?P<card>v100|t4)-(?P<count>[0-9]+)\Z")
 PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,61}[a-z0-9]\Z")
 ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
 SECRET = re.compile(r"projects/[^/]+/secrets/[^/]+/versions/[^/]+\Z")
-IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204"
+PACKAGE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?==[0-9][A-Za-z0-9.+!_-]*\Z"
+    r"|([A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?@)?"
+    r"[a-z]+://[^\s'\"\\$`#]+\.whl#sha256=[0-9a-f]{64}\Z"
+)
+"""What pip installs the same of each time: a version, or a wheel by its sum; safe in a script."""
+IMAGE = (
+    "projects/deeplearning-platform-release/global/images/family/"
+    "common-cu129-ubuntu-2404-nvidia-580"
+)
+"""Google's list of Deep Learning VM images has it: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
 QUOTA_METRICS: Mapping[str, str] = {
     "V100-16": "NVIDIA_V100_GPUS",
     "T4": "NVIDIA_T4_GPUS",
@@ -207,8 +217,7 @@ def _secret(value: object) -> str:
 
 
 def _package(value: object) -> str:
-    pinned = isinstance(value, str) and re.search(r"==[0-9]|\.whl#sha256=[0-9a-f]{64}\Z", value)
-    if not pinned or not isinstance(value, str) or re.search(r"[\s'\"\\$`]", value):
-        cure = "pin it: sailor[worker]==VERSION, or the address of a wheel with #sha256=SUM"
+    if not isinstance(value, str) or not PACKAGE.match(value):
+        cure = "pin a wheel of yours: sailor[worker]@https://HOST/NAME.whl#sha256=SUM"
         raise Fault(f"is {shown(value)}", cure)
     return value

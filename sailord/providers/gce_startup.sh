@@ -7,9 +7,26 @@ metadata() {
         "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/$1"
 }
 
+# Images differ in how they call their Pythons, and Debian and Ubuntu keep venv in a package of its own.
+is_new() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+makes_venvs() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+find_python() {
+    local name newest=''
+    for name in python3.13 python3.12 python3.11 python3; do
+        is_new "$name" || continue
+        newest=${newest:-$name}
+        makes_venvs "$name" && echo "$name" && return
+    done
+    [[ -n $newest ]] || { echo 'this image has no Python 3.11 or later: name another as image' >&2; return 1; }
+    { apt-get -qq update && apt-get -qq -y install "$newest-venv"; } >&2 || true
+    makes_venvs "$newest" || { echo "$newest of this image has no venv: install $newest-venv in it" >&2; return 1; }
+    echo "$newest"
+}
+
 # A pinned version, once: a second boot finds it. torch goes first, in a call of its own.
 if [[ -n '@PACKAGE@' && "$(cat /opt/sailor/.package 2>/dev/null || true)" != '@PACKAGE@' ]]; then
-    python3 -m venv /opt/sailor
+    python=$(find_python)
+    "$python" -m venv /opt/sailor
     /opt/sailor/bin/pip install --quiet --retries 10 '@TORCH@'
     /opt/sailor/bin/pip install --quiet --retries 10 '@PACKAGE@'
     echo '@PACKAGE@' >/opt/sailor/.package

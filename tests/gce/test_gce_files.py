@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -28,8 +30,8 @@ machines = ["a2-highgpu-1g"]
 contracts = ["spot", "on-demand"]
 store = "etcd://10.0.0.1:2379"
 key_secret = "projects/test-project/secrets/key/versions/3"
-package = "sailor[worker]==0.1.0"
-"""
+package = "sailor[worker]@https://host.example/sailor-0.1.0-py3-none-any.whl#sha256=SUM"
+""".replace("SUM", "0a" * 32)
 
 
 def read(tmp_path: Path, text: str):
@@ -74,8 +76,9 @@ def test_a_file_may_name_groups(tmp_path: Path):
         ("contracts", 'contracts = ["cheap"]', 'give "spot" or "on-demand"'),
         ("store", 'store = "unix:///var/lib/sailor/store.sock"', "etcd://HOST:PORT"),
         ("key_secret", 'key_secret = "cluster.key"', "versions/NUMBER"),
-        ("package", 'package = "sailor[worker]"', "pin it"),
-        ("package", 'package = "sailor==0.1.0\'; rm -rf /"', "pin it"),
+        ("package", 'package = "sailor[worker]"', "pin a wheel"),
+        ("package", 'package = "sailor==0.1.0\'; rm -rf /"', "pin a wheel"),
+        ("package", 'package = "https://host.example/sailor.whl"', "pin a wheel"),
         ("package", 'package = "x"\nimagee = "y"', "unknown key"),
     ],
 )
@@ -83,6 +86,20 @@ def test_a_file_with_a_mistake(tmp_path: Path, line, wrong, words):
     text = re.sub(rf"^{line} = .*$", lambda _: wrong, GOOD, flags=re.MULTILINE)
     _, problems = read(tmp_path, text)
     assert words in "\n".join(str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "sailor[worker]==0.1.0",
+        f"https://host.example/sailor-0.1.0-py3-none-any.whl#sha256={'0' * 64}",
+        f"sailor@file:///opt/sailor-0.1.0-py3-none-any.whl#sha256={'0' * 64}",
+    ],
+)
+def test_a_package_is_a_version_or_a_wheel_by_its_sum(tmp_path: Path, package):
+    text = re.sub(r"^package = .*$", f'package = "{package}"', GOOD, flags=re.MULTILINE)
+    found, problems = read(tmp_path, text)
+    assert (problems, found.package) == ([], package)
 
 
 def test_machines_to_which_gpus_are_attached():
@@ -123,6 +140,39 @@ def test_the_script_is_bash_and_holds_no_key():
     assert "secretmanager.googleapis.com/v1/projects/test-project/secrets/key" in script()
     assert f"'{TORCH}'" in script()
     assert TORCH in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ({"python3": "old"}, "this image has no Python 3.11 or later"),
+        ({}, "this image has no Python 3.11 or later"),
+        ({"python3": "good", "python3.12": "good", "python3.11": "good"}, "python3.12"),
+        ({"python3": "good", "python3.12": "bare", "python3.11": "old"}, "python3"),
+        ({"python3": "bare"}, "install python3-venv"),
+        ({"python3.12": "bare", "apt-get": "good"}, "python3.12"),
+    ],
+)
+def test_the_script_takes_a_python_that_will_do_or_says_why_none_does(tmp_path: Path, there, said):
+    """A Python is ``old``, ``bare`` (it makes no environments) or ``good``."""
+    does = {
+        "old": "exit 1",
+        "bare": f'[[ $2 != *ensurepip* || -e "{tmp_path}/venv" ]]',
+        "good": f'[[ $0 != *apt-get ]] || touch "{tmp_path}/venv"',
+    }
+    for name, kind in there.items():
+        (tmp_path / name).write_text(f"#!{shutil.which('bash')}\n{does[kind]}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "touch").symlink_to(shutil.which("touch") or "")
+    before, found, _ = script().partition("# A pinned version, once")
+    assert found
+    done = subprocess.run(
+        [shutil.which("bash") or "", "-c", f"{before}\npython=$(find_python)\necho it is $python"],
+        env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    is_found = said.startswith("python")
+    assert done.returncode == (0 if is_found else 1)
+    assert (done.stdout == f"it is {said}\n") if is_found else (said in done.stderr)
 
 
 @pytest.mark.parametrize("spot", [True, False])
