@@ -28,10 +28,10 @@ FILES = {
     "systemd/sailord.service": "usr/lib/systemd/system/sailord.service",
     "systemd/sailor-agent.service": "usr/lib/systemd/system/sailor-agent.service",
     "systemd/sysusers.conf": "usr/lib/sysusers.d/sailor.conf",
-    "docs/operations.md": "usr/share/doc/sailor/operations.md",
-    "docs/agent.md": "usr/share/doc/sailor/agent.md",
     "LICENSE": "usr/share/doc/sailor/LICENSE",
 }
+DOCUMENTS = ("*.md", "adr/*.md", "pictures/*.svg")
+"""Of the folder docs; they lie beside each other, as they link to each other."""
 CONFIGURATION = {
     "systemd/etc/sailord.toml": "etc/sailor/sailord.toml",
     "systemd/etc/agent.toml": "etc/sailor/agent.toml",
@@ -61,6 +61,9 @@ def lay_out_files(destination: Path) -> None:
     """Write all but the environment. A configuration that is there already is left as it is."""
     for source, target in FILES.items():
         _copy(ROOT / source, destination / target)
+    for path in (path for form in DOCUMENTS for path in (ROOT / "docs").glob(form)):
+        name = path.relative_to(ROOT / "docs")
+        _copy(path, destination / "usr/share/doc/sailor" / name)
     for source, target in CONFIGURATION.items():
         if not (destination / target).exists():
             _copy(ROOT / source, destination / target)

@@ -82,7 +82,9 @@ def settings(tree: Path, unit: str) -> dict[str, list[str]]:
 def test_a_unit_is_watched_and_stopped_as_its_service_expects(tree, unit):
     found = settings(tree, unit)
     assert found["Type"] == ["notify"]
+    # It holds for the service alone: what runs before it would be tried again for ever.
     assert found["RestartPreventExitStatus"] == ["2"]
+    assert "ExecStartPre" not in found
     assert float(found["WatchdogSec"][0]) > 10
     # Who is stopped when the machine shuts down must be told before the network goes.
     assert "shutdown.target" in found["Conflicts"][0] + found["Before"][0]
@@ -119,6 +121,25 @@ def test_the_example_files_can_be_used_and_are_never_replaced(tree):
     own.write_text(own.read_text() + "spot = true\n", encoding="utf-8")
     lay_out(tree, "--files-only")
     assert own.read_text().endswith("spot = true\n")
+
+
+def test_the_documents_lie_beside_each_other_and_the_units_name_one(tree):
+    folder = tree / "usr/share/doc/sailor"
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= {
+        p.name for p in folder.iterdir()
+    }
+    for page in folder.rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            # What lies outside docs/ stands in the checkout alone.
+            if not os.path.relpath(page.parent / link, folder).startswith(".."):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for unit in UNITS:
+        (document,) = settings(tree, unit)["Documentation"]
+        assert (tree / document.removeprefix("file:/")).is_file()
+    for name in ("sailord.toml", "agent.toml"):
+        text = (tree / "etc/sailor" / name).read_text()
+        (named,) = re.findall(r"/(usr/share/doc/\S+\.md)", text)
+        assert (tree / named).is_file()
 
 
 @pytest.mark.slow
