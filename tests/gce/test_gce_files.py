@@ -208,7 +208,8 @@ def test_the_script_runs_the_agent_as_its_own_unit_does():
 
 def test_the_manifest_configures_an_agent(tmp_path: Path):
     yaml = pytest.importorskip("yaml")
-    _, settings, agents = yaml.safe_load_all((ROOT / "examples/gke/agents.yaml").read_text())
+    documents = yaml.safe_load_all((ROOT / "examples/gke/agents.yaml").read_text())
+    space, quota, settings, agents = documents
     text = (
         settings["data"]["agent.toml"].replace("NODE", "gke-prod-1").replace("ADDRESS", "10.0.0.7")
     )
@@ -224,6 +225,11 @@ def test_the_manifest_configures_an_agent(tmp_path: Path):
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
+    assert {each["metadata"]["namespace"] for each in (quota, settings, agents)} == {
+        space["metadata"]["name"]
+    }
+    (allowed,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert pod["priorityClassName"] in allowed["values"], "GKE would make none of them"
     assert pod["hostNetwork"] is True, "a pod's own network hides the machine's metadata"
 
 
