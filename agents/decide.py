@@ -322,8 +322,20 @@ def _may_join(state: State, record: GenerationRecord) -> bool:
 
 
 def _end(state: State) -> Outcome | None:
-    """Whoever asked the agent to end waited for its workers only."""
-    return (replace(state, is_leaving=False), (End(),)) if state.is_leaving else None
+    """Whoever asked the agent to end waited for its workers, and for who needs its memory."""
+    if not state.is_leaving or _is_needed(state):
+        return None
+    return replace(state, is_leaving=False), (End(),)
+
+
+def _is_needed(state: State) -> bool:
+    """The next generation begins from what stands here; its members fetch it, for a while."""
+    record = state.record
+    if record is None or record.state != "open" or record.restore.source != "memory":
+        return False
+    if state.now >= state.idle_since + state.options.needed_s:
+        return False
+    return any(sealed.point == record.restore.point for sealed in state.sealed)
 
 
 # ---- rules for workers that the store wants ------------------------------------------------------
@@ -380,7 +392,7 @@ def _end_gang(state: State, gang: Gang) -> Outcome | None:
     """First by word, then by force. A device is free only when its process says so or is gone."""
     options = state.options
     if gang.is_free:
-        return replace(state, gang=None, left=gang.generation), ()
+        return replace(state, gang=None, left=gang.generation, idle_since=state.now), ()
     if gang.abort_sent_at is None:
         aborted = replace(gang, abort_sent_at=state.now)
         return replace(state, gang=aborted), (AbortGang(gang.generation),)

@@ -36,6 +36,8 @@ class Options:
     """Without any event for so long, not even a tick, the agent itself stood still: what its
     workers did meanwhile is yet to be heard."""
     report_every_s: float = 1.0
+    needed_s: float = 60.0
+    """An agent that is to end stays for so long at most while others fetch from its memory."""
     short_s: float = 60.0
     """A node without room for snapshots says so for so long at least, that nobody tries it again
     with each breath of the machine's memory."""
@@ -99,6 +101,8 @@ class State:
     has_read: bool = False
     """The store was read since this agent began: before that, workers it found are let be."""
     gang: Gang | None = None
+    idle_since: float = 0.0
+    """When the last workers left."""
     left: int = 0
     """The last generation that this node took part in and left: it never goes back to it."""
     sealed: tuple[Sealed, ...] = ()

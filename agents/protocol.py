@@ -19,6 +19,10 @@ JobId = NewType("JobId", str)
 NodeState = Literal["joining", "ready", "draining", "cordoned"]
 GenerationState = Literal["open", "stopping", "closed"]
 JobState = Literal["queued", "running", "paused", "held", "done", "failed", "cancelled"]
+LIVE: frozenset[JobState] = frozenset({"running", "held"})
+"""States of a job that has the cluster."""
+ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
+"""Nobody goes on with such a job."""
 Taking = Literal[
     "idle",
     "fetching",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,12 +15,13 @@ from agents.keys import Keys
 from agents.model import Event, GenerationRead, JobEnded, LeaseEnded, Registered, StoreFailed
 from agents.packing import unpack
 from agents.protocol import (
+    ENDED,
+    LIVE,
     Durable,
     GenerationRecord,
     Intent,
     JobId,
     JobRecord,
-    JobState,
     NodeId,
     NodeRecord,
 )
@@ -30,10 +31,10 @@ from agents.wire import WireError, decode, encode
 T = TypeVar("T")
 
 RETRY_S = 0.3
+LOOK_S_MAX = 2.5
+"""However long the lease: who leads, and where, changes without a word."""
 KNOWN_S = 600.0
 """So long a node is remembered that the store does not show any more."""
-ENDED: tuple[JobState, ...] = ("done", "failed", "cancelled")
-"""Nobody goes on with such a job."""
 
 
 @dataclass(eq=False)
@@ -79,11 +80,13 @@ class Registration:
                 self.feed(StoreFailed(self.clock.now()))
                 await asyncio.sleep(RETRY_S)
                 continue
+            pause_s = self.lease_s / 4
             while not self._changed.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self.lease_s / 4)
+                    await asyncio.wait_for(self._changed.wait(), pause_s)
                     break
-                await self._renew()
+                is_heard = await self._renew()
+                pause_s = self.lease_s / 4 if is_heard else RETRY_S
 
     async def _put_node(self) -> None:
         node = self._wished
@@ -99,15 +102,18 @@ class Registration:
             raise
         self.feed(Registered(self.clock.now(), node))
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> bool:
+        """Keep the lease; whether the store answered."""
         if not self._lease:
-            return
+            return True
         try:
             if not await self.store.keep(self._lease):
                 self._lease = 0
                 self.feed(LeaseEnded(self.clock.now()))
         except StoreError:
             self.feed(StoreFailed(self.clock.now()))
+            return False
+        return True
 
     async def leave(self) -> None:
         """Take the node out of the store."""
@@ -148,14 +154,15 @@ class Registration:
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), self.lease_s / 4)
+                await asyncio.wait_for(self.woken.wait(), min(self.lease_s / 4, LOOK_S_MAX))
 
     async def _look(self, node: NodeId, held: JobId | None) -> None:
         entry = await self.store.get(self.keys.leader)
         self.leader = None if entry is None else _address(entry.value)
         found = (await self.store.snapshot(self.keys.jobs)).entries
         self.jobs = {job.id: job for job in self._read_all(JobRecord, "state", found)}
-        record = choose(self._read_all(GenerationRecord, "gen", found), node, held)
+        records = self._read_all(GenerationRecord, "gen", found)
+        record = choose(records, self.jobs, node, held)
         durable = None
         if record is not None:
             of_job = [e for e in found if e.key == self.keys.durable(record.job)]
@@ -238,17 +245,30 @@ class Registration:
 
 
 def choose(
-    records: list[GenerationRecord], node: NodeId, held: JobId | None
+    records: Iterable[GenerationRecord],
+    jobs: Mapping[JobId, JobRecord],
+    node: NodeId,
+    held: JobId | None,
 ) -> GenerationRecord | None:
     """Which generation concerns the node: its workers' own job's while it has any, else one that
-    is open and counts on it."""
+    is open and counts on it, else the last one of who has the cluster.
+
+    A job that is held trains nowhere, and what the node has in memory for it is still needed.
+    """
     if held is not None:
         records = [record for record in records if record.job == held]
-    return max(
-        records,
-        key=lambda r: (r.state != "closed" and node in r.members, r.state != "closed", r.job),
-        default=None,
-    )
+
+    def concern(record: GenerationRecord) -> tuple[bool, bool, bool, bool, str]:
+        is_open, job = record.state != "closed", jobs.get(record.job)
+        return (
+            is_open and node in record.members,
+            is_open,
+            job is not None and job.state in LIVE,
+            job is not None and job.state not in ENDED,
+            record.job,
+        )
+
+    return max(records, key=concern, default=None)
 
 
 def _address(value: bytes) -> str | None:

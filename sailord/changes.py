@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from agents.protocol import GenerationRecord, Intent, NodeId
+from agents.protocol import GenerationRecord, Intent, IntentKind, NodeId
 from sailord.ladder import stall_s
 from sailord.model import Active, Running, Starting, State, Waiting
 from sailord.nodes import Node
 from sailord.slow_nodes import to_leave_out
 from sailord.straggling import Slow
 
+STEERING = ("cancel", "pause", "resume")
+"""Orders about whether a job goes on; the last that was given says where it is heading."""
 NAMED_MAX = 5
 """So many things of a kind a sentence names."""
 
@@ -167,6 +169,12 @@ def order_at_hand(active: Active) -> Intent | None:
     """
     orders = [order for order in active.orders if order.kind != "checkpoint"]
     return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
+
+
+def last_word(active: Active) -> IntentKind | None:
+    """Where the orders lead that were given and are not yet carried out."""
+    steering = [order.kind for order in active.orders if order.kind in STEERING]
+    return "cancel" if "cancel" in steering else next(reversed(steering), None)
 
 
 def _orders(active: Active, now: float) -> list[Change]:

@@ -68,6 +68,7 @@ def hear_of_storage(
         case CommitFailed() if commit is not None and commit.point == event.point:
             later = _later(state)
             active = replace(active, commit=None, storage_after=later, storage_trouble=event.why)
+            active = replace(active, failed_at=event.point)
         case _:
             pass
     return replace(state, active=active)
@@ -112,14 +113,17 @@ def commit_next(state: State, active: Active) -> Outcome | None:
 
 
 def _describe(state: State, active: Active, record: GenerationRecord) -> Outcome | None:
-    """Begin with the oldest point that was uploaded as a whole and is not yet durable."""
+    """Begin with the oldest point that was uploaded as a whole and is not yet durable.
+
+    One that failed comes last: what is wrong with it need not be wrong with the next.
+    """
     last = state.durables.get(active.job.id)
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
         if node.report is not None and node.report.job in {None, active.job.id}:
             for upload in node.report.uploaded:
                 by_point.setdefault(upload.point, []).append(upload)
-    for point in sorted(by_point):
+    for point in sorted(by_point, key=lambda point: (point == active.failed_at, point)):
         is_late = last is not None and point.step <= last.point.step
         if is_late or point.generation != record.number:
             continue

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from sailord.changes import change_wanted, order_at_hand, usable
+from sailord.changes import change_wanted, last_word, order_at_hand, usable
 from sailord.commit import commit_next, obey_checkpoint, secure, sweep
 from sailord.facts import learn, next_in_queue
 from sailord.ladder import stall_s, start_s
@@ -78,6 +78,7 @@ from sailord.standing import (
     is_informed,
     is_running_plan,
     is_too_late_to_stop,
+    is_writing,
     stopped_at,
     suspects_to_probe,
 )
@@ -161,7 +162,7 @@ def _take_next_job(state: State) -> Outcome | None:
 def _keep_budget(state: State, active: Active) -> Outcome | None:
     """A job that has spent what it may is held at once; its snapshots stay where they are."""
     why = over_budget(state)
-    if not why or isinstance(active.phase, Opening | Closing | Held):
+    if not why or is_writing(active) or isinstance(active.phase, Held):
         return None
     return close(state, active, "held", why)
 
@@ -250,13 +251,15 @@ def _weigh(state: State, active: Active, phase: Planning, proposal: Proposal) ->
 def _while_stopping(state: State, active: Active, phase: Stopping) -> Outcome | None:
     """Wait until all are parked, or cannot be; then go on with what the stop was for."""
     assert active.generation is not None
+    if is_writing(active):
+        return None
     stopped = stopped_at(state, active.generation)
     if stopped is None and is_alive(state, active) and state.now < phase.deadline:
         return None
     if not isinstance(phase.then, Proposal):
         # Whoever pauses may give the machines back, and their memory with them; not so whoever
         # has ordered to resume meanwhile.
-        goes_on = any(order.kind == "resume" for order in active.orders)
+        goes_on = last_word(active) == "resume"
         is_kept = goes_on or not is_alive(state, active)
         kept = None if is_kept else secure(state, active, stopped)
         return kept or close(state, active, phase.then, phase.reason)
@@ -277,7 +280,6 @@ def _while_opening(state: State, active: Active, phase: Opening) -> Outcome | No
     order = order_at_hand(active)
     if order is not None and order.kind == "rollback" and phase.lowers == order.durable:
         state = replace(state, active=without(active, order))
-        commands.append(SettleIntent(order.id))
     if record.number > 1:
         nodes = tuple(sorted(id_ for id_, node in state.nodes.items() if not node.is_lost))
         commands.append(AbortGeneration(record.job, record.number - 1, nodes))

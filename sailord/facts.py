@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from agents.protocol import (
+    LIVE,
     Durable,
     GenerationRecord,
     Intent,
@@ -29,6 +30,7 @@ from sailord.keeping import (
     DurableChecked,
     ManifestWritten,
 )
+from sailord.ladder import adopted_start_s, stop_s
 from sailord.ledger import charged
 from sailord.model import (
     Active,
@@ -62,9 +64,6 @@ from sailord.slow_nodes import watched
 
 MARKS_MAX = 4096
 """Of so many lives of nodes it is known what was said of them."""
-LIVE: frozenset[str] = frozenset({"running", "held"})
-"""States of a job that has the cluster."""
-
 _ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
     ("queued", "cancel"): "cancelled",
     ("queued", "pause"): "paused",
@@ -126,6 +125,9 @@ def _take_over(state: State, event: Elected) -> State:
     active = None
     if live:
         job = jobs.pop(live[0].id)
+        # An older version could leave two; the others wait for their turn.
+        why = f"{job.id} has the cluster"
+        jobs |= {each.id: replace(each, state="queued", reason=why) for each in live[1:]}
         active = _adopted(job, generations.pop(job.id, None), state, event.at)
     taken = State(
         options=state.options,
@@ -151,7 +153,7 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
         phase = Held(job.reason, at)
     elif record is not None and record.state != "closed":
         # Its members' reports will tell whether it runs, and one that was told to stop does.
-        phase = Starting(since=at, deadline=at + state.options.start_s, move_s=0.0)
+        phase = Starting(since=at, deadline=at + adopted_start_s(state.options, record), move_s=0.0)
     if record is not None:
         step = record.restore.point.step
     # What runs was considered by whoever led before; it need not be reconsidered at once.
@@ -257,6 +259,8 @@ def _miss(state: State, id_: NodeId) -> State:
     node = state.nodes.get(id_)
     if node is None or node.unreachable_since is not None:
         return state
+    if node.probed_at is not None and node.heard_at >= node.probed_at:
+        return state  # It spoke after it was asked.
     missed = replace(node, unreachable_since=state.now)
     return replace(state, nodes=state.nodes.with_({id_: missed}))
 
@@ -394,7 +398,12 @@ def _recorded(state: State, record: GenerationRecord) -> State:
                 durables[record.job] = active.phase.lowers
             nodes = state.nodes.with_(cleared)
             return replace(state, nodes=nodes, active=opened, durables=durables)
-        case Stopping() | Closing() if _is_later(record, active.generation):
+        case Stopping() if _is_later(record, active.generation):
+            # They are told only now.
+            deadline = state.now + stop_s(state.options, active)
+            told = replace(active.phase, deadline=deadline)
+            return replace(state, active=replace(active, generation=record, phase=told))
+        case Closing() if _is_later(record, active.generation):
             return replace(state, active=replace(active, generation=record))
         case _:
             return state

@@ -61,7 +61,7 @@ def intervals_now(state: State, active: Active, predicted_s: float) -> Intervals
         active.job.saving,
         step_s=active.step_s or predicted_s,
         stall_s=max(stalls, default=None),
-        observed_s=0.0 if past.since is None else state.now - past.since,
+        observed_s=0.0 if past.since is None else max(0.0, state.now - past.since),
         departed=departures(state, active),
     )
 

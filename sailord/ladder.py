@@ -8,6 +8,7 @@ ranks give up by themselves only where nobody leads. Each rung has a floor, as m
 
 from __future__ import annotations
 
+from agents.protocol import GenerationRecord
 from sailord.model import Active, Proposal
 from sailord.options import Options
 
@@ -33,6 +34,11 @@ def stop_s(options: Options, active: Active) -> float:
 def start_s(options: Options, proposal: Proposal) -> float:
     """From a generation's record in the store to the first step of all its members."""
     return options.start_s + 3 * proposal.move_s
+
+
+def adopted_start_s(options: Options, record: GenerationRecord) -> float:
+    """The same, for a leader that did not open it and knows what its ranks were told to wait."""
+    return max(options.start_s, record.wait_s / 2)
 
 
 def wait_s(options: Options, proposal: Proposal, step_s: float) -> float:

@@ -20,6 +20,7 @@ from agents.protocol import (
     NodeId,
     NodeRecord,
     Peak,
+    Point,
     Report,
 )
 from sailord.keeping import (
@@ -186,6 +187,7 @@ class Active:
     storage_after: float = 0.0
     storage_trouble: str = ""
     """How the durable store failed us; it is not asked again before then."""
+    failed_at: Point | None = None  # The checkpoint that it did not take.
     securing: Securing | None = None
     check: Check | None = None
     swept: tuple[int, Durable] | None = None
@@ -221,10 +223,9 @@ class State:
     settled: tuple[str, ...] = ()
     """Those that had all their effect when they were heard; the store is to forget them."""
     marks: Mapping[str, tuple[Intent, ...]] = field(default_factory=dict)
-    """What was said of each life of a node, in its order: it holds as long as the life does, and
-    that may outlive its lease by far."""
+    """What was said of each life of a node, in its order: it holds for as long as that lives."""
     meant: tuple[Intent, ...] = ()
-    """Those that gave a name, with the life that they meant; the store is to say so."""
+    """Those that gave a name, with the life that was meant; the store is to say so."""
     requests: int = 0
 
     def lease_of(self, node: Node) -> float:
@@ -275,8 +276,7 @@ class Reported:
     at: float
     report: Report
     others: tuple[Report, ...] = ()
-    """Of other nodes, that came in the same moment: a thousand reports are not a thousand
-    decisions."""
+    """Of other nodes, that came in the same moment: one decision answers them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +416,8 @@ class WriteGeneration:
     replaces: GenerationRecord | None
     lowers: Durable | None = None
     """Store this as the newest checkpoint with it, though it is an older one."""
+    settles: str = ""
+    """The order that it carries out, to be forgotten with it: nobody carries it out again."""
 
 
 @dataclass(frozen=True, slots=True)

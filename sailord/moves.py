@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol import Intent, JobState, NodeId, Point, Restore
-from sailord.changes import Change, change_wanted, few, order_at_hand, usable
+from sailord.changes import Change, change_wanted, few, last_word, order_at_hand, usable
 from sailord.commit import look_first
 from sailord.intervals import departures
 from sailord.ladder import stop_s
@@ -31,6 +31,7 @@ from sailord.model import (
     WriteGeneration,
 )
 from sailord.opening import next_record
+from sailord.slow_nodes import keep
 from sailord.standing import ask_again_in, goes_back, is_alive, is_explained, restore_now
 
 
@@ -44,6 +45,8 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
     if order is not None and order.kind == "replan":
         settled = (SettleIntent(order.id),)
         considered = without(considered, order)
+    if not nodes and change.slow:
+        return keep(state, active, change.slow, "nobody else is there")
     if not nodes:
         refused = replace(considered, is_refused=True)
         return replace(state, active=refused), (*settled, note(active, _nobody(state)))
@@ -121,11 +124,14 @@ def open_next(
     stopped: Point | None = None,
 ) -> Outcome:
     """Store the next generation; only then is anybody told of it."""
-    lowers = None
+    lowers, settles = None, ""
     restore = Restore(stopped or Point(0, 0), "memory")
     if stopped is None or goes_back(active):
         restore, lowers = restore_now(state, active)
-        if not goes_back(active):
+        order = order_at_hand(active)
+        if order is not None and order.kind == "rollback":
+            settles = order.id
+        else:
             looked = look_before(state, active)
             if looked is not None:
                 return looked
@@ -141,7 +147,7 @@ def open_next(
     return enter(
         replace(state, active=replace(active, job=job)),
         Opening(record, proposal, lowers),
-        WriteGeneration(record, active.generation, lowers),
+        WriteGeneration(record, active.generation, lowers, settles),
         note(active, text, is_transition=True),
     )
 
@@ -153,7 +159,12 @@ def fail(state: State, active: Active) -> Outcome:
     is_fault = not is_explained(state, active.generation)
     change = change_wanted(state, active)
     reason = change.reason if change is not None else "the generation failed"
-    failures = (0 if is_healthy(state, active) else active.failures) + is_fault
+    failures = active.failures + is_fault
+    if is_healthy(state, active):
+        failures = int(is_fault)
+    elif _steps_done(active) >= options.steps_of_health:
+        # Not one more in a row; but it stays on the smallest plan until it is forgiven.
+        failures = options.failures_until_safe
     pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
     active = replace(
         active, failures=failures, not_before=state.now + pause, considered=frozenset()
@@ -166,11 +177,15 @@ def fail(state: State, active: Active) -> Outcome:
 
 def is_healthy(state: State, active: Active) -> bool:
     """Whether the generation did so many steps that what failed before it counts no more."""
-    assert active.generation is not None
     steps = state.options.steps_of_health
     if active.failures >= state.options.failures_until_safe:
         steps *= 2 ** min(active.comebacks, state.options.comebacks_max)
-    return active.step - active.generation.restore.point.step >= steps
+    return _steps_done(active) >= steps
+
+
+def _steps_done(active: Active) -> int:
+    assert active.generation is not None
+    return active.step - active.generation.restore.point.step
 
 
 def forgive(state: State, active: Active) -> Outcome:
@@ -207,8 +222,12 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome
         held = replace(active, job=job, phase=Held(reason, state.now))
         return replace(state, active=held), wake
     wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
-    if then == "paused" and any(order.kind == "resume" for order in active.orders):
+    # What was ordered while the end was on its way into the store.
+    word = last_word(active) if then == "paused" else None
+    if word == "resume":
         job = replace(job, state="queued", reason="resume was ordered")
+    elif word == "cancel":
+        job = replace(job, state="cancelled", reason="cancel was ordered")
     generations = dict(state.generations)
     if active.generation is not None:
         generations[job.id] = active.generation

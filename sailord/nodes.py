@@ -62,15 +62,17 @@ class Node:
 
     @property
     def is_notable(self) -> bool:
-        """Something happened to it, or it says so of a peer; rules look at no others."""
+        """Something happened to it, or nothing yet, or it says so of a peer: rules look at no
+        others."""
         return (
-            self.lost_at is not None
+            self.report is None
+            or self.lost_at is not None
             or self.absent_since is not None
             or self.unreachable_since is not None
             or self.failed_since is not None
             or self.broken_since is not None
             or self.leaving_since is not None
-            or (self.report is not None and bool(self.report.broken_peers))
+            or bool(self.report.broken_peers)
         )
 
 

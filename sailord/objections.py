@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from agents.protocol import Intent, IntentKind, JobId, JobRecord, JobState
+from sailord.changes import last_word
 from sailord.facts import learn
+from sailord.ledger import over_budget
 from sailord.model import Active, Closing, Held, IntentGiven, State
 from sailord.nodes import Node
 from simulator.errors import Problem
-
-STEERING = ("cancel", "pause", "resume")
-"""Orders about whether a job goes on; the last that was given says where it is heading."""
 
 INSTEAD: dict[JobState, str] = {
     "queued": "it runs when its turn comes; it can be paused or cancelled",
@@ -32,6 +31,8 @@ def objection(state: State, intent: Intent) -> Problem | None:
     if intent.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
         return _of_node(state, intent)
     if active is not None and active.job.id == intent.target:
+        if intent.kind == "rollback" and (why := over_budget(state)):
+            return _nothing(active.job.id, intent.kind, why, "submit it again with more to spend")
         return _of_active(active, intent.kind)
     job = state.jobs.get(JobId(intent.target))
     return None if job is None else _of_job(state, job, intent)
@@ -48,7 +49,7 @@ def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
 
 
 def _of_active(active: Active, kind: IntentKind) -> Problem | None:
-    job, record, heading = active.job, active.generation, _heading(active)
+    job, record, heading = active.job, active.generation, last_word(active)
     if heading == "cancel" or _ends(active):
         return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
     is_held = isinstance(active.phase, Held)
@@ -61,6 +62,8 @@ def _of_active(active: Active, kind: IntentKind) -> Problem | None:
             return _nothing(job.id, kind, "it is on hold", "resume it: that plans anew")
         case "replan" if heading == "pause":
             return _nothing(job.id, kind, "it is being paused", "resume it: that plans anew")
+        case "rollback" if heading == "pause":
+            return _nothing(job.id, kind, "it is being paused", "resume it first")
         case "checkpoint" if job.saving.uri is None:
             cure = "submit jobs with a uri under [checkpoint]"
             return _nothing(job.id, kind, "it names no place for checkpoints", cure)
@@ -68,12 +71,6 @@ def _of_active(active: Active, kind: IntentKind) -> Problem | None:
             return _nothing(job.id, kind, "it does not run", "see sailorctl why")
         case _:
             return None
-
-
-def _heading(active: Active) -> IntentKind | None:
-    """Where the orders lead that were given and are not yet carried out."""
-    steering = [order.kind for order in active.orders if order.kind in STEERING]
-    return "cancel" if "cancel" in steering else next(reversed(steering), None)
 
 
 def _ends(active: Active) -> bool:

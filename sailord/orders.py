@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agents.protocol import Intent
 from sailord.changes import order_at_hand
+from sailord.ledger import over_budget
 from sailord.model import (
     Active,
-    Closing,
     Held,
-    Opening,
+    Note,
     Outcome,
     SettleIntent,
     State,
@@ -17,13 +18,13 @@ from sailord.model import (
     Waiting,
 )
 from sailord.moves import close, enter, stop, without
-from sailord.standing import is_alive
+from sailord.standing import is_alive, is_writing
 
 
 def obey(state: State, active: Active) -> Outcome | None:
     """Carry out the first order that is not yet done."""
     order = order_at_hand(active)
-    if order is None or isinstance(active.phase, Opening | Closing):
+    if order is None or is_writing(active):
         return None
     reason = order.reason or f"{order.kind} was ordered"
     match order.kind:
@@ -35,6 +36,9 @@ def obey(state: State, active: Active) -> Outcome | None:
             return stop(state, active, "paused", reason)
         case "pause":
             return close(state, active, "paused", reason)
+        case "rollback" if isinstance(active.phase, Held) and over_budget(state):
+            said = Note(f"does not go back: {over_budget(state)}", active.job.id)
+            return _settled(state, active, order, said)
         case "resume" | "rollback" if isinstance(active.phase, Held):
             job = replace(active.job, state="running", reason=reason)
             again = replace(active, job=job, failures=0, not_before=state.now, is_refused=False)
@@ -44,7 +48,13 @@ def obey(state: State, active: Active) -> Outcome | None:
                 return enter(replace(state, active=again), waiting)
             again = without(again, order)
             return enter(replace(state, active=again), waiting, SettleIntent(order.id))
+        case "replan" if isinstance(active.phase, Held):
+            return _settled(state, active, order)  # Whoever resumes it has it planned anew.
         case "replan" | "rollback":
             return None  # ``changes`` asks for it.
         case _:  # It goes on already.
-            return replace(state, active=without(active, order)), (SettleIntent(order.id),)
+            return _settled(state, active, order)
+
+
+def _settled(state: State, active: Active, order: Intent, *said: Note) -> Outcome:
+    return replace(state, active=without(active, order)), (SettleIntent(order.id), *said)

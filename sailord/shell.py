@@ -288,7 +288,10 @@ class Shell:
             plan=None if found is None else found.plan,
             about=None if found is None else found.about_bytes,
             lowers=write.lowers,
-            also=self.outbox.orders_for(news),
+            also=[
+                *self.outbox.orders_for(news),
+                *([self.gateway.forget_intent(write.settles)] if write.settles else ()),
+            ],
         )
         if is_written and write.replaces is not None and write.record.state == "open":
             kept = {write.record.plan, write.replaces.plan}

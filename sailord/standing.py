@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol import (
+    LIVE,
     Answer,
     Durable,
     GenerationRecord,
@@ -19,6 +20,7 @@ from agents.protocol import (
 from sailord.changes import Change, broken_members, is_gone, order_at_hand, usable
 from sailord.model import (
     Active,
+    Closing,
     Elected,
     Event,
     JobSubmitted,
@@ -26,6 +28,7 @@ from sailord.model import (
     Planning,
     Proposal,
     State,
+    Stopping,
     Waiting,
 )
 from sailord.nodes import Node
@@ -48,6 +51,17 @@ def is_alive(state: State, active: Active) -> bool:
     return not broken_members(state, generation)
 
 
+def is_writing(active: Active) -> bool:
+    """Say whether a record of the generation is on its way into the store: one after the other."""
+    match active.phase:
+        case Opening() | Closing():
+            return True
+        case Stopping():
+            return active.generation is not None and active.generation.state == "open"
+        case _:
+            return False
+
+
 def is_explained(state: State, generation: GenerationRecord) -> bool:
     """Say whether a lost machine, or a broken device, explains that the generation cannot go on.
 
@@ -64,6 +78,9 @@ def is_due(state: State, active: Active, change: Change | None) -> bool:
     """Say whether the change may be asked about now, and is not the question just refused."""
     if change is None or state.now < change.due or state.now < active.not_before:
         return False
+    order = order_at_hand(active)
+    if order is not None and order.kind == "replan":
+        return True
     is_same_question = active.is_refused and active.considered == frozenset(usable(state, active))
     return not is_same_question or state.now >= active.considered_at + state.options.reconsider_s
 
@@ -153,7 +170,22 @@ def is_informed(state: State, active: Active) -> bool:
     if active.generation is None:
         return True
     members = (state.nodes.get(id_) for id_ in active.generation.members)
-    return all(node is None or node.is_lost or _speaks(node) for node in members)
+    heard = all(n is None or n.is_lost or _speaks(n) or _is_mute(state, n) for n in members)
+    # Copies stand with those as well that only stand by.
+    return heard and not any(
+        node.report is None and node.absent_since is None and not _is_mute(state, node)
+        for node in state.nodes.values()
+        if not node.is_lost
+    )
+
+
+def _is_mute(state: State, node: Node) -> bool:
+    """It is there, and cannot be heard: it left a probe unanswered when its time to speak was over.
+
+    A wall may stand between it and us, or its clock be far from ours.
+    """
+    is_over = state.now >= state.trusted_since(node)
+    return node.absent_since is None and node.unreachable_since is not None and is_over
 
 
 def _speaks(node: Node) -> bool:
@@ -250,13 +282,16 @@ def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, 
             stored.setdefault(event.job.id, event.job)
         case _:
             pass
-    return tuple(job for id_, job in sorted(all_jobs(after).items()) if stored.get(id_) != job)
+    changed = (job for id_, job in all_jobs(after).items() if stored.get(id_) != job)
+    # Who leaves the cluster is written before who gets it: never do two have it in the store.
+    return tuple(sorted(changed, key=lambda job: (job.state in LIVE, job.id)))
 
 
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Members that seem gone and were not asked lately how they are; those first who wait longest.
+    """Who seems gone and was not asked lately how it is; those first who wait longest.
 
-    A peer lost its connection to them; or they have no lease, and have not spoken for a while.
+    A peer lost its connection to it; or a member has no lease, and has not spoken for a while; or
+    somebody is there and never spoke.
     """
     members = frozenset(generation.members)
     named: set[NodeId] = set()
@@ -264,7 +299,7 @@ def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeI
         node = state.nodes[id_]
         if node.report is not None and node.report.speaks_of(generation):
             named.update(node.report.broken_peers)
-        if id_ in members and _is_silent(state, node):
+        if (id_ in members and _is_silent(state, node)) or _is_unheard(state, node):
             named.add(id_)
     suspects = [state.nodes[id_] for id_ in named if id_ in state.nodes]
     asked = sum(_was_just_probed(state, suspect) for suspect in suspects)
@@ -283,6 +318,13 @@ def _is_silent(state: State, node: Node) -> bool:
     options = state.options
     quiet_since = node.heard_at + options.suspect_s / 3
     return state.now >= max(quiet_since, state.trusted_since(node) - options.suspect_s)
+
+
+def _is_unheard(state: State, node: Node) -> bool:
+    """It had a moment to speak by itself."""
+    since = max(state.leases_since, node.since) + state.options.suspect_s
+    is_there = node.absent_since is None and bool(node.record.address)
+    return node.report is None and is_there and state.now >= since
 
 
 def _is_to_probe(state: State, suspect: Node) -> bool:

@@ -105,6 +105,11 @@ MUTATIONS = [
     *_core(
         "sailord/facts.py",
         (
+            "a probe that fails late is believed",
+            "if node.probed_at is not None and node.heard_at >= node.probed_at:",
+            "if False:",
+        ),
+        (
             "an answer to an older question is heard",
             "    if active.phase.request != event.request:\n"
             "        return state  # An answer to a question that we no longer ask.\n",
@@ -189,9 +194,24 @@ MUTATIONS = [
             "",
         ),
         (
+            "a record is written while a stop is on its way",
+            'return active.generation is not None and active.generation.state == "open"',
+            "return False",
+        ),
+        (
+            "who gets the cluster is written before who leaves it",
+            "key=lambda job: (job.state in LIVE, job.id)",
+            "key=lambda job: (job.state not in LIVE, job.id)",
+        ),
+        (
+            "who cannot be heard is waited for for ever",
+            "return node.absent_since is None and node.unreachable_since is not None and is_over",
+            "return False",
+        ),
+        (
             "a new leader restores before it has heard who holds what",
-            "return all(node is None or node.is_lost or _speaks(node) for node in members)",
-            "return any(node is not None for node in members)",
+            "return heard and not any(",
+            "return True or any(",
         ),
         (
             "reports of another generation count",
@@ -231,6 +251,11 @@ MUTATIONS = [
     *_core(
         "sailord/commit.py",
         (
+            "a checkpoint that fails keeps all others back",
+            "key=lambda point: (point == active.failed_at, point)",
+            "key=lambda point: point",
+        ),
+        (
             "a checkpoint of a dead generation is committed",
             "if is_late or point.generation != record.number:",
             "if is_late:",
@@ -248,6 +273,11 @@ MUTATIONS = [
     ),
     *_core(
         "agents/decide.py",
+        (
+            "an agent ends while others fetch from its memory",
+            "if not state.is_leaving or _is_needed(state):",
+            "if not state.is_leaving:",
+        ),
         (
             "a generation is joined while the last has the devices",
             "    if gang is None:\n        return _join(state) or _end(state)\n",

@@ -53,11 +53,18 @@ def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> NodeView:
         step=None if report is None else report.step,
         failure="" if report is None else report.failure,
         why_lost=node.why_lost,
-        trouble="" if report is None else report.trouble,
+        trouble=_unheard(node) if report is None else report.trouble,
         safe_to_stop=safe_to_stop,
         unsound=node.why_unsound,
         slow=slow,
     )
+
+
+def _unheard(node: Node) -> str:
+    """Why nothing is known of a node that is there."""
+    if node.unreachable_since is None or node.absent_since is not None:
+        return ""
+    return f"its agent said nothing and does not answer at {node.record.address}"
 
 
 def _node_state(node: Node) -> SeenState:

@@ -16,6 +16,7 @@ from sailord.model import (
     Opening,
     Phase,
     Planning,
+    ProbeAgent,
     Reported,
     RequestPlan,
     Resign,
@@ -187,7 +188,7 @@ STARTS: list[Row] = [
         state(STARTING, node(A, BEGINS), replace(node(B), report=None), step=10),
         Reported(NOW, report(A, number=6, step=11)),
         Running(NOW),
-        (),
+        (ProbeAgent(B),),
     ),
     (
         "one speaks of the generation before",

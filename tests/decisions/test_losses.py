@@ -417,7 +417,7 @@ def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
 
 def test_a_new_leader_lets_what_runs_run() -> None:
     after, commands = act(State(), elected())
-    assert phase(after) == Starting(NOW, NOW + 120, 0.0)
+    assert phase(after) == Starting(NOW, NOW + G.wait_s / 2, 0.0)
     assert commands == ()
     assert after.term == 9
 

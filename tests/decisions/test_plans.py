@@ -15,6 +15,7 @@ from sailord.model import (
     PlanFound,
     Planning,
     PlanRefused,
+    ProbeAgent,
     RequestPlan,
     Running,
     State,
@@ -242,7 +243,7 @@ PLANS: list[Row] = [
         state(FROM_NOTHING, node(A), replace(node(B), report=None)),
         PlanFound(NOW, 4, proposal()),
         replace(FROM_NOTHING, answer=proposal()),
-        (),
+        (ProbeAgent(B),),
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -79,9 +80,12 @@ def test_who_did_not_hear_the_result_ends_the_step_by_what_others_heard():
 
 
 def test_who_has_not_its_gradients_does_not_end_the_step():
+    all_done = threading.Barrier(3)
+
     def body(transport: ThreadTransport):
         trainer = Trainer(JOB, PLAN, transport.rank, transport, SomeLabels(JOB))
         trainer.step()
+        all_done.wait()  # Who aborts before another has done its step ends that one, too.
         transport.note((1, [0.0] * 35))  # As if somebody had the next one, which cannot be.
         transport.abort("over")
         return trainer.roll_forward(), trainer.progress.step

@@ -329,6 +329,8 @@ class Head(Process):
             store.put(key, record)
             if command.lowers is not None:
                 store.put(f"/job/{record.job}/durable", command.lowers)
+            if command.settles:
+                store.delete(f"/intent/{command.settles}")
             return True
 
         def done(answer: object) -> None:

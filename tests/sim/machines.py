@@ -261,7 +261,8 @@ class Agent(Process):
 
     def _read(self, jobs: dict[str, object], held: JobId | None) -> None:
         records = [value for value in jobs.values() if isinstance(value, GenerationRecord)]
-        record = choose(records, self.machine.id, held)
+        states = {value.id: value for value in jobs.values() if isinstance(value, JobRecord)}
+        record = choose(records, states, self.machine.id, held)
         durable = None if record is None else jobs.get(f"/job/{record.job}/durable")
         point = durable.point if isinstance(durable, Durable) else None
         self.feed(GenerationRead(self.now, record, point))
