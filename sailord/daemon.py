@@ -148,14 +148,17 @@ class Daemon:
         await asyncio.sleep(self.config.options.lease_s / 2)
 
     async def _take_over(self) -> None:
-        world = await self.gateway.read_world()
         term = self.election.term
-        assert term is not None
+        if term is None:
+            return
+        world = await self.gateway.read_world()
         for job in world.jobs:
             await self._recall(job.id)
         self.shell.observed.history = await recall_lives(self.gateway)
         await self.shell.outbox.load()
         await self.outgoing.begin(term)
+        if self.election.term != term:
+            return  # It took so long that we are no longer sure to lead: the next try reads anew.
         self.shell.resign_asked.clear()
         about = {"nodes": len(world.nodes), "jobs": len(world.jobs)}
         log.info("leading", term=term, cause="Elected", **about)

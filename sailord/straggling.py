@@ -166,5 +166,5 @@ def _median_without(ordered: list[float], one: float) -> float:
 
 def worst(ranks: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
     """Of (measured, predicted) of a node's ranks that which is furthest behind."""
-    known = [(measured, predicted) for measured, predicted in ranks if predicted > 0]
+    known = [(measured, predicted) for measured, predicted in ranks if min(measured, predicted) > 0]
     return max(known, key=lambda pair: pair[0] / pair[1], default=None)
