@@ -142,6 +142,8 @@ def sweep(state: State, active: Active) -> Outcome | None:
         return None
     if active.swept == (record.number, durable):
         return None
+    if any(order.kind == "rollback" for order in active.orders):
+        return None  # What is gone back to may be older than all that is kept.
     order = CollectGarbage(active.job, record, durable)
     return replace(state, active=replace(active, swept=(record.number, durable))), (order,)
 

@@ -251,6 +251,11 @@ MUTATIONS = [
     *_core(
         "sailord/commit.py",
         (
+            "a checkpoint that is to be gone back to is tidied up",
+            'if any(order.kind == "rollback" for order in active.orders):',
+            "if False:",
+        ),
+        (
             "a checkpoint that fails keeps all others back",
             "key=lambda point: (point == active.failed_at, point)",
             "key=lambda point: point",

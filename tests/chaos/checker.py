@@ -288,7 +288,11 @@ def i16(story: Story) -> Iterator[str]:
             names = {member.partition(".")[0] for member in before.members}
             if not names & set(name.replace(" and ", ", ").split(", ")):
                 yield f"generation {after.number} moves off {name}, which had no part"
-    ids = [change.key for change in story.changes if "/intent/" in change.key and change.value]
+    # A leader that hears of a name writes down whom it meant: that is no second order.
+    orders = [
+        c for c in story.changes if "/intent/" in c.key and c.value and not c.value.get("life")
+    ]
+    ids = [change.key for change in orders]
     for key in {key for key in ids if ids.count(key) > 1}:
         yield f"{key} was given twice"
 

@@ -59,7 +59,7 @@ ALL: tuple[Point, ...] = (
     *_all("sailord", "WriteGeneration.open +WriteGeneration.open", "notice"),
     *_all("sailord", "WriteManifest CommitCheckpoint +CommitCheckpoint", "checkpoint"),
     *_all("sailord", "CollectGarbage SettleIntent +SettleIntent", "checkpoint"),
-    *_all("sailord", "WriteGeneration.open +WriteGeneration.open SettleIntent", "rollback"),
+    *_all("sailord", "WriteGeneration.open +WriteGeneration.open", "rollback"),
     *_all("sailord", "WriteGeneration.closed +WriteGeneration.closed", "pause"),
     *_all("sailord", "WriteJob +WriteJob", "pause"),
     *_all("sailord", "ProbeAgent", "node"),

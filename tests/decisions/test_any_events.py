@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.protocol import (
+    Bill,
     GenerationRecord,
     Holding,
     IntentKind,
@@ -34,6 +35,7 @@ from sailord.model import (
     Elected,
     Event,
     GenerationWritten,
+    Held,
     IntentGiven,
     JobSubmitted,
     NodesObserved,
@@ -71,13 +73,18 @@ from tests.decisions.standing import (
 )
 
 NAMES = (A, B, C)
+MOVES_MAX = 700
+"""What takes longest is a job that is paused while its last step cannot be kept."""
 OTHER = JobId("other")
 
 names = st.sampled_from(NAMES)
 some_names = st.lists(names, unique=True, max_size=3).map(lambda each: tuple(sorted(each)))
 seconds = st.sampled_from((0.0, 0.1, 0.6, 1.0, 3.0, 15.0, 40.0, 130.0))
 takings = st.sampled_from(("running", "running", "stopped", "broken", "failed", "fetching", "idle"))
-orders = st.sampled_from(("pause", "resume", "replan", "cancel", "checkpoint", "drain", "withdraw"))
+OF_NODES = ("drain", "withdraw", "cordon", "uncordon", "preempt")
+orders = st.sampled_from(
+    ("pause", "resume", "replan", "cancel", "checkpoint", "rollback", *OF_NODES)
+)
 goes_on = st.tuples(st.just("goes on"))
 goes_wrong = st.one_of(
     st.tuples(st.just("tick"), seconds),
@@ -97,14 +104,15 @@ goes_wrong = st.one_of(
 class Play:
     """A controller, and just enough of a world that what it orders can come to pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, usd_max: float | None = None) -> None:
         self.state = State()
         self.now = 0.0
         self.numbers = dict.fromkeys(NAMES, 0)
         self.step = 0
         self.orders = 0
         self.given: list[Command] = []
-        jobs = (job(state="queued", saving=KEPT), job(id=OTHER, state="queued", priority=-1))
+        first = job(state="queued", saving=KEPT, bill=Bill(until=0.0, usd_max=usd_max))
+        jobs = (first, job(id=OTHER, state="queued", priority=-1))
         self.feed(Elected(0.0, 7, tuple(map(record, NAMES)), jobs, ()))
 
     def feed(self, event: Event) -> tuple[Command, ...]:
@@ -143,8 +151,13 @@ class Play:
                 return [ProbeFailed(self.now, NodeId(id_))]
             case ("order", str() as kind, str() as id_):
                 self.orders += 1
-                target = id_ if kind in {"drain", "withdraw"} else JOB
+                target = id_ if kind in OF_NODES else JOB
                 intent = order(cast("IntentKind", kind), target, f"order-{self.orders}")
+                if kind == "rollback":
+                    kept = self.state.durables.get(JOB)
+                    if kept is None:
+                        return []
+                    intent = replace(intent, durable=kept)
                 return [IntentGiven(self.now, intent)]
             case ("plan", ()):
                 return [PlanRefused(self.now, self.state.requests, "nothing fits")]
@@ -160,12 +173,17 @@ class Play:
             case _:
                 return [StoreReturned(self.now)]
 
+    def spare(self) -> list[NodeId]:
+        """Who does not take part."""
+        members = () if self.generation is None else self.generation.members
+        return [id_ for id_ in NAMES if id_ not in members]
+
     def _goes_on(self) -> list[Event]:
         """What comes next where nothing goes wrong."""
         match None if self.state.active is None else self.state.active.phase:
             case Planning() as asked:
-                members = proposal(*asked.asked_for)
-                return [PlanFound(self.now, asked.request, members)]
+                found = proposal(*asked.asked_for, usd_per_hour=360.0)
+                return [PlanFound(self.now, asked.request, found)]
             case Starting() | Running():
                 return self._reports("running", 5)
             case Stopping() if self.generation is not None and self.generation.stop_at is not None:
@@ -228,6 +246,35 @@ def test_no_order_of_events_breaks_an_invariant_and_the_same_events_decide_the_s
             other.feed(event)
     assert one.state == other.state
     assert one.given == other.given
+
+
+@given(histories, st.sampled_from((None, 0.3, 5.0)))
+def test_whatever_happened_once_all_is_well_the_job_goes_on(
+    history: list[tuple[object, ...]], usd_max: float | None
+) -> None:
+    """Or it is held, and says why; or nobody wants it to go on."""
+    play = Play(usd_max)
+    for move in history:
+        for event in play.events(move):
+            play.feed(event)
+    for kind in ("withdraw", "uncordon"):
+        for id_ in NAMES:
+            for event in play.events(("order", kind, id_)):
+                play.feed(event)
+    for _ in range(MOVES_MAX):
+        if has_come_to_rest(play.state):
+            return
+        play.now += 1.2
+        calm = [*play.events(("nodes", NAMES)), *play.events(("kept", True)), *play._goes_on()]
+        for event in (*calm, *(play._report(id_, "idle", 0, ()) for id_ in play.spare())):
+            play.feed(event)
+    raise AssertionError(f"it hangs: {play.state.active}")
+
+
+def has_come_to_rest(state: State) -> bool:
+    if state.active is None:
+        return all(each.state != "queued" for each in state.jobs.values())
+    return isinstance(state.active.phase, Running | Held) and not state.active.orders
 
 
 @given(histories)

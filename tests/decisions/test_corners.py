@@ -10,7 +10,7 @@ import pytest
 from agents.protocol import Holding, JobId, NodeId, Past, Point, Restore, Sealed
 from agents.registration import choose
 from sailord.decide import decide
-from sailord.keeping import CommitFailed, WriteManifest
+from sailord.keeping import CollectGarbage, CommitFailed, WriteManifest
 from sailord.model import (
     Closing,
     Command,
@@ -364,3 +364,14 @@ def test_a_write_that_is_refused_ends_the_term() -> None:
     after, commands = decide(state(LEAVES), WriteRefused(NOW))
     assert after.term is None
     assert any(isinstance(each, Resign) for each in commands)
+
+
+def test_nothing_is_tidied_up_while_a_way_back_is_ordered() -> None:
+    """What is gone back to may be older than the checkpoints that are kept."""
+    before = replace(state(job=job(saving=KEPT)), durables={JOB: durable(40)})
+    _, commands = act(before, Ticked(NOW))
+    assert any(isinstance(each, CollectGarbage) for each in commands)
+    assert before.active is not None
+    ordered = replace(before, active=replace(before.active, orders=(BACK,), not_before=NOW + 9))
+    _, commands = act(ordered, Ticked(NOW))
+    assert not any(isinstance(each, CollectGarbage) for each in commands)
