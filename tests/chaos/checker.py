@@ -363,6 +363,8 @@ def i20(story: Story) -> Iterator[str]:
         # One may end before it is told of, and a leader takes what it saw with it.
         if generation.number in told or not steps or max(steps) - min(steps) < TOLD_S:
             continue
+        if generation.number < min(told, default=0):
+            continue  # The history of a job has an end: the first moves of a long one fell out.
         if not any(generation.at < at < min(steps) + NEAR_S for at in elected):
             yield f"nobody says what the move to generation {generation.number} took"
 
