@@ -305,9 +305,9 @@ def _without_old_marks(state: State) -> State:
     too_many = len(state.marks) - MARKS_MAX
     if too_many <= 0:
         return state
-    old = [id_ for id_ in state.marks if id_ not in state.nodes][:too_many]
+    old = dict.fromkeys([id_ for id_ in state.marks if id_ not in state.nodes][:too_many])
     settled = tuple(intent.id for id_ in old for intent in state.marks[id_])
-    marks = {id_: said for id_, said in state.marks.items() if id_ not in set(old)}
+    marks = {id_: said for id_, said in state.marks.items() if id_ not in old}
     return replace(state, marks=marks, settled=(*state.settled, *settled))
 
 
