@@ -86,22 +86,30 @@ class Verifier:
     key: bytes
     _seen: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
-    def check_request(
-        self, method: str, path: str, body: bytes, header: str | None, *, at: float
-    ) -> str:
-        """Return the request's nonce; ``SignatureError`` if it is not to be trusted."""
+    def check_header(self, header: str | None, *, at: float) -> tuple[str, str, str]:
+        """What can be said before the body is there; ``SignatureError`` if it cannot be any good.
+
+        Returns the header's moment, nonce and signature.
+        """
         form = _FORM.match(header or "")
         if form is None:
             raise SignatureError(f"the header {REQUEST_HEADER} is missing or malformed")
         moment, nonce, mac = form.groups()
+        if abs(at - float(moment)) > AGE_S_MAX:
+            raise SignatureError("the request is too old, or a clock is wrong")
+        if nonce in self._seen:
+            raise SignatureError("the request was seen before")
+        return moment, nonce, mac
+
+    def check_request(
+        self, method: str, path: str, body: bytes, header: str | None, *, at: float
+    ) -> str:
+        """Return the request's nonce; ``SignatureError`` if it is not to be trusted."""
+        self._forget(at)
+        moment, nonce, mac = self.check_header(header, at=at)
         expected = _mac(self.key, "request", method.upper(), path, moment, nonce, body)
         if not hmac.compare_digest(expected, mac):
             raise SignatureError("the request is not signed with the cluster's key")
-        if abs(at - float(moment)) > AGE_S_MAX:
-            raise SignatureError("the request is too old, or a clock is wrong")
-        self._forget(at)
-        if nonce in self._seen:
-            raise SignatureError("the request was seen before")
         if len(self._seen) >= NONCES_MAX:
             raise SignatureError("too many requests at once")
         self._seen[nonce] = at

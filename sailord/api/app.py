@@ -17,6 +17,7 @@ from agents.clock import Clock
 from agents.signing import Verifier
 from agents.store import StoreError, StoreUnavailable
 from agents.wire import plain
+from sailord.api.crowd import BODY_S, DOOR, BodyLate, Door
 from sailord.api.shapes import Problems, ProblemView
 from sailord.config import Config
 from sailord.election import Leader
@@ -28,8 +29,6 @@ from simulator.errors import InputError, Problem
 log = structlog.get_logger("sailord.api")
 
 BODY_BYTES_MAX = 1 << 20
-AT_ONCE_MAX = 512
-"""Requests that are worked on at a time; more are turned away at once."""
 BURST = 200.0
 PER_S = 50.0
 """How many webhooks are taken from one address."""
@@ -86,7 +85,6 @@ class Api:
     """The plan that was shown last, with what the planner said of it."""
     verifier: Verifier = field(init=False)
     buckets: dict[str, Bucket] = field(default_factory=dict)
-    at_once: int = 0
 
     def __post_init__(self) -> None:
         self.verifier = Verifier(self.key)
@@ -142,10 +140,6 @@ def answer(
 @web.middleware
 async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamResponse:
     """No answer ever shows how we are made."""
-    api = request.app[API]
-    if api.at_once >= AT_ONCE_MAX and not request.path.endswith("z"):
-        return too_many("requests")
-    api.at_once += 1
     try:
         return await handler(request)
     except InputError as error:
@@ -154,6 +148,9 @@ async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamRes
         is_job = request.path == "/v1/jobs"
         cure = "a job's file names its data and does not hold it" if is_job else "send less"
         return refusal(413, Problem("body", f"is larger than {BODY_BYTES_MAX} bytes", cure))
+    except BodyLate:
+        what = f"did not come within {BODY_S:g} s, or others needed the place"
+        return refusal(408, Problem("body", what, "send it together with the head"))
     except NotThere as error:
         return refusal(404, error.problem)
     except web.HTTPNotFound:
@@ -176,8 +173,6 @@ async def tell_mistakes(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception:
         log.exception("a request failed", method=request.method, path=request.path)
         return refusal(500, Problem("sailord", "has a fault", "see its log, and report it"))
-    finally:
-        api.at_once -= 1
 
 
 @web.middleware
@@ -200,14 +195,26 @@ OWN_LOCK = frozenset(
 """Routes that ask for no token: they are harmless, or check signatures themselves."""
 
 
+@web.middleware
+async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn away who comes when too many are inside; nobody is counted who has shown nothing."""
+    if request.match_info.route.name in OWN_LOCK:
+        return await handler(request)
+    door = request.app[DOOR]
+    if door.is_full:
+        return too_many("requests")
+    with door.entered():
+        return await handler(request)
+
+
 def build_app(api: Api) -> web.Application:
     """The application for the Unix socket: whoever may open it may do everything."""
-    return _build(api, [tell_mistakes])
+    return _build(api, [tell_mistakes, count])
 
 
 def build_public_app(api: Api) -> web.Application:
     """The application for TCP."""
-    return _build(api, [tell_mistakes, ask_token])
+    return _build(api, [tell_mistakes, ask_token, count])
 
 
 def _build(
@@ -222,6 +229,7 @@ def _build(
         client_max_size=BODY_BYTES_MAX,
     )
     app[API] = api
+    app[DOOR] = Door()
     app.cleanup_ctx.append(keep_session)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, name=route.name)

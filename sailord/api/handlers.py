@@ -8,7 +8,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
@@ -21,8 +21,10 @@ from agents.wire import WireError, decode, encode, plain
 from sailord.api import shapes, views
 from sailord.api.app import API, Api, NotThere, answer, refusal
 from sailord.api.capacity import glance_of
+from sailord.api.crowd import DOOR, read_body, read_unsigned
 from sailord.api.metrics import metrics_text
 from sailord.doubts import doubts
+from sailord.feed import Happening
 from sailord.model import State
 from sailord.nodes import Node
 from sailord.objections import objection
@@ -289,8 +291,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     reply = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
     reply.content_type = "text/event-stream"
     await reply.prepare(request)
-    api.at_once -= 1  # Whoever only listens is not in anybody's way.
-    happenings = api.shell.feed.follow(int(given))
+    with request.app[DOOR].aside():
+        return await _stream(reply, api.shell.feed.follow(int(given)))
+
+
+async def _stream(
+    reply: web.StreamResponse, happenings: AsyncIterator[Happening]
+) -> web.StreamResponse:
     pending = asyncio.ensure_future(anext(happenings))
     try:
         while True:
@@ -305,7 +312,6 @@ async def events(request: web.Request) -> web.StreamResponse:
     except ConnectionError:
         return reply  # Whoever listened has gone, as everybody does in the end.
     finally:
-        api.at_once += 1
         pending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await pending
@@ -347,9 +353,10 @@ def _told(written: Output, *, is_named: bool) -> str:
 
 async def report(request: web.Request) -> web.Response:
     """An agent tells how it stands; signed with the cluster's key."""
-    api, body = request.app[API], await request.read()
-    header = request.headers.get(REQUEST_HEADER)
+    api, header = request.app[API], request.headers.get(REQUEST_HEADER)
     try:
+        api.verifier.check_header(header, at=time.time())
+        body = await read_unsigned(request)
         nonce = api.verifier.check_request(
             request.method, request.raw_path, body, header, at=time.time()
         )
@@ -373,7 +380,7 @@ async def read_object(
     request: web.Request, kinds: dict[str, type], required: tuple[str, ...]
 ) -> dict[str, Any]:
     """Read a body of JSON with these keys and no others; an empty body is an empty object."""
-    raw = await request.read()
+    raw = await read_body(request)
     try:
         value = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError) as error:

@@ -62,6 +62,7 @@ BODIES: dict[str, Any] = {
 REFUSALS = {
     401: "Who sends this did not show who it is.",
     404: "There is no such thing.",
+    408: "The body did not come in time.",
     409: "There is one of that name already, or it would change nothing as things stand.",
     413: f"The body is larger than {BODY_BYTES_MAX} bytes.",
     422: "What was sent cannot be used.",
@@ -167,7 +168,7 @@ def refusals_of(route: Route) -> set[int]:
     if "{" in route.path:
         found.add(404)
     if route.body is not None:
-        found |= {413, 422}
+        found |= {408, 413, 422}
     if route.name in _QUERIES:
         found.add(422)
     return found

@@ -12,6 +12,7 @@ from aiohttp import web
 from yarl import URL
 
 from sailord.api.app import API, Handler, refusal
+from sailord.api.crowd import DOOR, read_body
 from simulator.errors import Problem
 
 OWN_VIEW = frozenset({"livez", "readyz", "metrics", "openapi", "report", "webhook_preemption"})
@@ -68,7 +69,7 @@ async def _ask(request: web.Request, address: str) -> web.StreamResponse:
         # Over the Unix socket none is shown; the leader's door is the one over TCP.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
     url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
-    body = await request.read()
+    body = await read_body(request)
     async with request.app[SESSION].request(
         request.method, url, data=body, headers=headers, allow_redirects=False
     ) as said:
@@ -77,12 +78,10 @@ async def _ask(request: web.Request, address: str) -> web.StreamResponse:
             return web.Response(body=await said.read(), status=said.status, headers=kept)
         reply = web.StreamResponse(status=said.status, headers=kept)
         await reply.prepare(request)
-        api.at_once -= 1  # Whoever only listens is not in anybody's way.
         try:
-            async for part in said.content.iter_any():
-                await reply.write(part)
+            with request.app[DOOR].aside():
+                async for part in said.content.iter_any():
+                    await reply.write(part)
         except (ConnectionError, aiohttp.ClientError, TimeoutError):
             return reply  # One of both ends has gone; whoever listened asks again where it was.
-        finally:
-            api.at_once += 1
         return reply

@@ -14,15 +14,17 @@ import hmac
 import json
 import re
 import time
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
 from agents.protocol import Intent, IntentKind
 from sailord.api.app import API, Api, answer, refusal, too_many
+from sailord.api.crowd import read_unsigned
 from sailord.api.handlers import ID, LEAVES_MAX, NAMES, OTHER_ID, read_object
 from sailord.api.shapes import Accepted
 from sailord.api.tokens import TokenError, check_token, read_keys
+from sailord.config import Webhooks
 from sailord.feed import Happening
 from simulator.errors import InputError, Problem
 
@@ -32,6 +34,7 @@ _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})\Z", re.ASCII)
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}\Z")
 ALERTS_MAX = 500
 SEE = "docs/api.md tells the forms of webhooks"
+Form = Literal["plain", "pubsub", "alertmanager"]
 PREEMPTED = "compute.instances.preempted"
 
 
@@ -91,13 +94,19 @@ async def capacity(request: web.Request) -> web.Response:
     return answer(Accepted(1, int(is_new)), status=202)
 
 
-async def _read(request: web.Request, api: Api) -> tuple[str, dict[str, Any]]:
-    """Who sends, by what it shows; nothing of the body is believed before."""
-    raw, hooks = await request.read(), api.config.webhooks
-    if SIGNATURE_HEADER in request.headers:
-        _check_signature(hooks.secret, raw, request.headers[SIGNATURE_HEADER])
+async def _read(request: web.Request, api: Api) -> tuple[Form, dict[str, Any]]:
+    """Who sends, by what it shows; nothing of the body is believed, or waited for, before."""
+    hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
+    if header is not None:
+        form = _signature_form(hooks.secret, header)
+        _check_signature(hooks.secret, await read_unsigned(request), form)
         return "plain", {}
-    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    kind = await _bearer_form(hooks, request.headers.get("Authorization", ""))
+    return kind, _object(await read_unsigned(request))
+
+
+async def _bearer_form(hooks: Webhooks, header: str) -> Form:
+    kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
         raise Refused(f"neither {SIGNATURE_HEADER} nor a token was sent")
     if token.count(".") == 2 and hooks.pubsub_keys is not None:
@@ -111,21 +120,26 @@ async def _read(request: web.Request, api: Api) -> tuple[str, dict[str, Any]]:
             )  # fmt: skip
         except TokenError as error:
             raise Refused(str(error)) from None
-        return "pubsub", _object(raw)
+        return "pubsub"
     expected = (hooks.alertmanager_token or "").encode()
     if not expected or not hmac.compare_digest(token.encode("utf-8", "replace"), expected):
         raise Refused("the token is wrong")
-    return "alertmanager", _object(raw)
+    return "alertmanager"
 
 
-def _check_signature(secret: bytes | None, body: bytes, header: str) -> None:
+def _signature_form(secret: bytes | None, header: str) -> re.Match[str]:
+    """What can be said of a signature before the body is there."""
     form = _SIGNATURE.match(header)
     if secret is None or form is None:
         raise Refused("the signature is malformed, or no secret is configured")
-    if not hmac.compare_digest(sign(secret, body, float(form[1])), header):
-        raise Refused("the signature is wrong")
     if abs(time.time() - float(form[1])) > AGE_S_MAX:
         raise Refused("the signature is too old, or a clock is wrong")
+    return form
+
+
+def _check_signature(secret: bytes | None, body: bytes, form: re.Match[str]) -> None:
+    if secret is None or not hmac.compare_digest(sign(secret, body, float(form[1])), form[0]):
+        raise Refused("the signature is wrong")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -6,11 +6,16 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import time
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 
+from agents.signing import REQUEST_HEADER
+from sailord.api.crowd import AT_ONCE_MAX, STRANGERS_MAX
+from sailord.api.webhooks import SIGNATURE_HEADER
 from tests.daemon.running import JOB, TOKEN, wait_until
 
 pytestmark = pytest.mark.slow
@@ -101,3 +106,92 @@ def test_ten_thousand_requests_at_once(head, descriptors):
     assert "Traceback" not in text
     assert head.ask("GET", "/v1/jobs/flood")[1]["generation"]["number"] == 1
     head.ask("POST", "/v1/jobs/flood/cancel", {})
+
+
+def half_sent(path: str, headers: dict[str, str]) -> bytes:
+    """A request whose body is announced and never comes."""
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{told}Content-Length: 10\r\n\r\n".encode()
+
+
+def looks_like_an_agent(number: int) -> dict[str, str]:
+    """What anybody can write; that it is wrong shows only when the body is there."""
+    return {REQUEST_HEADER: f"time={time.time():.3f}, nonce={number:032x}, mac={'0' * 64}"}
+
+
+def looks_like_a_webhook(number: int) -> dict[str, str]:
+    return {SIGNATURE_HEADER: f"t={int(time.time())},v1={number:064x}"}
+
+
+def opened(stack: ExitStack, port: int, request: bytes) -> socket.socket:
+    wire = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+    wire.sendall(request)
+    return wire
+
+
+def code_of(wire: socket.socket) -> int:
+    return int(wire.recv(4096).split(b" ", 2)[1])
+
+
+def test_strangers_who_never_send_their_bodies_keep_nobody_out(head, descriptors):
+    """More than may wait: agents go on reporting, people are answered, the slow are sent away."""
+    if descriptors < STRANGERS_MAX + 200:
+        pytest.skip(f"this machine lets a process have {descriptors} descriptors")
+    assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "flood-slow"})[0] == 201
+    path = "/v1/jobs/flood-slow"
+    wait_until(lambda: (head.ask("GET", path)[1].get("step") or 0) > 5)
+    with ExitStack() as stack:
+        wires = [
+            opened(stack, head.port, half_sent("/v1/agents/report", looks_like_an_agent(number)))
+            for number in range(STRANGERS_MAX + 50)
+        ]
+        before = head.ask("GET", path)[1]["step"]
+        code, status = head.ask("GET", "/v1/status")
+        assert (code, status["nodes"]) == (200, {"ready": 1})
+        token = f"Authorization: Bearer {TOKEN}\r\n"
+        asked = f"GET /v1/nodes HTTP/1.1\r\nHost: x\r\n{token}\r\n".encode()
+        assert code_of(opened(stack, head.port, asked)) == 200
+        wait_until(lambda: head.ask("GET", path)[1]["step"] > before + 5)
+        assert head.ask("GET", path)[1]["generation"]["number"] == 1
+        assert code_of(wires[0]) == 408, "the oldest had to go for those who came after"
+        assert code_of(wires[-1]) == 408, "nobody is waited for much longer than a body takes"
+    head.ask("POST", f"{path}/cancel", {})
+
+
+def test_who_has_the_token_keeps_nobody_else_out_either(head, descriptors):
+    """Those who show it are counted apart from those at the Unix socket, and from agents."""
+    if descriptors < AT_ONCE_MAX + 200:
+        pytest.skip(f"this machine lets a process have {descriptors} descriptors")
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    with ExitStack() as stack:
+        wires = [
+            opened(stack, head.port, half_sent("/v1/jobs", bearer)) for _ in range(AT_ONCE_MAX + 1)
+        ]
+        assert code_of(wires[-1]) == 429
+        assert head.ask("GET", "/v1/status")[0] == 200
+        assert code_of(wires[0]) == 408
+    wait_until(lambda: head.ask("GET", "/v1/status")[1]["nodes"] == {"ready": 1})
+    # Those who were still waited for have hung up, which is nobody's fault.
+    assert "Traceback" not in (head.folder / "head.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/agents/report", {}),
+        ("/v1/agents/report", {REQUEST_HEADER: f"time=1, nonce={'0' * 32}, mac={'0' * 64}"}),
+        ("/v1/webhooks/preemption", {}),
+        ("/v1/webhooks/preemption", {SIGNATURE_HEADER: f"t=1,v1={'0' * 64}"}),
+        ("/v1/webhooks/preemption", {"Authorization": "Bearer a-wrong-one"}),
+        ("/v1/webhooks/preemption", {"Authorization": "Bearer a.b.c"}),
+    ],
+)
+def test_who_shows_what_cannot_be_right_is_refused_before_its_body(head, path, headers):
+    with ExitStack() as stack:
+        assert code_of(opened(stack, head.port, half_sent(path, headers))) == 401
+
+
+def test_a_webhook_whose_body_never_comes_is_sent_away(head):
+    with ExitStack() as stack:
+        asked = half_sent("/v1/webhooks/preemption", looks_like_a_webhook(1))
+        assert code_of(opened(stack, head.port, asked)) == 408

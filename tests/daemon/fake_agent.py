@@ -108,7 +108,8 @@ class FakeAgent:
         before = self.generation
         if before is not None and record.job == before.job and record.number < before.number:
             raise AssertionError("a generation went back")
-        if record.state == "closed" and before is not None and record.number == before.number:
+        name = record.job, record.number
+        if record.state == "closed" and before and name == (before.job, before.number):
             self.generation, self.taking = None, "idle"
         elif record.state == "closed" or self.record.id not in record.members:
             return
