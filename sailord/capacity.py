@@ -92,13 +92,17 @@ def supply(state: Capacity) -> Counter[Pool]:
     return found
 
 
-def obtainable(state: Capacity, pool: Pool) -> int:
-    """How many more machines of a pool could be had now, as far as is known."""
+def obtainable(state: Capacity, pool: Pool, there: Mapping[Pool, int] | None = None) -> int:
+    """How many more machines of a pool could be had now, as far as is known.
+
+    Who asks about many pools gives their ``supply`` along.
+    """
     rest = state.rests.get(pool)
     if pool not in state.prices or (rest is not None and state.now < rest.until) or state.stop:
         return 0
     limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
-    most = state.policy.machines_per_pool_max - supply(state)[pool]
+    has = (supply(state) if there is None else there).get(pool, 0)
+    most = state.policy.machines_per_pool_max - has
     return max(min([most, *map(int, limits)]), 0)
 
 
@@ -430,7 +434,7 @@ def _in_the_way(state: Capacity, spare: list[Machine]) -> list[Machine]:
     within_reach = room + sum(m.usd_per_hour or 0.0 for m in spare)
     needed, there = 0.0, supply(state)
     for pool in sorted(state.target, key=lambda pool: state.prices.get(pool, 0.0)):
-        for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool))):
+        for _ in range(min(state.target[pool] - there[pool], obtainable(state, pool, there))):
             if needed + state.prices[pool] <= within_reach:
                 needed += state.prices[pool]
     leaving: list[Machine] = []
@@ -471,7 +475,7 @@ def _grow(state: Capacity) -> Decision:
         missing = wanted - there[pool]
         if missing <= 0 or pool in busy:
             continue
-        count = min(missing, obtainable(state, pool), state.policy.machines_per_ask_max)
+        count = min(missing, obtainable(state, pool, there), state.policy.machines_per_ask_max)
         if count <= 0:
             continue
         price = state.prices[pool]

@@ -61,7 +61,7 @@ def question_of(
             pool.gpus,
             pool.spot,
             there[pool] + others[pool],
-            obtainable(capacity, pool) if pool in offered else 0,
+            obtainable(capacity, pool, there) if pool in offered else 0,
             capacity.prices.get(pool),
             others[pool],
         )

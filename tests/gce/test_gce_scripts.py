@@ -31,29 +31,33 @@ def play(seed: int) -> Run:
     return run
 
 
+def judge(seed: int) -> None:
+    """Play a script, settle it, and look at what is left."""
+    run = play(seed)
+    # What is wanted now can be had: it comes, and not one machine more.
+    run.want = Counter({POOLS[0]: 2, POOLS[4]: 1})
+    run.stock = dict.fromkeys(POOLS, 50)
+    run.limits = dict.fromkeys(run.limits, 200)
+    run.run(1500.0)
+    if not run.state.stop and run.policy.usd_max is None:
+        up = Counter(m.instance.pool for m in run.machines.values() if m.ends_at is None)
+        rests = {p: r for p, r in run.state.rests.items() if r.until > run.now}
+        missing = {p for p, count in run.want.items() if up[p] < count}
+        assert missing <= rests.keys(), (seed, up, run.said[-10:])
+        assert all(up[p] <= run.want[p] for p in up), (seed, up, run.want)
+        assert supply(run.state) == +up, seed
+    run.works, run.want = False, Counter()
+    run.run(600.0)
+    assert run.machines == {}, (seed, "left over")
+    assert run.state.machines == {}, seed
+    assert run.state.asks == {}, seed
+    assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
+    assert all(run.made[id_] <= ask.count for id_, ask in run.asked.items()), seed
+    assert run.overspent <= 0, (seed, run.overspent, run.policy)
+    assert abs(spent_usd(run.state) - run.bill()) < 0.02 * run.bill() + 1e-6, (
+        seed, spent_usd(run.state), run.bill())  # fmt: skip
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_gce_scripts_make_no_duplicate_leave_no_orphan_and_keep_to_the_budget(group):
-    for seed in range(group, SCRIPTS, GROUPS):
-        run = play(seed)
-        # What is wanted now can be had: it comes, and not one machine more.
-        run.want = Counter({POOLS[0]: 2, POOLS[4]: 1})
-        run.stock = dict.fromkeys(POOLS, 50)
-        run.limits = dict.fromkeys(run.limits, 200)
-        run.run(1500.0)
-        if not run.state.stop and run.policy.usd_max is None:
-            up = Counter(m.instance.pool for m in run.machines.values() if m.ends_at is None)
-            rests = {p: r for p, r in run.state.rests.items() if r.until > run.now}
-            missing = {p for p, count in run.want.items() if up[p] < count}
-            assert missing <= rests.keys(), (seed, up, run.said[-10:])
-            assert all(up[p] <= run.want[p] for p in up), (seed, up, run.want)
-            assert supply(run.state) == +up, seed
-        run.works, run.want = False, Counter()
-        run.run(600.0)
-        assert run.machines == {}, (seed, "left over")
-        assert run.state.machines == {}, seed
-        assert run.state.asks == {}, seed
-        assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
-        assert all(run.made[id_] <= ask.count for id_, ask in run.asked.items()), seed
-        assert run.overspent <= 0, (seed, run.overspent, run.policy)
-        assert abs(spent_usd(run.state) - run.bill()) < 0.02 * run.bill() + 1e-6, (
-            seed, spent_usd(run.state), run.bill())  # fmt: skip
+def test_gce_scripts_make_no_duplicate_leave_no_orphan_and_keep_to_the_budget(group, play_all):
+    play_all(judge, range(group, SCRIPTS, GROUPS))

@@ -1,0 +1,26 @@
+"""Many random scripts at once: each is one thread's work for a second, and there are hundreds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+Play = Callable[[int], object]
+
+
+@pytest.fixture(scope="session")
+def play_all() -> Iterator[Callable[[Play, Iterable[int]], None]]:
+    """Play the scripts of some seeds on all cores; the first that fails is raised."""
+    # A fork would copy the threads that other tests have begun, in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as players:
+
+        def play(script: Play, seeds: Iterable[int]) -> None:
+            for _ in players.map(script, seeds, chunksize=2):
+                pass
+
+        yield play
