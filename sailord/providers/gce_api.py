@@ -100,7 +100,10 @@ class Api:
 
             options = {} if self._endpoint is None else {"api_endpoint": self._endpoint}
             kind = getattr(compute_v1, f"{name}Client")
-            self._clients[name] = kind(credentials=self._credentials, client_options=options)
+            client = kind(credentials=self._credentials, client_options=options)
+            # Of all hooks of the library and of its session, this one alone may change an address.
+            client.transport._session.auth = _take_part_of_lists
+            self._clients[name] = client
         return self._clients[name]
 
     async def _in_thread(self, act: Callable[[], T], *, share: float = 1.0) -> T:
@@ -115,6 +118,16 @@ class Api:
                 return await loop.run_in_executor(self._threads, lambda: told_as_failure(act))
         except TimeoutError:
             raise Failure("unknown", f"Google did not answer within {deadline_s:.0f} s") from None
+
+
+def _take_part_of_lists(request: Any) -> Any:
+    """Ask an aggregated list for what can be seen: else one bad zone fails it for all zones.
+
+    The library's requests have no field for that.
+    """
+    if "/aggregated/" in request.path_url:
+        request.prepare_url(request.url, {"returnPartialSuccess": "true"})
+    return request
 
 
 def _load() -> None:

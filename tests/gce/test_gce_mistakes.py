@@ -108,6 +108,11 @@ def test_all_is_well():
         asyncio.run(gce.check())
 
 
+def test_a_zone_that_cannot_be_seen_now_is_nobodys_mistake_either():
+    with provider(Cloud(unreachable={HERE}), *OUR_POOLS) as gce:
+        asyncio.run(gce.check())
+
+
 def test_without_credentials(monkeypatch, tmp_path: Path):
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

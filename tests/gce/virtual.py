@@ -17,7 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+import requests
 from google.auth.credentials import AnonymousCredentials
 
 from agents.keys import Keys
@@ -86,8 +88,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class Session:
     """What the client library takes for its HTTP session; its requests end at the fake."""
 
-    def __init__(self, rest: Rest) -> None:
+    def __init__(self, rest: Rest, prepare: Callable[[Any], Any]) -> None:
         self._rest = rest
+        self._prepare = prepare
+        """What the provider does to a request before it leaves."""
 
     def _ask(
         self,
@@ -99,9 +103,10 @@ class Session:
         headers: Mapping[str, str] | None = None,  # noqa: ARG002 - the library sends some
     ) -> Any:
         assert timeout > 0, "a request without a deadline"
-        path = "/" + url.partition("://")[2].partition("/")[2]
-        query = {key: str(value) for key, value in params}
-        request = Request(method, path, query, json.loads(data) if data else {})
+        sent = requests.Request(method, url, params=params, auth=self._prepare).prepare()
+        address = urlsplit(sent.url)
+        query, body = dict(parse_qsl(address.query)), json.loads(data) if data else {}
+        request = Request(method, unquote(address.path), query, body)
         reply = self._rest.respond(request, self._rest.mood_for(request))
         return SimpleNamespace(
             status_code=reply.status,
@@ -128,7 +133,8 @@ class VirtualApi(Api):
         is_new = name not in self._clients
         client = super()._client(name)
         if is_new:
-            theirs, ours = client.transport._session, Session(self._rest)
+            theirs = client.transport._session
+            ours = Session(self._rest, theirs.auth)
             theirs.get, theirs.post, theirs.delete = ours.get, ours.post, ours.delete
         return client
 

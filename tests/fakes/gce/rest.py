@@ -308,6 +308,8 @@ class Rest:
     def _by_scope(self, request: Request, kind: str, found: list[tuple[str, Answer]]) -> Answer:
         """An aggregated list: a page holds some of each zone, and a word on those without any."""
         unseen = {f"zones/{zone}" for zone in self.cloud.unreachable}
+        if unseen and request.query.get("returnPartialSuccess") != "true":
+            raise ApiError(503, "backendError", f"{', '.join(sorted(unseen))}: not reachable")
         rule = request.query.get("filter", "")
         found = [(zone, one) for zone, one in found if zone not in unseen and fits(one, rule)]
         start = int(request.query.get("pageToken") or 0)
