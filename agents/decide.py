@@ -425,6 +425,8 @@ def _report(state: State) -> Outcome:
         loss=measured.loss,
         tokens_per_s=measured.tokens_per_s,
         stall_s=measured.stall_s,
+        late_s=measured.late_s,
+        settle_s=measured.settle_s,
         phases=measured.phases,
         busy=measured.busy,
         uploaded=state.uploaded,

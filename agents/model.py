@@ -50,6 +50,8 @@ class Measured:
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None
+    late_s: float | None = None
+    settle_s: float | None = None
     phases: tuple[tuple[str, float], ...] = ()
     busy: tuple[tuple[int, float], ...] = ()
 

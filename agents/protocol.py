@@ -205,7 +205,11 @@ class Report:
     tokens_per_s: float | None = None
     """Of the whole job, as the workers measured it last."""
     stall_s: float | None = None
-    """How long the last snapshot made a step wait."""
+    """How long each of the last snapshots held training up, on average."""
+    late_s: float | None = None
+    """So much of that since the one before was not sealed yet, or not copied to other nodes."""
+    settle_s: float | None = None
+    """So long after one is begun the next may be taken without waiting for it."""
     phases: tuple[tuple[str, float], ...] = ()
     """How long the workers took to come to where they are: fetch, rebuild, verify, first_step."""
     busy: tuple[tuple[int, float], ...] = ()

@@ -89,5 +89,7 @@ def is_news(report: Report, heard: Report | None, *, with_seals: bool = True) ->
         loss=heard.loss,
         tokens_per_s=heard.tokens_per_s,
         stall_s=heard.stall_s,
+        late_s=heard.late_s,
+        settle_s=heard.settle_s,
         busy=heard.busy,
     )

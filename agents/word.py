@@ -28,6 +28,8 @@ class Word:
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None
+    late_s: float | None = None
+    settle_s: float | None = None
     busy_s: float | None = None
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
@@ -59,7 +61,10 @@ def _measured(words: Sequence[Word]) -> Measured:
     """The slowest is what counts."""
     last = max(words, key=lambda word: (word.loss is not None, word.step))
     rates = [word.tokens_per_s for word in words if word.tokens_per_s is not None]
-    stalls = [word.stall_s for word in words if word.stall_s is not None]
+    # What one waited for and what another did may not be mixed.
+    stalls = [(word.stall_s, word.late_s) for word in words if word.stall_s is not None]
+    stall_s, late_s = max(stalls, key=lambda pair: pair[0], default=(None, None))
+    settled = [word.settle_s for word in words if word.settle_s is not None]
     phases: dict[str, float] = {}
     for name, seconds in (phase for word in words for phase in word.phases):
         phases[name] = max(seconds, phases.get(name, 0.0))
@@ -67,7 +72,9 @@ def _measured(words: Sequence[Word]) -> Measured:
     return Measured(
         last.loss,
         min(rates, default=None),
-        max(stalls, default=None),
+        stall_s,
+        late_s,
+        max(settled, default=None),
         tuple(phases.items()),
         tuple(busy),
     )

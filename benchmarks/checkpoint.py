@@ -68,7 +68,7 @@ class Bench:
         for step in range(BLOCK):
             self.trainer.step()
             if keeps:
-                stalled_s = self.keeper.snapshots.stall_s
+                stalled_s = self.keeper.costs.stall_s or 0.0
                 before_s = time.perf_counter()
                 self.keeper.after_step()
                 if step:

@@ -67,9 +67,7 @@ def _pace(measured: dict[str, Any], predicted: dict[str, Any]) -> str:
     if is_rate is not None and should:
         text += f", so {is_rate / should:.0%}"
     stall_s = measured["stall_s"]
-    return f"{text})" + (
-        "" if not stall_s else f"; the last snapshot held it up for {stall_s:.2g} s"
-    )
+    return f"{text})" + ("" if not stall_s else f"; each snapshot holds it up for {stall_s:.2g} s")
 
 
 def _kept(job: dict[str, Any]) -> str:

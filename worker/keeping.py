@@ -17,6 +17,7 @@ import torch
 
 from simulator.job import Job
 from simulator.plan import Plan
+from worker.costs import Costs
 from worker.kept import Kept
 from worker.layout import Holdings
 from worker.optimizer import Update
@@ -155,6 +156,7 @@ class SnapshotKeeper:
     snapshots: Snapshots
     transport: Transport
     has_buddies: bool
+    costs: Costs
     stop_at: int | None = None
     """At the end of this step, or of a later one if that is over, all are to stop."""
     _kept: list[int] = field(default_factory=list)
@@ -177,14 +179,21 @@ class SnapshotKeeper:
         """Make room for all the snapshots that there may be at once."""
         header, sharing = header_of(trainer, seat)
         sources = Sources.of(header, trainer.memories)
-        snapshots = Snapshots(seat.memory, header, sources, on_sealed, reached)
+        costs = Costs(sharing.waits)
+
+        def sealed(step: int) -> None:
+            costs.sealed(step)
+            on_sealed(step)
+
+        snapshots = Snapshots(seat.memory, header, sources, sealed, reached)
         snapshots.reserve(sharing.files)
-        return cls(trainer, seat, snapshots, transport, sharing.waits)
+        return cls(trainer, seat, snapshots, transport, sharing.waits, costs)
 
     # ---- from other threads ---------------------------------------------------------------------
 
     def replicated(self, step: int) -> None:
         """All copies of this node's pieces of that point are made."""
+        self.costs.replicated(step)
         with self._changed:
             self._replicated = max(self._replicated, step)
             self._changed.notify_all()
@@ -201,13 +210,18 @@ class SnapshotKeeper:
     def wishes_to_stop(self, step: int) -> bool:
         done = step + 1
         if self.is_kept(done):
-            self.snapshots.wait_sealed()
-            if self.has_buddies and len(self._kept) > 1:
-                self._wait_replicated(self._kept[-2])
+            with self.costs.held_up():
+                self.snapshots.wait_copied()
+            with self.costs.held_up(is_late=True):
+                self.snapshots.wait_sealed()
+                if self.has_buddies and len(self._kept) > 1:
+                    self._wait_replicated(self._kept[-2])
         return self.stop_at is not None and self.stop_at <= done
 
     def before_update(self) -> None:
-        self.snapshots.wait_copied()
+        with self.costs.held_up():
+            self.snapshots.wait_copied()
+        self.costs.copied()
 
     def after_step(self) -> None:
         """Take a snapshot if it is time for one; the vote is over."""
@@ -216,13 +230,13 @@ class SnapshotKeeper:
             behind = 2 if self.has_buddies else 1
             if len(self._kept) >= behind:
                 self._safe = self._kept[-behind]
-            self._begin(persist=self._is_persisted(step))
+            self.costs.begun(step)
+            with self.costs.held_up():
+                self._begin(persist=self._is_persisted(step))
 
     def _begin(self, *, persist: bool) -> None:
         self.snapshots.wait_sealed()  # Until then the memories are being copied.
-        held_up_s = self.trainer.lay_down()
-        if held_up_s:
-            self.snapshots.stall_s = held_up_s
+        self.trainer.lay_down()
         progress = progress_of(self.trainer)
         self.snapshots.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)

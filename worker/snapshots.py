@@ -82,8 +82,6 @@ class Snapshots:
     reached: Reached = lambda _: None
     patience_s: float = 30.0
     """For a full memory to have room again, once training has begun."""
-    stall_s: float = 0.0
-    """How long the last update waited for the copy."""
     _files: list[_File] = field(default_factory=list)
     _made: int = 0
     _thread: threading.Thread | None = None
@@ -115,13 +113,9 @@ class Snapshots:
         self._thread.start()
 
     def wait_copied(self) -> None:
-        """Return when memory may change; the time that it takes is the stall."""
-        if self._thread is None or self._copied.is_set():
-            self.stall_s = 0.0
-        else:
-            begin_s = time.perf_counter()
+        """Return when memory may change."""
+        if self._thread is not None:
             self._copied.wait()
-            self.stall_s = time.perf_counter() - begin_s
         self._raise_failure()
 
     def wait_sealed(self) -> None:

@@ -292,7 +292,9 @@ class Stint:
         self.step = report.step + 1
         self._told["loss"] = report.loss if math.isfinite(report.loss) else None
         self._told["tokens_per_s"] = report.label_tokens / report.seconds
-        self._told["stall_s"] = keeper.snapshots.stall_s
+        self._told["stall_s"] = keeper.costs.stall_s
+        self._told["late_s"] = keeper.costs.late_s
+        self._told["settle_s"] = keeper.costs.settle_s
         self._told["busy_s"] = self._busy.typical_s
         self.say(self._word(), False)
         self._write_down(report)
