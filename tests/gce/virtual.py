@@ -85,13 +85,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
 
+@dataclass(eq=False)
 class Session:
     """What the client library takes for its HTTP session; its requests end at the fake."""
 
-    def __init__(self, rest: Rest, prepare: Callable[[Any], Any]) -> None:
-        self._rest = rest
-        self._prepare = prepare
-        """What the provider does to a request before it leaves."""
+    rest: Rest
+    prepare: Callable[[Any], Any]
+    """What the provider does to a request before it leaves."""
 
     def _ask(
         self,
@@ -103,11 +103,10 @@ class Session:
         headers: Mapping[str, str] | None = None,  # noqa: ARG002 - the library sends some
     ) -> Any:
         assert timeout > 0, "a request without a deadline"
-        sent = requests.Request(method, url, params=params, auth=self._prepare).prepare()
-        address = urlsplit(sent.url)
-        query, body = dict(parse_qsl(address.query)), json.loads(data) if data else {}
-        request = Request(method, unquote(address.path), query, body)
-        reply = self._rest.respond(request, self._rest.mood_for(request))
+        sent = requests.Request(method, url, params=params, auth=self.prepare).prepare()
+        address, body = urlsplit(sent.url), json.loads(data) if data else {}
+        request = Request(method, unquote(address.path), dict(parse_qsl(address.query)), body)
+        reply = self.rest.respond(request, self.rest.mood_for(request))
         return SimpleNamespace(
             status_code=reply.status,
             headers=reply.headers,
