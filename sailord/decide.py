@@ -35,6 +35,7 @@ from sailord.model import (
     Event,
     GiveIntent,
     Held,
+    Note,
     Opening,
     Outcome,
     Planning,
@@ -81,6 +82,7 @@ from sailord.standing import (
     is_writing,
     stopped_at,
     suspects_to_probe,
+    turned_jobs,
 )
 
 RULES_MAX = 32
@@ -101,7 +103,9 @@ def decide(state: State, event: Event) -> Outcome:
         outcome = _next_move(state)
         if outcome is None or (outcome[0] is state and not outcome[1]):
             written = (WriteJob(job) for job in changed_jobs(before, event, state))
-            return state, (*written, *commands)
+            turned = turned_jobs(before, event, state)
+            told = (Note(f"{job.state}: {job.reason}", job.id, True) for job in turned)
+            return state, (*written, *told, *commands)
         state = outcome[0]
         commands += outcome[1]
     raise AssertionError(f"the rules come to no rest: {state.active}")

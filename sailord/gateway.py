@@ -39,6 +39,7 @@ Commitment = Literal["committed", "late", "deposed"]
 """What became of a checkpoint: it counts; it came too late to; or somebody else leads."""
 Given = Literal["new", "known", "other"]
 """What became of an order: it is stored; it was before; or its id is that of another one."""
+SPECS_MAX = 16
 HISTORY_MAX = 200
 """Transitions kept of a job."""
 
@@ -79,6 +80,8 @@ class Gateway:
     keys: Keys
     _read: dict[str, tuple[int, object]] = field(default_factory=dict)
     """Records by key, as they were read at a revision: what did not change is not read again."""
+    _specs: dict[JobId, str] = field(default_factory=dict)
+    """Jobs' files: the planner is asked though the store is away."""
 
     async def read_world(self) -> World:
         """Look at everything at once."""
@@ -226,13 +229,16 @@ class Gateway:
         if stale:
             await self.write_as_leader(term, [Delete(key) for key in stale[:100]])
 
-    async def write_transition(self, job: JobId, transition: Transition, term: int) -> None:
-        """Add one line to a job's history, and forget the oldest beyond a limit."""
+    async def write_transition(self, job: JobId, transition: Transition) -> None:
+        """Add one line to a job's history, and forget the oldest beyond a limit.
+
+        What happened stays true when its leader's term is over meanwhile.
+        """
         prefix = f"{self.keys.papers}{job}/history/"
         orders: list[Order] = [Put(self.keys.history(job, transition.id), encode(transition))]
         lines = (await self.store.snapshot(prefix)).entries
         orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
-        await self.write_as_leader(term, orders)
+        await self.store.transact([], orders)
 
     # ---- what anybody may ask or write --------------------------------------------------------
 
@@ -259,9 +265,15 @@ class Gateway:
         return value
 
     async def read_spec(self, job: JobId) -> str | None:
-        """The job's file, as it was submitted."""
-        entry = await self.store.get(self.keys.spec(job))
-        return None if entry is None else entry.value.decode()
+        """The job's file, as it was submitted; it never changes."""
+        if job not in self._specs:
+            entry = await self.store.get(self.keys.spec(job))
+            if entry is None:
+                return None
+            while len(self._specs) >= SPECS_MAX:
+                del self._specs[next(iter(self._specs))]
+            self._specs[job] = entry.value.decode()
+        return self._specs[job]
 
     async def submit(self, job: JobRecord, spec: str, durable: Durable | None = None) -> bool:
         """Put a new job into the queue; ``False``: there is one of that name.

@@ -209,7 +209,7 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Outcome:
     assert state.term is not None
     record = replace(last, state="closed", term=state.term, reason=reason)
     order = WriteGeneration(record, replaces=last)
-    return enter(state, phase, order, note(active, f"{then}: {reason}", is_transition=True))
+    return enter(state, phase, order, note(active, f"closing: {reason}"))
 
 
 def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome:

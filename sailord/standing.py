@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from agents.protocol import (
@@ -269,22 +270,37 @@ def answer_to(state: State, report: Report, release: Point | None) -> Answer:
 
 def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
     """Jobs whose record is another one than the store's, and so must be written."""
+    stored = _stored_jobs(before, event)
+    return _in_order(job for id_, job in _all_jobs(after).items() if stored.get(id_) != job)
 
-    def all_jobs(state: State) -> dict[JobId, JobRecord]:
-        active = {} if state.active is None else {state.active.job.id: state.active.job}
-        return {**state.jobs, **active}
 
-    stored = all_jobs(before)
+def turned_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
+    """Jobs that came into another state."""
+    # Whose submission is heard stands in the store already, and has yet to be told of.
+    known = _all_jobs(before) if isinstance(event, JobSubmitted) else _stored_jobs(before, event)
+    now = _all_jobs(after).items()
+    return _in_order(j for id_, j in now if id_ not in known or known[id_].state != j.state)
+
+
+def _in_order(jobs: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
+    # Who leaves the cluster comes before who gets it: never do two have it in the store.
+    return tuple(sorted(jobs, key=lambda job: (job.state in LIVE, job.id)))
+
+
+def _stored_jobs(before: State, event: Event) -> dict[JobId, JobRecord]:
+    """What stands in the store when the event is heard."""
     match event:
         case Elected():
-            stored = {job.id: job for job in event.jobs}
+            return {job.id: job for job in event.jobs}
         case JobSubmitted():
-            stored.setdefault(event.job.id, event.job)
+            return {event.job.id: event.job, **_all_jobs(before)}
         case _:
-            pass
-    changed = (job for id_, job in all_jobs(after).items() if stored.get(id_) != job)
-    # Who leaves the cluster is written before who gets it: never do two have it in the store.
-    return tuple(sorted(changed, key=lambda job: (job.state in LIVE, job.id)))
+            return _all_jobs(before)
+
+
+def _all_jobs(state: State) -> dict[JobId, JobRecord]:
+    active = {} if state.active is None else {state.active.job.id: state.active.job}
+    return {**state.jobs, **active}
 
 
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:

@@ -20,6 +20,8 @@ log = structlog.get_logger("sailord")
 
 WAITING_MAX = 1_000
 """Lines of history that wait for the store; the oldest are forgotten beyond."""
+PAUSE_S, PAUSE_S_MAX = 0.3, 30.0
+"""Between two attempts to write a line of history."""
 
 
 @dataclass(eq=False)
@@ -30,7 +32,7 @@ class Teller:
     feed: Feed
     outbox: Outbox
     under_way: Watch | None = None
-    _lines: asyncio.Queue[tuple[int, JobId, Transition]] = field(
+    _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
 
@@ -45,7 +47,7 @@ class Teller:
         happening = Happening(id_, at, kind, note.text, note.job, None, generation, step, term)
         self.feed.add(happening)
         if note.is_transition and note.job is not None:
-            self._keep(term, note.job, Transition(id_, at, note.text, generation, step, term))
+            self._keep(note.job, Transition(id_, at, note.text, generation, step, term))
 
     def look(self, before: State, after: State) -> None:
         """Tell what outsiders wait for, from what became of the state.
@@ -76,23 +78,28 @@ class Teller:
         self.feed.add(
             Happening(id_, state.now, "note", text, job, None, move.generation, step, term)
         )
-        self._keep(term, job, Transition(id_, state.now, text, move.generation, step, term, move))
+        self._keep(job, Transition(id_, state.now, text, move.generation, step, term, move))
 
-    def _keep(self, term: int, job: JobId, line: Transition) -> None:
+    def _keep(self, job: JobId, line: Transition) -> None:
         if self._lines.full():
             self._lines.get_nowait()
-        self._lines.put_nowait((term, job, line))
+        self._lines.put_nowait((job, line))
 
     async def run(self) -> None:
         """Bring lines of history into the store; while it is away they wait."""
         while True:
-            term, job, line = await self._lines.get()
-            for pause_s in (0.3, 1.0, 3.0, 10.0, 30.0, 30.0):
-                try:
-                    await self.gateway.write_transition(job, line, term)
-                    break
-                except StoreError:
-                    await asyncio.sleep(pause_s)
+            job, line = await self._lines.get()
+            pause_s = PAUSE_S
+            while not await self._is_written(job, line):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _is_written(self, job: JobId, line: Transition) -> bool:
+        try:
+            await self.gateway.write_transition(job, line)
+        except StoreError:
+            return False
+        return True
 
 
 def _lost(move: Move) -> str:

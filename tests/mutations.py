@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)

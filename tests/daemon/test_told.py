@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agents.keys import Keys
+from agents.store import EmbeddedStore, StoreUnavailable
+from sailord import telling
 from sailord.breakdown import Move
 from sailord.feed import Feed
 from sailord.gateway import Gateway
-from sailord.model import Planning, Running, Starting
+from sailord.model import Note, Planning, Running, Starting
 from sailord.outbox import Outbox
 from sailord.telling import Teller
 from tests.decisions.standing import BEGAN, G4, NOW, QUESTION, A, B, proposal, state
@@ -70,3 +78,44 @@ def test_a_start_is_told_as_one_and_a_move_with_what_it_lost() -> None:
         "generation 1 trains, 10.19 s after it could be planned: plan 9.00 s",
         "generation 2 trains, 3.00 s lost and 1 step (predicted 2.50 s): plan 9.00 s",
     ]
+
+
+@dataclass
+class Away:
+    """A store that does not take the first writes."""
+
+    store: EmbeddedStore
+    refusals: int
+
+    async def transact(self, *said: Any) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreUnavailable("as the test wants it")
+        return await self.store.transact(*said)
+
+    async def snapshot(self, prefix: str) -> Any:
+        return await self.store.snapshot(prefix)
+
+
+@pytest.mark.asyncio
+async def test_history_waits_for_a_store_that_is_away_and_outlives_its_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "PAUSE_S", 0.001)
+    monkeypatch.setattr(telling, "PAUSE_S_MAX", 0.002)
+    store = await EmbeddedStore.open(tmp_path / "store")
+    gateway = Gateway(Away(store, refusals=20), Keys("test"))  # type: ignore[arg-type] # its half
+    teller = Teller(gateway, Feed(), Outbox(gateway))
+    job = RUNS.active.job.id  # type: ignore[union-attr] # it has a job
+    # Nobody holds the term of these lines any more.
+    for text in ("a rank failed", "no plan"):
+        teller.note(Note(text, job, is_transition=True), RUNS, "Reported", NOW)
+    task = asyncio.create_task(teller.run())
+    async with asyncio.timeout(20):
+        while len(await gateway.read_history(job)) < 2:
+            await asyncio.sleep(0.01)
+    assert [line.text for line in await gateway.read_history(job)] == ["a rank failed", "no plan"]
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await store.close()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from agents.protocol import FIRST, IntentKind, JobId, JobState, Past
+from agents.protocol import FIRST, Intent, IntentKind, JobId, JobState, Past
 from sailord import facts
+from sailord.decide import decide
 from sailord.model import (
     Closing,
+    Command,
     Elected,
     GenerationWritten,
     GiveIntent,
@@ -17,6 +20,7 @@ from sailord.model import (
     IntentGiven,
     JobSubmitted,
     NodesObserved,
+    Note,
     Opening,
     PlanFound,
     Planning,
@@ -296,3 +300,27 @@ def test_the_first_generation_begins_at_the_start() -> None:
     assert isinstance(opening, Opening)
     assert (opening.record.number, opening.record.restore) == (1, FIRST)
     assert commands == (WriteGeneration(opening.record, replaces=None),)
+
+
+# ---- what is told of each ---------------------------------------------------------------------
+
+
+def told(commands: Iterable[Command]) -> list[str]:
+    return [f"{c.job} {c.text}" for c in commands if isinstance(c, Note) and c.is_transition]
+
+
+def test_each_turn_of_a_job_is_told_with_its_reason() -> None:
+    waits = queue(("j", 0, 1.0))
+    new = job(id=JobId("k"), state="queued", submitted_at=2.0, reason="submitted")
+    after, commands = decide(waits, JobSubmitted(NOW, new))
+    assert told(commands) == ["k queued: submitted", "j running: its turn came"]
+    for kind, became in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        intent = Intent(f"i-{kind}", kind, "k", reason=f"{kind}: because")  # type: ignore[arg-type] # one of the kinds
+        after, commands = decide(after, IntentGiven(NOW, intent))
+        assert told(commands) == [f"k {became}: {kind}: because"]
+
+
+def test_a_new_leader_tells_nothing_that_was_told_before() -> None:
+    jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
+    _, commands = decide(State(now=NOW), Elected(NOW, TERM, (), jobs, ()))
+    assert told(commands) == ["j running: its turn came"]
