@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agents.keys import Keys
@@ -20,8 +19,7 @@ from sailord.gateway import Gateway
 
 KEPT = 1_000
 """Messages that stay in the store, delivered or not: they tell what was told."""
-AT_ONCE = 50
-"""Put into the store in one transaction."""
+FORGOTTEN_AT_ONCE = 50
 RETRY_S = 1.0
 
 
@@ -118,12 +116,14 @@ class Outbox:
         return (Put(self.keys.outbox + message.id, encode(message)),)
 
     async def run(self) -> None:
-        """Bring what is offered into the store; while that is away it waits."""
+        """Bring what is offered into the store; while that is away it waits.
+
+        Each has a transaction of its own: receivers are told in the order of revisions, and the
+        place of each is the revision up to which it was told.
+        """
         while True:
-            messages = [await self._offered.get()]
-            while len(messages) < AT_ONCE and not self._offered.empty():
-                messages.append(self._offered.get_nowait())
-            while not await self._store(messages):
+            message = await self._offered.get()
+            while not await self._store(message):
                 await asyncio.sleep(RETRY_S)
             self.ring()
 
@@ -132,19 +132,18 @@ class Outbox:
         bell, self.bell = self.bell, asyncio.Event()
         bell.set()
 
-    async def _store(self, messages: Sequence[Message]) -> bool:
+    async def _store(self, message: Message) -> bool:
         """Whether that is settled. What was offered under an earlier term is the next leader's."""
-        term = messages[-1].term
-        present = [message for message in messages if message.term == term]
-        orders: list[Order] = [Put(self.keys.outbox + m.id, encode(m)) for m in present]
-        stale = list(self.at_of)[: max(len(self.at_of) - KEPT, 0)][:AT_ONCE]
+        kept = KEPT + 1 + self._offered.qsize()  # What is not stored yet is not to be forgotten.
+        stale = list(self.at_of)[: max(len(self.at_of) - kept, 0)][:FORGOTTEN_AT_ONCE]
+        orders: list[Order] = [Put(self.keys.outbox + message.id, encode(message))]
         orders += [Delete(self.keys.outbox + id_) for id_ in stale]
         try:
-            await self.gateway.write_as_leader(term, orders)
+            await self.gateway.write_as_leader(message.term, orders)
         except StoreError:
             return False
         for id_ in stale:
-            del self.at_of[id_]
+            self.at_of.pop(id_, None)  # Who came to lead meanwhile has read them all anew.
         return True
 
 

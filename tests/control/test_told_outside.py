@@ -1,0 +1,67 @@
+"""Each kind of message is sent to receivers when what it tells of happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.control.cluster import JOB, Cluster
+from tests.daemon.running import Place, wait_until
+from tests.daemon.test_outgoing import SECRET, Receiver
+
+pytestmark = pytest.mark.slow
+SAVES = '\n[checkpoint]\nuri = "kept"\nmemory_every = 10\npersist_every = 20\n'
+POOR = "\n[objective]\nmax_usd_total = 0.000001\n"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What a receiver was told of two jobs, by what had happened when it was told."""
+    folder, receiver = tmp_path_factory.mktemp("told"), Receiver()
+    (folder / "secret").write_text(SECRET)
+    webhooks = f'[[webhooks.receiver]]\nurl = "{receiver.url}"\nsecret_file = "secret"\n'
+    cluster = Cluster(folder, [Place(folder, webhooks=webhooks)])
+    found = {}
+
+    def wait_told(kind: str, **about: object) -> None:
+        def heard():
+            wanted = {"kind": kind, **about}.items()
+            return next((each for each in list(receiver.taken) if wanted <= each.items()), None)
+
+        found[kind] = wait_until(heard, within_s=90.0)
+
+    try:
+        cluster.begin("a", "b", job=JOB + SAVES.replace("kept", str(folder / "kept")))
+        wait_told("generation_opened", job="j", generation=1)
+        wait_told("generation_running", job="j", generation=1)
+        wait_told("checkpoint_committed", job="j")
+        assert cluster.head.ask("POST", "/v1/nodes/b/preempt", {"leaves_at": 3e9})[0] == 202
+        wait_told("node_preempted")
+        assert cluster.head.ask("POST", "/v1/jobs/j/cancel", {"reason": "enough"})[0] == 202
+        wait_told("job_finished")
+        assert cluster.head.ask("POST", "/v1/jobs", {"job": JOB + POOR, "id": "poor"})[0] == 201
+        wait_told("job_held")
+        yield found
+    finally:
+        cluster.end()
+        receiver.shutdown()
+        receiver.server_close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "text"),
+    [
+        ("generation_opened", {"job": "j", "generation": 1}, "generation 1 is open: "),
+        ("generation_running", {"job": "j", "generation": 1}, "generation 1 runs"),
+        ("checkpoint_committed", {"job": "j", "generation": 1}, " is durable"),
+        ("node_preempted", {"node": "b"}, "b is going away"),
+        ("job_finished", {"job": "j", "generation": None}, "cancelled: "),
+        ("job_held", {"job": "poor", "generation": None}, "0.00"),
+    ],
+)
+def test_what_happens_is_told(told, kind, about, text):
+    message = told[kind]
+    assert text in message["text"], message
+    assert about.items() <= message.items()
+    assert set(message) == {
+        "id", "at", "kind", "text", "job", "node", "generation", "step", "term",
+    }  # fmt: skip
