@@ -40,6 +40,7 @@ from sailord.capacity_model import (
     StopWork,
     Targeted,
     TookOver,
+    request_id_of,
 )
 from sailord.capacity_money import (
     has_money_for,
@@ -101,8 +102,7 @@ def obtainable(state: Capacity, pool: Pool, there: Mapping[Pool, int] | None = N
     if pool not in state.prices or (rest is not None and state.now < rest.until) or state.stop:
         return 0
     limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
-    has = (supply(state) if there is None else there).get(pool, 0)
-    most = state.policy.machines_per_pool_max - has
+    most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
     return max(min([most, *map(int, limits)]), 0)
 
 
@@ -484,7 +484,7 @@ def _grow(state: Capacity) -> Decision:
         if not count:
             continue
         number = state.requests + 1
-        ask = Ask(f"{state.prefix}-{number}", pool, count)
+        ask = Ask(request_id_of(state.prefix, number), pool, count)
         asks = {**state.asks, ask.request_id: Outstanding(ask, price, state.now)}
         state = replace(_use_quota(state, pool, count), asks=asks, requests=number)
         orders.append(Create(ask))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,6 +21,7 @@ from sailord.providers.interface import (
 
 Stop = Literal["", "parting", "ended"]
 """Of a total budget: machines may save what they have; nothing may cost any more."""
+_REQUESTS = uuid.UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,14 @@ class Outstanding:
         return self.usd_per_hour * self.ask.count
 
 
+def request_id_of(prefix: str, number: int) -> str:
+    """Give the id of a leader's ask: a UUID, as clouds want it.
+
+    So it stands as it is on all that is made for it, and whoever leads next knows that again.
+    """
+    return str(uuid.uuid5(_REQUESTS, f"{prefix}-{number}"))
+
+
 @dataclass(frozen=True, slots=True)
 class Rest:
     """A pool is not asked again before a moment."""
@@ -172,7 +182,7 @@ class Capacity:
     policy: Policy = field(default_factory=Policy)
     now: float = 0.0
     prefix: str = ""
-    """Of our request ids: two leaders never use the same. Empty: we do not lead."""
+    """Of our requests: two leaders never have the same. Empty: we do not lead."""
     requests: int = 0
     prices: Mapping[Pool, float] = field(default_factory=dict)
     quotas: tuple[Quota, ...] = ()

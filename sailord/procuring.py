@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
@@ -83,6 +84,8 @@ class Procurer:
     gateway: Gateway
     clock: Clock
     is_store_away: Callable[[], bool]
+    new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+    """Something that nobody ever gave before, nor will."""
     state: Capacity = field(init=False)
     _term: int | None = None
     _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
@@ -197,7 +200,8 @@ class Procurer:
             log.error("the books of capacity cannot be read: nothing is rented", error=str(error))
             return
         self._term, self._asked, self._saved = term, (), books
-        self._feed(TookOver(self.clock.now(), f"{self.config.cluster_name}-{term}", books))
+        # Not the term: a store that was made anew counts from the same number again.
+        self._feed(TookOver(self.clock.now(), self.new_id(), books))
         self._tasks.start(self._read())
         self._tasks.start(self._look())
 

@@ -26,8 +26,10 @@ from sailord.capacity_model import (
     StopWork,
     Targeted,
     TookOver,
+    request_id_of,
 )
-from sailord.capacity_money import spent_usd
+from sailord.capacity_money import spent_usd, usd_per_hour
+from sailord.providers.gce_request import label_of
 from sailord.providers.interface import (
     Granted,
     InDoubt,
@@ -42,6 +44,7 @@ from sailord.providers.interface import (
 A = Pool("zone-a", "large", "gpu", 4, spot=True)
 B = Pool("zone-b", "large", "gpu", 4, spot=True)
 PRICES = {A: 3.6, B: 7.2}
+FIRST, SECOND = (request_id_of("t1", number) for number in (1, 2))
 
 
 class Story:
@@ -66,7 +69,7 @@ class Story:
         return [(order.ask.pool, order.ask.count) for order in self.of(Create)]
 
 
-def machine(number=1, pool=A, request="t1-1", state="running", at=10.0):
+def machine(number=1, pool=A, request=FIRST, state="running", at=10.0):
     return Instance(str(number), f"m{number}", pool, state, at, request, f"n{number}")
 
 
@@ -85,21 +88,44 @@ def test_gce_an_ask_of_the_last_leader_counts_as_made_until_looking_says_otherwi
     assert story.hear(Passed(500.0)).asks() == [(A, 2)]
 
 
+def test_gce_a_new_leader_knows_what_an_open_ask_has_made_and_counts_it_once():
+    policy = Policy(usd_max=1.0)
+    first = Story(policy).see(1.0).hear(Targeted(1.0, {A: 4}))
+    (order,) = first.of(Create)
+    # As the provider writes it on the machines, and whoever leads later reads it.
+    label = label_of(order.ask.request_id)
+    made = [machine(number, request=label, at=5.0) for number in range(4)]
+    story = Story(policy, books_of(first.state)).hear(Targeted(20.0, {A: 4}))
+    assert story.see(20.0, *made).orders == ()
+    assert not story.state.asks
+    assert supply(story.state)[A] == 4
+    assert usd_per_hour(story.state) == pytest.approx(4 * PRICES[A])
+    story.hear(AgentsCounted(40.0, {f"n{number}": Agent(4) for number in range(4)}))
+    assert story.see(40.0, *made).orders == (), "all of them stay"
+    story.see(200.0, *made)
+    assert not story.state.rests, "it was answered"
+
+
+def test_gce_two_leaders_never_ask_by_the_same_id():
+    ids = {request_id_of(prefix, number) for prefix in ("a", "b") for number in range(9)}
+    assert len(ids) == 18
+
+
 def test_gce_a_doubt_ends_as_soon_as_its_operation_has_and_shows_what_it_made():
     story = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
-    story.hear(Answered(5.0, InDoubt("t1-1")))
-    story.see(20.0, machine(), pending_requests=frozenset({"t1-1"}))
+    story.hear(Answered(5.0, InDoubt(FIRST)))
+    story.see(20.0, machine(), pending_requests=frozenset({FIRST}))
     assert story.asks() == []
     assert story.see(30.0, machine()).asks() == [(A, 1)]
 
 
 def test_gce_an_ask_in_doubt_that_made_some_lets_no_pool_rest():
     story = Story().see(1.0).hear(Targeted(1.0, {A: 2}))
-    story.hear(Answered(5.0, InDoubt("t1-1")))
-    hung = frozenset({"t1-1"})
+    story.hear(Answered(5.0, InDoubt(FIRST)))
+    hung = frozenset({FIRST})
     assert story.see(100.0, machine(), pending_requests=hung).asks() == []
     assert story.see(130.0, machine(), pending_requests=hung).asks() == [(A, 1)]
-    assert [order.text for order in story.of(Say)] == [f"t1-1 made 1 of 2: {A}"]
+    assert [order.text for order in story.of(Say)] == [f"{FIRST} made 1 of 2: {A}"]
 
 
 def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
@@ -113,12 +139,12 @@ def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
 )
 def test_gce_a_refused_pool_rests_by_kind_and_twice_as_long_again(kind, seconds):
     story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
-    story.hear(Answered(10.0, Refused("t1-1", kind, "no")))
+    story.hear(Answered(10.0, Refused(FIRST, kind, "no")))
     assert obtainable(story.state, B) > 0, "another zone is not concerned"
     assert story.hear(Passed(10.0 + seconds - 1)).asks() == []
     assert story.hear(Passed(10.0 + seconds)).asks() == [(A, 1)]
     now = 10.0 + seconds
-    story.hear(Answered(now, Refused("t1-2", kind, "no")))
+    story.hear(Answered(now, Refused(SECOND, kind, "no")))
     assert story.hear(Passed(now + 2 * seconds - 1)).asks() == []
     assert story.hear(Passed(now + 2 * seconds)).asks() == [(A, 1)]
 
@@ -149,7 +175,7 @@ def test_gce_nothing_is_asked_for_that_the_total_budget_could_not_end_in_time():
 
 def test_gce_a_total_budget_first_stops_the_work_and_then_everything():
     story = Story(Policy(usd_max=3.6)).see(1.0).hear(Targeted(1.0, {A: 1}))
-    story.hear(Answered(10.0, Granted("t1-1", (machine(),))))
+    story.hear(Answered(10.0, Granted(FIRST, (machine(),))))
     story.hear(AgentsCounted(60.0, {"n1": Agent(4)}, frozenset({"n1"})))
     assert story.hear(Passed(3400.0)).of(StopWork) == []
     story.hear(Passed(3430.0))
@@ -301,7 +327,7 @@ def test_gce_a_zone_that_did_not_answer_says_nothing_about_its_machines():
 
 def test_gce_a_look_from_before_a_machine_was_made_does_not_end_it():
     story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
-    story.hear(Answered(10.0, Granted("t1-1", (machine(),))))
+    story.hear(Answered(10.0, Granted(FIRST, (machine(),))))
     story.hear(Observed(12.0, Observation(9.0, ())))
     assert "1" in story.state.machines
     assert story.asks() == []

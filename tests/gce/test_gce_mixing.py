@@ -18,6 +18,7 @@ from sailord.capacity_model import (
     QuotasRead,
     Targeted,
     TookOver,
+    request_id_of,
 )
 from sailord.capacity_view import question_of
 from sailord.mixing import Mix, restrained, shared_out
@@ -102,7 +103,7 @@ class Story:
 
     def ask_and_refuse(self, at: float, kind: str = "stockout") -> Story:
         self.hear(Targeted(at, {SPOT: 1}))
-        self.hear(Answered(at, Refused(f"t1-{self.state.requests}", kind, "no")))
+        self.hear(Answered(at, Refused(request_id_of("t1", self.state.requests), kind, "no")))
         return self.hear(Targeted(at, {}))
 
     def on_demand(self) -> int:
@@ -119,9 +120,9 @@ def test_gce_on_demand_is_offered_once_spot_was_out_for_long_enough():
     assert story.hear(Passed(310.0)).on_demand() == 4
     # Nobody has asked for Spot for long: it may be back, and goes first again.
     assert story.hear(Passed(2000.0)).on_demand() == 0
-    machine = Instance("1", "n", SPOT, "running", 2000.0, "t1-4", "n")
+    machine = Instance("1", "n", SPOT, "running", 2000.0, request_id_of("t1", 4), "n")
     story.hear(Targeted(2000.0, {SPOT: 1}))
-    story.hear(Answered(2001.0, Granted(f"t1-{story.state.requests}", (machine,))))
+    story.hear(Answered(2001.0, Granted(request_id_of("t1", story.state.requests), (machine,))))
     story.ask_and_refuse(2002.0)
     assert story.hear(Passed(2011.0)).on_demand() == 0, "what was granted ends the count"
 

@@ -11,7 +11,8 @@ import structlog
 
 from sailord import procuring
 from sailord.capacity_model import Policy
-from tests.gce.virtual import POOLS, VirtualLoop, World
+from tests.gce.unplugged import VirtualLoop
+from tests.gce.virtual import POOLS, World
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "500"))
 """They take almost a second each, on one core."""

@@ -8,37 +8,29 @@ else sailord has, the store and the planner, are stand-ins.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import selectors
+import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-import requests
-from google.auth.credentials import AnonymousCredentials
-
-from agents.keys import Keys
 from agents.protocol import Intent, NodeRecord
-from agents.store import Entry, StoreUnavailable
-from sailord.capacity_model import Policy
+from sailord.capacity_model import Outstanding, Policy
 from sailord.capacity_money import spent_usd
 from sailord.model import State
 from sailord.nodes import Node, Nodes
 from sailord.planning import Wanted, WantedPool, WantRequest
 from sailord.procuring import Procurer
 from sailord.providers.gce import Gce
-from sailord.providers.gce_answers import Failure
-from sailord.providers.gce_api import Api, told_as_failure
 from sailord.providers.gce_config import GceConfig
+from sailord.providers.gce_request import REQUEST_LABEL, request_uuid
 from sailord.providers.interface import Pool
 from simulator.catalogue import load_catalogue
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Mood, Offer, Vm
-from tests.fakes.gce.rest import Request, Rest
+from tests.fakes.gce.rest import Rest
+from tests.gce.unplugged import Gateway, VirtualApi
 
 ZONES = {"us-central1-a": "us-central1", "us-central1-b": "us-central1", "us-east1-b": "us-east1"}
 MACHINES = {"a2-highgpu-1g": 1, "a2-highgpu-2g": 2}
@@ -57,143 +49,9 @@ KINDS = (
 )
 """What may happen at any second."""
 BEGIN = 1_700_000_000.0
+UNANSWERED = "it was never answered"
 STORM_S = 30.0
 """The longest that Google answers nothing; a total budget keeps a reserve for that."""
-
-
-class _Selector(selectors.SelectSelector):
-    """Waits for nothing: whatever time is to pass has passed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "nothing will ever happen again"
-        self.now += timeout
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time passes only while everybody waits."""
-
-    def __init__(self) -> None:
-        self._virtual = _Selector()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        return self._virtual.now
-
-
-@dataclass(eq=False)
-class Session:
-    """What the client library takes for its HTTP session; its requests end at the fake."""
-
-    rest: Rest
-    prepare: Callable[[Any], Any]
-    """What the provider does to a request before it leaves."""
-
-    def _ask(
-        self,
-        method: str,
-        url: str,
-        params: Any = (),
-        data: str | None = None,
-        timeout: float = 0.0,
-        headers: Mapping[str, str] | None = None,  # noqa: ARG002 - the library sends some
-    ) -> Any:
-        assert timeout > 0, "a request without a deadline"
-        sent = requests.Request(method, url, params=params, auth=self.prepare).prepare()
-        address, body = urlsplit(sent.url), json.loads(data) if data else {}
-        request = Request(method, unquote(address.path), dict(parse_qsl(address.query)), body)
-        reply = self.rest.respond(request, self.rest.mood_for(request))
-        return SimpleNamespace(
-            status_code=reply.status,
-            headers=reply.headers,
-            content=json.dumps(reply.body),
-            json=lambda: reply.body,
-            request=SimpleNamespace(method=method, url=url),
-        )
-
-    get, post = partialmethod(_ask, "GET"), partialmethod(_ask, "POST")
-    delete = partialmethod(_ask, "DELETE")
-
-
-class VirtualApi(Api):
-    """The client library without threads: a request takes its time, and may come late."""
-
-    def __init__(self, rest: Rest, call_s: float, lag: Callable[[], tuple[float, float]]) -> None:
-        super().__init__(AnonymousCredentials(), "http://fake", call_s)
-        self._rest = rest
-        self._lag = lag
-        self._on_its_way: set[asyncio.Task[Any]] = set()
-
-    def _client(self, name: str) -> Any:
-        is_new = name not in self._clients
-        client = super()._client(name)
-        if is_new:
-            theirs = client.transport._session
-            ours = Session(self._rest, theirs.auth)
-            theirs.get, theirs.post, theirs.delete = ours.get, ours.post, ours.delete
-        return client
-
-    async def _in_thread(self, act: Callable[[], Any], *, share: float = 1.0) -> Any:
-        # Who asked may be gone, or has given up, when the request arrives.
-        task = asyncio.create_task(self._travel(act))
-        self._on_its_way.add(task)
-        task.add_done_callback(self._on_its_way.discard)
-        try:
-            answer = await asyncio.wait_for(asyncio.shield(task), share * self._call_s)
-        except TimeoutError:
-            raise Failure("unknown", "Google did not answer in time") from None
-        if isinstance(answer, Failure):
-            raise answer
-        return answer
-
-    async def _travel(self, act: Callable[[], Any]) -> Any:
-        there_s, back_s = self._lag()
-        await asyncio.sleep(there_s)
-        try:
-            answer = told_as_failure(act)
-        except Failure as failure:
-            answer = failure
-        await asyncio.sleep(back_s)
-        return answer
-
-
-class Gateway:
-    """Stands in for the store: one value, and whose term it is."""
-
-    def __init__(self, is_away: Callable[[], bool], obey: Callable[[Intent], None]) -> None:
-        self.keys = Keys("test")
-        self.store = self
-        self.term = 0
-        self._obey = obey
-        self._is_away = is_away
-        self._value: bytes | None = None
-
-    async def get(self, key: str) -> Entry | None:
-        await self._reach()
-        return None if self._value is None else Entry(key, self._value, 1, 1)
-
-    async def write_as_leader(self, term: int, orders: list[Any]) -> bool:
-        await self._reach()
-        if term == self.term:
-            self._value = orders[0].value
-        return term == self.term
-
-    async def give_intent(self, intent: Intent) -> None:
-        await self._reach()
-        self._obey(intent)
-
-    async def read_spec(self, job: str) -> str:
-        await self._reach()
-        return job
-
-    async def _reach(self) -> None:
-        await asyncio.sleep(0.02)
-        if self._is_away():
-            raise StoreUnavailable("as scripted")
 
 
 @dataclass(eq=False)
@@ -218,6 +76,10 @@ class World(Hooks):
     _nodes: dict[str, Node] = field(default_factory=dict)
     _store_back_at: float = 0.0
     _works: bool = True
+    _open: dict[str, Outstanding] = field(default_factory=dict)
+    """The asks that sailord had a second ago, ..."""
+    _unanswered: dict[Pool, float] = field(default_factory=dict)
+    """... and since when it lets pools rest that, it thinks, never answered."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -277,6 +139,7 @@ class World(Hooks):
             for group in self.cloud.groups.values():
                 self.cloud.fill(group)
             self._check_money()
+            self._check_asks()
             assert self.head is not None
             assert not self.head.task.done(), f"sailord ended by itself: {self.head.task!r}"
             if not self.calm and self.random.random() < 0.05:
@@ -386,6 +249,7 @@ class World(Hooks):
             self._gateway,
             SimpleNamespace(now=self.now),
             lambda: self.now() < self._store_back_at,
+            lambda: str(uuid.UUID(int=self.random.getrandbits(128))),
         )
         self.head = Head(procurer, asyncio.create_task(procurer.run()))
 
@@ -482,6 +346,23 @@ class World(Hooks):
         self._nodes.pop(str(vm.id), None)
         self._tell_nodes()
 
+    # ---- asks ---------------------------------------------------------------------------------
+
+    def _check_asks(self) -> None:
+        """No ask counts beside all that it made, or is taken for lost while that is there."""
+        assert self.head is not None
+        state = self.head.procurer.state
+        known = [vm for vm in self.cloud.there() if str(vm.id) in state.machines]
+        made = Counter(_request_of(vm) for vm in known)
+        for id_, asked in state.asks.items():
+            assert made[request_uuid(id_)] < asked.ask.count, (self.seed, id_, "counted twice")
+        unanswered = {p: r.since for p, r in state.rests.items() if r.text == UNANSWERED}
+        for id_, asked in self._open.items():
+            pool = asked.ask.pool
+            if id_ not in state.asks and unanswered.get(pool) != self._unanswered.get(pool):
+                assert not made[request_uuid(id_)], (self.seed, id_, "it was answered")
+        self._open, self._unanswered = dict(state.asks), unanswered
+
     # ---- money --------------------------------------------------------------------------------
 
     def spent(self) -> float:
@@ -494,6 +375,12 @@ class World(Hooks):
         if self.policy.usd_max is not None:
             over = self.cloud.bill() - self.policy.usd_max - rate * self.policy.look_s / 3600
             self.overspent = max(self.overspent, over)
+
+
+def _request_of(vm: Vm) -> str:
+    """The request that a machine was made for, as Google knows it."""
+    label = vm.metadata.get(REQUEST_LABEL) or vm.body["labels"].get(REQUEST_LABEL, "")
+    return request_uuid(label)
 
 
 def _offer(machine: str, gpus: int) -> Offer:

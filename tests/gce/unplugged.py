@@ -1,0 +1,152 @@
+"""Google's client library without a network, a loop without a wait, and a store without a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partialmethod
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import requests
+from google.auth.credentials import AnonymousCredentials
+
+from agents.keys import Keys
+from agents.protocol import Intent
+from agents.store import Entry, StoreUnavailable
+from sailord.providers.gce_answers import Failure
+from sailord.providers.gce_api import Api, told_as_failure
+from tests.fakes.gce.rest import Request, Rest
+
+
+class _Selector(selectors.SelectSelector):
+    """Waits for nothing: whatever time is to pass has passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing will ever happen again"
+        self.now += timeout
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time passes only while everybody waits."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+
+@dataclass(eq=False)
+class Session:
+    """What the client library takes for its HTTP session; its requests end at the fake."""
+
+    rest: Rest
+    prepare: Callable[[Any], Any]
+    """What the provider does to a request before it leaves."""
+
+    def _ask(
+        self, method: str, url: str, *, timeout: float, params: Any = (), data: str = "{}", **_: Any
+    ) -> Any:
+        assert timeout > 0, "a request without a deadline"
+        sent = requests.Request(method, url, params=params, auth=self.prepare).prepare()
+        address, body = urlsplit(sent.url), json.loads(data)
+        request = Request(method, unquote(address.path), dict(parse_qsl(address.query)), body)
+        reply = self.rest.respond(request, self.rest.mood_for(request))
+        return SimpleNamespace(
+            status_code=reply.status,
+            headers=reply.headers,
+            content=json.dumps(reply.body),
+            json=lambda: reply.body,
+            request=SimpleNamespace(method=method, url=url),
+        )
+
+    get, post = partialmethod(_ask, "GET"), partialmethod(_ask, "POST")
+    delete = partialmethod(_ask, "DELETE")
+
+
+class VirtualApi(Api):
+    """The client library without threads: a request takes its time, and may come late."""
+
+    def __init__(self, rest: Rest, call_s: float, lag: Callable[[], tuple[float, float]]) -> None:
+        super().__init__(AnonymousCredentials(), "http://fake", call_s)
+        self._rest = rest
+        self._lag = lag
+        self._on_its_way: set[asyncio.Task[Any]] = set()
+
+    def _client(self, name: str) -> Any:
+        is_new = name not in self._clients
+        client = super()._client(name)
+        if is_new:
+            theirs = client.transport._session
+            ours = Session(self._rest, theirs.auth)
+            theirs.get, theirs.post, theirs.delete = ours.get, ours.post, ours.delete
+        return client
+
+    async def _in_thread(self, act: Callable[[], Any], *, share: float = 1.0) -> Any:
+        # Who asked may be gone, or has given up, when the request arrives.
+        task = asyncio.create_task(self._travel(act))
+        self._on_its_way.add(task)
+        task.add_done_callback(self._on_its_way.discard)
+        try:
+            answer = await asyncio.wait_for(asyncio.shield(task), share * self._call_s)
+        except TimeoutError:
+            raise Failure("unknown", "Google did not answer in time") from None
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    async def _travel(self, act: Callable[[], Any]) -> Any:
+        there_s, back_s = self._lag()
+        await asyncio.sleep(there_s)
+        try:
+            answer = told_as_failure(act)
+        except Failure as failure:
+            answer = failure
+        await asyncio.sleep(back_s)
+        return answer
+
+
+class Gateway:
+    """Stands in for the store: one value, and whose term it is."""
+
+    def __init__(self, is_away: Callable[[], bool], obey: Callable[[Intent], None]) -> None:
+        self.keys = Keys("test")
+        self.store = self
+        self.term = 0
+        self._obey = obey
+        self._is_away = is_away
+        self._value: bytes | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        await self._reach()
+        return None if self._value is None else Entry(key, self._value, 1, 1)
+
+    async def write_as_leader(self, term: int, orders: list[Any]) -> bool:
+        await self._reach()
+        if term == self.term:
+            self._value = orders[0].value
+        return term == self.term
+
+    async def give_intent(self, intent: Intent) -> None:
+        await self._reach()
+        self._obey(intent)
+
+    async def read_spec(self, job: str) -> str:
+        await self._reach()
+        return job
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(0.02)
+        if self._is_away():
+            raise StoreUnavailable("as scripted")
