@@ -2,10 +2,14 @@
 
     python -m benchmarks.checkpoint [--hidden N] [--layers N] [--sequence N] [--rounds N]
 
-Blocks of steps take turns: without any copies; with a snapshot in memory at every step; the same
-with one point of the block brought to disk by another process, as an agent does it; with one
-synchronous ``torch.save`` in the block; with one ``async_save`` of torch's distributed checkpoints.
-The medians over the rounds are compared. A *stall* is how long training stands still for one copy.
+Two questions, each asked of all ways at the same frequency, with blocks of steps that take turns:
+a copy at every step (blocks of 10), and one copy in 50 steps. The ways are none at all; a snapshot
+in memory; the same brought to disk by another process, as an agent does it, which holds the file by
+a link until it is there; a synchronous ``torch.save``; ``async_save`` of torch's distributed
+checkpoints. One more has both, a snapshot at each of 50 steps of which one is brought to disk.
+
+A *stall* is how long training stands still for one copy, whatever it waits for. The medians over
+the rounds are compared, each block with that without copies of its own round.
 """
 
 from __future__ import annotations
@@ -19,20 +23,23 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import distributed
 from torch.distributed import checkpoint
 
+from agents.uploading import write_object
 from simulator.families import build_model
 from simulator.job import Job
 from simulator.plan import Pipeline, Place, Plan, Stage
 from worker import slots
+from worker.costs import Costs
 from worker.data.synthetic import SyntheticTokens
 from worker.keeping import Seat, SnapshotKeeper
 from worker.rank import warm_up
@@ -41,9 +48,55 @@ from worker.trainer import NoKeeper, Trainer
 from worker.transport.processes import ProcessTransport
 
 RANKS = 2
-BLOCK = 10
-"""Steps in a block; what is not done at every step is done in its first one."""
-MODES = ("none", "memory", "persisted", "torch.save", "async_save")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to keep copies, and how often."""
+
+    kind: Literal["none", "memory", "persisted", "both", "torch.save", "async_save"]
+    steps: int
+    """In a block."""
+    copies: int
+    """In a block: one at its first step, or one at each."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Our own snapshots."""
+        return self.kind in ("memory", "persisted", "both")
+
+    @property
+    def is_persisted(self) -> bool:
+        return self.kind in ("persisted", "both")
+
+
+OFTEN = tuple(
+    Way(kind, 10, 0 if kind == "none" else 10)
+    for kind in ("none", "memory", "torch.save", "async_save")
+)
+SELDOM = (
+    Way("none", 50, 0),
+    Way("memory", 50, 1),
+    Way("persisted", 50, 1),
+    Way("both", 50, 50),
+    Way("torch.save", 50, 1),
+    Way("async_save", 50, 1),
+)
+Seconds = dict[Way, list[float]]
+
+
+@dataclass(eq=False)
+class Keeper(SnapshotKeeper):
+    """Keeps at the steps that a block wants kept."""
+
+    due: range = range(0)
+    persisted: int | None = None
+
+    def is_kept(self, step: int) -> bool:
+        return step in self.due
+
+    def _is_persisted(self, step: int) -> bool:
+        return step == self.persisted
 
 
 @dataclass(eq=False)
@@ -51,50 +104,59 @@ class Bench:
     """One rank, and what it measures."""
 
     trainer: Trainer
-    keeper: SnapshotKeeper
+    keeper: Keeper
     folder: Path
-    sealed: Callable[[str], None]
-    stalls: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
-    blocks: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
-    work: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    wait_brought: Callable[[], object]
+    """Return when the other process has brought to disk what was sealed for that."""
+    stalls: Seconds = field(default_factory=lambda: defaultdict(list))
+    blocks: Seconds = field(default_factory=lambda: defaultdict(list))
+    work: Seconds = field(default_factory=lambda: defaultdict(list))
     """In processor time, which other processes of the machine disturb less."""
     _saving: Any = None
 
-    def run(self, mode: str, number: int) -> None:
+    def run(self, way: Way, steps: int) -> None:
         """Train one block in one of the ways."""
-        keeps = mode in ("memory", "persisted")
-        self.trainer.keeper = self.keeper if keeps else NoKeeper()
+        first = self.trainer.progress.step + 1
+        last = first if way.copies == 1 else first + steps - 1
+        keeper, saves = self.keeper, range(first, last + 1) if way.copies else range(0)
+        keeper.due = saves if way.is_kept else range(0)
+        keeper.persisted = first if way.is_persisted else None
+        keeper.costs = Costs(has_buddies=False)
+        self.trainer.keeper = keeper if way.is_kept else NoKeeper()
+        stalls = []
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-        for step in range(BLOCK):
+        for step in range(first, first + steps):
             self.trainer.step()
-            if keeps:
-                stalled_s = self.keeper.costs.stall_s or 0.0
+            if way.is_kept:
+                keeper.after_step()
+            elif step in saves:
                 before_s = time.perf_counter()
-                self.keeper.after_step()
-                if step:
-                    self.stalls[mode].append(stalled_s + time.perf_counter() - before_s)
-            if step == 0 and mode == "persisted":
-                self.keeper.snapshots.wait_sealed()
-                self.sealed(str(self.trainer.progress.step))
-            if step == 0 and mode in ("torch.save", "async_save"):
-                before_s = time.perf_counter()
-                self._save(mode, self.folder / f"{mode}-{number}")
-                self.stalls[mode].append(time.perf_counter() - before_s)
-        if keeps:
-            self.keeper.snapshots.wait_sealed()
+                self._save(way, self.folder / way.kind)
+                stalls.append(time.perf_counter() - before_s)
+        self._wait_saved()
+        keeper.snapshots.wait_sealed()
+        if way.is_persisted:
+            self.wait_brought()
+        self.blocks[way].append(time.perf_counter() - begin_s)
+        self.work[way].append(time.process_time() - begin_cpu_s)
+        if way.is_kept and keeper.costs.stall_s is not None:
+            stalls = [keeper.costs.stall_s]
+        if stalls:
+            self.stalls[way].append(statistics.fmean(stalls))
+
+    def _wait_saved(self) -> None:
         if self._saving is not None:
             self._saving.result()
             self._saving = None
-        self.blocks[mode].append(time.perf_counter() - begin_s)
-        self.work[mode].append(time.process_time() - begin_cpu_s)
 
-    def _save(self, mode: str, path: Path) -> None:
+    def _save(self, way: Way, path: Path) -> None:
+        self._wait_saved()
         state = {
             f"{layer}/{kind}": flat
             for layer, memory in self.trainer.memories.items()
             for kind, flat in enumerate(flats_of(memory))
         }
-        if mode == "async_save":
+        if way.kind == "async_save":
             self._saving = checkpoint.async_save(state, checkpoint_id=path)
         elif self.trainer.rank == 0:
             with path.open("wb") as file:
@@ -109,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--sequence", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)
     model = build_model(
         "gpt2", layers=asked.layers, hidden=asked.hidden, heads=8, vocab=1024, tied=False
@@ -146,7 +208,7 @@ def _measure(
 
 
 def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
-    """Bring to disk what is sealed, as agents do, until the ranks have ended."""
+    """Bring to disk what is sealed for that, as agents do, until the ranks have ended."""
     while True:
         for line in wait(lines):
             assert isinstance(line, Connection)
@@ -154,15 +216,19 @@ def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
             if isinstance(said, dict):
                 return said
             rank, step = said
-            folder = slots.point_folder(memory / str(rank), "bench", generation=1, step=int(step))
-            for each in slots.sealed_files(folder):
-                wanted = [piece for piece in each.header.pieces if piece.is_written]
-                bodies = {piece.key: slots.read_piece(each.path, piece) for piece in wanted}
-                path = slots.write_copy(disk / "uploaded" / str(rank), each.header, bodies)
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-                path.unlink()
+            _bring(memory / str(rank), step, f"file://{disk}/brought/{rank}")
             line.send("done")
+
+
+def _bring(memory: Path, step: int, to: str) -> None:
+    """Hold the files of a point, whatever their worker does with them, and write what is due."""
+    folder = slots.point_folder(memory, "bench", generation=1, step=step)
+    for each in slots.sealed_files(folder):
+        held = memory / f"held-{each.path.name}"
+        held.hardlink_to(each.path)
+        keys = [piece.key for piece in each.header.pieces if piece.is_written]
+        write_object(f"{to}/{each.path.name}", held, slots.copy_of(each.header, keys))
+        held.unlink()
 
 
 def _be(
@@ -188,49 +254,62 @@ def _be(
     data = SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, 0)
     trainer = Trainer(job, Plan(1, pipelines), rank, transport, data)
     seat = Seat("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
-    keeper = SnapshotKeeper.open(
-        trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
-    )
-    (disk / "uploaded").mkdir(exist_ok=True)
-    bench = Bench(trainer, keeper, disk, lambda step: line.send((rank, step)))
-    for number in range(-1, rounds):
-        for mode in MODES:
-            bench.run(mode, number)
-            if mode == "persisted":
-                line.recv()  # What is still on its way is not the next block's.
-        if number < 0:  # Libraries are loaded, files are there.
-            bench.stalls, bench.blocks, bench.work = (
-                {mode: [] for mode in MODES} for _ in range(3)
-            )
+
+    def sealed(step: int) -> None:
+        if step == keeper.persisted:
+            line.send((rank, step))
+
+    keeper = Keeper.open(trainer, seat, transport, on_sealed=sealed, reached=lambda _: None)
+    bench = Bench(trainer, keeper, disk, line.recv)
+    for way in SELDOM:  # Libraries are loaded, files are there.
+        bench.run(way, 2)
+    bench.stalls, bench.blocks, bench.work = (defaultdict(list) for _ in range(3))
+    for _ in range(rounds):
+        for way in (*OFTEN, *SELDOM):
+            bench.run(way, way.steps)
     size = keeper.snapshots.template.total_bytes
     keeper.close()
     distributed.barrier()
     if rank == 0:
         told = {"stalls": bench.stalls, "blocks": bench.blocks, "work": bench.work}
-        line.send({**told, "bytes": size})
+        line.send({**{name: dict(each) for name, each in told.items()}, "bytes": size})
     distributed.barrier()
     transport.close()
     distributed.destroy_process_group()
 
 
 def _print(found: dict[str, Any]) -> None:
-    step_s = statistics.median(found["blocks"]["none"]) / BLOCK
+    plain = OFTEN[0]
+    step_s = statistics.median(found["blocks"][plain]) / plain.steps
     print(f"{found['bytes'] / 1e6:.1f} MB for each process, {step_s * 1e3:.0f} ms a step without")
-    print(f"{'':12}{'copies':>8}{'stall':>10}{'overhead':>10}{'processor':>11}")
-    for mode in MODES[1:]:
-        stall_s = statistics.median(found["stalls"][mode])
-        often = BLOCK if mode in ("memory", "persisted") else 1
-        overheads = [_overhead(found[kind], mode) for kind in ("blocks", "work")]
-        widths = zip(overheads, (10, 11), strict=True)
-        shown = "".join(f"{each:>{width}.1%}" for each, width in widths)
-        print(f"{mode:12}{often:>5}/{BLOCK}{stall_s * 1e3:>8.1f}ms{shown}")
+    for ways, often in ((OFTEN, "a copy at every step"), (SELDOM, "in 50 steps")):
+        print(f"{often:22}{'copies':>8}{'stall':>11}{'overhead':>10}{'processor':>11}")
+        none, *others = ways
+        for way in others:
+            stall_s = statistics.median(found["stalls"][way])
+            overheads = [_overhead(found[kind], way, none) for kind in ("blocks", "work")]
+            widths = zip(overheads, (10, 11), strict=True)
+            shown = "".join(f"{each:>{width}.1%}" for each, width in widths)
+            print(f"  {NAMES[way.kind]:20}{way.copies:>8}{stall_s * 1e3:>9.1f}ms{shown}")
+    for ours, others in ((OFTEN[1], OFTEN[2:]), (SELDOM[2], SELDOM[4:])):
+        stalls = {way: statistics.median(found["stalls"][way]) for way in (ours, *others)}
+        told = ", ".join(f"{stalls[ours] / stalls[way]:.1%} of {way.kind}'s" for way in others)
+        print(f"stall of {NAMES[ours.kind]}, {ours.copies} in {ours.steps} steps: {told}")
 
 
-def _overhead(seconds: dict[str, list[float]], mode: str) -> float:
+NAMES = {
+    "memory": "in memory",
+    "persisted": "persisted",
+    "both": "each, one persisted",
+    "torch.save": "torch.save",
+    "async_save": "async_save",
+}
+
+
+def _overhead(seconds: Seconds, way: Way, none: Way) -> float:
     """Each block is compared with that of its own round: machines are not always as quick."""
-    return statistics.median(
-        block / plain - 1 for block, plain in zip(seconds[mode], seconds["none"], strict=True)
-    )
+    pairs = zip(seconds[way], seconds[none], strict=True)
+    return statistics.median(block / plain - 1 for block, plain in pairs)
 
 
 if __name__ == "__main__":
