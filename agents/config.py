@@ -34,6 +34,8 @@ class Config:
     spot: bool
     notice_s: float
     """From the cloud's notice to the end of the machine."""
+    shutdown_s: float
+    """From the beginning of a shutdown to it."""
     lease_s: float
     orphan_s: float
     """Workers that hear of no agent for so long end."""
@@ -68,6 +70,7 @@ def load_config(path: Path) -> Config:
     zone, machine = top.text("zone"), top.text("machine")
     spot = top.flag("spot", default=False)
     notice_s = top.number("notice_s", default=30.0, above=0.0, most=3600.0)
+    shutdown_s = top.number("shutdown_s", default=min(notice_s, 30.0), above=0.0, most=3600.0)
     lease_s = top.number("lease_s", default=10.0, least=1.0, most=600.0)
     orphan_s = top.number("orphan_s", default=1800.0, above=0.0, most=1e6)
     worker = top.text("worker", default="worker.node")
@@ -105,6 +108,7 @@ def load_config(path: Path) -> Config:
         machine,
         spot,
         notice_s,
+        shutdown_s,
         lease_s,
         orphan_s,
         worker,

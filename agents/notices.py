@@ -31,7 +31,9 @@ class Notices:
 
     node: NodeId
     notice_s: float
-    """From the cloud's flag, or a shutdown, to the end of the machine."""
+    """From the cloud's flag to the end of the machine."""
+    shutdown_s: float
+    """From the beginning of a shutdown to it, which may be far less."""
     clock: Clock
     feed: Callable[[Event], None]
     standing: str | None = None
@@ -51,7 +53,8 @@ class Notices:
             if self.standing is None:
                 self.standing = f"{PREFIX}{self.node}-{now * 1e3:.0f}"
             # Maintenance is told up to an hour before, and nothing says for when.
-            leaves_at = None if source == MAINTENANCE else now + self.notice_s
+            left_s = {PREEMPTED: self.notice_s, SHUTDOWN: self.shutdown_s}.get(source)
+            leaves_at = None if left_s is None else now + left_s
             self.feed(NoticeSeen(now, self.standing, leaves_at))
         elif self.standing is not None and self._all_stay():
             self.feed(NoticeWithdrawn(self.clock.now(), self.standing))

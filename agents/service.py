@@ -125,7 +125,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         await joining.resume(kept.job, kept.generation)
         keeper.resume()
         begin_log(form, shell.standing)
-        notices = Notices(node.id, config.notice_s, clock, events.put_nowait)
+        notices = Notices(node.id, config.notice_s, config.shutdown_s, clock, events.put_nowait)
         notices.recall(kept.notices)
         looking = _look_after(shell, devices, config.state)
         is_over = await _run_until_told(shell, notices, notices.watch(session), looking)

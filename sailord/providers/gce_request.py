@@ -149,7 +149,8 @@ def startup_script(pool: Pool, config: GceConfig) -> str:
         "STORE": config.store,
         "MACHINE": pool.machine,
         "SPOT": "true" if pool.spot else "false",
-        "NOTICE_S": str(NOTICE_S if pool.spot else SHUTDOWN_S),
+        "NOTICE_S": str(NOTICE_S),
+        "SHUTDOWN_S": str(SHUTDOWN_S),
     }
     script = (files("sailord.providers") / "gce_startup.sh").read_text(encoding="utf-8")
     for key, value in told.items():

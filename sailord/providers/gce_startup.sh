@@ -55,6 +55,7 @@ zone = "${zone##*/}"
 machine = "@MACHINE@"
 spot = @SPOT@
 notice_s = @NOTICE_S@
+shutdown_s = @SHUTDOWN_S@
 
 [listen]
 host = "0.0.0.0"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -25,7 +26,7 @@ from agents.model import (
     SelfTested,
     State,
 )
-from agents.notices import MAINTENANCE, PREEMPTED, Notices
+from agents.notices import MAINTENANCE, PREEMPTED, SHUTDOWN, Notices
 from agents.protocol import Intent, NodeId, NodeRecord
 from agents.registration import Registration
 from agents.store import open_store, serve
@@ -48,7 +49,7 @@ def asked_of(server: Metadata) -> Iterator[None]:
 async def watched(server: Metadata, *recalled: str) -> AsyncIterator[list[Event]]:
     """What an agent is fed while the server is as the test has it."""
     events: list[Event] = []
-    notices = Notices(NODE, 30.0, Clock(), events.append)
+    notices = Notices(NODE, 30.0, 10.0, Clock(), events.append)
     notices.recall(recalled)
     with asked_of(server):
         async with aiohttp.ClientSession() as session:
@@ -65,7 +66,7 @@ def kinds(events: list[Event]) -> list[str]:
 
 
 @pytest.mark.asyncio
-async def test_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends():
+async def test_gce_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends():
     async with metadata_server() as server, watched(server) as events:
         for count in (1, 2):
             await until(lambda: server.waiting == 2)
@@ -97,7 +98,7 @@ async def test_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends():
     ],
     ids=str,
 )
-async def test_a_server_in_a_bad_mood_is_still_heard(mood):
+async def test_gce_a_server_in_a_bad_mood_is_still_heard(mood):
     async with metadata_server() as server, watched(server) as events:
         await until(lambda: server.waiting == 2)
         for name, value in mood.items():
@@ -112,7 +113,7 @@ async def test_a_server_in_a_bad_mood_is_still_heard(mood):
 
 
 @pytest.mark.asyncio
-async def test_what_was_told_before_the_agent_began_is_heard_at_once():
+async def test_gce_what_was_told_before_the_agent_began_is_heard_at_once():
     async with metadata_server() as server:
         server.values[PREEMPTED] = "TRUE"
         async with watched(server) as events:
@@ -121,7 +122,7 @@ async def test_what_was_told_before_the_agent_began_is_heard_at_once():
 
 
 @pytest.mark.asyncio
-async def test_two_words_for_one_going_are_one_notice_until_both_are_taken_back():
+async def test_gce_two_words_for_one_going_are_one_notice_until_both_are_taken_back():
     async with metadata_server() as server, watched(server) as events:
         await until(lambda: server.waiting == 2)
         await server.flip(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")  # It stays, elsewhere.
@@ -146,7 +147,7 @@ async def test_two_words_for_one_going_are_one_notice_until_both_are_taken_back(
 
 
 @pytest.mark.asyncio
-async def test_an_agent_that_comes_back_goes_on_with_the_notice_that_it_finds():
+async def test_gce_an_agent_that_comes_back_goes_on_with_the_notice_that_it_finds():
     id_ = f"going-{NODE}-5"
     async with metadata_server() as server:
         server.values[PREEMPTED] = "TRUE"
@@ -160,14 +161,29 @@ async def test_an_agent_that_comes_back_goes_on_with_the_notice_that_it_finds():
             assert events == [NoticeWithdrawn(events[0].at, id_)]
         # Nobody says that it stays while one of the two has not been heard.
         events.clear()
-        half = Notices(NODE, 30.0, Clock(), events.append)
+        half = Notices(NODE, 30.0, 10.0, Clock(), events.append)
         half.recall([id_])
         half.hear(MAINTENANCE, is_going=False)
         assert events == []
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "untold"])
+def test_gce_a_shutdown_leaves_less_time_than_a_notice_whether_or_not_one_came(is_told):
+    events: list[Event] = []
+    now = [100.0]
+    clock = SimpleNamespace(now=lambda: now[0])
+    notices = Notices(NODE, 120.0, 30.0, clock, events.append)
+    if is_told:
+        notices.hear(PREEMPTED, is_going=True)
+        now[0] += 10.0
+    notices.hear(SHUTDOWN, is_going=True)
+    ends = [event.leaves_at for event in events if isinstance(event, NoticeSeen)]
+    assert ends == ([220.0, 140.0] if is_told else [130.0])
+    assert len({event.id for event in events if isinstance(event, NoticeSeen)}) == 1
+
+
 @pytest.mark.asyncio
-async def test_only_the_real_server_is_believed():
+async def test_gce_only_the_real_server_is_believed():
     async with metadata_server() as server, aiohttp.ClientSession() as session:
         with asked_of(server):
             machine = await read_machine(session)
@@ -253,7 +269,7 @@ async def intents(here: Place) -> list[Intent]:
 
 @pytest.mark.asyncio
 @pytest.mark.slow
-async def test_a_real_agent_drains_comes_back_and_drains_anew(tmp_path):
+async def test_gce_a_real_agent_drains_comes_back_and_drains_anew(tmp_path):
     async with metadata_server() as server, place(tmp_path) as here:
         here.environment["GCE_METADATA_HOST"] = server.address
         agent = here.start()
@@ -287,7 +303,7 @@ async def test_a_real_agent_drains_comes_back_and_drains_anew(tmp_path):
 @pytest.mark.asyncio
 @pytest.mark.slow
 @pytest.mark.parametrize("said", ["stopping", "running"])
-async def test_a_machine_that_shuts_down_says_when_it_goes(tmp_path, said):
+async def test_gce_a_machine_that_shuts_down_says_when_it_goes(tmp_path, said):
     systemctl = tmp_path / "bin" / "systemctl"
     systemctl.parent.mkdir()
     systemctl.write_text(f"#!/bin/sh\necho {said}\n")

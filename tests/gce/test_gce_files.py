@@ -186,7 +186,7 @@ def test_the_script_writes_a_file_that_the_agent_reads(tmp_path: Path, spot):
     path.write_text(told)
     agent = load_config(path)
     assert (agent.name, agent.zone, agent.machine) == ("sailor-prod-1", HERE, "a2-highgpu-1g")
-    assert (agent.spot, agent.notice_s) == ((True, 120.0) if spot else (False, 30.0))
+    assert (agent.spot, agent.notice_s, agent.shutdown_s) == (spot, 120.0, 30.0)
     assert agent.address == "10.0.0.7:7078"
 
 
@@ -216,7 +216,8 @@ def test_the_manifest_configures_an_agent(tmp_path: Path):
     path = tmp_path / "agent.toml"
     path.write_text(text)
     agent = load_config(path)
-    assert (agent.name, agent.spot, agent.notice_s) == ("gke-prod-1", True, 15.0)
+    assert (agent.name, agent.spot) == ("gke-prod-1", True)
+    assert (agent.notice_s, agent.shutdown_s) == (15.0, 15.0), "a pod has no more in any case"
     pod = agents["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
