@@ -10,17 +10,22 @@ import random
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
 from sailord.local.cluster import Failed
+from sailord.local.place import MEMORY
 from sailord.local.reference import start_uninterrupted
 from sailord.local.signals import ended_by_signals
-from tests.chaos.checker import violations
+from sailord.local.tour import TOLERANCE
+from tests.chaos.care import Stuck
+from tests.chaos.checker import judge
 from tests.chaos.cluster import ChaosCluster, ChaosPlace, mount, unmount
+from tests.chaos.net import Net, Ways
 from tests.chaos.points import ALL, Passes
 from tests.chaos.record import Recorder, read_steps
-from tests.chaos.soak import JOB, Soak, Stuck
+from tests.chaos.soak import Soak
 from tests.chaos.story import read_story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,14 +36,23 @@ FIRST_NODES = (
     ("large", "zone-b"),
     ("small", "zone-c"),
 )
+JOBS: dict[str, tuple[str, float]] = {
+    "exact": ("exact.toml", 0.0),
+    "tale": ("job.toml", TOLERANCE),
+}
+"""Each job's file, and how far its losses may be from the uninterrupted run's, relative."""
 MOUNTED = "SAILOR_CHAOS_MOUNTS"
-MS_BIND, MS_PRIVATE, MS_REC = 4096, 1 << 18, 16384
+MS_PRIVATE, MS_REC = 1 << 18, 16384
+DURABLE_BYTES = 1 << 30
 REFERENCE_S = 600.0
 
 
 def main() -> int:
     """Read the arguments and do it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("--job", choices=JOBS, default="exact", help="what is trained")
+    parser.add_argument("--store", choices=("embedded", "etcd"), default="embedded")
+    parser.add_argument("--checkpoints", choices=("folder", "objects"), default="folder")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=10.0, help="seconds from fault to fault")
     parser.add_argument("--points", type=int, default=0, help="so many of the named fail points")
@@ -70,25 +84,38 @@ def run(asked: argparse.Namespace) -> int:
     asked.folder.mkdir(parents=True)
     shutil.rmtree(asked.out, ignore_errors=True)
     asked.out.mkdir(parents=True)
-    place = ChaosPlace(asked.folder / "c", has_mounts=has_mounts)
+    folder = asked.folder / "c"
+    ways = Ways(Net(), folder, has_etcd=asked.store == "etcd")
+    place = ChaosPlace(folder, ways=ways, has_mounts=has_mounts)
     cluster = ChaosCluster(place, FIRST_NODES)
     cluster.durable.mkdir()
     if has_mounts:
         mount("none", Path("/"), "", MS_REC | MS_PRIVATE, "")
-        mount(str(cluster.durable), cluster.durable, "", MS_BIND, "")
+        mount("tmpfs", MEMORY, "tmpfs", 0, "mode=1777")
+        mount("tmpfs", cluster.durable, "tmpfs", 0, f"size={DURABLE_BYTES}")
     begun_s = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - begun_s:7.1f} s  {text}", flush=True)
 
-    recorder = Recorder(cluster, asked.out, JOB)
-    soak = Soak(cluster, recorder, random.Random(asked.seed), say, tuple(asked.only or ()))
+    about = {"job": asked.job, "tolerance": JOBS[asked.job][1]}
+    (asked.out / "about.json").write_text(json.dumps(about))
+    recorder = Recorder(cluster, asked.out, asked.job)
+    soak = Soak(
+        cluster,
+        recorder,
+        asked.job,
+        random.Random(asked.seed),
+        say,
+        tuple(asked.only or ()),
+        has_objects=asked.checkpoints == "objects",
+    )
     code = 1
     with ended_by_signals():
         try:
-            job = job_text(cluster)
+            job = job_text(cluster, asked)
             soak.begin(job)
-            reference = start_uninterrupted(place.folder, JOB, job)
+            reference = start_uninterrupted(place.folder, asked.job, job)
             say("it trains")
             passes = fail(soak, asked)
             soak.storm(asked.seconds, asked.every)
@@ -98,6 +125,7 @@ def run(asked: argparse.Namespace) -> int:
             os.sched_setscheduler(reference.process.pid, os.SCHED_OTHER, os.sched_param(0))
             reference.losses(final)
             reference.end()
+            soak.sweep()
             (asked.out / "final.json").write_text(json.dumps({"step": final}))
             (asked.out / "points.json").write_text(
                 json.dumps({"passed": passes.passed, "missed": passes.missed})
@@ -116,15 +144,20 @@ def run(asked: argparse.Namespace) -> int:
             if has_mounts:
                 unmount(cluster.durable)
             shutil.rmtree(asked.folder, ignore_errors=True)
-    return judge(asked.out, soak) or code
+    return verdict(asked.out, soak) or code
 
 
-def judge(out: Path, soak: Soak) -> int:
+def verdict(out: Path, soak: Soak) -> int:
     """Say what the storm was and what the checker makes of it."""
-    story = read_story(out, JOB)
-    found = violations(story)
+    story = read_story(out)
+    said = judge(story)
+    found = said.violations
     for each in found:
         print(each)
+    (out / "verdict.json").write_text(json.dumps(asdict(said)))
+    print("applied: " + ", ".join(f"{name} {count} times" for name, count in said.asked.items()))
+    if said.idle:
+        print(f"NOTHING WAS SHOWN of {', '.join(said.idle)}: no moment at which they apply")
     print(
         f"{sum(soak.faults.values())} faults, {len(story.opened)} generations, "
         f"{story.final_step} steps, {len(story.commits)} checkpoints, held {soak.resumed} times; "
@@ -148,17 +181,18 @@ def fail(soak: Soak, asked: argparse.Namespace) -> Passes:
     return passes
 
 
-def job_text(cluster: ChaosCluster) -> str:
-    """The exact trainer with checkpoints in a folder."""
-    text = cluster.place.job("exact.toml")
+def job_text(cluster: ChaosCluster, asked: argparse.Namespace) -> str:
+    """A job of `sailorctl up` with checkpoints."""
+    text = cluster.place.job(JOBS[asked.job][0])
+    kind = "faulty" if asked.checkpoints == "objects" else "file"
     often = "memory_every = 1\npersist_every = 10"
-    return f'{text}\n[checkpoint]\nuri = "file://{cluster.durable}"\n{often}\n'
+    return f'{text}\n[checkpoint]\nuri = "{kind}://{cluster.durable}"\n{often}\n'
 
 
 def collect(soak: Soak, place: ChaosPlace, out: Path) -> None:
     """Keep what stands in the cluster's folder and belongs to the record."""
     with (out / "steps.jsonl").open("w") as file:
-        for line in read_steps(place.folder, JOB):
+        for line in read_steps(place.folder, soak.job):
             file.write(json.dumps(line) + "\n")
     logs = out / "logs"
     logs.mkdir()
@@ -166,11 +200,11 @@ def collect(soak: Soak, place: ChaosPlace, out: Path) -> None:
         shutil.copyfile(path, logs / path.name)
     for path in place.folder.glob("*/process/*/output"):
         shutil.copyfile(path, logs / f"{path.parts[-4]}.{path.parts[-2]}.output")
-    losses = place.folder / f"{JOB}.losses"
+    losses = place.folder / f"{soak.job}.losses"
     if losses.exists():
         shutil.copyfile(losses, out / "reference.jsonl")
     try:
-        moves = soak.cluster.client.ask("GET", f"/v1/jobs/{JOB}/moves")
+        moves = soak.cluster.client.ask("GET", f"{soak.path}/moves")
     except Exception as error:
         moves = {"moves": [], "error": str(error)}
     (out / "moves.json").write_text(json.dumps(moves))

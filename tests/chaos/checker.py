@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tests.chaos.story import File, Generation, Sample, Step, Story
 
 Rule = Callable[[Story], Iterator[str]]
+ASKED = ""
+"""What a rule yields each time that it applies, before it says what is wrong there, if anything."""
 
 TAKEN = "taken"
 """A machine goes at that moment, with its memory, whatever was said before."""
@@ -17,9 +20,13 @@ PREEMPTIONS = ("node", "node and back", "notice", "doubled notice", "no notice",
 VIOLENT = (TAKEN, "rank", "stop rank", "stop node", "full memory", "stop agent", "point")
 # Agents may be away for longer than a lease.
 VIOLENT += ("agent", "all agents", "everybody in charge")
+# Who is not reached counts as lost, and so does a node whose clock nobody believes.
+VIOLENT += ("partition", "one way", "slow link", "resets", "sailord cut", "slow store", "clock")
 """Faults after which a move need not be a planned one."""
 QUIET = ("agent", "all agents", "sailord", "sailord away", "everybody in charge", "stop sailord")
+QUIET += ("store away", "store member", "stop member")
 """Faults that workers must not notice."""
+AWAY = ("sailord away", "store away")
 OF_RANKS = ("rank", "stop rank")
 """Faults that leave a machine's memory, and the agent that gives it out, as they are."""
 NEAR_S = 15.0
@@ -46,6 +53,7 @@ def i1(story: Story) -> Iterator[str]:
             highest = max(highest, leader)
         elif change.key.endswith(f"job/{story.job}/gen") and change.value is not None:
             term = change.value["term"]
+            yield ASKED
             if term != leader:
                 yield f"revision {change.revision}: term {term} writes, term {leader} leads"
 
@@ -53,6 +61,7 @@ def i1(story: Story) -> Iterator[str]:
 def i2(story: Story) -> Iterator[str]:
     """Numbers grow by one, and each means one plan, one restore point, one set of members."""
     for before, after in pairwise(story.generations):
+        yield ASKED
         if after.number == before.number:
             if after.what != before.what:
                 yield f"generation {after.number} became another one"
@@ -69,6 +78,7 @@ def i3(story: Story) -> Iterator[str]:
     for revision in sorted({*durables, *opened}):
         number = opened.get(revision, number)
         of = durables.get(revision)
+        yield ASKED
         if of is not None and of != number and revision not in lowered:
             yield f"a checkpoint of generation {of} began to count under generation {number}"
     for generation in story.opened:
@@ -86,9 +96,11 @@ def i4(story: Story) -> Iterator[str]:
         generation.revision for generation in story.opened if is_ordered_back(story, generation)
     }
     for (_, _, before), (change, _, after) in pairwise(story.durables()):
+        yield ASKED
         if after < before and change.revision not in back:
             yield f"revision {change.revision}: step {after} is durable after step {before}"
     for commit in story.commits:
+        yield ASKED
         for fault in commit["faults"]:
             yield f"step {commit['step']}: {fault}"
 
@@ -102,6 +114,7 @@ def i5(story: Story) -> Iterator[str]:
         )
         if is_ordered_back(story, after):
             continue
+        yield ASKED
         if step < durable:
             yield f"generation {after.number} begins at step {step}, and {durable} was durable"
         lost = lost_by(story, before, after)
@@ -138,6 +151,7 @@ def i6(story: Story) -> Iterator[str]:
     for before, after in pairwise(story.opened):
         if is_ordered_back(story, after) or violence(story, before, after):
             continue
+        yield ASKED
         if lost := lost_by(story, before, after):
             yield f"generation {after.number} ({after.reason}) lost {lost} steps"
 
@@ -146,6 +160,7 @@ def i7(story: Story) -> Iterator[str]:
     """Each step has just its samples: the hash of all so far is the uninterrupted run's."""
     for step in story.steps:
         _, expected = story.reference.get(step.step, (0.0, ""))
+        yield ASKED
         if expected and step.sample_hash != expected:
             yield f"step {step.step} of generation {step.generation} had other samples"
     for node, steps in by_node(story).items():
@@ -163,7 +178,7 @@ def by_node(story: Story) -> dict[tuple[str, int], list[Step]]:
 
 
 def i8(story: Story) -> Iterator[str]:
-    """The losses are the uninterrupted run's, to the last bit, and none is missing."""
+    """The losses are the uninterrupted run's, as near as the job's numbers are, and all there."""
     done = {step.step for step in story.steps}
     for number in range(1, story.final_step + 1):
         if number not in done or number not in story.reference:
@@ -172,7 +187,8 @@ def i8(story: Story) -> Iterator[str]:
         yield "the run did not come to an end"
     for step in story.steps:
         expected, _ = story.reference.get(step.step, (step.loss, ""))
-        if step.loss != expected:
+        yield ASKED
+        if not abs(step.loss - expected) <= story.tolerance * abs(expected):  # Also what is NaN.
             about = f"step {step.step} of generation {step.generation}"
             yield f"{about}: the loss is {step.loss!r}, not {expected!r}"
 
@@ -184,7 +200,10 @@ def checksums(story: Story, wanted: Callable[[File, File], bool]) -> Iterator[st
         for file in sample.files:
             for piece, checksum in file.pieces.items():
                 for other, known in first[*file.point, piece]:
-                    if known != checksum and wanted(file, other):
+                    if not wanted(file, other):
+                        continue
+                    yield ASKED
+                    if known != checksum:
                         places = f"{file.holder} and {other.holder}"
                         yield f"piece {piece} of {file.point} is not the same on {places}"
                 first[*file.point, piece].append((file, checksum))
@@ -206,6 +225,7 @@ def i11(story: Story) -> Iterator[str]:
     for sample in story.samples:
         for file in sample.files:
             now = file.samples, file.label_tokens
+            yield ASKED
             if rates.setdefault(file.step, now) != now:
                 yield f"step {file.step} was reached with {now} and with {rates[file.step]}"
     per_step = {samples / step for step, (samples, _) in rates.items() if step}
@@ -217,6 +237,7 @@ def i12(story: Story) -> Iterator[str]:
     """No device has two processes at once."""
     for sample in story.samples:
         for node, pids in sample.workers.items():
+            yield ASKED
             if len(pids) > story.devices:
                 yield f"{node} had {len(pids)} workers on {story.devices} devices"
 
@@ -229,7 +250,10 @@ def i13(story: Story) -> Iterator[str]:
         opened = [g for g in story.opened if g.at <= after.at]
         # What a generation did beyond the point from which a later one began is void.
         is_left = was and any(g.number > was[0] and g.restored[1] < was[1] for g in opened)
-        if was and (now is None or now[1] < was[1]) and not taken and not is_left:
+        if was is None or taken or is_left:
+            continue
+        yield ASKED
+        if now is None or now[1] < was[1]:
             yield f"{was} was complete in memory, and then {now}"
 
 
@@ -246,15 +270,16 @@ def newest_complete(sample: Sample) -> tuple[int, int] | None:
 def i14(story: Story) -> Iterator[str]:
     """Steps go on while sailord and its store are away."""
     for fault in story.faults:
-        if fault.kind != "sailord away":
+        if fault.kind not in AWAY:
             continue
         around = story.faults_within(fault.at - 2 * NEAR_S, fault.at + AWAY_S)
         if any(other is not fault and other.kind not in QUIET for other in around):
             continue
         if not is_training(story, fault.at):
             continue
+        yield ASKED
         if not any(fault.at + 0.5 < step.at < fault.at + AWAY_S for step in story.steps):
-            yield f"no step was done while sailord was away at {fault.at:.0f}"
+            yield f"no step was done from {fault.kind} on, at {fault.at:.0f}"
 
 
 def is_training(story: Story, at: float) -> bool:
@@ -268,6 +293,7 @@ def i15(story: Story) -> Iterator[str]:
     ends = sorted(step.at for step in story.steps)
     held = [hold["at"] for hold in story.holds]
     for before, after in pairwise(ends):
+        yield ASKED
         if after - before > HELD_UP_S and not any(before < at < after for at in held):
             yield f"no step for {after - before:.0f} s from {before:.0f} on"
     last = max((fault.at for fault in story.faults), default=0.0)
@@ -285,6 +311,7 @@ def i16(story: Story) -> Iterator[str]:
     for before, after in pairwise(story.opened):
         name, _, rest = after.reason.partition(" is leaving")
         if after.reason.endswith(" is leaving") and not rest:
+            yield ASKED
             names = {member.partition(".")[0] for member in before.members}
             if not names & set(name.replace(" and ", ", ").split(", ")):
                 yield f"generation {after.number} moves off {name}, which had no part"
@@ -310,6 +337,7 @@ def i17(story: Story) -> Iterator[str]:
         before = [sample for sample in story.samples if sample.at <= fault.at][-1:]
         after = [sample for sample in story.samples if fault.at < sample.at <= end][-1:]
         for old, new in zip(before, after, strict=False):
+            yield ASKED
             for node, pids in old.workers.items():
                 if node in new.workers and set(pids) - set(new.workers[node]):
                     yield f"workers of {node} ended as {fault.kind} was struck at {fault.at:.0f}"
@@ -319,10 +347,13 @@ def i18(story: Story) -> Iterator[str]:
     """Losses of machines are nobody's bug: the job is not given up for them."""
     for change in story.changes:
         is_state = change.key.endswith(f"job/{story.job}/state") and change.value is not None
+        if is_state:
+            yield ASKED
         if is_state and change.value["state"] == "failed":
             yield f"the job failed: {change.value['reason']}"
     for (_, before), (at, now) in pairwise(story.failures):
         struck = story.faults_within(at - 2 * NEAR_S, at)
+        yield ASKED
         if now > before and struck and all(f.kind in (TAKEN, *PREEMPTIONS) for f in struck):
             what = ", ".join(f"{fault.kind} {' '.join(fault.nodes)}" for fault in struck)
             yield f"{what} counted as a failure of the job's own"
@@ -339,6 +370,7 @@ def i19(story: Story) -> Iterator[str]:
         if not change.key.endswith(f"job/{story.job}/state") or change.value is None:
             continue
         bill = change.value["bill"]
+        yield ASKED
         rates = [g.usd_per_hour or 0.0 for g in story.generations]
         margin = max(rates, default=0.0) * NEAR_S / 3600
         if bill["usd_max"] is not None and bill["usd"] > bill["usd_max"] + margin:
@@ -349,6 +381,7 @@ def i20(story: Story) -> Iterator[str]:
     """What each move took stands beside what was predicted."""
     for move in story.moves:
         phases = dict(move["phases"])
+        yield ASKED
         missing = {"detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"} - set(
             phases
         )
@@ -378,6 +411,25 @@ RULES: dict[str, Rule] = {
 }
 
 
-def violations(story: Story) -> list[str]:
-    """All that is wrong with a story; an empty list: nothing."""
-    return [f"{name}: {text}" for name, rule in RULES.items() for text in sorted(set(rule(story)))]
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the rules make of a story."""
+
+    violations: tuple[str, ...]
+    """All that is wrong; none: nothing is."""
+    asked: Mapping[str, int]
+    """How often each rule applied. One that never did has shown nothing."""
+
+    @property
+    def idle(self) -> list[str]:
+        """Rules that never applied."""
+        return [name for name, count in self.asked.items() if not count]
+
+
+def judge(story: Story) -> Verdict:
+    """Ask every rule."""
+    said = {name: Counter(rule(story)) for name, rule in RULES.items()}
+    return Verdict(
+        tuple(f"{name}: {text}" for name, found in said.items() for text in sorted(found) if text),
+        {name: found[ASKED] for name, found in said.items()},
+    )

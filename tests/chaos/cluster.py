@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,10 +19,18 @@ from agents.failing import FAIL_AT
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.place import Place
 from sailord.local.sweep import bury, children_of, kill, marked
+from tests.chaos.faulty import TROUBLE
+from tests.chaos.members import Members
+from tests.chaos.net import SAILORD, Ways, etcd_address
 
 MEMORY_BYTES = 256 << 20
 """Of a node's own file system for snapshots, so that one can be full and no other."""
+ROOT = Path(__file__).resolve().parents[2]
+SITE = Path(__file__).resolve().parent / "site"
+CLOCK = "SAILOR_CHAOS_CLOCK"
 STEPS_OF_HEALTH = 2
+ORPHAN_S = 60.0
+"""An agent may need longer than usual to come back where so much goes on."""
 SPARE_BYTES = 64 << 10
 MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
 
@@ -29,16 +39,36 @@ MS_REMOUNT, MS_BIND, MS_RDONLY = 32, 4096, 1
 class ChaosPlace(Place):
     """The snapshots of each node have a file system of their own, where that can be had."""
 
+    ways: Ways = field(kw_only=True)
+    """Through which all reach each other."""
     has_mounts: bool = False
 
     def make(self) -> None:
         """Steps are slow where everything is harmed: a few are enough to forgive a failure."""
         Place.make(self)
-        with (self.folder / "sailord.toml").open("a", encoding="utf-8") as file:
-            file.write(f"steps_of_health = {STEPS_OF_HEALTH}\n")
+        path = self.folder / "sailord.toml"
+        text = path.read_text(encoding="utf-8")
+        self.ways.open()
+        text = self.ways.of_sailord(text)
+        path.write_text(f"{text}steps_of_health = {STEPS_OF_HEALTH}\n", encoding="utf-8")
+        site = self.site
+        site.mkdir()
+        shutil.copyfile(SITE / "sitecustomize.py", site / "sitecustomize.py")
+        about = site / "chaos-0.dist-info"  # Where fsspec looks for kinds of storage.
+        about.mkdir()
+        points = "[fsspec.specs]\nfaulty = tests.chaos.faulty.Faulty\n"
+        (about / "entry_points.txt").write_text(points, encoding="utf-8")
+
+    @property
+    def site(self) -> Path:
+        """What Python finds first in the cluster's processes."""
+        return self.folder / "site"
 
     def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
         config = Place.write_agent(self, name, gpu, zone, spot=spot)
+        text = config.read_text(encoding="utf-8")
+        text = self.ways.of_agent(text, name)
+        config.write_text(text.replace("orphan_s = 10.0", f"orphan_s = {ORPHAN_S}"))
         if self.has_mounts:
             mount("tmpfs", self.memory / name, "tmpfs", 0, f"size={MEMORY_BYTES}")
         return config
@@ -61,6 +91,27 @@ class ChaosCluster(LocalCluster):
     stopped: dict[int, float] = field(default_factory=dict)
     """Processes that stand still, and since when."""
     lives: dict[str, int] = field(default_factory=dict)
+    ahead_s: dict[str, float] = field(default_factory=dict)
+    """Of whom the clock is wrong, and by how much."""
+
+    def __post_init__(self) -> None:
+        self.ways.net.family = self.relatives
+
+    @property
+    def ways(self) -> Ways:
+        """Through which all reach each other."""
+        assert isinstance(self.place, ChaosPlace)
+        return self.place.ways
+
+    @property
+    def members(self) -> Members | None:
+        """Of an etcd; ``None``: the store is sailord's own."""
+        return self.ways.members
+
+    def relatives(self) -> dict[int, str]:
+        """Whose each process is."""
+        found = {pid: name for name in list(self.nodes) for pid in self.family(name)}
+        return found if self._head is None else found | {self._head.pid: SAILORD}
 
     @property
     def durable(self) -> Path:
@@ -72,15 +123,58 @@ class ChaosCluster(LocalCluster):
         bury(self._orphans)
         return []
 
-    # ---- who is to die at a named place ---------------------------------------------------------
+    # ---- starting -------------------------------------------------------------------------------
 
     def _run(
         self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
     ) -> subprocess.Popen[bytes]:
         """Start it so that it looks where it is to die, and its workers do."""
         how = {"is_marked": is_marked, "answers": answers}
-        with patch.dict(os.environ, {FAIL_AT: str(self._fail_file(name))}):
+        site = self.place.folder / "site"
+        more = {
+            FAIL_AT: str(self._fail_file(name)),
+            TROUBLE: str(self._storage_trouble),
+            "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))),
+        }
+        if name not in ("guard", "hatchery"):
+            more[CLOCK] = str(self._clock(name))
+            self.set_clock(name, self.ahead_s.get(name, 0.0))
+        with patch.dict(os.environ, more):
             return super()._run(name, module, *words, **how)
+
+    # ---- clocks ---------------------------------------------------------------------------------
+
+    def _clock(self, name: str) -> Path:
+        return self.place.folder / f"clock.{name}"
+
+    def set_clock(self, name: str, ahead_s: float) -> None:
+        """Set the clock that sailord or an agent goes by, now and whenever it starts."""
+        self.ahead_s[name] = ahead_s
+        with self._clock(name).open("r+b" if self._clock(name).exists() else "w+b") as file:
+            file.write(struct.pack("d", ahead_s))
+
+    # ---- the durable store ----------------------------------------------------------------------
+
+    @property
+    def _storage_trouble(self) -> Path:
+        return self.place.folder / "objects"
+
+    def set_storage_trouble(self, kind: str) -> None:
+        """Let an object store fail in one way; in none if that is empty."""
+        early = self.place.folder / "new.objects"
+        early.write_text(kind, encoding="utf-8")
+        early.rename(self._storage_trouble)
+
+    # ---- the store ------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> str:
+        """Where the store is, with nothing in between."""
+        if self.members is None:
+            return f"unix://{self.place.folder}/head/store.sock"
+        return etcd_address(self.members.endpoints)
+
+    # ---- who is to die at a named place ---------------------------------------------------------
 
     def _fail_file(self, name: str) -> Path:
         return self.place.folder / f"fails.{name}"  # A node's workers look at fails.NODE.worker.
@@ -193,25 +287,19 @@ class ChaosCluster(LocalCluster):
 
     # ---- folders --------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def full_memory(self, name: str) -> Iterator[None]:
-        """The node's memory has no room for a while."""
-        filler = self.place.memory / name / ".filler"
-        room = os.statvfs(filler.parent)
-        free = room.f_bavail * room.f_frsize - SPARE_BYTES
-        descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            with contextlib.suppress(OSError):  # Somebody else may have taken it just now.
-                os.posix_fallocate(descriptor, 0, max(free, 1))
-            yield
-        finally:
-            os.close(descriptor)
-            filler.unlink(missing_ok=True)
-
     def set_read_only(self, is_read_only: bool) -> None:
         """Let the durable folder take no writes, or take them again."""
         flags = MS_REMOUNT | MS_BIND | (MS_RDONLY if is_read_only else 0)
         mount("none", self.durable, "", flags, "")
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Nobody else keeps anything in ``/dev/shm``, as far as we see it."""
+        return isinstance(self.place, ChaosPlace) and self.place.has_mounts
+
+    def servers(self) -> list[int]:
+        """Processes that may listen wherever they like."""
+        return [] if self.members is None else self.members.pids()
 
     def left_behind(self) -> list[str]:
         """Everything of the cluster that is still there."""
@@ -225,6 +313,23 @@ class ChaosCluster(LocalCluster):
         """Wake all that stands still, then end it."""
         self.go_on(list(self.stopped))
         super().close()
+        self.ways.close()
+
+
+@contextlib.contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """A file system has no room for a while."""
+    filler = folder / ".filler"
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize - SPARE_BYTES
+    descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # Somebody else may have taken it just now.
+            os.posix_fallocate(descriptor, 0, max(free, 1))
+        yield
+    finally:
+        os.close(descriptor)
+        filler.unlink(missing_ok=True)
 
 
 def mount(what: str, where: Path, kind: str, flags: int, options: str) -> None:

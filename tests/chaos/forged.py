@@ -74,6 +74,11 @@ def files(of: int, step: int, holders: str = "ab") -> tuple[File, ...]:
     )
 
 
+def copies(of: int, step: int) -> tuple[File, ...]:
+    """What b holds of a's."""
+    return tuple(replace(file, holder="b") for file in files(of, step, "a"))
+
+
 def sample(at: float, *kept: File, a: int = 11, b: int = 12) -> Sample:
     return Sample(AT + at, {"a": ((a, 1),), "b": ((b, 1),)}, kept)
 
@@ -110,7 +115,7 @@ def sound() -> Story:
             sample(23.0, *files(1, 21), *files(1, 22)),
             sample(30.0, *files(1, 29)),
             sample(59.0, *files(2, 59), b=13),
-            sample(59.5, *files(2, 59), b=13),
+            sample(59.5, *files(2, 59), *copies(2, 59), b=13),
         ),
         commits=({"step": 5, "faults": []}, {"step": 50, "faults": []}),
         moves=(move(1), move(2)),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from tests.chaos.soak import JOB, Soak
+from tests.chaos.soak import Soak
 
 Way = Literal[
     "training", "loss", "notice", "checkpoint", "rollback", "pause", "node", "all memory",
@@ -137,7 +137,7 @@ class Passes:
         def holds() -> bool:
             current, members = soak.generation(), soak.members()
             if current and len(members) < 2:
-                soak.order(f"/v1/jobs/{JOB}/replan")  # After failures it takes few nodes.
+                soak.order(f"{soak.path}/replan")  # After failures it takes few nodes.
                 soak.live(2.0)
             found.append((current, members))
             return bool(current) and len(members) >= 2
@@ -170,11 +170,11 @@ class Passes:
             case "notice":
                 soak.warn(other, 60.0)
             case "checkpoint":
-                soak.order(f"/v1/jobs/{JOB}/checkpoint")
+                soak.order(f"{soak.path}/checkpoint")
             case "rollback":
-                soak.order(f"/v1/jobs/{JOB}/checkpoints/{self._durable_step()}/rollback")
+                soak.order(f"{soak.path}/checkpoints/{soak.durable().step}/rollback")
             case "pause":
-                soak.order(f"/v1/jobs/{JOB}/pause")
+                soak.order(f"{soak.path}/pause")
             case "node":
                 soak.strike_node(other)
             case "all memory":
@@ -197,16 +197,12 @@ class Passes:
         if way == "notice":
             soak.withdraw(other)
         elif way == "pause":
-            soak.order(f"/v1/jobs/{JOB}/resume")
+            soak.order(f"{soak.path}/resume")
         elif way == "goodbye":
             soak.strike_node(node)  # Whoever comes after the agent goes on to leave.
         elif way == "stuck rank":
             soak.cluster.go_on(list(soak.cluster.stopped))
 
     def _make_durable(self) -> None:
-        self.soak.order(f"/v1/jobs/{JOB}/checkpoint")
-        self.soak.wait("no checkpoint begins to count", lambda: self._durable_step() > 0)
-
-    def _durable_step(self) -> int:
-        found = self.soak.cluster.client.ask("GET", f"/v1/jobs/{JOB}/checkpoints")["checkpoints"]
-        return max((each["step"] for each in found if each["is_durable"]), default=0)
+        self.soak.order(f"{self.soak.path}/checkpoint")
+        self.soak.wait("no checkpoint begins to count", lambda: self.soak.durable().step > 0)

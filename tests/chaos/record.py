@@ -19,7 +19,7 @@ from typing import Any
 
 from agents.keys import Keys
 from agents.processes import process_start
-from agents.protocol import Durable
+from agents.protocol import Durable, Point
 from agents.store import Changed, Store, StoreError, open_store
 from agents.wire import decode
 from sailord.client import ServerProblem
@@ -41,6 +41,8 @@ class Recorder:
     folder: Path
     job: str
     ended: threading.Event = field(default_factory=threading.Event)
+    begun: Point | None = None
+    """Where the present generation began."""
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
@@ -67,7 +69,7 @@ class Recorder:
         asyncio.run(self._until_ended())
 
     async def _until_ended(self) -> None:
-        store = await open_store(f"unix://{self.cluster.place.folder}/head/store.sock")
+        store = await open_store(self.cluster.store)
         task = asyncio.create_task(self._follow(store))
         while not self.ended.is_set() and not task.done():
             await asyncio.sleep(0.1)
@@ -101,6 +103,9 @@ class Recorder:
             except ValueError:
                 line["value"] = base64.b64encode(entry.value).decode()
         self.write("changes", line)
+        if entry is not None and KEYS.job_part(key) == (self.job, "gen"):
+            point = line["value"]["restore"]["point"]
+            self.begun = Point(point["step"], point["generation"])
         if entry is not None and KEYS.job_part(key) == (self.job, "durable"):
             self._check_durable(decode(Durable, entry.value))
 

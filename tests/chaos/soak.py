@@ -1,33 +1,36 @@
 """A job under a seeded storm of faults, and what became of it.
 
 Faults come about every ten seconds, whether or not the last one is over. Which, when, and on what
-is drawn from one seed; how the processes run between them is not.
+is drawn from one seed; how the processes run between them is not. Some rules of the protocol apply
+only where nothing else is wrong; so from time to time there is a lull, and then just that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import random
+import itertools
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from agents.protocol import NodeId
-from agents.seating import read_seating
+from agents.protocol import JobId
 from sailord.client import ServerProblem
 from sailord.local.cluster import ZONES, Node
-from tests.chaos.cluster import ChaosCluster, ChaosPlace
-from tests.chaos.record import Recorder, read_steps
+from sailord.storage import open_storage
+from tests.chaos import leaks
+from tests.chaos.care import Care
+from tests.chaos.checker import AWAY, NEAR_S
+from tests.chaos.cluster import full
+from tests.chaos.faulty import KINDS
+from tests.chaos.net import CUT, DEAF, MUTE, SAILORD, SLOW, STORE, Weather
 
-JOB = "exact"
 NODES_MIN, NODES_MAX = 3, 6
 EVERY_S = 10.0
-SETTLE_S = 90.0
 SETTLE_STEPS = 8
+TIDY_S = 20.0
+KEEP = 3
+"""So many checkpoints a job keeps unless it says otherwise."""
 FAULTS: dict[str, int] = {
     "rank": 3,
     "agent": 3,
@@ -50,33 +53,42 @@ FAULTS: dict[str, int] = {
     "swap": 2,
     "full memory": 1,
     "read-only": 1,
+    "full disk": 1,
+    "objects": 4,
+    "partition": 2,
+    "one way": 1,
+    "slow link": 1,
+    "resets": 1,
+    "sailord cut": 1,
+    "slow store": 1,
+    "clock": 2,
+    "store away": 1,
+    "store member": 2,
+    "stop member": 1,
+    "move without store": 2,
 }
 """How often each comes, in relation."""
-NEEDS_MOUNTS = ("full memory", "read-only")
-
-
-class Stuck(Exception):  # noqa: N818 - what happened, in a sentence for a person
-    """Something did not come in time."""
+NEEDS_MOUNTS = ("full memory", "read-only", "full disk")
+NEEDS_ETCD = ("store away", "store member", "stop member", "move without store")
+OF_HEAD = ("sailord", "sailord away", "stop sailord", "everybody in charge")
+OF_NO_NODE = ("addition", "read-only", "full disk", "objects", "sailord cut", "slow store", "clock")
+LULL_EVERY_S = 75.0
+"""From the end of one lull to the next, on average."""
+CALM_S, MOVED_S = 2 * NEAR_S + 1.0, NEAR_S + 1.0
+"""So long nothing may have happened before what workers must not notice, and before a move of which
+it is asked whether a step was lost."""
+APART_S = 8.0
+UNNOTICED = ("agent", "stop sailord", "sailord", "all agents")
+JUMPS_S = (-4000.0, -30.0, 30.0, 4000.0)
+PLANNED = ("addition", "drain", "false notice")
 
 
 @dataclass(eq=False)
-class Soak:
+class Soak(Care):
     """One storm."""
 
-    cluster: ChaosCluster
-    recorder: Recorder
-    chance: random.Random
-    say: Callable[[str], None]
-    only: tuple[str, ...] = ()
-    """Kinds of faults; none: all."""
-    faults: Counter[str] = field(default_factory=Counter)
-    resumed: int = 0
-    _due: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)
-    _busy: set[str] = field(default_factory=set)
-    """Nodes with which something is being done."""
-    armed: set[str] = field(default_factory=set)
-    """Those who are to die at a named place, or have just died there."""
-    _is_head_away: bool = False
+    has_objects: bool = False
+    """Checkpoints go to an object store, else to a folder."""
 
     # ---- the whole of it ------------------------------------------------------------------------
 
@@ -84,184 +96,121 @@ class Soak:
         """Start everything and wait until the job trains."""
         self.cluster.start()
         self.recorder.start()
-        self.cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": JOB})
+        self.cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": self.job})
         self.wait_running(0)
 
     def storm(self, seconds: float, every_s: float = EVERY_S) -> None:
         """Let faults come for so long."""
-        end = time.monotonic() + seconds
+        end, lull_at, lulls = time.monotonic() + seconds, self._next_lull(), self._lulls()
         while time.monotonic() < end:
+            if time.monotonic() > lull_at and not self.only:
+                next(lulls)()
+                lull_at = self._next_lull()
             self.live(self.chance.uniform(0.2, 1.8) * every_s)
             self.strike(self._draw())
 
-    def _draw(self) -> str:
-        place = self.cluster.place
-        has_mounts = isinstance(place, ChaosPlace) and place.has_mounts
-        kinds = [kind for kind in self.only or FAULTS if has_mounts or kind not in NEEDS_MOUNTS]
-        return self.chance.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
+    def _next_lull(self) -> float:
+        return time.monotonic() + self.chance.uniform(0.6, 1.4) * LULL_EVERY_S
 
-    def live(self, seconds: float) -> None:
-        """Let time pass, in which what is due is done."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._do_due()
-            self._look_after()
-            time.sleep(0.05)
+    def _lulls(self) -> Iterator[Callable[[], None]]:
+        lulls = [self._unnoticed, self._planned]
+        self.chance.shuffle(lulls)
+        return itertools.cycle(lulls)
+
+    def _unnoticed(self) -> None:
+        """Those who look after the workers die, one after the other, and nothing else is wrong."""
+        self._calm(CALM_S)
+        first = "sailord away" if self.cluster.members is None else self.chance.choice(AWAY)
+        for kind in (first, *self.chance.sample(UNNOTICED, 2)):
+            self.strike(kind)
+            self.live(APART_S)
+
+    def _planned(self) -> None:
+        """Machines come and go as they should, twice: the second move has only that before it."""
+        self._calm(MOVED_S)
+        for kind in self.chance.sample(PLANNED, 2):
+            self.strike(kind)
+            self.live(APART_S)
+
+    def _calm(self, seconds: float) -> None:
+        while self._due or self.cluster.stopped:
+            self.live(0.2)
+        self.wait_running(1)
+        self.say("a lull")
+        self.live(seconds)
+
+    def _draw(self) -> str:
+        cluster, missing = self.cluster, []
+        missing += () if cluster.has_own_memory else NEEDS_MOUNTS
+        missing += NEEDS_ETCD if cluster.members is None else ()
+        missing += () if self.has_objects else ("objects",)
+        missing += ("read-only", "full disk") if self.has_objects else ()
+        kinds = [kind for kind in self.only or FAULTS if kind not in missing]
+        return self.chance.choices(kinds, [FAULTS[kind] for kind in kinds])[0]
 
     def settle(self) -> int:
         """Let all be well again; return the step at which the job is ended."""
         while self._due or self.cluster.stopped:
             self.live(0.2)
         self.wait_running(SETTLE_STEPS)
-        self.order(f"/v1/jobs/{JOB}/cancel")
+        self._make_last_durable()
+        self._leave_nothing("durable", self._orphans)
+        self.order(f"{self.path}/cancel")
         self.wait("the job does not end", self._is_over)
         self.recorder.write("faults", {"at": time.time(), "kind": "end", "nodes": [], "text": ""})
         _, step = max((line["generation"], line["step"]) for line in self._steps())
         return int(step)
 
+    def sweep(self) -> None:
+        """Look for what the job that has ended left, while those who tidy up still live."""
+        self._leave_nothing("ended", self._remains)
+        self._read_kept()
+
+    def _make_last_durable(self) -> None:
+        client = self.cluster.client
+        step = client.ask("GET", "/v1/status")["job"]["step"]
+        self.order(f"{self.path}/checkpoint")
+        self.wait("the last checkpoint is not made", lambda: self.durable().step >= step)
+
+    def _leave_nothing(self, when: str, look: Callable[[], list[str]]) -> None:
+        """Whoever tidies up has some time for it."""
+        end = time.monotonic() + TIDY_S
+        while (left := look()) and time.monotonic() < end:
+            self.live(0.5)
+        for each in left:
+            self._breach(f"left when it was {when}: {each}")
+
+    def _orphans(self) -> list[str]:
+        """What the durable store holds beyond the checkpoints that are kept."""
+        with contextlib.suppress(ServerProblem):
+            storage = open_storage(f"file://{self.cluster.durable}")
+            begun = self.recorder.begun
+            durable = self.durable()
+            return list(
+                leaks.in_durable(storage, JobId(self.job), durable=durable, keep=KEEP, begun=begun)
+            )
+        return ["sailord did not say what is durable"]
+
+    def _remains(self) -> list[str]:
+        """What the job has left on the nodes, which live on."""
+        cluster, place = self.cluster, self.cluster.place
+        return [
+            *leaks.in_memory(place.memory),
+            *(leaks.in_shared_memory(place) if cluster.has_own_memory else ()),
+            *leaks.ports(place.folder, cluster.servers()),
+            *(f"worker {pid} of {name}" for name in cluster.nodes for pid in cluster.workers(name)),
+        ]
+
+    def _read_kept(self) -> None:
+        """Whatever happened: each checkpoint that is kept can be read, to the last byte."""
+        storage = open_storage(f"file://{self.cluster.durable}")
+        for point, faults in leaks.readable(storage, JobId(self.job)):
+            about = {"step": point.step, "generation": point.generation, "faults": faults}
+            self.recorder.write("commits", {"at": time.time(), **about, "is_kept": True})
+
     def _is_over(self) -> bool:
         jobs = self.cluster.client.ask("GET", "/v1/jobs")["jobs"]
-        return any(j["id"] == JOB and j["state"] == "cancelled" for j in jobs)
-
-    def _steps(self) -> list[dict[str, Any]]:
-        return list(read_steps(self.cluster.place.folder, JOB))
-
-    # ---- looking --------------------------------------------------------------------------------
-
-    def generation(self) -> int:
-        """The generation that trains, or may; 0 if none does. A job that is held is resumed."""
-        job = self.cluster.client.ask("GET", "/v1/status")["job"]
-        if job is None:
-            return 0
-        if job["phase"]["name"] == "held":
-            self.say(f"held: {job['phase']['reason']}; resuming")
-            self.recorder.write("holds", {"at": time.time(), "reason": job["phase"]["reason"]})
-            self.resumed += 1
-            self.cluster.client.ask("POST", f"/v1/jobs/{JOB}/resume")
-        # What runs goes on while the planner is asked whether there is something better.
-        if job["generation"] is None or job["phase"]["name"] not in ("running", "planning"):
-            return 0
-        return int(job["generation"]["number"])
-
-    def wait_running(self, steps: int) -> None:
-        """Return when the job trains and has done so many more steps."""
-        first: list[int] = []
-
-        def holds() -> bool:
-            job = self.cluster.client.ask("GET", "/v1/status")["job"]
-            if not self.generation() or not job:
-                return False
-            first.append(job["step"])
-            return bool(job["step"] >= first[0] + steps)
-
-        self.wait("the job does not get on", holds)
-
-    def wait_generation(self, number: int) -> None:
-        """Return when that generation trains, or a later one."""
-        self.wait("the job does not move", lambda: self.generation() >= number)
-
-    def wait_ready(self, name: str) -> None:
-        """Return when a plan may use the node, or it is gone."""
-        cluster = self.cluster
-        self.wait(
-            f"{name} does not come",
-            lambda: name in cluster.ready_nodes() or name not in cluster.nodes,
-        )
-
-    def wait(self, complaint: str, holds: Callable[[], bool]) -> None:
-        """Return once something holds; ``Stuck`` if it does not in time."""
-        end = time.monotonic() + SETTLE_S
-        while time.monotonic() < end:
-            with contextlib.suppress(ServerProblem):
-                if holds():
-                    return
-            self.live(0.2)
-        raise Stuck(f"{complaint} within {SETTLE_S:.0f} s")
-
-    def _look_after(self) -> None:
-        """Whoever ended without having been killed is a finding, and is started again."""
-        if not self._is_head_away and (told := self.cluster.head_ended()):
-            self._ended("sailord", told)
-            self.cluster.start_head()
-        for name, node in list(self.cluster.nodes.items()):
-            has_failed = name in self.armed and not self.is_armed(name)
-            if (has_failed or name not in self._busy) and node.agent.poll() is not None:
-                self._ended(name, self.cluster.last_words(name))
-                self.cluster.start_agent(name)
-        with contextlib.suppress(ServerProblem):
-            if self.chance.random() < 0.02:
-                self.generation()
-
-    def _ended(self, name: str, told: str) -> None:
-        if name in self.armed and not self.is_armed(name):
-            self.armed.discard(name)
-        else:
-            self._breach(f"{name} ended by itself: {told}")
-
-    def first_node(self) -> str:
-        """The node of rank 0."""
-        plan = self.cluster.client.ask("GET", f"/v1/jobs/{JOB}/plan")["plan"]
-        first = read_seating(json.dumps(plan), NodeId("")).first
-        return str(first).partition(".")[0]
-
-    def _breach(self, text: str) -> None:
-        self.say(text)
-        self.recorder.write("breaches", {"at": time.time(), "text": text})
-
-    def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
-        """Order something until sailord answers; False if it does not, or refuses."""
-        end = time.monotonic() + SETTLE_S
-        while time.monotonic() < end:
-            try:
-                self.cluster.client.ask("POST", path, body)
-            except ServerProblem as problem:
-                if "would change nothing" in str(problem):
-                    return True  # It was done when it was ordered before, or needs no doing.
-                if "did not answer" not in str(problem):
-                    self.say(f"{path}: {problem}")
-                self.live(0.3)
-            else:
-                return True
-        return False
-
-    def members(self) -> list[str]:
-        """The nodes on which the job runs, as they are called, sorted."""
-        job = self.cluster.client.ask("GET", "/v1/status")["job"]
-        names = {member.partition(".")[0] for member in job["generation"]["members"]}
-        return sorted(names & set(self.cluster.nodes))
-
-    # ---- who is to die at a named place ---------------------------------------------------------
-
-    def arm(self, name: str, where: str) -> None:
-        """Let a daemon, or a node's workers, die there."""
-        self.armed.add(name)
-        self.cluster.arm(name, where)
-
-    def is_armed(self, name: str) -> bool:
-        """Nobody has died there yet."""
-        return self.cluster.is_armed(name)
-
-    def disarm(self, name: str) -> None:
-        """Nobody is to die there any more; a daemon that has is started again."""
-        is_daemon = name == "sailord" or name in self.cluster.nodes
-        if is_daemon and not self.is_armed(name):
-            self.wait(f"{name} does not die", lambda: name not in self.armed)
-        self.cluster.disarm(name)
-        self.armed.discard(name)
-
-    # ---- time -----------------------------------------------------------------------------------
-
-    def later(self, seconds: float, what: str, act: Callable[[], None]) -> None:
-        self._due.append((time.monotonic() + seconds, what, act))
-
-    def _do_due(self) -> None:
-        now = time.monotonic()
-        due = [entry for entry in self._due if entry[0] <= now]
-        self._due = [entry for entry in self._due if entry[0] > now]
-        for _, what, act in sorted(due, key=lambda entry: entry[0]):
-            if what:
-                self.say(f"  {what}")
-            act()
+        return any(j["id"] == self.job and j["state"] == "cancelled" for j in jobs)
 
     # ---- faults ---------------------------------------------------------------------------------
 
@@ -269,12 +218,11 @@ class Soak:
         """Let one fault happen, or begin."""
         act = getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))
         free = [name for name in self.cluster.nodes if name not in self._busy]
-        if kind in ("sailord", "sailord away", "stop sailord", "everybody in charge"):
-            if self._is_head_away:
+        if kind in OF_HEAD or kind in OF_NO_NODE or kind in NEEDS_ETCD:
+            is_busy = self._is_head_away if kind in OF_HEAD else kind in self._busy
+            is_busy |= kind in NEEDS_ETCD and STORE in self._busy
+            if is_busy:
                 return
-            self.note(kind, [])
-            act()
-        elif kind in ("addition", "read-only"):
             self.note(kind, [])
             act()
         elif kind == "all agents":
@@ -415,6 +363,95 @@ class Soak:
             self._busy.discard(name)
 
         self.later(8.0, f"{name} has room again", free)
+
+    def _full_disk(self) -> None:
+        disk = contextlib.ExitStack()
+        disk.enter_context(full(self.cluster.durable))
+        self._until(8.0, "full disk", "there is room for checkpoints again", disk.close)
+
+    def _objects(self) -> None:
+        kind = self.chance.choice(KINDS)
+        self.say(f"  the object store: {kind}")
+        self.cluster.set_storage_trouble(kind)
+        over = "the object store is well again"
+        self._until(12.0, "objects", over, lambda: self.cluster.set_storage_trouble(""))
+
+    def _until(self, seconds: float, who: str, text: str, act: Callable[[], None]) -> None:
+        """End something after some time; nothing else happens to whom it concerns before."""
+        self._busy.add(who)
+
+        def end() -> None:
+            act()
+            self._busy.discard(who)
+
+        self.later(seconds, text, end)
+
+    # ---- clocks and networks --------------------------------------------------------------------
+
+    def _clock(self) -> None:
+        """Somebody sets a clock, and sets it right again. Requests are signed with the time."""
+        free = [name for name in self.cluster.nodes if name not in self._busy]
+        name, ahead_s = self.chance.choice((SAILORD, *sorted(free))), self.chance.choice(JUMPS_S)
+        self.say(f"  {name} {ahead_s:+.0f} s")
+        self.cluster.set_clock(name, ahead_s)
+        right = f"the clock of {name} is right again"
+        self._until(8.0, "clock", right, lambda: self.cluster.set_clock(name, 0.0))
+
+    def _partition(self, name: str) -> None:
+        self._be(name, CUT, self.chance.choice((1.0, 4.0, 12.0)))
+
+    def _one_way(self, name: str) -> None:
+        self._be(name, self.chance.choice((DEAF, MUTE)), self.chance.choice((1.0, 4.0, 12.0)))
+
+    def _slow_link(self, name: str) -> None:
+        self._be(name, SLOW, 12.0)
+
+    def _slow_store(self) -> None:
+        self._be(STORE, SLOW, 8.0)
+
+    def _sailord_cut(self) -> None:
+        self._be(SAILORD, CUT, self.chance.choice((1.0, 4.0, 8.0)))
+
+    def _be(self, name: str, weather: Weather, seconds: float) -> None:
+        now = self.cluster.ways.net.weather
+        now[name] = weather
+        who = "slow store" if name == STORE else "sailord cut" if name == SAILORD else name
+        self._until(seconds, who, f"{name} is reached again", lambda: now.pop(name, None))
+
+    def _resets(self, name: str) -> None:
+        self.cluster.ways.net.reset(name)
+
+    # ---- an etcd --------------------------------------------------------------------------------
+
+    def _store_away(self) -> None:
+        self._without_store(self.chance.uniform(5.0, 9.0))
+
+    def _without_store(self, seconds: float) -> None:
+        members = self.cluster.members
+        assert members is not None
+        members.kill()
+        self._until(seconds, STORE, "the store is there again", members.start)
+
+    def _store_member(self) -> None:
+        members = self.cluster.members
+        assert members is not None
+        one = [self.chance.randrange(len(members.processes))]
+        members.kill(one)
+        self._until(self.chance.uniform(1.0, 6.0), STORE, "", lambda: members.start(one))
+
+    def _stop_member(self) -> None:
+        members = self.cluster.members
+        assert members is not None
+        self._pause([self.chance.choice(members.pids())], 3.0)
+
+    def _move_without_store(self) -> None:
+        """In some phase of the move that follows on a loss."""
+        name = self.chance.choice(self.members() or sorted(self.cluster.nodes))
+        self.recorder.write("faults", {"at": time.time(), "kind": "rank", "nodes": [name]})
+        self.cluster.kill_workers(name)
+        self._busy.add(STORE)
+        away_s = self.chance.uniform(3.0, 6.0)
+        self.later(self.chance.uniform(0.1, 3.0), "no store", lambda: self._without_store(away_s))
 
     def _read_only(self) -> None:
         try:

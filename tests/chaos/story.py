@@ -113,6 +113,8 @@ class Story:
     """How many attempts in a row sailord counted as failed, whenever that became another number."""
     breaches: tuple[str, ...] = ()
     """What the storm itself has found wrong: processes that ended, things that were left."""
+    tolerance: float = 0.0
+    """How far a loss may be from the uninterrupted run's, relative."""
     memory_every: int = 1
     devices: int = 1
     """Of each node."""
@@ -165,14 +167,16 @@ class Story:
         return [f for f in self.faults if begin <= f.at <= end and (not kinds or f.kind in kinds)]
 
 
-def read_story(folder: Path, job: str) -> Story:
+def read_story(folder: Path) -> Story:
     """Read what was recorded into a folder."""
+    about = json.loads((folder / "about.json").read_text())
     final = folder / "final.json"
     reference = {line["step"] + 1: line for line in _lines(folder / "reference.jsonl")}
     steps = sorted(_lines(folder / "steps.jsonl"), key=lambda line: line["at"])
     known = ("node", "generation", "step", "at", "loss", "sample_hash")
     return Story(
-        job=job,
+        job=about["job"],
+        tolerance=about["tolerance"],
         changes=tuple(Change(**line) for line in _lines(folder / "changes.jsonl")),
         steps=tuple(Step(**{key: line[key] for key in known}) for line in steps),
         reference={step: (line["loss"], line["sample_hash"]) for step, line in reference.items()},

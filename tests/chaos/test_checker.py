@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from tests.chaos.checker import RULES, violations
+from tests.chaos.checker import RULES, judge
 from tests.chaos.forged import (
     AT,
     LEADER,
@@ -84,6 +85,8 @@ FORGED: dict[str, list[Story]] = {
         with_step(7, loss=3.0000000000000004),
         replace(SOUND, steps=(*did(1, 7, 7, 0.0), *SOUND.steps[14:])),
         replace(SOUND, final_step=0),
+        replace(with_step(7, loss=3.004), tolerance=1e-3),
+        replace(with_step(7, loss=math.nan), tolerance=1e-3),
     ],
     "I9": [other_pieces(1)],
     "I10": [other_pieces(0)],
@@ -140,7 +143,11 @@ def test_every_invariant_has_a_rule_and_a_breach():
 
 
 def test_nothing_is_wrong_with_a_sound_story():
-    assert violations(SOUND) == []
+    assert judge(SOUND).violations == ()
+
+
+def test_a_loss_within_the_tolerance_is_no_breach():
+    assert judge(replace(with_step(7, loss=3.002), tolerance=1e-3)).violations == ()
 
 
 @pytest.mark.parametrize(
@@ -148,4 +155,21 @@ def test_nothing_is_wrong_with_a_sound_story():
     [(name, story) for name, stories in FORGED.items() for story in stories],
 )
 def test_a_breach_is_found(name: str, story: Story):
-    assert list(RULES[name](story))
+    assert any(RULES[name](story))
+
+
+def test_every_rule_applies_to_the_sound_story():
+    assert judge(SOUND).idle == []
+
+
+@pytest.mark.parametrize(
+    ("name", "story"),
+    [
+        ("I14", replace(SOUND, faults=SOUND.faults[1:])),
+        ("I14", replace(SOUND, faults=(Fault(AT + 21.0, "rank", ("a",)), *SOUND.faults))),
+        ("I17", replace(SOUND, faults=(Fault(AT + 21.0, "rank", ("a",)), *SOUND.faults))),
+        ("I4", replace(SOUND, commits=(), changes=SOUND.changes[:3])),
+    ],
+)
+def test_a_rule_that_had_nothing_to_say_is_named(name: str, story: Story):
+    assert name in judge(story).idle

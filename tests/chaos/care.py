@@ -1,0 +1,197 @@
+"""A job on a cluster that is harmed: what is waited for, ordered, due, and started again.
+
+Which faults come is drawn from one seed; how the processes run between them is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.protocol import NodeId, Point
+from agents.seating import read_seating
+from sailord.client import ServerProblem
+from tests.chaos.cluster import ChaosCluster
+from tests.chaos.record import Recorder, read_steps
+
+SETTLE_S = 90.0
+
+
+class Stuck(Exception):  # noqa: N818 - what happened, in a sentence for a person
+    """Something did not come in time."""
+
+
+@dataclass(eq=False)
+class Care:
+    """Looks after one job and its cluster."""
+
+    cluster: ChaosCluster
+    recorder: Recorder
+    job: str
+    chance: random.Random
+    say: Callable[[str], None]
+    only: tuple[str, ...] = ()
+    """Kinds of faults; none: all."""
+    faults: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    _due: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)
+    _busy: set[str] = field(default_factory=set)
+    """Nodes with which something is being done."""
+    armed: set[str] = field(default_factory=set)
+    """Those who are to die at a named place, or have just died there."""
+    _is_head_away: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where the API has the job."""
+        return f"/v1/jobs/{self.job}"
+
+    # ---- looking --------------------------------------------------------------------------------
+
+    def generation(self) -> int:
+        """The generation that trains, or may; 0 if none does. A job that is held is resumed."""
+        job = self.cluster.client.ask("GET", "/v1/status")["job"]
+        if job is None:
+            return 0
+        if job["phase"]["name"] == "held":
+            self.say(f"held: {job['phase']['reason']}; resuming")
+            self.recorder.write("holds", {"at": time.time(), "reason": job["phase"]["reason"]})
+            self.resumed += 1
+            self.cluster.client.ask("POST", f"{self.path}/resume")
+        # What runs goes on while the planner is asked whether there is something better.
+        if job["generation"] is None or job["phase"]["name"] not in ("running", "planning"):
+            return 0
+        return int(job["generation"]["number"])
+
+    def _steps(self) -> list[dict[str, Any]]:
+        return list(read_steps(self.cluster.place.folder, self.job))
+
+    def durable(self) -> Point:
+        """What the job could go back to if all nodes were lost."""
+        found = self.cluster.client.ask("GET", f"{self.path}/checkpoints")["checkpoints"]
+        points = (Point(at["step"], at["generation"]) for at in found if at["is_durable"])
+        return max(points, default=Point(0, 0))
+
+    def wait_running(self, steps: int) -> None:
+        """Return when the job trains and has done so many more steps."""
+        first: list[int] = []
+
+        def holds() -> bool:
+            job = self.cluster.client.ask("GET", "/v1/status")["job"]
+            if not self.generation() or not job:
+                return False
+            first.append(job["step"])
+            return bool(job["step"] >= first[0] + steps)
+
+        self.wait("the job does not get on", holds)
+
+    def wait(self, complaint: str, holds: Callable[[], bool]) -> None:
+        """Return once something holds; ``Stuck`` if it does not in time."""
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            with contextlib.suppress(ServerProblem):
+                if holds():
+                    return
+            self.live(0.2)
+        raise Stuck(f"{complaint} within {SETTLE_S:.0f} s")
+
+    def _look_after(self) -> None:
+        """Whoever ended without having been killed is a finding, and is started again."""
+        if not self._is_head_away and (told := self.cluster.head_ended()):
+            self._ended("sailord", told)
+            self.cluster.start_head()
+        for name, node in list(self.cluster.nodes.items()):
+            has_failed = name in self.armed and not self.is_armed(name)
+            if (has_failed or name not in self._busy) and node.agent.poll() is not None:
+                self._ended(name, self.cluster.last_words(name))
+                self.cluster.start_agent(name)
+        with contextlib.suppress(ServerProblem):
+            if self.chance.random() < 0.02:
+                self.generation()
+
+    def _ended(self, name: str, told: str) -> None:
+        if name in self.armed and not self.is_armed(name):
+            self.armed.discard(name)
+        else:
+            self._breach(f"{name} ended by itself: {told}")
+
+    def first_node(self) -> str:
+        """The node of rank 0."""
+        plan = self.cluster.client.ask("GET", f"{self.path}/plan")["plan"]
+        first = read_seating(json.dumps(plan), NodeId("")).first
+        return str(first).partition(".")[0]
+
+    def _breach(self, text: str) -> None:
+        self.say(text)
+        self.recorder.write("breaches", {"at": time.time(), "text": text})
+
+    def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
+        """Order something until sailord answers; False if it does not, or refuses."""
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            try:
+                self.cluster.client.ask("POST", path, body)
+            except ServerProblem as problem:
+                if "would change nothing" in str(problem):
+                    return True  # It was done when it was ordered before, or needs no doing.
+                if "did not answer" not in str(problem):
+                    self.say(f"{path}: {problem}")
+                self.live(0.3)
+            else:
+                return True
+        return False
+
+    def members(self) -> list[str]:
+        """The nodes on which the job runs, as they are called, sorted."""
+        job = self.cluster.client.ask("GET", "/v1/status")["job"]
+        if job is None or job["generation"] is None:
+            return []
+        names = {member.partition(".")[0] for member in job["generation"]["members"]}
+        return sorted(names & set(self.cluster.nodes))
+
+    # ---- who is to die at a named place ---------------------------------------------------------
+
+    def arm(self, name: str, where: str) -> None:
+        """Let a daemon, or a node's workers, die there."""
+        self.armed.add(name)
+        self.cluster.arm(name, where)
+
+    def is_armed(self, name: str) -> bool:
+        """Nobody has died there yet."""
+        return self.cluster.is_armed(name)
+
+    def disarm(self, name: str) -> None:
+        """Nobody is to die there any more; a daemon that has is started again."""
+        is_daemon = name == "sailord" or name in self.cluster.nodes
+        if is_daemon and not self.is_armed(name):
+            self.wait(f"{name} does not die", lambda: name not in self.armed)
+        self.cluster.disarm(name)
+        self.armed.discard(name)
+
+    # ---- time -----------------------------------------------------------------------------------
+
+    def live(self, seconds: float) -> None:
+        """Let time pass, in which what is due is done."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._do_due()
+            self._look_after()
+            time.sleep(0.05)
+
+    def later(self, seconds: float, what: str, act: Callable[[], None]) -> None:
+        self._due.append((time.monotonic() + seconds, what, act))
+
+    def _do_due(self) -> None:
+        now = time.monotonic()
+        due = [entry for entry in self._due if entry[0] <= now]
+        self._due = [entry for entry in self._due if entry[0] > now]
+        for _, what, act in sorted(due, key=lambda entry: entry[0]):
+            if what:
+                self.say(f"  {what}")
+            act()

@@ -1,0 +1,123 @@
+"""An object store that fails on demand: ``faulty:///FOLDER``, known to fsspec inside the storm.
+
+The file that ``SAILOR_CHAOS_OBJECTS`` names says how it fails now, if it is there:
+
+- *errors*: three of ten calls come to nothing
+- *short*: what is written ends half way, and nobody is told
+- *twice*: it is done, and the answer is lost, so that it is done again
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+from fsspec.spec import AbstractFileSystem
+
+TROUBLE = "SAILOR_CHAOS_OBJECTS"
+KINDS = ("errors", "short", "twice")
+SHARE = 0.3
+UNSEEN = ".new-"
+"""What was not written to its end is no object."""
+
+
+class Faulty(AbstractFileSystem):
+    """Objects in a folder, each there as a whole or not at all, but for what was asked for."""
+
+    protocol = "faulty"
+    cachable = False
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        _may_fail()
+        return _about(Path(self._strip_protocol(path)))
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        _may_fail()
+        folder = Path(self._strip_protocol(path))
+        if folder.is_file():
+            found = [_about(folder)]
+        else:
+            names = (each for each in folder.iterdir() if not each.name.startswith(UNSEEN))
+            found = [_about(each) for each in sorted(names)]
+        return found if detail else [each["name"] for each in found]
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        _may_fail()
+        return Path(self._strip_protocol(path)).read_bytes()[start:end]
+
+    def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+        _write(Path(self._strip_protocol(path)), value)
+
+    def rm_file(self, path: str) -> None:
+        _may_fail()
+        file = Path(self._strip_protocol(path))
+        file.unlink()
+        _may_lose_answer()
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        pass  # There are no folders, only names with slashes.
+
+    def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> Any:
+        if mode == "rb":
+            return io.BytesIO(self.cat_file(path))
+        return _Upload(Path(self._strip_protocol(path)), autocommit)
+
+
+class _Upload(io.BytesIO):
+    """Appears once it is committed."""
+
+    def __init__(self, path: Path, autocommit: bool) -> None:
+        super().__init__()
+        self._path, self._data, self._autocommit = path, b"", autocommit
+
+    def close(self) -> None:
+        if not self.closed:
+            self._data = self.getvalue()
+            super().close()
+            if self._autocommit:
+                self.commit()
+
+    def commit(self) -> None:
+        _write(self._path, self._data)
+
+    def discard(self) -> None:
+        self._data = b""
+
+
+def _about(path: Path) -> dict[str, Any]:
+    kind = "directory" if path.is_dir() else "file"
+    return {"name": str(path), "size": path.stat().st_size, "type": kind}
+
+
+def _write(path: Path, data: bytes) -> None:
+    _may_fail()
+    if _trouble() == "short" and random.random() < SHARE:
+        data = data[: len(data) // 2]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    early = path.with_name(f"{UNSEEN}{uuid.uuid4().hex}")
+    early.write_bytes(data)
+    early.rename(path)
+    _may_lose_answer()
+
+
+def _trouble() -> str:
+    try:
+        return Path(os.environ[TROUBLE]).read_text(encoding="utf-8")
+    except (KeyError, FileNotFoundError):
+        return ""
+
+
+def _may_fail() -> None:
+    if _trouble() == "errors" and random.random() < SHARE:
+        raise OSError("503: the storage is overloaded")
+
+
+def _may_lose_answer() -> None:
+    if _trouble() == "twice" and random.random() < SHARE:
+        raise OSError("the connection was reset before the answer came")

@@ -1,0 +1,96 @@
+"""What a job has left: looked for while its cluster lives, before the last sweep hides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from agents.protocol import JobId, Point
+from sailord.checkpoints import complete_at, folders_at
+from sailord.local.place import MEMORY, Place
+from sailord.local.sweep import marked
+from sailord.manifest import PREFIX, Manifest
+from sailord.storage import Storage
+from sailord.verify import faults_of
+from tests.chaos.sockets import listening, sockets_of
+
+LONE_SERVERS = ("agents.service", "sailord.service")
+"""Modules of which each process listens at one port."""
+
+
+def in_memory(memory: Path) -> Iterator[str]:
+    """Snapshots, and what was to become one, on any node."""
+    for path in sorted(memory.rglob("*")):
+        if path.is_file() and path.name != ".filler":
+            yield f"slot {path}"
+
+
+def in_shared_memory(place: Place) -> Iterator[str]:
+    """Semaphores and segments that no living process of the cluster has.
+
+    ``/dev/shm`` must be the cluster's own.
+    """
+    had = "".join(_maps(pid) for pid in marked(place.folder))
+    for path in sorted(MEMORY.iterdir()):
+        if path != place.memory and f"{path}\n" not in had:
+            yield f"shared memory {path}"
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def ports(folder: Path, others: Iterable[int] = ()) -> Iterator[str]:
+    """Ports at which one of the cluster's processes listens, beyond what its kind may."""
+    at = listening()
+    for pid in marked(folder):
+        held = sorted(at[inode] for inode in sockets_of(pid) if inode in at)
+        words = _words(pid)
+        allowed = 1 if any(module in words for module in LONE_SERVERS) else 0
+        if len(held) > allowed and pid not in others:
+            yield f"ports {held} of process {pid} ({' '.join(words[1:4])})"
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def in_durable(
+    storage: Storage, job: JobId, *, durable: Point, keep: int, begun: Point | None
+) -> Iterator[str]:
+    """What stands there that no checkpoint needs which is kept, or may still become one."""
+    complete = [manifest for manifest, _ in complete_at(storage, job)]
+    kept = _line(complete, durable)[:keep]
+    named = {each.point: {o.name for o in each.objects} for each in kept}
+    for folder in folders_at(storage, job):
+        if folder.point.step > durable.step or folder.point == begun:
+            continue  # It is on its way to become one, or what the present generation began from.
+        for entry in folder.entries:
+            is_kept = entry.name in named.get(folder.point, ())
+            if not is_kept and not (folder.point in named and entry.name.startswith(PREFIX)):
+                point = folder.point
+                yield f"object {point.generation}-{point.step}/{entry.name}, {entry.bytes} bytes"
+
+
+def _line(complete: Iterable[Manifest], newest: Point) -> list[Manifest]:
+    """A checkpoint, the one before it, and so on, as far as they are there."""
+    by_point = {manifest.point: manifest for manifest in complete}
+    found: list[Manifest] = []
+    following: Point | None = newest
+    while following is not None and following in by_point:
+        found.append(by_point[following])
+        parent = found[-1].parent
+        following = None if parent is None else parent.point
+    return found
+
+
+def readable(storage: Storage, job: JobId) -> Iterator[tuple[Point, list[str]]]:
+    """Each checkpoint that stands there, and all that is wrong with it, to the last byte."""
+    for manifest, _ in complete_at(storage, job):
+        yield manifest.point, faults_of(storage, manifest, job=job, is_thorough=True)

@@ -1,0 +1,43 @@
+"""An etcd of three members, of which any can be killed or stopped and come again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from sailord.local.sweep import mark_of
+from tests.store.places import ETCD, Cluster
+
+SIZE = 3
+ARGUMENTS = (
+    # No power cut is played, so nothing need be on the disk; and this machine's cores are busy.
+    *("--unsafe-no-fsync", "--heartbeat-interval", "100", "--election-timeout", "1000"),
+)
+
+
+class Members(Cluster):
+    """Marked as the chaos cluster's own processes, so that all of it ends together."""
+
+    def __init__(self, folder: Path) -> None:
+        if ETCD is None:
+            raise SystemExit(
+                "there is no etcd here: install etcd-server, or leave out --store etcd"
+            )
+        self._mark = mark_of(folder)
+        super().__init__(SIZE, arguments=ARGUMENTS)
+
+    def start(self, members: Sequence[int] | None = None) -> None:
+        with patch.dict(os.environ, self._mark):
+            super().start(members)
+
+    def pids(self) -> list[int]:
+        """Of all members that run."""
+        return [each.pid for each in self.processes if each is not None and each.poll() is None]
+
+    def close(self) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGCONT)
+        super().close()

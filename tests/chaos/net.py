@@ -1,0 +1,221 @@
+"""What lies between nodes, sailord and the store: connections that can be cut, slow, or half open.
+
+Each agent has a way of its own to the store, and is reached, as sailord is, through a way that
+others use. A connection knows whose it is at both ends: whoever opened it is found by its socket.
+What is cut is not lost: it waits, as it would be sent again, and comes once the cut is over. The
+workers' own connections among themselves, on which they train, do not pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.members import Members
+from tests.chaos.sockets import owner_of
+
+CHUNK_BYTES = 1 << 18
+LOOK_S = 0.05
+TIMEOUT_S = 2.0
+"""Of a call to an etcd that is slow or cut off: shorter than a lease."""
+STORE, SAILORD = "store", "sailord"
+"""How what is no node is called, at an end of a way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What happens to what one end sends and is sent."""
+
+    hears: bool = True
+    speaks: bool = True
+    delay_s: float = 0.0
+    """For every piece of at most 256 KiB."""
+
+
+FAIR = Weather()
+CUT = Weather(hears=False, speaks=False)
+DEAF = Weather(hears=False)
+MUTE = Weather(speaks=False)
+SLOW = Weather(delay_s=0.3)
+
+
+@dataclass(eq=False)
+class Net:
+    """All ways of one cluster; they live in a thread until it is closed."""
+
+    family: Callable[[], dict[int, str]] = dict
+    """Processes that open connections, and of which node each is."""
+    weather: dict[str, Weather] = field(default_factory=dict)
+    """By nodes and what else is at an end; fair where nothing is said."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _open: set[tuple[str, str, asyncio.StreamWriter]] = field(default_factory=set)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to carry."""
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Carry no more."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    # ---- ways -----------------------------------------------------------------------------------
+
+    def tcp(self, host_port: str, end: str, begin: str | None = None) -> str:
+        """A way to a port; return where it begins. Who begins it is found out, or given."""
+        host, _, port = host_port.rpartition(":")
+        return self._listen(lambda: asyncio.open_connection(host, int(port)), end, begin, None)
+
+    def unix(self, target: Path, path: Path, end: str, begin: str) -> str:
+        """A way to a socket, which begins at another."""
+        return self._listen(lambda: asyncio.open_unix_connection(target), end, begin, path)
+
+    def _listen(self, connect: Callable, end: str, begin: str | None, path: Path | None) -> str:
+        async def serve() -> str:
+            async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await self._carry(reader, writer, connect, end, begin)
+
+            if path is not None:
+                path.unlink(missing_ok=True)
+                await asyncio.start_unix_server(carry, path)
+                return str(path)
+            server = await asyncio.start_server(carry, "127.0.0.1", 0)
+            host, port = server.sockets[0].getsockname()
+            return f"{host}:{port}"
+
+        return asyncio.run_coroutine_threadsafe(serve(), self._loop).result()
+
+    def reset(self, name: str) -> None:
+        """Break every connection that has this end."""
+
+        def abort() -> None:
+            for one, other, writer in list(self._open):
+                if name in (one, other):
+                    writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(abort)
+
+    # ---- one connection -------------------------------------------------------------------------
+
+    async def _carry(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connect: Callable,
+        end: str,
+        begin: str | None,
+    ) -> None:
+        if begin is None:
+            begin = owner_of(writer.get_extra_info("peername")[1], self.family()) or ""
+        with contextlib.suppress(OSError):
+            await self._wait(begin, end)
+            far_reader, far_writer = await connect()
+            with self._known(begin, end, writer), self._known(begin, end, far_writer):
+                await asyncio.gather(
+                    self._pump(reader, far_writer, begin, end),
+                    self._pump(far_reader, writer, end, begin),
+                )
+        writer.transport.abort()
+
+    @contextlib.contextmanager
+    def _known(self, begin: str, end: str, writer: asyncio.StreamWriter) -> Iterator[None]:
+        entry = begin, end, writer
+        self._open.add(entry)
+        try:
+            yield
+        finally:
+            self._open.discard(entry)
+            writer.transport.abort()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begin: str, end: str
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(CHUNK_BYTES):
+                await self._wait(begin, end)
+                writer.write(chunk)
+                await writer.drain()
+        await self._wait(begin, end)  # That one end is gone is no news through a cut either.
+        if writer.can_write_eof() and not writer.is_closing():
+            with contextlib.suppress(OSError):
+                writer.write_eof()
+
+    async def _wait(self, begin: str, end: str) -> None:
+        """Return when a piece may go from one end to the other."""
+        while not (self._at(begin).speaks and self._at(end).hears):
+            await asyncio.sleep(LOOK_S)
+        if delay_s := max(self._at(begin).delay_s, self._at(end).delay_s):
+            await asyncio.sleep(delay_s)
+
+    def _at(self, name: str) -> Weather:
+        return self.weather.get(name, FAIR)
+
+
+@dataclass(eq=False)
+class Ways:
+    """Has every configuration name the ways of a net in the place of what they lead to."""
+
+    net: Net
+    folder: Path
+    """Of the cluster."""
+    has_etcd: bool = False
+    """Else the store is sailord's own."""
+    members: Members | None = None
+
+    def open(self) -> None:
+        """Start what is not the cluster's own."""
+        self.net.start()
+        if self.has_etcd:
+            self.members = Members(self.folder)
+
+    def close(self) -> None:
+        """End it."""
+        if self.members is not None:
+            self.members.close()
+        self.net.close()
+
+    def of_sailord(self, text: str) -> str:
+        """Sailord is reached, and reaches the store, through the net."""
+        port = re.search(r"^port = (\d+)$", text, re.MULTILINE)
+        assert port is not None
+        address = self.net.tcp(f"127.0.0.1:{port[1]}", SAILORD)
+        text = text.replace(port[0], f'{port[0]}\naddress = "{address}"')
+        return f'store = "{self._store(SAILORD)}"\n{text}' if self.has_etcd else text
+
+    def of_agent(self, text: str, name: str) -> str:
+        """The same of an agent."""
+        own, port = f'"unix://{self.folder}/head/store.sock"', free_port()
+        assert own in text
+        assert "port = 0" in text
+        address = self.net.tcp(f"127.0.0.1:{port}", name)
+        text = text.replace("port = 0", f'port = {port}\naddress = "{address}"')
+        return text.replace(own, f'"{self._store(name)}"')
+
+    def _store(self, begin: str) -> str:
+        if self.members is not None:
+            ends = self.members.endpoints
+            return etcd_address(self.net.tcp(each, STORE, begin) for each in ends)
+        path = self.folder / f"{begin}.sock"
+        return f"unix://{self.net.unix(self.folder / 'head/store.sock', path, STORE, begin)}"
+
+
+def etcd_address(endpoints: Iterable[str]) -> str:
+    """What names the store in a configuration."""
+    return f"etcd://{','.join(endpoints)}?timeout_s={TIMEOUT_S}"
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
