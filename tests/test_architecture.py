@@ -62,6 +62,12 @@ ON_DISK = (
     *("exists", "is_file", "is_dir", "iterdir", "glob", "rglob", "resolve", "absolute"),
 )
 
+# So do they in what decides, and in all that it is made of.
+CORES = (
+    *("sailord.decide", "sailord.recover", "sailord.invariants", "sailord.objections"),
+    "agents.decide",
+)
+
 NAMES_BANNED = ("common", "helper", "helpers", "manager", "managers", "misc", "util", "utils")
 LINES_MAX = 500
 
@@ -136,9 +142,12 @@ def torch_breaches(module: Module) -> Iterator[str]:
 
 def purity_breaches(module: Module) -> Iterator[str]:
     """Clocks, chance, networks and files where only arguments should be."""
-    if module.package not in PURE:
-        return
-    forbidden = IMPURE if within(module.name, EDGES) else (*IMPURE, *FILES)
+    if module.package in PURE:
+        yield from _impurities(module, IMPURE)
+
+
+def _impurities(module: Module, impure: tuple[str, ...]) -> Iterator[str]:
+    forbidden = impure if within(module.name, EDGES) else (*impure, *FILES)
     for name in imports(module):
         if within(name, forbidden):
             yield f"{module.name} imports {name}"
@@ -154,6 +163,19 @@ def purity_breaches(module: Module) -> Iterator[str]:
             case ast.Call(func=ast.Name("open" | "print" | "input" as function)):
                 if not within(module.name, EDGES):
                     yield f"{module.name}:{node.lineno} calls {function}()"
+
+
+def made_of(found: dict[str, Module], *names: str) -> set[str]:
+    """The modules that these import, and those that they import in turn, and they themselves."""
+    seen: set[str] = set()
+    rest = list(names)
+    while rest:
+        name = rest.pop()
+        if name not in seen:
+            seen.add(name)
+            for used in imports(found[name]):
+                rest += [each for each in (used, used.rpartition(".")[0]) if each in found]
+    return seen
 
 
 def document_breaches(module: Module) -> Iterator[str]:
@@ -205,6 +227,15 @@ def test_no_module_breaks_the_rule(check):
     found = modules(ROOT)
     assert {module.package for module in found} == set(LAYERS), "a package is missing"
     assert [breach for module in found for breach in check(module)] == []
+
+
+def test_what_decides_knows_no_clock_and_no_chance():
+    found = {module.name: module for module in modules(ROOT)}
+    # They may be made of each other.
+    impure = tuple(name for name in IMPURE if name not in {"sailord", "agents"})
+    cores = made_of(found, *CORES)
+    assert {"sailord.facts", "sailord.moves", "agents.model"} <= cores
+    assert [b for name in sorted(cores) for b in _impurities(found[name], impure)] == []
 
 
 def test_tests_and_programs_keep_their_shape():
