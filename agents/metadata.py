@@ -47,10 +47,12 @@ class NoServerError(Exception):
     """There is no metadata server: this is no machine of that cloud."""
 
 
-async def read_machine(session: aiohttp.ClientSession) -> Machine | None:
+async def read_machine(
+    session: aiohttp.ClientSession, within_s: float = MACHINE_S
+) -> Machine | None:
     """Return the machine's type and zone; ``None``: this is no machine of that cloud."""
     try:
-        async with asyncio.timeout(MACHINE_S):
+        async with asyncio.timeout(within_s):
             machine = await _insist(session, "machine-type")
             zone = await _insist(session, "zone")
     except (NoServerError, TimeoutError):

@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 import click
+import structlog
 
 from agents.alarms import listening, until_broken
 from agents.briefing import Site
@@ -32,7 +33,7 @@ from agents.keys import Keys
 from agents.logs import Form, begin_log, failures_are_told
 from agents.meeting import Meeting
 from agents.memory_http import MemoryDoor
-from agents.metadata import read_machine
+from agents.metadata import MACHINE_S, read_machine
 from agents.model import DeviceBroke, EndAsked, Event, SelfTested
 from agents.notices import SHUTDOWN, Notices
 from agents.peers import Peers
@@ -49,6 +50,11 @@ from agents.warm import WarmParent
 from agents.workers import Workers
 from simulator.catalogue import Catalogue, load_catalogue
 from simulator.errors import InputError, Problem, Problems
+
+log = structlog.get_logger("sailor-agent")
+
+KNOWN_S = 1.0
+"""The metadata server has so long where the file would do: elsewhere there is none."""
 
 UNUSABLE_INPUT = 2
 RETEST_S = 5.0
@@ -94,7 +100,7 @@ async def run_agent(config: Config, devices: Devices, catalogue: Catalogue, form
         stack.callback(os.close, lock)
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         kept = recall(config.state / "life.json")
-        node = await _node(config, devices, catalogue, kept, session)
+        node = await this_node(config, devices, catalogue, kept, session)
         try:
             store = await open_store(config.store)
         except StoreUnavailable as error:
@@ -232,19 +238,29 @@ async def _end_when(told: asyncio.Event, shell: Shell, notices: Notices) -> None
     shell.events.put_nowait(EndAsked(shell.clock.now()))
 
 
-async def _node(
+async def this_node(
     config: Config,
     devices: Devices,
     catalogue: Catalogue,
     kept: Kept,
     session: aiohttp.ClientSession,
 ) -> NodeRecord:
-    """The node as it will register; what no metadata server says, the configuration must."""
-    known = None
-    if config.zone is None or (config.machine is None and not devices.is_emulated):
-        known = await read_machine(session)
-    zone = config.zone or (known.zone if known else None)
-    machine = config.machine or (known.machine if known else None)
+    """The node as it will register: what no metadata server says, the configuration must.
+
+    A file may have come with a machine's image, and speak of another machine; only devices that
+    are emulated may stand wherever the file says.
+    """
+    says = None
+    if config.zone is None or not devices.is_emulated:
+        is_said = config.zone is not None and config.machine is not None
+        says = await read_machine(session, KNOWN_S if is_said else MACHINE_S)
+    zone, machine = config.zone, config.machine
+    if says is not None and (zone is None or not devices.is_emulated):
+        zone = _known("zone", zone, says.zone)
+    if says is not None and not devices.is_emulated:
+        machine = _known("machine", machine, says.machine)
+    emulated = {"is_emulated": devices.is_emulated, "tflops": devices.tflops}
+    log.info("found devices", gpu=devices.gpu, gpus=devices.count, **emulated)
     problems = Problems()
     if zone is None:
         problems.add("zone", "is not given, and no metadata server says it", "give the zone")
@@ -269,6 +285,13 @@ async def _node(
         spot=config.spot,
         lease_s=config.lease_s,
     )
+
+
+def _known(what: str, by_file: str | None, by_server: str) -> str:
+    if by_file not in (None, by_server):
+        told = {"file": by_file, "metadata_server": by_server}
+        log.warning(f"the metadata server's word for the {what} is taken, not the file's", **told)
+    return by_server
 
 
 if __name__ == "__main__":
