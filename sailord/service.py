@@ -90,7 +90,8 @@ async def _ask_provider(config: Config) -> None:
         raise InputError(Problem("provider", "is not in the file", cure))
     provider = open_provider(config.provider, config.cluster, time.time)
     try:
-        await provider.check()
+        for problem in await provider.check():
+            click.echo(f"warning: {problem}", err=True)
     except ProviderError as error:
         raise click.ClickException(f"the provider cannot be asked now: {error}") from None
     finally:

@@ -33,6 +33,7 @@ from sailord.providers.interface import (
     Refused,
     no_notices,
 )
+from simulator.errors import Problem
 
 CARD = "instance.json"
 ENDED_MAX = 1000
@@ -64,8 +65,9 @@ class EmulatedProvider:
     def pools(self) -> Sequence[Pool]:
         return tuple(kind.pool for kind in self.kinds)
 
-    async def check(self) -> None:
+    async def check(self) -> Sequence[Problem]:
         """Nothing can be wrong that its file does not show."""
+        return ()
 
     async def observe(self) -> Observation:
         at = self.now()

@@ -15,9 +15,10 @@ from typing import Any
 from sailord.providers import gce_check, gce_groups
 from sailord.providers.gce_answers import Failure, failure_of
 from sailord.providers.gce_api import Api, find_credentials
+from sailord.providers.gce_billing import Billing
 from sailord.providers.gce_config import GceConfig
 from sailord.providers.gce_limits import limits_of, quotas_of
-from sailord.providers.gce_prices import SERVICE, prices_of, rates_of
+from sailord.providers.gce_prices import prices_of
 from sailord.providers.gce_request import (
     CLUSTER_LABEL,
     bulk_insert_of,
@@ -46,6 +47,7 @@ from sailord.providers.interface import (
     Refused,
 )
 from simulator.catalogue import Catalogue
+from simulator.errors import Problem
 
 NOT_FOUND, CONFLICT = 404, 409
 
@@ -68,6 +70,7 @@ class Gce:
         self._catalogue = catalogue
         self._api = api
         self._now = now
+        self._billing = Billing(api, config)
         self._requests: dict[str, str] = {}
         """Our request ids by those that Google knows, where they differ."""
         self._seen: dict[str, Instance] = {}
@@ -78,9 +81,11 @@ class Gce:
         """Every zone with every machine under every contract that the file names."""
         return self._config.pools
 
-    async def check(self) -> None:
+    async def check(self) -> Sequence[Problem]:
         """Raise an ``InputError`` that tells all a person has to put right."""
         await gce_check.check(self._api, self._config)
+        trouble = await self._billing.read()
+        return () if trouble is None else (trouble,)
 
     # ---- looking --------------------------------------------------------------------------------
 
@@ -256,23 +261,7 @@ class Gce:
 
     async def prices(self) -> Mapping[Pool, float]:
         """Dollars an hour for one machine of each pool."""
-        rates = None
-        if self._config.billing:
-            try:
-                rates = rates_of(await self._skus())
-            except Failure as failure:
-                raise ProviderError(f"the Cloud Billing catalogue: {failure.text}") from failure
-        return prices_of(self.pools, self._catalogue, rates)
-
-    async def _skus(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        url, token = f"{self._config.billing_endpoint}/v1/services/{SERVICE}/skus", ""
-        while True:
-            told = await self._api.get_json(url, {"currencyCode": "USD", "pageToken": token})
-            found += told.get("skus", ())
-            token = told.get("nextPageToken", "")
-            if not token:
-                return found
+        return prices_of(self.pools, self._catalogue, await self._billing.rates())
 
     async def quotas(self) -> Sequence[Quota]:
         """The limits on GPUs, of every region and of the whole project."""

@@ -77,13 +77,15 @@ class Api:
         """Read a document of another of Google's APIs."""
 
         def read() -> dict[str, Any]:
+            from google.api_core import exceptions  # noqa: PLC0415 - slow to load
             from google.auth.transport import requests  # noqa: PLC0415 - slow to load
 
-            untyped: Any = requests
-            with untyped.AuthorizedSession(self._credentials) as session:
+            sessions: Any = requests
+            errors: Any = exceptions
+            with sessions.AuthorizedSession(self._credentials) as session:
                 answer = session.get(url, params=query, timeout=self._call_s)
             if answer.status_code != 200:
-                raise failure_of(answer.status_code, (), message=answer.text[:300])
+                raise errors.from_http_response(answer)
             told = answer.json()
             assert isinstance(told, dict)
             return told

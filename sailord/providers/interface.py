@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from simulator.errors import Problem
+
 Standing = Literal["pending", "running", "stopping", "preempted", "gone"]
 RefusalKind = Literal["stockout", "quota", "rate", "permission", "bad_request", "unknown"]
 NoticeKind = Literal["preemption", "maintenance"]
@@ -174,8 +176,11 @@ class Provider(Protocol):
     def pools(self) -> Sequence[Pool]:
         """All pools that may be asked of it; none where machines come by themselves."""
 
-    async def check(self) -> None:
-        """Raise ``InputError`` for what a person has to put right before anything can be had."""
+    async def check(self) -> Sequence[Problem]:
+        """Raise ``InputError`` for what a person has to put right before anything can be had.
+
+        What is returned is amiss, too, but keeps nobody from renting.
+        """
 
     async def observe(self) -> Observation:
         """Look at everything that is ours."""

@@ -22,6 +22,7 @@ from sailord.providers.interface import (
     Quota,
     Refused,
 )
+from simulator.errors import Problem
 from simulator.trace import Trace
 
 
@@ -51,8 +52,8 @@ class ReplayedProvider:
         columns = zip(self.columns, here[-1].gpus, strict=True)
         return sum(gpus // pool.gpus for column, gpus in columns if column == pool)
 
-    async def check(self) -> None:
-        await self.within.check()
+    async def check(self) -> Sequence[Problem]:
+        return await self.within.check()
 
     async def observe(self) -> Observation:
         seen = await self.within.observe()

@@ -17,6 +17,7 @@ from sailord.providers.interface import (
     Refused,
     no_notices,
 )
+from simulator.errors import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class StaticProvider:
     def pools(self) -> Sequence[Pool]:
         return ()
 
-    async def check(self) -> None:
+    async def check(self) -> Sequence[Problem]:
         """Nothing can be wrong that its file does not show."""
+        return ()
 
     async def observe(self) -> Observation:
         found = tuple(

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from sailord.providers.interface import Granted, InDoubt, ProviderError, Refused
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Mood
@@ -401,9 +402,56 @@ def test_prices_come_from_the_billing_catalogue_where_it_has_them():
     assert prices[pool(spot=False)] == built_in[pool(spot=False)] != prices[pool()]
 
 
-def test_prices_that_may_not_be_read_are_no_silent_zero():
-    with provider(Cloud(denied={"billing"}), billing=True) as gce, pytest.raises(ProviderError):
-        asyncio.run(gce.prices())
+def lines_of(act) -> list[str]:
+    """What is logged meanwhile."""
+    with capture_logs() as lines:
+        act()
+    return [f"{line['event']} {line.get('error', '')}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("behave", "cure"),
+    [
+        (
+            {"denied": {"billing"}},
+            "gcloud services enable cloudbilling.googleapis.com --project=test-project",
+        ),
+        ({"is_expired": True}, "gcloud auth application-default login"),
+        ({"moods": [Mood("/skus", 10, 503)]}, "it is asked again"),
+    ],
+)
+def test_where_the_billing_catalogue_may_not_be_read_prices_are_the_built_in_ones(behave, cure):
+    with provider(Cloud()) as gce:
+        built_in = asyncio.run(gce.prices())
+    with provider(Cloud(**behave), billing=True) as gce:
+        (line,) = lines_of(lambda: asyncio.run(gce.prices()))
+        assert cure in line
+        assert asyncio.run(gce.prices()) == built_in != {}
+        assert lines_of(lambda: asyncio.run(gce.prices())) == [], "it is told once"
+
+
+def test_prices_that_were_read_once_stay_until_they_can_be_read_again():
+    cloud = Cloud()
+    rest = Rest(cloud)
+    what = "Nvidia Tesla A100 GPU attached to Spot Preemptible VMs"
+    rest.skus = [sku(what, "GPU", "us-central1", 1.0, spot=True)] + [
+        sku(f"Spot Preemptible A2 Instance {part}", "CPU", "us-central1", 0.01, spot=True)
+        for part in ("Core", "Ram")
+    ]
+    for part in rest.skus[2:]:
+        part["pricingInfo"][0]["pricingExpression"]["usageUnit"] = "GiBy.h"
+    with provider(cloud, billing=True, rest=rest) as gce:
+        first = asyncio.run(gce.prices())
+        cloud.denied.add("billing")
+        (line,) = lines_of(lambda: asyncio.run(gce.prices()))
+        assert "the last answer" in line
+        assert asyncio.run(gce.prices()) == first
+        cloud.denied.clear()
+        rest.skus[0] = sku(what, "GPU", "us-central1", 2.0, spot=True)
+        assert lines_of(lambda: asyncio.run(gce.prices())) == [
+            "the Cloud Billing catalogue is read again "
+        ]
+        assert asyncio.run(gce.prices())[pool()] == pytest.approx(first[pool()] + 1.0)
 
 
 def test_a_group_makes_machines_by_name_and_takes_back_what_it_could_not_make():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from agents.wire import encode
 from sailord.capacity_model import Books, Machine, Policy
 from sailord.local.place import Place
 from sailord.procuring import Procurer
+from sailord.providers.gce import open_gce
 from sailord.providers.interface import Instance
 from sailord.service import main
 from simulator.errors import InputError
@@ -95,3 +97,30 @@ def test_gce_a_file_is_checked_with_its_provider(tmp_path, behave, code, words):
     finally:
         place.remove()
     assert (done.exit_code, words in done.output) == (code, True), done.output
+
+
+def test_gce_a_check_tells_of_prices_that_may_not_be_read_and_of_nothing_else(
+    tmp_path, monkeypatch
+):
+    cloud = Cloud(
+        offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)},
+        denied={"billing"},
+    )
+    place = Place(tmp_path / "c")
+    place.make()
+    try:
+        with gce_server(cloud) as address:
+            configure(place, address, capacity="")
+
+            def opened(config, catalogue):
+                return open_gce(replace(config, billing=True, billing_endpoint=address), catalogue)
+
+            monkeypatch.setattr("sailord.providers.gce.open_gce", opened)
+            file = str(place.folder / "sailord.toml")
+            done = CliRunner().invoke(main, ["check", "--provider", "--config", file])
+    finally:
+        place.remove()
+    assert done.exit_code == 0
+    assert "warning: provider.billing: cannot be read" in done.output
+    assert "gcloud services enable cloudbilling.googleapis.com" in done.output
+    assert "can be used" in done.output

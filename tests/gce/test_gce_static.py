@@ -29,7 +29,7 @@ def look(story: Story, at: float, *hosts: Host) -> Story:
 def test_gce_a_list_of_hosts_neither_makes_nor_deletes():
     async def play():
         listed = provider(*HOSTS)
-        await listed.check()
+        assert await listed.check() == ()
         assert listed.pools == ()
         assert [i.node for i in (await listed.observe()).instances] == ["a", "b"]
         assert await listed.prices() == {POOL: 3.6}

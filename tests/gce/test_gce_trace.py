@@ -41,7 +41,8 @@ class Endless:
     at: float = 0.0
     pools: tuple[Pool, ...] = (A, B)
 
-    async def check(self) -> None: ...
+    async def check(self):
+        return ()
 
     async def close(self) -> None: ...
 
