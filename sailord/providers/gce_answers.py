@@ -20,16 +20,18 @@ RATE_CODES = frozenset(
 )
 PERMISSION_CODES = frozenset(
     {
-        *("forbidden", "authError", "required", "accessNotConfigured", "insufficientPermissions"),
-        "SERVICE_DISABLED",
+        *("forbidden", "authError", "accessNotConfigured", "insufficientPermissions"),
+        *("SERVICE_DISABLED", "BILLING_DISABLED", "CONSUMER_INVALID", "USER_PROJECT_DENIED"),
         *("PERMISSION_DENIED", "PERMISSIONS_ERROR", "SERVICE_ACCOUNT_ACCESS_DENIED"),
         *("UNAUTHENTICATED", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "expired"),
+        "IAM_PERMISSION_DENIED",
     }
 )
 BAD_REQUEST_CODES = frozenset(
     {
         *("invalid", "badRequest", "notFound", "parseError", "INVALID_USAGE", "INVALID_FIELD"),
-        *("RESOURCE_NOT_FOUND", "invalidParameter", "UNSUPPORTED_OPERATION"),
+        *("RESOURCE_NOT_FOUND", "invalidParameter", "UNSUPPORTED_OPERATION", "required"),
+        *("alreadyExists", "RESOURCE_ALREADY_EXISTS", "conditionNotMet"),
     }
 )
 TRANSIENT_STATUSES = frozenset({408, 500, 502, 503, 504})
@@ -67,18 +69,19 @@ def failure_of(
     """Say what an answer means, by its HTTP status and its pairs of code and message.
 
     The codes speak first, as a stock-out comes with status 503 and a quota with 403. A code that
-    nobody knows is ``unknown``; it is told as it came, and stands for a lack of capacity.
+    nobody knows is ``unknown``; it is told as it came, and stands for a lack of capacity, whatever
+    the status: a 400 may be a resource that is not ready yet. Only 401 and 429 mean one thing.
     """
     known = [(kind_of_code(code, text), code, text) for code, text in errors]
     telling = [one for one in known if one[0] is not None] or [
         (None, code, text) for code, text in errors if code not in NO_CAUSE
     ]
     kind, code, text = (telling or known or [(None, "", message)])[0]
-    if kind is None:
+    if status == 401 or (kind is None and (status == 429 or not code)):
         kind = _kind_of_status(status)
     sentence = text or message or f"HTTP status {status}"
     told = f"{code}: {sentence}" if code and code not in sentence else sentence
-    return Failure(kind, told, status, retry_after_s, code)
+    return Failure(kind or "unknown", told, status, retry_after_s, code)
 
 
 def kind_of_code(code: str, text: str) -> RefusalKind | None:

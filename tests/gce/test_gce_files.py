@@ -251,11 +251,25 @@ def test_the_manifest_configures_an_agent(tmp_path: Path):
         (403, [("accessNotConfigured", "enable the API")], "permission"),
         (429, [], "rate"),
         (404, [], "bad_request"),
+        (404, [("notFound", "x")], "bad_request"),
+        (400, [("required", "x")], "bad_request"),
+        (401, [("required", "x")], "permission"),
+        (403, [], "permission"),
         (503, [("backendError", "x")], "unknown"),
+        *(
+            (status, [("resourceNotReady", "x")], kind)
+            for status, kind in (
+                *((400, "unknown"), (403, "unknown"), (404, "unknown"), (409, "unknown")),
+                *((412, "unknown"), (418, "unknown"), (0, "unknown")),
+                *((401, "permission"), (429, "rate")),
+            )
+        ),
     ],
 )
 def test_codes_speak_before_statuses(status, errors, kind):
-    assert failure_of(status, errors).kind == kind
+    found = failure_of(status, errors)
+    assert found.kind == kind
+    assert found.code in found.text, "it is told as it came"
 
 
 def test_only_what_says_nothing_is_transient():

@@ -142,6 +142,8 @@ def test_a_request_by_another_name_than_a_uuid_is_told_back():
         ),
         ({"moods": [Mood(BULK, 1, 503, STOCKOUT, "none left")]}, "stockout", "none left"),
         ({"moods": [Mood(BULK, 1, 418, "FLUX_LOW", "odd")]}, "unknown", "FLUX_LOW: odd"),
+        ({"moods": [Mood(BULK, 1, 403, "FLUX_LOW", "odd")]}, "unknown", "FLUX_LOW: odd"),
+        ({"moods": [Mood(BULK, 1, 400, "resourceNotReady", "wait")]}, "unknown", "NotReady: wait"),
     ],
 )
 def test_a_refusal_has_its_kind(behave, kind, words):
