@@ -7,35 +7,47 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from sailord.local.place import Place, usual_folder
 from simulator.errors import InputError, Problem
 
+T = TypeVar("T")
 DEFAULT = "unix:///run/sailor/sailord.sock"
 TIMEOUT_S = 20.0
 FOLLOW_S = 60.0
 """Without even a sign of life for so long, a stream is broken."""
+PAUSE_S_FIRST = 0.25
+PAUSE_S_MAX = 5.0
+"""Between two attempts to reach who was there before."""
 
 
 class ServerProblem(Exception):  # noqa: N818 - what the server said, for a person to read
     """sailord could not be reached, or did not do what was asked."""
 
-    def __init__(self, said: str | Sequence[Problem]) -> None:
+    def __init__(self, said: str | Sequence[Problem], status: int | None = None) -> None:
         text = said if isinstance(said, str) else "\n".join(map(str, said))
         super().__init__(text)
         self.problems = () if isinstance(said, str) else tuple(said)
+        self.status = status
+        """Of the answer; ``None``: there was none."""
+
+    @property
+    def passes(self) -> bool:
+        """The same may be answered later: nobody is there, nobody leads yet, or too many ask."""
+        return self.status is None or self.status in {408, 429, 502, 503}
 
     def about(self, sent: str, file: str) -> ServerProblem:
         """The same, in which what was sent as ``sent`` is called by its file's name."""
         if not self.problems:
             return self
-        return ServerProblem([replace(each, place=_called(each.place, sent, file))
-                              for each in self.problems])  # fmt: skip
+        called = [replace(each, place=_called(each.place, sent, file)) for each in self.problems]
+        return ServerProblem(called, self.status)
 
 
 def _called(place: str, sent: str, file: str) -> str:
@@ -54,6 +66,46 @@ class _Local(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+@dataclass(eq=False)
+class Patience:
+    """For who follows: sailord may be started anew meanwhile, and is asked again, ever more rarely.
+
+    One that has never answered is not waited for: its address may be wrong.
+    """
+
+    tell: Callable[[ServerProblem], None]
+    """Called when an outage begins, not at each attempt."""
+    _pause_s: float = PAUSE_S_FIRST
+    _has_answered: bool = False
+    _is_away: bool = False
+
+    def answered(self) -> None:
+        """It is there, so that the next outage begins anew."""
+        self._pause_s, self._has_answered, self._is_away = PAUSE_S_FIRST, True, False
+
+    def wait(self, problem: ServerProblem) -> None:
+        """Return when it is time to ask again; raises the problem if it does not pass."""
+        if not problem.passes or (problem.status is None and not self._has_answered):
+            raise problem
+        self._has_answered |= problem.status is not None
+        if not self._is_away:
+            self._is_away = True
+            self.tell(problem)
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def insist(self, ask: Callable[[], T]) -> T:
+        """The first answer."""
+        while True:
+            try:
+                found = ask()
+            except ServerProblem as problem:
+                self.wait(problem)
+            else:
+                self.answered()
+                return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,37 +133,43 @@ class Client:
             reply = self._send(connection, method, path, body)
             text = reply.read()
         except (OSError, http.client.HTTPException) as error:
-            why = f"{_why(error)}{_cure(error)}"
-            raise ServerProblem(f"{self.server} did not answer: {why}") from None
+            raise self._no_answer(error) from None
         finally:
             connection.close()
-        is_json = "json" in (reply.headers.get("Content-Type") or "")
-        value = json.loads(text) if is_json else text.decode("utf-8", "replace")
+        value = _value(reply.headers, text)
         if reply.status >= 400:
             raise _refused(reply.status, value)
         return value, reply.headers
 
-    def follow(self, after: int) -> Iterator[dict[str, Any]]:
+    def follow(self, after: int, patience: Patience) -> Iterator[dict[str, Any]]:
         """Happenings as they come, resumed by id where the connection breaks."""
         while True:
-            connection = self._connect(FOLLOW_S)
             try:
-                reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
-                if reply.status >= 400:
-                    raise _refused(reply.status, json.loads(reply.read()))
-                for line in reply:
-                    if line.startswith(b"data: "):
-                        happening = json.loads(line.removeprefix(b"data: "))
-                        after = happening["id"]
-                        yield happening
-            except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
-                if after == 0:
-                    raise ServerProblem(f"{self.server}: {_why(error)}") from None
-            except OSError as error:
-                why = f"{_why(error)}{_cure(error)}"
-                raise ServerProblem(f"{self.server} did not answer: {why}") from None
-            finally:
-                connection.close()
+                for happening in self._stream(after):
+                    patience.answered()
+                    after = happening["id"]
+                    yield happening
+            except ServerProblem as problem:
+                patience.wait(problem)
+
+    def _stream(self, after: int) -> Iterator[dict[str, Any]]:
+        connection = self._connect(FOLLOW_S)
+        try:
+            reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
+            if reply.status >= 400:
+                raise _refused(reply.status, _value(reply.headers, reply.read()))
+            for line in reply:
+                # Where the connection breaks, so may a line.
+                if line.startswith(b"data: ") and line.endswith(b"\n"):
+                    yield json.loads(line.removeprefix(b"data: "))
+        except (OSError, http.client.HTTPException) as error:
+            raise self._no_answer(error) from None
+        finally:
+            connection.close()
+        raise ServerProblem(f"{self.server} has ended the stream")
+
+    def _no_answer(self, error: OSError | http.client.HTTPException) -> ServerProblem:
+        return ServerProblem(f"{self.server} did not answer: {_why(error)}{_cure(error)}")
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.server)
@@ -163,11 +221,18 @@ def part(name: str) -> str:
     return quote(name, safe="")
 
 
+def _value(headers: http.client.HTTPMessage, text: bytes) -> Any:
+    if "json" in (headers.get("Content-Type") or ""):
+        with contextlib.suppress(ValueError):  # What stands between may say what it likes.
+            return json.loads(text)
+    return text.decode("utf-8", "replace")
+
+
 def _refused(status: int, value: Any) -> ServerProblem:
     if not isinstance(value, dict) or "problems" not in value:
-        return ServerProblem(f"it answered {status}")
+        return ServerProblem(f"it answered {status}", status)
     problems = [Problem(p["place"], p["what"], p["cure"]) for p in value["problems"]]
-    return ServerProblem(problems)
+    return ServerProblem(problems, status)
 
 
 def _why(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import click
 
 from sailord import online_text as text
 from sailord.capacity_text import capacity_text, glance_problems
-from sailord.client import Client, ServerProblem, client_from, part
+from sailord.client import Client, Patience, ServerProblem, client_from, part
 from simulator.errors import InputError, Problem
 from simulator.files import read_bytes
 
@@ -68,16 +68,20 @@ def status(client: Client, watch: bool, as_json: bool) -> None:
     if not watch:
         show(client.ask("GET", "/v1/status"), as_json, text.status_text)
         return
-    while True:
-        try:
-            value = client.ask("GET", "/v1/status")
-            told = json.dumps(value) if as_json else text.status_text(value)
-        except ServerProblem as problem:  # It may only be started anew.
-            told = json.dumps({"error": str(problem)}) if as_json else f"error: {problem}"
+
+    def tell(told: str) -> None:
         if not as_json:
             click.clear()
         click.echo(told)
         sys.stdout.flush()
+
+    def tell_away(problem: ServerProblem) -> None:
+        tell(json.dumps({"error": str(problem)}) if as_json else f"error: {problem}")
+
+    patience = Patience(tell_away)
+    while True:
+        value = patience.insist(lambda: client.ask("GET", "/v1/status"))
+        tell(json.dumps(value) if as_json else text.status_text(value))
         time.sleep(WATCH_S)
 
 
@@ -140,12 +144,24 @@ def submit(
 def events(client: Client, follow: bool, as_json: bool) -> None:
     """Tell what happened of late, in the whole cluster."""
     tell = json.dumps if as_json else text.happening_text
-    found = client.ask("GET", "/v1/events?follow=false")["events"]
+    patience = Patience(_tell_away)
+
+    def ask() -> Any:
+        return client.ask("GET", "/v1/events?follow=false")
+
+    found = (patience.insist(ask) if follow else ask())["events"]
     for happening in found:
         click.echo(tell(happening))
     if follow:
-        for happening in client.follow(found[-1]["id"] if found else 0):
+        sys.stdout.flush()
+        for happening in client.follow(found[-1]["id"] if found else 0, patience):
             click.echo(tell(happening))
+            sys.stdout.flush()
+
+
+def _tell_away(problem: ServerProblem) -> None:
+    """To a person who follows; what is printed stays what happened."""
+    click.echo(f"waiting: {problem}", err=True)
 
 
 def _active(client: Client) -> str:
@@ -202,14 +218,13 @@ def why(client: Client, job: str | None, as_json: bool) -> None:
 @online
 def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: bool) -> None:
     """Show the end of what a node's workers wrote."""
-    mark = ""
+    mark, patience = "", Patience(_tell_away)
+
+    def ask() -> tuple[str, str]:
+        return client.log(node, rank, mark)
+
     while True:
-        try:
-            fresh, mark = client.log(node, rank, mark)
-        except ServerProblem:
-            if not follow or not mark:
-                raise
-            fresh = ""  # sailord, or the agent there, may only be started anew.
+        fresh, mark = patience.insist(ask) if follow else ask()
         if fresh:
             line = json.dumps({"node": node, "text": fresh}) + "\n"
             click.echo(line if as_json else fresh, nl=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.notices import PREEMPTED
-from sailord.client import Client
+from sailord.client import Client, Patience
 from tests.control.cluster import Agent, Cluster, is_leader
 from tests.daemon.running import JOB, Place, wait_until
 from tests.fakes.metadata import Metadata, metadata_server
@@ -98,7 +98,7 @@ def _await_all(
     client: Client, after: int, ones: tuple[Callable[[Happening], bool], ...]
 ) -> list[float]:
     found: list[float] = []
-    for happening in client.follow(after):
+    for happening in client.follow(after, Patience(print)):
         if ones[len(found)](happening):
             found.append(time.perf_counter())
         if len(found) == len(ones):
