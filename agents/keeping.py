@@ -115,7 +115,9 @@ class Keeper:
         self.feed(SnapshotsChanged(self.clock.now(), self.memory.sealed(job), job))
 
     def hear(self, job: JobId, word: Word) -> None:
-        """A worker may have sealed another snapshot."""
+        """A worker may have sealed another snapshot, or have no room for the next one."""
+        if word.room_short:
+            self._tasks.start(self._make_room(word.room_short))
         point = word.sealed_at
         if point is None or (job, point, word.rank) in self._known:
             return
@@ -153,6 +155,28 @@ class Keeper:
         elif (held := self.memory.hold(snapshot)) is not None:
             self._held[name] = held
 
+    async def _make_room(self, needed_bytes: int) -> None:
+        """Let go of what has waited longest for the durable store: an outage stops no training."""
+        for name in sorted(self._held, key=lambda name: name[1]):
+            if self.free_bytes() >= needed_bytes:
+                return
+            if (snapshot := self._held.pop(name, None)) is None:
+                continue  # It is there meanwhile.
+            job, point, _ = name
+            text = (
+                f"step {point.step} is not made durable: {slots.in_mib(needed_bytes)} were needed "
+                f"in {self.memory.folder} for the next snapshot, and what waits for the store "
+                "gave way; enlarge that file system, or see why the store takes nothing"
+            )
+            self._trouble(job, "room", text)
+            await asyncio.to_thread(snapshot.path.unlink, missing_ok=True)
+
+    def begin(self) -> None:
+        """Another generation begins: what waits for the store of older ones is never committed."""
+        for name in [name for name, held in self._held.items() if not self.is_present(held)]:
+            path = self._held.pop(name).path
+            self._tasks.start(asyncio.to_thread(path.unlink, missing_ok=True))
+
     def is_present(self, snapshot: Snapshot) -> bool:
         """The generation goes on that it is of."""
         workers = self.workers
@@ -189,6 +213,7 @@ class Keeper:
         self._tasks.start(asyncio.to_thread(snapshot.path.unlink, missing_ok=True))
         if vote is not None:
             self._trouble(snapshot.job, "store", "")
+            self._trouble(snapshot.job, "room", "")
             self.feed(UploadDone(self.clock.now(), snapshot.job, vote))
 
     def not_uploaded(self, snapshot: Snapshot, reason: str) -> None:

@@ -135,6 +135,7 @@ class Shell:
                 self.registration.register(command.node)
             case JoinGeneration():
                 self.workers.begin(command.record)
+                self.keeper.begin()
                 self._start(self.joining.join(command.record))
             case TellStop():
                 order = {"order": "stop", "stop_at": command.stop_at}

@@ -25,6 +25,8 @@ class Word:
     is_bug: bool = False
     room_needed: int = 0
     """It failed since the node's memory has no room for snapshots: so many bytes must be free."""
+    room_short: int = 0
+    """It waits with a snapshot until so many bytes are free."""
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None

@@ -18,13 +18,13 @@ from agents.protocol import (
 from sailord.checkpoints import Unreadable, complete_at, folders_at, look_at
 from sailord.keeping import WriteManifest
 from sailord.manifest import Manifest, folder_of, manifest_bytes, manifest_name
-from sailord.planning import job_shape
+from sailord.planning import job_shape, read_job
 from sailord.storage import Storage, StorageError, open_storage
 from sailord.verify import compose, faults_of
 from simulator.errors import InputError, Problem
 from simulator.job import Job
-from worker.slots import fingerprint, head_checksum, read_head, read_header
-from worker.table import table_of
+from worker.sameness import differences, model_of
+from worker.slots import head_checksum, read_head, read_header
 
 NEWEST = "newest"
 
@@ -99,13 +99,14 @@ def _check(
     id_: JobId,
     found: list[tuple[Manifest, Durable]],
 ) -> None:
-    """Its model must be the job's, and all of its objects must be there."""
+    """It must be the job's, whose data and model go on, and all of its objects must be there."""
     step = manifest.point.step
-    tables = [table_of(job, index) for index in range(len(job.model.layers))]
-    model = fingerprint(tables, atoms=job.max_tp, dtype=manifest.dtype, moments=manifest.moments)
-    if model != manifest.model:
-        what = f"the model was changed since step {step}: its tensors are others"
-        raise InputError(Problem("resume", what, "submit the job as it was, or under a new id"))
+    changed = differences(job, read_job(manifest.spec), step=step, place="resume")
+    if changed:
+        raise InputError(changed)
+    if model_of(job) != manifest.model:
+        what = f"the checkpoint of step {step} is of another model than the job it names"
+        raise InputError(Problem("resume", what, "see who wrote it; give another step, or id"))
     faults = faults_of(storage, manifest, job=id_, is_thorough=False)
     if faults:
         older = max((m.point.step for m, _ in found if m.point.step < step), default=None)

@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "agents": ("simulator", "worker.protocol", "worker.layout", "worker.slots"),
     "sailord": (
         *("simulator", "planner", "worker.protocol", "worker.layout", "worker.slots"),
-        "worker.table",
+        *("worker.sameness", "worker.table"),
         *("agents.clock", "agents.failing", "agents.folder", "agents.keys", "agents.logs"),
         *("agents.packing", "agents.protocol"),
         *("agents.peers", "agents.signing", "agents.store", "agents.systemd", "agents.tasks"),
@@ -42,6 +42,7 @@ TORCH_FREE = (
     "worker.__init__",
     "worker.protocol",
     "worker.layout",
+    "worker.sameness",
     "worker.slots",
     "worker.table",
 )

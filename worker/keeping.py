@@ -25,10 +25,10 @@ from worker.pieces import Key, Shape
 from worker.precision import LossScale, precision_of
 from worker.restoring import fill
 from worker.room import Sharing, check_room, need_of
-from worker.slots import Header, NoRoom, Piece, fingerprint, laid_out
+from worker.sameness import dtype_of, model_of
+from worker.slots import Header, NoRoom, Piece, laid_out
 from worker.slots import Progress as Told
 from worker.snapshots import Reached, Snapshots, Sources
-from worker.table import table_of
 from worker.trainer import Progress
 from worker.transport.base import Transport
 
@@ -58,17 +58,6 @@ def shape_of(job: Job) -> Shape:
         item_bytes=precision_of(job).master.itemsize,
         moments=Update.moments(job),
     )
-
-
-def model_of(job: Job) -> str:
-    """The fingerprint of the job's tensors."""
-    tables = [table_of(job, index) for index in range(len(job.model.layers))]
-    return fingerprint(tables, atoms=job.max_tp, dtype=dtype_of(job), moments=Update.moments(job))
-
-
-def dtype_of(job: Job) -> str:
-    """In what numbers weights are kept, as headers say it: ``float32``."""
-    return str(precision_of(job).master).removeprefix("torch.")
 
 
 def sharing_of(job: Job, plan: Plan, holdings: Holdings, seat: Seat) -> Sharing:
@@ -175,6 +164,7 @@ class SnapshotKeeper:
         *,
         on_sealed: Callable[[int], None],
         reached: Reached,
+        on_short: Callable[[int], None] = lambda _: None,
     ) -> SnapshotKeeper:
         """Make room for all the snapshots that there may be at once."""
         header, sharing = header_of(trainer, seat)
@@ -185,7 +175,7 @@ class SnapshotKeeper:
             costs.sealed(step)
             on_sealed(step)
 
-        snapshots = Snapshots(seat.memory, header, sources, sealed, reached)
+        snapshots = Snapshots(seat.memory, header, sources, sealed, reached, on_short)
         snapshots.reserve(sharing.files)
         return cls(trainer, seat, snapshots, transport, sharing.waits, costs)
 

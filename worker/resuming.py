@@ -15,12 +15,12 @@ from typing import Any
 import fsspec
 from torch import Tensor
 
-from simulator.errors import InputError, Problem, Problems
+from simulator.errors import InputError, Problem
 from simulator.job import Job
 from worker.exporting import Whole, read_checkpoint, tables_of
-from worker.keeping import model_of
 from worker.layout import TIED
 from worker.precision import LossScale
+from worker.sameness import differences
 from worker.state import Key, Kind
 from worker.trainer import Progress
 
@@ -47,7 +47,7 @@ def begin_from(uri: str, job: Job) -> Beginning:
         raise InputError(
             [Problem(OPTION, _naming(named, each), older) for each in error.problems]
         ) from None
-    found = _differences(job, whole.job)
+    found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
     if found:
         raise InputError(found)
     return Beginning(_logical(job, whole), _progress(whole))
@@ -79,56 +79,6 @@ def _progress(whole: Whole) -> Progress:
         samples=told.samples,
         label_tokens=told.label_tokens,
     )
-
-
-# ---- is it this job's? --------------------------------------------------------------------------
-
-
-def _differences(job: Job, was: Job) -> list[Problem]:
-    """What of a job may not change between its steps, and did."""
-    problems = Problems()
-    if model_of(job) != model_of(was):
-        cure = "train the model that it was made with, or begin a new run"
-        problems.add(OPTION, f"the model was changed since: {_of_models(job, was)}", cure)
-    now: Any
-    before: Any
-    for key in ("global_batch", "sequence"):
-        now, before = getattr(job, key), getattr(was, key)
-        if now != before:
-            what = f"it was made with {key} = {before}, and the job has {now}"
-            problems.add(OPTION, what, f"set {key} = {before}: samples would come twice, or never")
-    for key in ("kind", "seed", "tokens", "images", "labels"):
-        now, before = getattr(job.data, key), getattr(was.data, key)
-        if now != before and not _is_same_file(now, before):
-            what = f"it was made with [data] {key} = {before!r}, and the job has {now!r}"
-            problems.add(OPTION, what, "it is another job's, or its data were changed")
-    return problems.found
-
-
-def _is_same_file(now: Any, before: Any) -> bool:
-    """The folder may be another one on another machine."""
-    return isinstance(now, str) and isinstance(before, str) and Path(now).name == Path(before).name
-
-
-def _of_models(job: Job, was: Job) -> str:
-    for key in ("max_tp", "precision", "optimizer"):
-        if getattr(job, key) != getattr(was, key):
-            return f"{key} is {getattr(job, key)} and was {getattr(was, key)}"
-    if len(job.model.layers) != len(was.model.layers):
-        return f"it has {len(job.model.layers)} layers and had {len(was.model.layers)}"
-    mine, theirs = _shapes(job), _shapes(was)
-    for layer, name in sorted(mine.keys() | theirs.keys()):
-        shape, before = mine.get((layer, name)), theirs.get((layer, name))
-        if shape != before:
-            told = [each or "not there" for each in (shape, before)]
-            return f"{name} of layer {max(layer, 0)} is {told[0]} and was {told[1]}"
-    return "its tensors are cut in other ways"
-
-
-def _shapes(job: Job) -> dict[tuple[int, str], tuple[int, ...]]:
-    return {
-        (layer, spec.name): spec.shape for layer, specs in tables_of(job).items() for spec in specs
-    }
 
 
 # ---- what stands where --------------------------------------------------------------------------

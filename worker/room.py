@@ -128,9 +128,7 @@ def check_room(need: Need, memory: Path, job: str, generation: int) -> None:
         "enlarge that file system or the machine's memory, or name another folder under memory "
         "in the agent's configuration"
     )
-    error = NoRoom(errno.ENOSPC, text, str(memory))
-    error.needed_bytes = missing
-    raise error
+    raise NoRoom.of(errno.ENOSPC, text, memory, missing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,14 @@ class NoRoom(OSError):  # noqa: N818 - a fact about a folder
     """A folder's file system has no room for a snapshot."""
 
     needed_bytes: int = 0
-    """So many must be free there, where that is known of the whole node."""
+    """So many must be free there."""
+
+    @classmethod
+    def of(cls, number: int | None, text: str, folder: Path, needed_bytes: int) -> NoRoom:
+        """Say it with the number; ``number`` is the kernel's."""
+        error = cls(number, text, str(folder))
+        error.needed_bytes = needed_bytes
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +354,8 @@ def create(path: Path, size: int) -> int:
         os.close(file)
         path.unlink()
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise NoRoom(error.errno, no_room(path.parent, size), str(path.parent)) from None
+            text = no_room(path.parent, size)
+            raise NoRoom.of(error.errno, text, path.parent, size) from None
         raise
     return file
 

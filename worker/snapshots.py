@@ -43,6 +43,7 @@ from worker.timeline import Arrow
 _cuda: Any = torch.cuda  # Its own type stubs leave these untyped.
 
 _LOOK_S = 0.05
+_TELL_S = 1.0
 
 Reached = Callable[[Arrow], None]
 """Told when a named place in the course of a snapshot is reached."""
@@ -66,6 +67,8 @@ class _File:
         if self.path == self.early:
             self.early.unlink(missing_ok=True)
         self.targets.clear()
+        with suppress(BufferError):  # Somebody looks at it still; it goes with them.
+            self.memory.close()  # Until then the file takes memory, whoever has removed it.
         os.close(self.file)
 
 
@@ -80,6 +83,8 @@ class Snapshots:
     sources: Sources
     on_sealed: Callable[[int], None] = lambda _: None
     reached: Reached = lambda _: None
+    on_short: Callable[[int], None] = lambda _: None
+    """Told, again and again, how many bytes another file needs, while there is no room for it."""
     patience_s: float = 30.0
     """For a full memory to have room again, once training has begun."""
     _files: list[_File] = field(default_factory=list)
@@ -97,7 +102,7 @@ class Snapshots:
         except NoRoom as error:
             self.close()
             text = f"{count} of them at once; {no_room(self.memory, size * count)}"
-            raise NoRoom(error.errno, text, str(self.memory)) from None
+            raise NoRoom.of(error.errno, text, self.memory, size * count) from None
 
     def begin(self, progress: Progress, *, persist: bool, safe_step: int) -> None:
         """Start copying; points before ``safe_step`` are not needed any more."""
@@ -165,13 +170,18 @@ class Snapshots:
 
     def _new_soon(self) -> _File:
         """Make one more, perhaps when those that keep others have let them go."""
-        deadline = time.monotonic() + self.patience_s
+        now = told_at = time.monotonic()
+        deadline = now + self.patience_s
         while True:
             try:
                 return self._new()
-            except NoRoom:
-                if time.monotonic() > deadline:
+            except NoRoom as error:
+                now = time.monotonic()
+                if now > deadline:
                     raise
+                if now >= told_at:
+                    self.on_short(error.needed_bytes)
+                    told_at = now + _TELL_S
                 time.sleep(_LOOK_S)
 
     def _is_taken_back(self, file: _File) -> bool:

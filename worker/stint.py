@@ -24,13 +24,14 @@ from worker.busy import Busy, slowed_by_file
 from worker.deepspeed_kept import KeptDeepSpeed, Place
 from worker.engines import as_kept, engine_for
 from worker.fetching import Fetched, NotFound, fetch
-from worker.keeping import SnapshotKeeper, check_node, model_of, shape_of, take_up
+from worker.keeping import SnapshotKeeper, check_node, shape_of, take_up
 from worker.kept import Kept
 from worker.layout import Holdings, holdings_of
 from worker.meeting import go_to, meet, open_place
 from worker.pieces import keys_needed
 from worker.restoring import digests
 from worker.room import check_device
+from worker.sameness import model_of
 from worker.slots import NoRoom
 from worker.table import table_of
 from worker.timeline import Arrow, Recorder, fail_point
@@ -124,10 +125,9 @@ class Stint:
         except TransportError as error:
             self._break_off(error)
         except NoRoom as error:
-            # Where the node as a whole was found too small it is told so, and is no bug.
-            is_known = error.needed_bytes > 0
+            # The node is too small, or others have filled its memory: no bug of the job's.
             self._told["room_needed"] = error.needed_bytes
-            self._fail(f"{error.filename}: {error.strerror}", is_bug=not is_known)
+            self._fail(f"{error.filename}: {error.strerror}", is_bug=False)
         except OSError as error:
             # No way to write snapshots, say, or files that cannot be read.
             self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
@@ -258,6 +258,7 @@ class Stint:
             transport,
             on_sealed=self._sealed,
             reached=self._reached,
+            on_short=self._short,
         )
         trainer.keeper = self._keeper
         self._keeper.stop_at = self._stop_at
@@ -316,6 +317,10 @@ class Stint:
         """Called in the thread that seals."""
         self._told["sealed_at"] = {"step": step, "generation": self.assignment.generation}
         self.say(self._word(), True)
+
+    def _short(self, needed_bytes: int) -> None:
+        """A snapshot waits for room; the agent may let go of what only waits for the store."""
+        self.say({**self._word(), "room_short": needed_bytes}, True)
 
     # ---- ends -----------------------------------------------------------------------------------
 

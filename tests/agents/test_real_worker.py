@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import NodeRecord, Point, Report, Restore
+from agents.protocol import JobRecord, NodeRecord, Point, Report, Restore, Saving
+from agents.store import Put
+from agents.wire import encode
 from sailord.recover import complete_points
-from tests.agents.running import Place, place, plan_on, until
+from tests.agents.running import JOB, PREFIX, Place, place, plan_on, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -126,3 +128,23 @@ async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
         assert restore.point.step >= 3
         await here.open(b, 2, plan=plan_on(b.id), members=(b.id,), restore=restore)
         await until(lambda: is_past(here, "b", 2, restore.point.step))
+
+
+async def test_a_store_that_is_away_costs_checkpoints_and_never_training(tmp_path):
+    """The node has the room that it needs, and none for what waits for the store."""
+    (tmp_path / "far").write_text("a file where the durable folder should be")
+    async with place(tmp_path) as here:
+        here.worker = "worker.node"
+        here.start("a", memory_mib=6)
+        a = await here.ready("a")
+        saving = Saving(uri=f"file://{tmp_path}/far")
+        job = JobRecord(JOB, "running", layers=5, atoms=3, saving=saving)
+        await here.store.transact([], [Put(f"{PREFIX}job/{JOB}/state", encode(job))])
+        often = {"memory_every": 1, "persist_every": 1}
+        await here.open(a, 1, plan=plan_on(a.id), members=(a.id,), **often)
+        report = await until(lambda: is_past(here, "a", 1, 20))
+        assert "is not made durable: 1.4 MiB were needed in" in report.trouble
+        assert "far/" in report.trouble, "why the store takes nothing is said too"
+        # What still waits takes no room from the next generation, either.
+        await here.open(a, 2, plan=plan_on(a.id), members=(a.id,), **often)
+        await until(lambda: is_past(here, "a", 2, 3))

@@ -56,12 +56,44 @@ def test_it_goes_on_from_the_step_that_is_named_or_the_newest(tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("hidden = 16", "hidden = 32"), ("max_tp = 2", "max_tp = 4"), ("vocab = 61", "vocab = 63")],
+    [
+        ("hidden = 16", "hidden = 32"),
+        ("max_tp = 2", "max_tp = 4"),
+        ("vocab = 61", "vocab = 63"),
+        ("max_tp = 2", 'max_tp = 2\noptimizer = "sgd"'),
+    ],
 )
 def test_another_model_is_refused(tmp_path, old, new):
     chain(tmp_path, 10)
     with pytest.raises(InputError, match="the model was changed since step 10"):
         begin(tmp_path, "newest", spec=SPEC.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("global_batch = 8", "global_batch = 16", "global_batch = 8, and the job has 16"),
+        ("8\nsequence = 8", "8\nsequence = 4", "sequence = 8, and the job has 4"),
+        ("[training]", "[data]\nseed = 7\n[training]", r"\[data\] seed = 0, and the job has 7"),
+        (
+            "[training]",
+            '[data]\nkind = "tokens"\ntokens = "/other"\n[training]',
+            r"\[data\] kind = 'synthetic', and the job has 'tokens'",
+        ),
+    ],
+    ids=["batch", "sequence", "seed", "data"],
+)
+def test_other_data_are_refused_before_samples_come_twice_or_never(tmp_path, old, new, told):
+    chain(tmp_path, 10)
+    assert old in SPEC
+    with pytest.raises(InputError, match=f"it was made with {told}"):
+        begin(tmp_path, "newest", spec=SPEC.replace(old, new))
+
+
+def test_how_it_is_trained_from_there_may_be_changed(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    changed = SPEC.replace("max_tp = 2", "max_tp = 2\nlearning_rate = 0.5\nsteps = 99")
+    assert begin(tmp_path, "newest", spec=changed) == made.durable
 
 
 def test_one_that_is_not_whole_is_refused_with_the_next_older_one(tmp_path):

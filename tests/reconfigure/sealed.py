@@ -12,8 +12,9 @@ from simulator.job import Job
 from simulator.plan import Place, Plan
 from tests.worker.trained import SomeLabels, tables_of
 from worker.fetching import OwnNode, Source, fetch
-from worker.keeping import Seat, SnapshotKeeper, model_of, take_up
+from worker.keeping import Seat, SnapshotKeeper, take_up
 from worker.pieces import keys_needed
+from worker.sameness import model_of
 from worker.state import Key, merge, pieces_of
 from worker.trainer import StepReport, Trainer
 from worker.transport.threads import ThreadTransport, run_as_threads

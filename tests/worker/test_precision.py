@@ -28,6 +28,7 @@ from worker.precision import (  # noqa: E402 - after the skip
     loss_seed,
     precision_of,
 )
+from worker.sameness import dtype_of  # noqa: E402 - after the skip
 from worker.state import checksums  # noqa: E402 - after the skip
 from worker.trainer import NotANumberError, Progress, Trainer  # noqa: E402 - after the skip
 from worker.transport.threads import run_as_threads  # noqa: E402 - after the skip
@@ -35,6 +36,14 @@ from worker.transport.threads import run_as_threads  # noqa: E402 - after the sk
 pytestmark = pytest.mark.torch
 
 MIXED = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "exact"])
+def test_what_is_told_of_a_job_without_torch_is_what_it_is_trained_in(precision):
+    family, told = ("exact", "fp32") if precision == "exact" else ("gpt2", precision)
+    job = small_job(precision=told)
+    job = replace(job, model=replace(job.model, family=family))
+    assert f"torch.{dtype_of(job)}" == str(precision_of(job).master)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("fp16", 0.003)])

@@ -118,8 +118,8 @@ def test_a_flipped_byte_is_named_and_the_next_older_whole_one_offered(warm, file
     ("change", "told"),
     [
         (("vocab = 64", "vocab = 32"), "token.weight of layer 0 is (32, 16) and was (64, 16)"),
-        (("layers = 2", "layers = 3"), "the model was changed since: it has 5 layers and had 4"),
-        (("max_tp = 2", "max_tp = 1"), "the model was changed since: max_tp is 1 and was 2"),
+        (("layers = 2", "layers = 3"), "model was changed since step 2: it has 5 layers and had 4"),
+        (("max_tp = 2", "max_tp = 1"), "the model was changed since step 2: max_tp is 1 and was 2"),
         (("steps = 6", 'steps = 6\noptimizer = "sgd"'), "optimizer is sgd and was adamw"),
         (("global_batch = 8", "global_batch = 16"), "made with global_batch = 8, and the job has"),
         (("[training]", "[data]\nseed = 7\n\n[training]"), "made with [data] seed = 0, and the"),
