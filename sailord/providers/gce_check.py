@@ -17,6 +17,7 @@ from simulator.errors import Problem, Problems, nearest
 ROLE = "roles/compute.instanceAdmin.v1"
 MACHINE_ROLE = "roles/iam.serviceAccountUser"
 """To make machines that act as a service account of their own."""
+LISTED = {"MachineTypes": "machine_types", "AcceleratorTypes": "accelerator_types"}
 NOT_ENABLED = frozenset({"accessNotConfigured", "SERVICE_DISABLED"})
 
 
@@ -79,21 +80,34 @@ async def _known_zones(api: Api, config: GceConfig) -> frozenset[str]:
 
 
 async def _check_machines(api: Api, config: GceConfig, pools: Sequence[Pool]) -> Sequence[Problem]:
+    zones: dict[tuple[str, str], set[str]] = {}
+    for pool in pools:
+        machine, card, _ = shape_of(pool.machine)
+        zones.setdefault(("MachineTypes", machine), set()).add(pool.zone)
+        if card:
+            # GPUs that are attached are offered, or not, by themselves.
+            zones.setdefault(("AcceleratorTypes", card), set()).add(pool.zone)
+    found: list[Problem] = []
+    for (client, name), wanted in sorted(zones.items()):
+        found += await _check_offered(api, config, client, name, wanted)
+    return found
+
+
+async def _check_offered(
+    api: Api, config: GceConfig, client: str, name: str, wanted: set[str]
+) -> Sequence[Problem]:
+    pages = await api.pages(
+        client, "aggregated_list", project=config.project, filter=f'name="{name}"'
+    )
+    kinds, unseen = scopes_of(pages, LISTED[client])
+    offered = sorted({kind.zone.rpartition("/")[2] for kind in kinds})
     found = []
-    for machine in sorted({pool.machine for pool in pools}):
-        name = shape_of(machine)[0]
-        pages = await api.pages(
-            "MachineTypes", "aggregated_list", project=config.project, filter=f'name="{name}"'
-        )
-        kinds, unseen = scopes_of(pages, "machine_types")
-        offered = sorted({kind.zone.rpartition("/")[2] for kind in kinds})
-        for zone in sorted({pool.zone for pool in pools if pool.machine == machine}):
-            if zone not in offered and zone not in unseen:
-                near = [one for one in offered if region_of(one) == region_of(zone)]
-                cure = f"it is offered in {', '.join((near or offered)[:8])}"
-                if not offered:
-                    cure = "no zone that this project may use offers it"
-                found.append(Problem("provider.machines", f"{name} is not offered in {zone}", cure))
+    for zone in sorted(wanted.difference(offered, unseen)):
+        near = [one for one in offered if region_of(one) == region_of(zone)]
+        cure = f"it is offered in {', '.join((near or offered)[:8])}"
+        if not offered:
+            cure = "no zone that this project may use offers it"
+        found.append(Problem("provider.machines", f"{name} is not offered in {zone}", cure))
     return found
 
 

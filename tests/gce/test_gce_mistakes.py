@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sailord.providers.gce import open_gce
-from sailord.providers.interface import ProviderError, Refused
+from sailord.providers.interface import Pool, ProviderError, Refused
 from simulator.catalogue import load_catalogue
 from simulator.errors import InputError
 from tests.fakes.gce.cloud import Cloud, Mood
-from tests.gce.cloud import HERE, ask, config, pool, provider
+from tests.gce.cloud import HERE, THERE, ask, config, pool, provider
 
 OUR_POOLS = (pool(), pool("us-east1-b", spot=False))
 
@@ -101,6 +101,22 @@ def test_a_cloud_that_is_away_is_nobodys_mistake():
     cloud = Cloud(moods=[Mood(".*", 1000, status=503)])
     with provider(cloud) as gce, pytest.raises(ProviderError):
         asyncio.run(gce.check())
+
+
+def test_a_gpu_that_is_attached_is_offered_or_not_by_itself():
+    t4 = [Pool(zone, "n1-standard-8-t4-1", "T4", 1, True) for zone in (HERE, THERE)]
+    cloud = Cloud(not_offered={(THERE, "nvidia-tesla-t4")})
+    with provider(cloud, *t4) as gce:
+        with pytest.raises(InputError) as told:
+            asyncio.run(gce.check())
+        refused = asyncio.run(gce.create(ask(of=t4[1])))
+    (problem,) = told.value.problems
+    assert problem.place == "provider.machines"
+    assert f"nvidia-tesla-t4 is not offered in {THERE}; it is offered in {HERE}" in str(problem)
+    assert refused.kind == "bad_request", "it is as the check said"
+    with provider(Cloud(), *t4) as gce:
+        asyncio.run(gce.check())
+        assert len(asyncio.run(gce.create(ask(of=t4[1]))).instances) == 1
 
 
 def test_all_is_well():

@@ -32,6 +32,8 @@ OFFERS = {
     "g2-standard-4": Offer("nvidia-l4", 1, "NVIDIA_L4_GPUS", 0.71, 0.28),
     "n1-standard-8": Offer("", 0, "", 0.38, 0.08),
 }
+ATTACHABLE = ("nvidia-tesla-t4", "nvidia-tesla-v100")
+"""GPUs that machine types without any may get."""
 
 
 @dataclass(eq=False)
@@ -44,7 +46,7 @@ class Cloud:
     zones: Mapping[str, str] = field(default_factory=lambda: dict(ZONES))
     offers: Mapping[str, Offer] = field(default_factory=lambda: dict(OFFERS))
     not_offered: set[tuple[str, str]] = field(default_factory=set)
-    """Zones and machine types that do not go together."""
+    """Zones and machine types, or kinds of GPU to attach, that do not go together."""
     stock: dict[tuple[str, str, bool], int] = field(default_factory=dict)
     """By zone, machine type and spot, how many more can be had; what is absent always can."""
     quotas: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class Cloud:
         if known is not None:
             return known
         name, machine = body["name"], body["machineType"].rpartition("/")[2]
-        self._offered(zone, machine)
+        self._offered(zone, machine, body)
         self._free(zone, name)
         refusal = self._refusal(zone, machine, _is_spot(body), 1)
         if refusal is None:
@@ -162,7 +164,7 @@ class Cloud:
         machine, spot = properties["machineType"], _is_spot(properties)
         if "/" in machine:
             raise ApiError(400, "invalid", f"Invalid value '{machine}': give a name, not a path")
-        self._offered(zone, machine)
+        self._offered(zone, machine, properties)
         count, least = int(body["count"]), int(body.get("minCount", body["count"]))
         names = list(body.get("perInstanceProperties") or ())
         if names and len(names) != count:
@@ -362,12 +364,17 @@ class Cloud:
             what = f"projects/{self.project}/zones/{zone}/instances/{name}"
             raise ApiError(409, "alreadyExists", f"The resource '{what}' already exists")
 
-    def _offered(self, zone: str, machine: str) -> None:
+    def _offered(self, zone: str, machine: str, body: Mapping[str, Any]) -> None:
         if zone not in self.zones:
             raise ApiError(400, "invalid", f"Invalid value for field 'zone': '{zone}'. Unknown.")
         if machine not in self.offers or (zone, machine) in self.not_offered:
             what = f"Machine type with name '{machine}' does not exist in zone '{zone}'."
             raise ApiError(400, "invalid", f"Invalid value for field 'machineType': {what}")
+        for card in body.get("guestAccelerators") or ():
+            kind = card["acceleratorType"].rpartition("/")[2]
+            if kind not in ATTACHABLE or (zone, kind) in self.not_offered:
+                what = f"projects/{self.project}/zones/{zone}/acceleratorTypes/{kind}"
+                raise ApiError(404, "notFound", f"The resource '{what}' was not found")
 
     def _metric(self, metric: str, *, spot: bool, zone: str) -> str:
         """Spot machines draw on a quota of their own where there is one."""

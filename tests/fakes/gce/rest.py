@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.fakes.gce.cloud import ApiError, Cloud, Group, Mood, Operation, Vm
+from tests.fakes.gce.cloud import ATTACHABLE, ApiError, Cloud, Group, Mood, Operation, Vm
 
 ROOT = "/compute/v1/projects/{project}"
 ZONE = ROOT + "/zones/{zone}"
@@ -48,7 +48,7 @@ class Rest:
             ("GET", ROOT + "/regions/{region}", self.region),
             ("GET", ROOT + "/zones", self.zones),
             ("GET", ROOT + "/aggregated/machineTypes", self.machine_types),
-            ("GET", ZONE + "/acceleratorTypes", self.accelerator_types),
+            ("GET", ROOT + "/aggregated/acceleratorTypes", self.accelerator_types),
             ("GET", ROOT + "/aggregated/instances", self.all_instances),
             ("GET", ROOT + "/aggregated/operations", self.all_operations),
             ("GET", ZONE + "/instances", self.instances),
@@ -154,9 +154,15 @@ class Rest:
         return self._by_scope(request, "machineTypes", found)
 
     def accelerator_types(self, request: Request) -> Answer:
-        names = sorted({one.accelerator for one in self.cloud.offers.values() if one.accelerator})
-        found = [{"name": name, "maximumCardsPerInstance": 16} for name in names]
-        return self._paged(request, found)
+        self.cloud.need("compute.acceleratorTypes.list")
+        built_in = {one.accelerator for one in self.cloud.offers.values() if one.accelerator}
+        found = [
+            (f"zones/{zone}", {"name": name, "zone": self._link(f"zones/{zone}")})
+            for zone in sorted(self.cloud.zones)
+            for name in sorted(built_in.union(ATTACHABLE))
+            if (zone, name) not in self.cloud.not_offered
+        ]
+        return self._by_scope(request, "acceleratorTypes", found)
 
     def billing(self, request: Request) -> Answer:
         self.cloud.need("billing")
