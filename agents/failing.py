@@ -2,9 +2,11 @@
 
 ``SAILOR_FAIL_AT=NAME`` names one, or ``NAME@GENERATION`` one as a generation passes it. The names
 are those of commands, which are the arrows from one state to the next: ``WriteGeneration`` dies
-before that is carried out, ``after WriteGeneration`` as soon as it is. ``SAILOR_FAIL_AT=/FILE``
-names a file in which the place may be written while the daemon runs: whoever comes by removes the
-file and dies, so that nobody dies twice. An agent's workers look at ``/FILE.worker``.
+before that is carried out, ``after WriteGeneration`` as soon as it is. An agent may also die in
+the middle of what lasts: ``uploading`` an object, ``receiving`` a copy, ``serving`` a piece.
+``SAILOR_FAIL_AT=/FILE`` names a file in which the place may be written while the daemon runs:
+whoever comes by removes the file and dies, so that nobody dies twice. An agent's workers look at
+``/FILE.worker``.
 """
 
 from __future__ import annotations

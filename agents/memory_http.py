@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from agents.failing import reached
 from agents.memory import FILE_NAME, JOB, Memory, delete, head_checksum
 from agents.protocol import JobId, Point
 from agents.signing import (
@@ -60,6 +61,7 @@ class MemoryDoor:
         name = request.match_info["file"]
         if all(each.path.name != name for each in self.memory.snapshots(job, point)):
             raise web.HTTPNotFound(text="there is no such snapshot here\n")
+        reached("serving", point.generation)
         # Ranges are answered, and the kernel sends from the file itself.
         return web.FileResponse(self.memory.path(job, point, name), chunk_size=CHUNK_BYTES)
 
@@ -113,6 +115,7 @@ class MemoryDoor:
                     if file.tell() + len(chunk) > size:
                         return 400, "it is longer than was said\n"
                     file.write(chunk)
+                    reached("receiving", int(generation))
             flaw = await asyncio.to_thread(_flaw, early, checksum)
             if flaw:
                 return 422, f"{flaw}\n"

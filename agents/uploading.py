@@ -15,11 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from agents.excerpt import excerpt
+from agents.failing import reached
 from agents.memory import Snapshot, head_checksum, holdings
 from agents.protocol import JobId, NodeId, Uploaded
 from worker import slots
@@ -114,8 +116,7 @@ def write_object(uri: str, path: Path, copy: slots.Header) -> None:
     system.makedirs(target.rpartition("/")[0], exist_ok=True)
     out = system.open(target, "wb", autocommit=False)
     try:
-        for chunk in excerpt(path, copy):
-            out.write(chunk)
+        _fill(out, path, copy)
         out.close()
         out.commit()
     except BaseException:
@@ -129,13 +130,18 @@ def write_object(uri: str, path: Path, copy: slots.Header) -> None:
         raise OSError(f"it has {size} bytes there instead of {copy.total_bytes}")
 
 
+def _fill(out: IO[bytes], path: Path, copy: slots.Header) -> None:
+    for chunk in excerpt(path, copy):
+        out.write(chunk)
+        reached("uploading", copy.generation)
+
+
 def _write_file(target: Path, path: Path, copy: slots.Header) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     early = target.with_name(f".{target.name}.part")
     try:
         with early.open("wb") as out:
-            for chunk in excerpt(path, copy):
-                out.write(chunk)
+            _fill(out, path, copy)
             out.flush()
             os.fsync(out.fileno())
         early.rename(target)

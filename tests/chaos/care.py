@@ -119,7 +119,7 @@ class Care:
         if name in self.armed and not self.is_armed(name):
             self.armed.discard(name)
         else:
-            self._breach(f"{name} ended by itself: {told}")
+            self.breach(f"{name} ended by itself: {told}")
 
     def first_node(self) -> str:
         """The node of rank 0."""
@@ -127,7 +127,7 @@ class Care:
         first = read_seating(json.dumps(plan), NodeId("")).first
         return str(first).partition(".")[0]
 
-    def _breach(self, text: str) -> None:
+    def breach(self, text: str) -> None:
         self.say(text)
         self.recorder.write("breaches", {"at": time.time(), "text": text})
 

@@ -109,8 +109,8 @@ class ChaosCluster(LocalCluster):
         return self.ways.members
 
     def relatives(self) -> dict[int, str]:
-        """Whose each process is."""
-        found = {pid: name for name in list(self.nodes) for pid in self.family(name)}
+        """Whose each process is that speaks for a node, or for sailord."""
+        found = {node.agent.pid: name for name, node in list(self.nodes.items())}
         return found if self._head is None else found | {self._head.pid: SAILORD}
 
     @property

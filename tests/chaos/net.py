@@ -1,9 +1,9 @@
 """What lies between nodes, sailord and the store: connections that can be cut, slow, or half open.
 
 Each agent has a way of its own to the store, and is reached, as sailord is, through a way that
-others use. A connection knows whose it is at both ends: whoever opened it is found by its socket.
-What is cut is not lost: it waits, as it would be sent again, and comes once the cut is over. The
-workers' own connections among themselves, on which they train, do not pass here.
+others use. A connection knows whose it is at both ends: the agent that opened it, or sailord, is
+found by its socket. What is cut is not lost: it waits, as it would be sent again, and comes once
+the cut is over. Workers' own connections, on which they train, do not pass here.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ class Net:
     def close(self) -> None:
         """Carry no more."""
         if self._thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.close()
 
     # ---- ways -----------------------------------------------------------------------------------
 
@@ -158,6 +160,13 @@ class Net:
 
     def _at(self, name: str) -> Weather:
         return self.weather.get(name, FAIR)
+
+
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(eq=False)

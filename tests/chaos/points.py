@@ -6,6 +6,7 @@ place may be written while they run (`agents/failing.py`), so that nothing else 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -42,6 +43,8 @@ class Point:
     way: Way = "loss"
     is_next: bool = False
     """Passed all the time: only in the generation that comes next."""
+    is_anywhere: bool = False
+    """Which node passes it hangs on the plan: whoever comes by first."""
 
     def __str__(self) -> str:
         return f"{self.actor} at {self.name} ({self.way})"
@@ -67,7 +70,9 @@ ALL: tuple[Point, ...] = (
     *_all("agent", "JoinGeneration AbortGang", "loss"),
     *_all("agent", "TellStop", "notice"),
     *_all("agent", "ReleaseSnapshots SendReport copied", "training"),
-    *_all("agent", "uploaded", "checkpoint"),
+    *_all("agent", "uploading uploaded", "checkpoint"),
+    Point("agent", "receiving", "node", is_anywhere=True),
+    Point("agent", "serving", "node", is_anywhere=True),
     *_all("agent", "Register", "restart"),
     *_all("agent", "RaiseIntent", "goodbye"),
     *_all("agent", "KillGang", "stuck rank"),
@@ -113,21 +118,32 @@ class Passes:
             node, other = self._first(members)  # Only rank 0 opens the place.
         soak.say(f"{' and '.join(map(str, points))} on {node}")
         soak.note("point", [node, other])
-        armed = {point: self._arm(point, node, current) for point in points}
+        spared = [name for name in members if name != other]
+        armed = {
+            point: [self._arm(point, name, current) for name in self._who(point, node, spared)]
+            for point in points
+        }
+
+        def is_left(point: Point) -> bool:
+            return all(map(soak.is_armed, armed[point]))
+
         ways = list(dict.fromkeys(point.way for point in points))
         for way in ways:
             self._provoke(way, node, other)
             end = time.monotonic() + WITHIN_S / len(ways)
-            while time.monotonic() < end and any(map(soak.is_armed, armed.values())):
+            while time.monotonic() < end and any(map(is_left, points)):
                 soak.live(0.05)
-        left = tuple(point for point, name in armed.items() if soak.is_armed(name))
-        for name in armed.values():
+        left = tuple(filter(is_left, points))
+        for name in itertools.chain(*armed.values()):
             soak.disarm(name)
         for way in ways:
             self._make_good(way, node, other)
         soak.say("  missed: " + ", ".join(map(str, left)) if left else "  passed")
         soak.wait_running(2)
         return left
+
+    def _who(self, point: Point, node: str, nodes: list[str]) -> list[str]:
+        return nodes if point.is_anywhere else [node]
 
     def _where(self) -> tuple[int, list[str]]:
         """The generation that trains and where, once that is on two nodes that are well."""

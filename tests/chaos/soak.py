@@ -178,7 +178,7 @@ class Soak(Care):
         while (left := look()) and time.monotonic() < end:
             self.live(0.5)
         for each in left:
-            self._breach(f"left when it was {when}: {each}")
+            self.breach(f"left when it was {when}: {each}")
 
     def _orphans(self) -> list[str]:
         """What the durable store holds beyond the checkpoints that are kept."""
