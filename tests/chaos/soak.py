@@ -28,7 +28,8 @@ from tests.chaos.net import CUT, DEAF, MUTE, SAILORD, SLOW, STORE, Weather
 NODES_MIN, NODES_MAX = 3, 6
 EVERY_S = 10.0
 SETTLE_STEPS = 8
-TIDY_S = 20.0
+TIDY_S = 80.0
+"""A little more than workers without a generation wait for another one (`IDLE_S` of agents)."""
 KEEP = 3
 """So many checkpoints a job keeps unless it says otherwise."""
 FAULTS: dict[str, int] = {

@@ -223,6 +223,21 @@ class Trouble:
     def _objects_back(self) -> None:
         self.world.objects.is_up = True
 
+    def _objects_short(self) -> None:
+        """What is written ends half way; whoever wrote it looks, and writes it again."""
+        self._say("objects_short")
+        self.world.objects.is_short = True
+        self.clock.after(self.random.uniform(0.5, 10.0), self._objects_right)
+
+    def _objects_twice(self) -> None:
+        """What was written is not confirmed, and so is written once more."""
+        self._say("objects_twice")
+        self.world.objects.is_deaf = True
+        self.clock.after(self.random.uniform(0.5, 10.0), self._objects_right)
+
+    def _objects_right(self) -> None:
+        self.world.objects.is_short = self.world.objects.is_deaf = False
+
     def _checkpoint_damaged(self) -> None:
         durable = self.world.store.get(f"/job/{JOB}/durable")
         if isinstance(durable, Durable):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agents.protocol import Durable, Holding, JobId, NodeId, Point, Uploaded
 from sailord.garbage import folders_of, garbage
@@ -26,6 +26,8 @@ class Objects:
 
     def __init__(self) -> None:
         self.is_up = True
+        self.is_short = self.is_deaf = False
+        """What is written ends half way and its writer sees it, or is there and no answer comes."""
         self.there: dict[str, Uploaded] = {}
         self.manifests: dict[str, Manifest] = {}
 
@@ -36,8 +38,9 @@ class Objects:
         if not self.is_up or not holds:
             return None
         uri = f"{folder_of(job, point)}/{writer}"
-        self.there[uri] = Uploaded(point, uri, 1, "", holds)
-        return self.there[uri]
+        whole = Uploaded(point, uri, 1, "", holds)
+        self.there[uri] = replace(whole, bytes=0) if self.is_short else whole
+        return None if self.is_short or self.is_deaf else whole
 
     def describe(self, order: WriteManifest, term: int) -> Durable:
         """Write a manifest; whoever writes it again in the same term writes the same."""

@@ -13,6 +13,9 @@ from tests.sim.lives import live
 SEEDS = int(os.environ.get("SEEDS", "300"))
 FIRST = int(os.environ.get("FIRST", "1"))
 CHUNK = 20
+KEPT = (935, 1035, 1363, 1375, 1695)
+"""Seeds whose lives once broke something, beyond those that are lived anyway. Faults may come
+otherwise since, wherever the world draws more; what they found has a test of its own as well."""
 TELL = "from tests.sim.lives import live; print(live(3).checker.account())"
 
 
@@ -21,6 +24,12 @@ TELL = "from tests.sim.lives import live; print(live(3).checker.account())"
 def test_whatever_goes_wrong_nothing_breaks_and_it_comes_to_rest(first: int) -> None:
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
         live(seed)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("seed", KEPT)
+def test_a_life_that_once_broke_does_so_no_more(seed: int) -> None:
+    live(seed)
 
 
 @pytest.mark.slow

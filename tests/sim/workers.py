@@ -212,13 +212,15 @@ class Floor:
     def _upload_soon(self, machine: Machine, record: GenerationRecord, point: Point) -> None:
         """Whatever the workers do meanwhile."""
 
-        def stored() -> None:
+        def stored(tries: int = 3) -> None:
             if not machine.is_up or machine.job != record.job or machine.agent is None:
                 return  # The agent brings it away, and what it was at dies with it.
             mine = own_share(record.members, machine.id)
             vote = self.world.objects.put(record.job, point, machine.id, mine)
             if vote is not None:
                 machine.tell(lambda agent: agent.upload_done(record.job, vote))
+            elif tries > 1:
+                self.clock.after(2.0, lambda: stored(tries - 1))
 
         self.clock.after(self.random.uniform(0.5, 6.0), stored)
 

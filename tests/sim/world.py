@@ -35,6 +35,7 @@ class Faults:
         *("add", "agent_killed", "head_killed", "store_away", "cut_off", "crew_killed"),
         *("drain", "pause_resume", "head_cut", "head_frozen", "machine_frozen", "agent_frozen"),
         *("clock_set", "compaction", "objects_away", "checkpoint_damaged", "replan"),
+        *("objects_short", "objects_twice"),
         *("checkpoint", "rollback"),
     )
 
