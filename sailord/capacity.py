@@ -49,12 +49,11 @@ from sailord.capacity_money import (
     usd_per_hour,
     usd_per_hour_most,
 )
+from sailord.capacity_sight import adopt, look
 from sailord.providers.interface import (
     Ask,
     Granted,
     InDoubt,
-    Instance,
-    Observation,
     Outcome,
     Pool,
     RefusalKind,
@@ -128,7 +127,7 @@ def _absorb(state: Capacity, event: Event) -> Decision:
         case SteppedDown():
             return Capacity(state.policy, state.now), ()
         case Observed():
-            return _observe(state, event.observation)
+            return look(state, event.observation)
         case Answered():
             return _take_answer(state, event.outcome)
         case DeletionAnswered():
@@ -181,7 +180,7 @@ def _take_answer(state: Capacity, outcome: Outcome) -> Decision:
         case Granted():
             del asks[outcome.request_id]
             for instance in outcome.instances:
-                state = _adopt(state, instance, asked.usd_per_hour, was_seen=False)
+                state = adopt(state, instance, asked.usd_per_hour, was_seen=False)
             rests = {p: rest for p, rest in state.rests.items() if p != pool}
             text = f"{len(outcome.instances)} of {asked.ask.count} granted: {pool}"
             return replace(state, asks=asks, rests=rests), (Say(text),)
@@ -212,68 +211,6 @@ def _let_rest(
     until = state.now + max(wait_s, retry_after_s or 0.0)
     since = state.now if before is None else before.since
     return replace(state, rests={**state.rests, pool: Rest(until, kind, refusals, text, since)})
-
-
-def _adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen: bool) -> Capacity:
-    known = state.machines.get(instance.id)
-    if known is None:
-        known = Machine(instance, price, instance.created_at, state.now)
-    since = known.running_since
-    if since is None and instance.state == "running":
-        since = state.now
-    known = replace(
-        known, instance=instance, was_seen=known.was_seen or was_seen, running_since=since
-    )
-    return replace(state, machines={**state.machines, instance.id: known})
-
-
-def _observe(state: Capacity, seen: Observation) -> Decision:
-    there = {i.id: i for i in seen.instances if i.state != "gone"}
-    taken = {p.instance: p.at for p in seen.preemptions}
-    for instance in there.values():
-        asked = state.asks.get(instance.request_id)
-        price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
-        state = _adopt(state, instance, price, was_seen=True)
-    machines, closed_usd, told = {}, 0.0, []
-    for id_, machine in state.machines.items():
-        end = taken.get(id_, seen.ended_at.get(id_))
-        if id_ in there or (id_ not in seen.ended_at and not _is_gone(state, machine, seen)):
-            is_taken = id_ in taken or machine.instance.state == "preempted"
-            if is_taken and machine.ended_at is None:
-                told.append(Say(f"{machine.instance.name} was preempted"))
-                why, end = "it was preempted", end or seen.at
-                machines[id_] = replace(machine, ended_at=end, why=why)
-            else:
-                machines[id_] = machine
-        else:
-            gone = replace(machine, ended_at=machine.ended_at or end or seen.at)
-            closed_usd += gone.usd(max(state.now, seen.at))
-            told.append(Say(f"{machine.instance.name} is gone: {machine.why or 'it was taken'}"))
-    asks = _made_by(state, seen, there)
-    spent = state.spent_usd + closed_usd
-    state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
-    return state, tuple(told)
-
-
-def _is_gone(state: Capacity, machine: Machine, seen: Observation) -> bool:
-    """Whether a look that does not show a machine means that there is none."""
-    if machine.instance.pool.zone in seen.unseen_zones:
-        return False
-    return machine.was_seen or seen.at >= machine.known_since + state.policy.doubt_s
-
-
-def _made_by(
-    state: Capacity, seen: Observation, there: Mapping[str, Instance]
-) -> dict[str, Outstanding]:
-    """The asks that are still open: those in doubt are settled by what they have made."""
-    made = Counter(i.request_id for i in there.values())
-    left = {}
-    for id_, asked in state.asks.items():
-        is_whole = made[id_] >= asked.ask.count
-        is_over = made[id_] and asked.is_in_doubt and id_ not in seen.pending_requests
-        if not is_whole and not is_over:
-            left[id_] = asked
-    return left
 
 
 def _reprice(state: Capacity, prices: Mapping[Pool, float]) -> Capacity:
@@ -347,7 +284,7 @@ def _settle_doubts(state: Capacity) -> Decision:
 def _judge_machines(state: Capacity) -> Capacity:
     """Mark the machines that are of no use, whatever is wanted."""
     for id_, machine in tuple(state.machines.items()):
-        if machine.why or not machine.instance.request_id:
+        if machine.why or machine.is_missed or not machine.instance.request_id:
             continue
         fault = _fault_of(state, machine)
         why = fault or _reason_to_part(state, machine)

@@ -106,6 +106,9 @@ class Machine:
     """As its agent counts them."""
     ended_at: float | None = None
     """It costs nothing since then."""
+    is_missed: bool = False
+    """The last look did not show it, and nobody has told yet when it ended: at that look, until
+    the next one."""
     deletion_at: float | None = None
     """Its deletion was ordered then, the last time."""
     deletions: int = 0

@@ -333,6 +333,35 @@ def test_gce_a_look_from_before_a_machine_was_made_does_not_end_it():
     assert story.asks() == []
 
 
+def test_gce_a_machine_costs_until_the_provider_says_that_it_ended_though_a_look_later():
+    story = Story().see(11.0, machine()).hear(Targeted(11.0, {A: 1}))
+    assert story.see(1020.0).asks() == [(A, 1)], "another takes its place at once"
+    assert story.of(Delete) == []
+    assert spent_usd(story.state) == pytest.approx(1.01)
+    story.see(1030.0, ended_at={"1": 1010.0})
+    assert story.state.machines == {}
+    assert spent_usd(replace(story.state, asks={})) == pytest.approx(1.0)
+
+
+def test_gce_a_machine_that_is_told_of_no_more_ended_at_the_look_that_missed_it():
+    story = Story().see(11.0, machine()).see(1010.0).see(1500.0)
+    assert story.state.machines == {}
+    assert spent_usd(story.state) == pytest.approx(1.0)
+
+
+def test_gce_a_machine_that_a_look_missed_and_the_next_one_shows_costs_on():
+    story = Story().see(11.0, machine()).see(1010.0).see(2010.0, machine())
+    assert supply(story.state)[A] == 1
+    assert spent_usd(story.state) == pytest.approx(2.0)
+
+
+def test_gce_a_preemption_whose_moment_is_told_later_costs_until_then():
+    story = Story().see(11.0, machine()).see(1020.0, machine(state="preempted"))
+    assert spent_usd(story.state) == pytest.approx(1.01)
+    story.see(1030.0, machine(state="preempted"), preemptions=(Preemption("1", 1010.0),))
+    assert spent_usd(story.state) == pytest.approx(1.0)
+
+
 def test_gce_a_new_price_counts_from_now_on():
     story = Story().see(10.0, machine())
     story.hear(Priced(1010.0, {A: 7.2}))

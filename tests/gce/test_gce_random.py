@@ -52,12 +52,12 @@ async def play(seed: int) -> None:
     assert world.is_settled(), (seed, "left over", cloud.there())
     assert cloud.disks() == [], seed
     assert all(not group.wanted for group in cloud.groups.values()), seed
-    names = [vm.name for vm in cloud.vms if vm not in world.made_by_group()]
-    assert len(set(names)) == len(names), (seed, "made twice")
+    assert world.made_twice() == [], seed
+    assert cloud.groups or cloud.made.total() == len(cloud.vms), (seed, "made for no request")
     assert world.overspent <= 0, (seed, world.overspent)
     # A machine that came and went between two looks, in a storm, is in no book.
-    assert abs(world.spent() - cloud.bill()) <= 0.02 * cloud.bill() + UNSEEN_USD, (
-        seed, world.spent(), cloud.bill())  # fmt: skip
+    assert world.spent() == pytest.approx(world.bill_of_known(), abs=1e-6), seed
+    assert cloud.bill() - world.bill_of_known() <= UNSEEN_USD, seed
     await world.end()
     assert world.errors == [], seed
 

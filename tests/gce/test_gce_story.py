@@ -50,4 +50,4 @@ def _tell(life: Life) -> None:
     assert all("0 steps lost" in text for text in lost), lost
     books = life.end_job()
     wait_until(lambda: cloud.running_operations() == [])
-    assert books.spent_usd == pytest.approx(cloud.bill(), rel=0.01)
+    assert books.spent_usd == pytest.approx(cloud.bill(), abs=1e-6)

@@ -76,6 +76,8 @@ class World(Hooks):
     _nodes: dict[str, Node] = field(default_factory=dict)
     _store_back_at: float = 0.0
     _works: bool = True
+    _known: set[str] = field(default_factory=set)
+    """The numbers of all machines that sailord ever knew."""
     _open: dict[str, Outstanding] = field(default_factory=dict)
     """The asks that sailord had a second ago, ..."""
     _unanswered: dict[Pool, float] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class World(Hooks):
             offers={machine: _offer(machine, gpus) for machine, gpus in MACHINES.items()},
             operation_s=3.0,
             boot_s=20.0,
+            remembers_s=20.0,
             page=self.random.choice((2, 7, 500)),
             warns=self.random.random() < 0.5,
         )
@@ -286,12 +289,9 @@ class World(Hooks):
         gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.leaving_since}
         return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
-    def made_by_group(self) -> list[Vm]:
-        """Machines of a group, which makes one that was taken again by itself, under its name."""
-        if not self.cloud.groups:
-            return []
-        own = (GROUPED.zone, GROUPED.machine, GROUPED.spot)
-        return [vm for vm in self.cloud.vms if (vm.zone, vm.machine, vm.spot) == own]
+    def made_twice(self) -> list[str]:
+        """The requests for which more was made, in all their lives, than they asked for."""
+        return [id_ for id_, made in self.cloud.made.items() if made > self.cloud.ordered[id_]]
 
     def is_settled(self) -> bool:
         """Whether nothing is left, by Google's word and by sailord's."""
@@ -352,6 +352,7 @@ class World(Hooks):
         """No ask counts beside all that it made, or is taken for lost while that is there."""
         assert self.head is not None
         state = self.head.procurer.state
+        self._known |= state.machines.keys()
         known = [vm for vm in self.cloud.there() if str(vm.id) in state.machines]
         made = Counter(_request_of(vm) for vm in known)
         for id_, asked in state.asks.items():
@@ -369,6 +370,11 @@ class World(Hooks):
         """What sailord's books say."""
         assert self.head is not None
         return spent_usd(self.head.procurer.state)
+
+    def bill_of_known(self) -> float:
+        """What Google charges for the machines that sailord ever knew."""
+        known = [vm for vm in self.cloud.vms if str(vm.id) in self._known]
+        return sum(vm.usd(self.now()) for vm in known)
 
     def _check_money(self) -> None:
         rate = sum(vm.usd_per_hour for vm in self.cloud.there())

@@ -11,6 +11,7 @@ import itertools
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,12 @@ class Cloud:
     groups: dict[str, Group] = field(default_factory=dict)
     vms: list[Vm] = field(default_factory=list)
     operations: dict[str, Operation] = field(default_factory=dict)
+    remembers_s: float = 3600.0
+    """So long a request that is sent again is known by its id: Google promises one hour."""
+    ordered: dict[str, int] = field(default_factory=dict)
+    """By request id, how many machines were asked for, ..."""
+    made: Counter[str] = field(default_factory=Counter)
+    """... and how many were made for it in all its life, those that are gone among them."""
     asked: list[str] = field(default_factory=list)
     """Every request, as ``METHOD path``."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -150,6 +157,7 @@ class Cloud:
         self._free(zone, name)
         refusal = self._refusal(zone, machine, _is_spot(body), 1)
         if refusal is None:
+            self._count(client_id, 1, 1)
             vm = self._make(zone, name, machine, body)
             return self.operation("insert", zone, client_id=client_id, vm=vm)
         return self.operation("insert", zone, client_id=client_id, error=refusal)
@@ -185,6 +193,7 @@ class Cloud:
             what = f"Requested minimum count of {least} VMs could not be created."
             parent.errors.insert(0, {"code": "VM_MIN_COUNT_NOT_REACHED", "message": what})
             return parent
+        self._count(client_id, count, made)
         for name in names[:made]:
             self._make(zone, name, machine, {**properties, "name": name})
         return self.operation("bulkInsert", zone, client_id=client_id, error=refusal)
@@ -269,6 +278,7 @@ class Cloud:
         for config in configs:
             if config["name"] in group.wanted:
                 raise ApiError(400, "invalid", f"Instance {config['name']} already exists")
+        self._count(client_id, len(configs), len(configs))
         for config in configs:
             group.wanted[config["name"]] = config.get("preservedState", {}).get("metadata", {})
         self.after(0.0, lambda: self.fill(group))
@@ -356,8 +366,16 @@ class Cloud:
         return one
 
     def _known(self, client_id: str) -> Operation | None:
-        """The same request id, sent again, is answered with the first operation."""
-        return self._seen.get(client_id)
+        """The same request id, sent again, is answered with the first operation, for a while."""
+        known = self._seen.get(client_id)
+        is_old = known is not None and self.now() > known.inserted_at + self.remembers_s
+        return None if is_old else known
+
+    def _count(self, client_id: str, ordered: int, made: int) -> None:
+        """What a group is told to have counts as made: it goes on trying until it has it."""
+        if client_id:
+            self.ordered.setdefault(client_id, ordered)
+            self.made[client_id] += made
 
     def _free(self, zone: str, name: str) -> None:
         if any(vm.name == name for vm in self.there(zone)):
