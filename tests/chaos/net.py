@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from tests.chaos.sockets import owner_of
 
 CHUNK_BYTES = 1 << 18
 LOOK_S = 0.05
+ABRUPTLY = struct.pack("ii", 1, 0)
+"""As a linger option: what is closed so is reset at the other end."""
 TIMEOUT_S = 2.0
 """Of a call to an etcd that is slow or cut off: shorter than a lease."""
 STORE, SAILORD = "store", "sailord"
@@ -55,6 +58,7 @@ class Net:
     """By nodes and what else is at an end; fair where nothing is said."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _open: set[tuple[str, str, asyncio.StreamWriter]] = field(default_factory=set)
+    _servers: list[asyncio.Server] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -65,10 +69,18 @@ class Net:
     def close(self) -> None:
         """Carry no more."""
         if self._thread is not None:
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---- ways -----------------------------------------------------------------------------------
 
@@ -88,9 +100,10 @@ class Net:
 
             if path is not None:
                 path.unlink(missing_ok=True)
-                await asyncio.start_unix_server(carry, path)
+                self._servers.append(await asyncio.start_unix_server(carry, path))
                 return str(path)
             server = await asyncio.start_server(carry, "127.0.0.1", 0)
+            self._servers.append(server)
             host, port = server.sockets[0].getsockname()
             return f"{host}:{port}"
 
@@ -102,6 +115,8 @@ class Net:
         def abort() -> None:
             for one, other, writer in list(self._open):
                 if name in (one, other):
+                    line = writer.get_extra_info("socket")
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABRUPTLY)
                     writer.transport.abort()
 
         self._loop.call_soon_threadsafe(abort)
@@ -160,13 +175,6 @@ class Net:
 
     def _at(self, name: str) -> Weather:
         return self.weather.get(name, FAIR)
-
-
-async def _cancel_others() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.points import ALL
+from tests.store.places import ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = float(os.environ.get("SAILOR_CHAOS_MINUTES", "0"))
@@ -52,8 +53,12 @@ def weather(name: str, *words: str) -> str:
     return done.stdout
 
 
-def test_a_storm_of_faults_changes_no_loss():
-    assert "; 0 violations" in weather("storm", "--seconds", str(MINUTES * 60))
+@pytest.mark.parametrize(("store", "checkpoints"), [("embedded", "folder"), ("etcd", "objects")])
+def test_a_storm_of_faults_changes_no_loss(store: str, checkpoints: str):
+    if store == "etcd" and ETCD is None:
+        pytest.skip("there is no etcd here: install etcd-server")
+    words = "--store", store, "--checkpoints", checkpoints
+    assert "; 0 violations" in weather(f"storm-{store}", "--seconds", str(MINUTES * 60), *words)
 
 
 def test_whoever_dies_at_a_named_point_the_job_goes_on():

@@ -1,0 +1,222 @@
+"""What the storm does around the processes does what it says, and its leak sweep finds leaks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from agents.uploading import write_object
+from sailord.local.place import Place
+from sailord.local.sweep import mark_of
+from sailord.storage import Away, open_storage
+from tests.agents.sealing import write_snapshot
+from tests.chaos import leaks
+from tests.chaos.faulty import TROUBLE, Faulty
+from tests.chaos.net import CUT, DEAF, FAIR, MUTE, Net
+from tests.checkpoints.made import JOB, make
+
+LISTENER = """
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(1, flush=True)
+time.sleep(60)
+"""
+SAID = b"said"
+
+
+# ---- leaks --------------------------------------------------------------------------------------
+
+
+def test_whatever_a_job_leaves_in_memory_is_found(tmp_path):
+    assert not list(leaks.in_memory(tmp_path))
+    write_snapshot(tmp_path / "a1", step=5, pieces={(0, 0): b"left"})
+    assert len(list(leaks.in_memory(tmp_path))) == 1
+
+
+def test_a_port_of_a_process_that_needs_none_is_found(tmp_path):
+    assert not list(leaks.ports(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER],
+        env={**os.environ, **mark_of(tmp_path)},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            assert len(list(leaks.ports(tmp_path))) == 1
+            assert not list(leaks.ports(tmp_path, [process.pid]))
+        finally:
+            process.kill()
+
+
+def test_shared_memory_that_nobody_has_any_more_is_found(tmp_path):
+    left = Path("/dev/shm") / f"sailor-test-{os.getpid()}"
+    left.touch()
+    try:
+        assert f"shared memory {left}" in list(leaks.in_shared_memory(Place(tmp_path, port=0)))
+    finally:
+        left.unlink()
+
+
+def test_an_object_that_no_kept_checkpoint_names_is_found(tmp_path):
+    old = make(tmp_path, 5)
+    new = make(tmp_path, 10, parent=old.durable)
+    storage = open_storage(f"file://{tmp_path}")
+
+    def left(keep: int) -> list[str]:
+        return list(
+            leaks.in_durable(storage, JOB, durable=new.durable.point, keep=keep, begun=None)
+        )
+
+    assert left(2) == []
+    assert left(1)  # Nobody needs the older one then.
+    stray = tmp_path / JOB / f"1-{new.durable.point.step}" / "7-gone.snap"
+    stray.write_bytes(b"half an object")
+    assert len(left(2)) == 1
+    assert all(not faults for _, faults in leaks.readable(storage, JOB))
+    stray.with_name(new.manifest.objects[0].name).write_bytes(b"damaged")
+    assert any(faults for _, faults in leaks.readable(storage, JOB))
+
+
+# ---- the network --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    """Ways of which this process begins as a."""
+    net = Net(lambda: {os.getpid(): "a"})
+    net.start()
+    yield net
+    net.close()
+
+
+def connect(net: Net, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """Both ends of one way from a to b."""
+    host, port = listener.getsockname()
+    begin_host, _, begin_port = net.tcp(f"{host}:{port}", "b").partition(":")
+    near = socket.create_connection((begin_host, int(begin_port)))
+    far, _ = listener.accept()
+    near.settimeout(0.3)
+    far.settimeout(0.3)
+    return near, far
+
+
+def hears(far: socket.socket, near: socket.socket) -> bool:
+    """Whether what one end sends comes to the other within a while."""
+    near.sendall(SAID)
+    try:
+        return far.recv(100) == SAID
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_what_is_cut_comes_once_the_cut_is_over(net: Net, name: str):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near, far = connect(net, listener)
+        assert hears(far, near)
+        assert hears(near, far)
+        net.weather[name] = CUT
+        assert not hears(far, near)
+        net.weather[name] = FAIR
+        far.settimeout(20.0)
+        assert far.recv(100) == SAID
+        near.close()
+        far.close()
+
+
+def test_one_who_hears_nothing_is_heard_still(net: Net):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near, far = connect(net, listener)
+        net.weather["a"] = DEAF
+        assert not hears(near, far)
+        far.settimeout(20.0)
+        assert hears(far, near)
+        net.weather["a"] = MUTE
+        far.settimeout(0.3)
+        assert not hears(far, near)
+        near.close()
+        far.close()
+
+
+def test_a_reset_breaks_what_is_open(net: Net):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near, far = connect(net, listener)
+        assert hears(far, near)
+        net.reset("b")
+        near.settimeout(20.0)
+        with pytest.raises(ConnectionResetError):
+            near.recv(100)
+        near.close()
+        far.close()
+
+
+# ---- the object store ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bring(tmp_path, monkeypatch):
+    """Bring an object there while the store has some trouble."""
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    trouble = tmp_path / "trouble"
+    monkeypatch.setenv(TROUBLE, str(trouble))
+    monkeypatch.setattr("tests.chaos.faulty.SHARE", 1.0)
+    header = write_snapshot(tmp_path / "own", step=5, pieces={(0, 0): bytes(20_000)})
+    path = tmp_path / "own" / "job" / "1-5" / header.file_name
+
+    def bring(kind: str) -> Path:
+        trouble.write_text(kind)
+        write_object(f"faulty://{tmp_path}/far/job/object", path, header)
+        return tmp_path / "far/job/object"
+
+    return bring
+
+
+def test_an_object_store_that_is_well_keeps_what_it_is_given(bring, tmp_path):
+    assert bring("").stat().st_size > 20_000
+    storage = open_storage(f"faulty://{tmp_path}/far")
+    storage.write("job/other", b"abcd")
+    assert storage.read_range("job/other", 1, 3) == b"bc"
+    assert [entry.name for entry in storage.entries("job")] == ["object", "other"]
+    storage.delete("job/other")
+    assert [entry.name for entry in storage.entries("job")] == ["object"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("errors", "overloaded"), ("short", "bytes there"), ("twice", "reset")]
+)
+def test_its_troubles_are_errors_to_whoever_writes(bring, tmp_path, kind: str, said: str):
+    with pytest.raises(OSError, match=said):
+        bring(kind)
+    if kind == "errors":
+        with pytest.raises(Away, match=said):
+            open_storage(f"faulty://{tmp_path}/far").read("job/object")
+
+
+# ---- clocks -------------------------------------------------------------------------------------
+
+
+def test_a_clock_is_set_while_its_process_runs(tmp_path):
+    from tests.chaos.cluster import SITE  # noqa: PLC0415 - needs nothing else of the cluster
+
+    ahead = tmp_path / "clock"
+    ahead.write_bytes(bytes(8))
+    program = (
+        "import struct, sys, time; before = time.time()\n"
+        "open(sys.argv[1], 'r+b').write(struct.pack('d', 4000.0)); print(time.time() - before)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(ahead)],
+        env={**os.environ, "PYTHONPATH": str(SITE), "SAILOR_CHAOS_CLOCK": str(ahead)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert 4000 <= float(said) < 4000 + 60
