@@ -7,8 +7,10 @@ the command line is tried; else all of them. A mutation that nothing catches nee
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -380,19 +382,22 @@ def red(folder: Path) -> list[str]:
 def _run(command: list[str], folder: Path) -> str:
     """What a program tells; nothing if it does not end."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        return subprocess.run(
-            [sys.executable, *command],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
-            check=False,
-            text=True,
-        ).stdout
+        return process.communicate(timeout=TIMEOUT_S)[0]
     except subprocess.TimeoutExpired:
         return ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # Its own processes, too.
 
 
 def main() -> int:

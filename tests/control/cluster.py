@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class Agent:
     def workers(self) -> dict[str, int]:
         """The processes of all workers that live, by generation and rank."""
         found = {}
-        for path in (self.folder / self.name).glob("**/process.json"):
+        for path in _found(self.folder / self.name, "process.json"):
             said = json.loads(path.read_text(encoding="utf-8"))
             if process_start(said["pid"]) == said["start"]:
                 found["/".join(path.parts[-3:-1])] = said["pid"]
@@ -212,3 +213,10 @@ def left_behind(leader: int) -> list[int]:
         if fields[0] not in "ZX" and int(fields[3]) == leader:
             found.append(int(path.parent.name))
     return found
+
+
+def _found(folder: Path, name: str) -> Iterator[Path]:
+    """Files of that name, while folders go: ``glob`` stumbles over one that has just gone."""
+    for parent, _, names in os.walk(folder):
+        if name in names:
+            yield Path(parent, name)
