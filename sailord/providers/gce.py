@@ -234,28 +234,32 @@ class Gce:
 
     async def _delete(self, instance: Instance) -> str | None:
         """Order one deletion; return why it was not taken."""
-        config, zone = self._config, instance.pool.zone
-        group = config.groups.get(instance.pool)
+        # The number, as another machine may bear the name by now.
+        one = {
+            "project": self._config.project,
+            "zone": instance.pool.zone,
+            "instance": instance.id,
+        }
         try:
-            if group is not None:
-                # It would make another in the place of one that was only deleted.
-                link = f"zones/{zone}/instances/{instance.name}"
-                await gce_groups.remove_links(self._api, config, zone, group, [link])
-                return None
-        except Failure as failure:
-            if failure.kind != "bad_request":
-                return failure.text
-        try:
-            # The number, as another machine may bear the name by now.
-            await self._api.call(
-                *("Instances", "delete_unary"),
-                project=config.project,
-                zone=zone,
-                instance=instance.id,
-            )
+            if instance.pool in self._config.groups:
+                found = await self._api.call("Instances", "get", **one)
+                if await self._is_removed(instance.pool, found.name):
+                    return None
+            await self._api.call("Instances", "delete_unary", **one)
         except Failure as failure:
             return None if failure.status == NOT_FOUND else failure.text
         return None
+
+    async def _is_removed(self, pool: Pool, name: str) -> bool:
+        """Have its group delete a machine, as it would replace one that was only deleted."""
+        config, link = self._config, f"zones/{pool.zone}/instances/{name}"
+        try:
+            await gce_groups.remove_links(self._api, config, pool.zone, config.groups[pool], [link])
+        except Failure as failure:
+            if failure.kind != "bad_request":
+                raise
+            return False  # It belongs to the group no more.
+        return True
 
     # ---- what may be had ------------------------------------------------------------------------
 

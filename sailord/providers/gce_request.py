@@ -51,9 +51,7 @@ def bulk_insert_of(ask: Ask, config: GceConfig) -> dict[str, Any]:
     return {
         "count": ask.count,
         "min_count": 1,
-        "per_instance_properties": {
-            name: {"name": name} for name in names_of(ask, config.cluster_name)
-        },
+        "per_instance_properties": {name: {} for name in names_of(ask, config.cluster_name)},
         "instance_properties": _properties(ask, config),
     }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from google.auth.credentials import AnonymousCredentials
 
@@ -58,3 +61,12 @@ def provider(
     with gce_server(cloud, rest) as address:
         settled = replace(config(address, *pools), **changes)
         yield Gce(settled, load_catalogue(), Api(AnonymousCredentials(), address, settled.call_s))
+
+
+async def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait for something that the fake's own thread will bring about."""
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.01)
+    return found

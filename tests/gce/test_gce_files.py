@@ -113,6 +113,11 @@ def test_machines_to_which_gpus_are_attached():
     ]
 
 
+def test_a_bulk_insert_gives_names_by_its_keys_alone():
+    asked = bulk_insert_of(ask(2), config(""))
+    assert asked["per_instance_properties"] == {name: {} for name in names_of(ask(2), "prod")}
+
+
 def test_names_follow_from_the_request_and_are_names():
     many = [name for number in range(50) for name in names_of(ask(16, number=number), "prod")]
     assert len(set(many)) == 50 * 16

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from structlog.testing import capture_logs
 
 from sailord.providers.interface import Granted, InDoubt, ProviderError, Refused
-from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Mood
+from tests.fakes.gce.cloud import STOCKOUT, Cloud, Hooks, Mood
 from tests.fakes.gce.rest import Rest, sku
-from tests.gce.cloud import HERE, THERE, ask, pool, provider
+from tests.gce.cloud import HERE, THERE, ask, pool, provider, until
 
 BULK = r"POST .*/bulkInsert"
-
-
-async def until(holds, seconds: float = 20.0):
-    """Wait for something that the fake's own thread will bring about."""
-    end = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.01)
-    return found
 
 
 def test_machines_are_made_seen_and_deleted():
@@ -454,45 +444,3 @@ def test_prices_that_were_read_once_stay_until_they_can_be_read_again():
             "the Cloud Billing catalogue is read again "
         ]
         assert asyncio.run(gce.prices())[pool()] == pytest.approx(first[pool()] + 1.0)
-
-
-def test_a_group_makes_machines_by_name_and_takes_back_what_it_could_not_make():
-    async def story(cloud, gce):
-        granted = await gce.create(ask(2))
-        assert len(granted.instances) == 2
-        assert {one.request_id for one in granted.instances} == {ask(2).request_id}
-        again = await gce.create(ask(2))
-        assert {one.id for one in again.instances} == {one.id for one in granted.instances}
-        cloud.stock[(HERE, "a2-highgpu-1g", True)] = 1
-        part = await gce.create(ask(3, number=1))
-        assert len(part.instances) == 1
-        none = await gce.create(ask(1, number=2))
-        assert (none.kind, "enough resources" in none.text) == ("stockout", True)
-        assert len(cloud.groups["pool"].wanted) == 3, "what is not made stays wanted"
-        cloud.stock.clear()
-        first = granted.instances[0]
-        assert (await gce.delete([first.id])).ids == (first.id,)
-        await until(lambda: len(cloud.there()) == 2)
-        cloud.fill(cloud.groups["pool"])
-        assert len(cloud.there()) == 2, "the group made another"
-
-    properties = {
-        "machineType": "a2-highgpu-1g",
-        "labels": {"sailor-cluster": "prod"},
-        "scheduling": {"provisioningModel": "SPOT"},
-    }
-    cloud = Cloud(groups={"pool": Group("pool", HERE, properties)})
-    with provider(cloud, groups={pool(): "pool"}) as gce:
-        asyncio.run(story(cloud, gce))
-    assert not any("bulkInsert" in line for line in cloud.asked)
-
-
-def test_a_group_that_is_resized_by_hand():
-    cloud = Cloud()
-    group = Group("pool", HERE, {"machineType": "a2-highgpu-1g"})
-    with cloud.lock:
-        cloud.resize(group, 3)
-        cloud.advance()
-        assert len(cloud.there()) == 3
-        cloud.resize(group, 1)
-        assert [vm.status for vm in cloud.there()].count("STOPPING") == 2

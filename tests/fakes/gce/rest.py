@@ -185,6 +185,7 @@ class Rest:
         return self._paged(request, [self.vm(vm) for vm in self.cloud.there(zone)])
 
     def instance(self, request: Request) -> Answer:
+        self.cloud.need("compute.instances.get")
         return self.vm(self.cloud.named(request.match_info["zone"], request.match_info["name"]))
 
     def insert(self, request: Request) -> Answer:
