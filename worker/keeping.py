@@ -17,9 +17,10 @@ import torch
 
 from simulator.job import Job
 from simulator.plan import Plan
+from worker.agreeing import DIGEST_END, compare
 from worker.costs import Costs
 from worker.kept import Kept
-from worker.layout import Holdings
+from worker.layout import Holdings, seats_of
 from worker.optimizer import Update
 from worker.pieces import Key, Shape
 from worker.precision import LossScale, precision_of
@@ -136,6 +137,14 @@ def take_up(trainer: Kept, told: Told, bodies: Mapping[Key, bytearray | memoryvi
     trainer.take_up()
 
 
+def _kinds_of(plan: Plan) -> dict[int, str]:
+    """What each rank computes on."""
+    return {
+        each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
+        for each in seats_of(plan)
+    }
+
+
 @dataclass(eq=False)
 class SnapshotKeeper:
     """One rank's snapshots of one generation, and the wish to stop."""
@@ -146,6 +155,7 @@ class SnapshotKeeper:
     transport: Transport
     has_buddies: bool
     costs: Costs
+    sharing: Sharing
     stop_at: int | None = None
     """At the end of this step, or of a later one if that is over, all are to stop."""
     _kept: list[int] = field(default_factory=list)
@@ -153,6 +163,8 @@ class SnapshotKeeper:
     _safe: int = 0
     """Points before it are not needed any more."""
     _replicated: int = -1
+    _compared: int = -1
+    """The last point that is to become durable and was found the same on all that hold it."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -177,7 +189,7 @@ class SnapshotKeeper:
 
         snapshots = Snapshots(seat.memory, header, sources, sealed, reached, on_short)
         snapshots.reserve(sharing.files)
-        return cls(trainer, seat, snapshots, transport, sharing.waits, costs)
+        return cls(trainer, seat, snapshots, transport, sharing.waits, costs, sharing)
 
     # ---- from other threads ---------------------------------------------------------------------
 
@@ -206,6 +218,8 @@ class SnapshotKeeper:
                 self.snapshots.wait_sealed()
                 if self.has_buddies and len(self._kept) > 1:
                     self._wait_replicated(self._kept[-2])
+            with self.costs.held_up():
+                self._compare()
         return self.stop_at is not None and self.stop_at <= done
 
     def before_update(self) -> None:
@@ -231,6 +245,30 @@ class SnapshotKeeper:
         self.snapshots.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)
 
+    def _compare(self) -> None:
+        """See that all who hold a piece of the last point have sealed the same, if it is to last.
+
+        Kinds of devices may round differently: those are compared that are of its writer's kind.
+        """
+        last = self.snapshots.sealed
+        if last is None or not last.persist or last.step == self._compared:
+            return
+        kinds = _kinds_of(self.trainer.plan)
+        mine = {
+            piece.key: int(piece.checksum, 16) % DIGEST_END
+            for piece in last.pieces
+            if kinds[self.sharing.writers[piece.key]] == kinds[self.trainer.rank]
+        }
+        compare(
+            mine,
+            sorted(self.sharing.keepers),
+            self.trainer.everybody,
+            rank=self.trainer.rank,
+            device=self.trainer.device,
+            what=f"as it was sealed at step {last.step}",
+        )
+        self._compared = last.step
+
     def _wait_replicated(self, step: int) -> None:
         with self._changed:
             while self._replicated < step:
@@ -248,6 +286,7 @@ class SnapshotKeeper:
                 self._safe = self._kept[-1]
             self._begin(persist=persist or self._is_persisted(step))
         self.snapshots.wait_sealed()
+        self._compare()
 
     def _all_agree(self, is_replicated: bool) -> bool:
         """Everybody is here, and so has sealed the last; are copies made of it, if they must be?"""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from worker.agreeing import DIGEST_END
 from worker.layout import Image, image_of_atoms, image_of_whole
 from worker.memory import LayerMemory
 from worker.pieces import Key, Shape
@@ -85,7 +86,7 @@ def _keeps_moments(memory: LayerMemory, piece: int) -> bool:
 
 
 def digests(memories: Mapping[int, LayerMemory], shape: Shape) -> dict[Key, int]:
-    """A number below 2**40 for the weights of each piece: equal on all that hold the same."""
+    """A number for the weights of each piece: equal on all that hold the same."""
     found = {}
     for layer, memory in memories.items():
         for piece in (*memory.held, memory.atoms):
@@ -96,5 +97,5 @@ def digests(memories: Mapping[int, LayerMemory], shape: Shape) -> dict[Key, int]
             )
             data = part.detach().cpu().contiguous().view(torch.uint8).numpy().data
             key = (number_of(layer, layers=shape.layers), piece)
-            found[key] = int(checksum(data), 16) % 2**40
+            found[key] = int(checksum(data), 16) % DIGEST_END
     return found

@@ -87,6 +87,8 @@ class Snapshots:
     """Told, again and again, how many bytes another file needs, while there is no room for it."""
     patience_s: float = 30.0
     """For a full memory to have room again, once training has begun."""
+    sealed: Header | None = None
+    """The last that is."""
     _files: list[_File] = field(default_factory=list)
     _made: int = 0
     _thread: threading.Thread | None = None
@@ -216,6 +218,7 @@ class Snapshots:
             folder.mkdir(exist_ok=True)
             seal(file.file, header)
             file.path = file.early.rename(folder / header.file_name)
+            self.sealed = header
             self.reached("sealed")
             self.on_sealed(header.step)
         except BaseException as failure:

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import Store
 
 from simulator.errors import InputError
 from simulator.job import Job
+from worker.agreeing import Disagreement, compare
 from worker.assignment import Assignment, Opened
 from worker.busy import Busy, slowed_by_file
 from worker.deepspeed_kept import KeptDeepSpeed, Place
@@ -47,10 +48,6 @@ Say = Callable[[dict[str, Any], bool], None]
 
 class Left(Exception):  # noqa: N818 - a fact, as events are
     """The generation is over."""
-
-
-class Disagreement(RuntimeError):  # noqa: N818 - a fact, as events are
-    """Ranks that hold the same weights hold different ones."""
 
 
 @dataclass(eq=False)
@@ -408,18 +405,11 @@ def _holdings(opened: Opened) -> Holdings:
 def _compare(trainer: Kept) -> None:
     """Do all that hold the same weights hold the same bits? It is the first thing sent, too."""
     shape = shape_of(trainer.job)
-    keys = sorted(shape.keys)
-    mine = digests(trainer.memories, shape)
-    told = torch.zeros(2, len(keys), dtype=torch.int64)
-    for place, key in enumerate(keys):
-        if key in mine:
-            told[0, place], told[1, place] = mine[key], 1
-    told = told.to(trainer.device)
-    if trainer.everybody is not None:
-        trainer.everybody.all_reduce(told)
-    sums, holders = told.tolist()
-    for place, key in enumerate(keys):
-        if key in mine and sums[place] != mine[key] * holders[place]:
-            number, piece = key
-            what = f"piece {piece} of layer {number} is not the same on all that hold it"
-            raise Disagreement(f"{what} (rank {trainer.rank} is one of them)")
+    compare(
+        digests(trainer.memories, shape),
+        sorted(shape.keys),
+        trainer.everybody,
+        rank=trainer.rank,
+        device=trainer.device,
+        what="as it was taken up",
+    )
