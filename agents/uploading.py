@@ -2,7 +2,8 @@
 
 The name holds the generation, the step, the rank and the node's life, so that no two writers ever
 mean the same object. On a local folder the file is written under another name, brought to the
-disk, and renamed; elsewhere an object appears as a whole or not at all.
+disk, and renamed; elsewhere an object appears as a whole or not at all, and only where none is if
+the store can tell.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -114,20 +115,52 @@ def write_object(uri: str, path: Path, copy: slots.Header) -> None:
         _write_file(Path(target), path, copy)
         return
     system.makedirs(target.rpartition("/")[0], exist_ok=True)
-    out = system.open(target, "wb", autocommit=False)
+    try:
+        _create(system, target, path, copy, "xb")
+    except FileExistsError:
+        pass  # An earlier try whose answer was lost, or another writer: what is there is looked at.
+    except Exception as error:
+        if not _knows_no_creation(error):
+            raise
+        _create(system, target, path, copy, "wb")
+    if not _is_there(system, target, copy):
+        raise OSError("another object stands there, or less than was written")
+
+
+def _create(system: Any, target: str, path: Path, copy: slots.Header, mode: str) -> None:
+    """Write the object; with ``xb`` where none is, if the store can tell."""
+    out = system.open(target, mode, autocommit=False)
     try:
         _fill(out, path, copy)
         out.close()
         out.commit()
-    except BaseException:
-        # What is half there is ours alone: nobody else writes this name, and no vote names it.
-        for tidy in (out.discard, lambda: system.rm_file(target)):
-            with contextlib.suppress(Exception):
-                tidy()
+    except FileExistsError:
+        with contextlib.suppress(Exception):
+            out.discard()
         raise
+    except BaseException:
+        with contextlib.suppress(Exception):
+            out.discard()
+        with contextlib.suppress(Exception):
+            # What is half there is ours alone, and no vote names it; what is whole may have one.
+            if not _is_there(system, target, copy):
+                system.rm_file(target)
+        raise
+
+
+def _knows_no_creation(error: Exception) -> bool:
+    """The store's client or its server does not tell whether an object is there already."""
+    is_refused = isinstance(error, OSError) and error.errno in (errno.ENOSYS, errno.EOPNOTSUPP)
+    return is_refused or isinstance(error, NotImplementedError) or type(error) is ValueError
+
+
+def _is_there(system: Any, target: str, copy: slots.Header) -> bool:
+    """Read back: the size, and the header, which has the checksums of all pieces."""
+    system.invalidate_cache()
+    head = slots.head_bytes(copy)
     size = system.info(target)["size"]
-    if size != copy.total_bytes:
-        raise OSError(f"it has {size} bytes there instead of {copy.total_bytes}")
+    is_same = system.cat_file(target, start=0, end=len(head)) == head
+    return bool(size == copy.total_bytes and is_same)
 
 
 def _fill(out: IO[bytes], path: Path, copy: slots.Header) -> None:

@@ -105,12 +105,33 @@ class Storage:
                 raise StorageError(f"{self.uri} cannot be made: {why}") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write an object as a whole, so that it is there or not, also after a power cut."""
+        """Write an object as a whole, so that it is there or not, also after a power cut.
+
+        What a name has stood for once it stands for: names hold all that tells contents apart.
+        """
         path = self._path(name)
         if isinstance(self.files, LocalFileSystem):
             self._tried(name, "written", lambda: _write_locally(Path(path), data))
         else:
-            self._tried(name, "written", lambda: self.files.pipe_file(path, data))
+            self._tried(name, "written", lambda: self._create(path, data))
+
+    def _create(self, path: str, data: bytes) -> None:
+        """Write where nothing is, if the backend can tell; the same once more is well."""
+        try:
+            self.files.pipe_file(path, data, mode="create")
+            return
+        except FileExistsError:
+            if self.files.cat_file(path) != data:
+                raise FileExistsError("another object has that name already") from None
+            return
+        except (NotImplementedError, TypeError):
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        self.files.pipe_file(path, data)
+        if self.files.cat_file(path) != data:
+            raise OSError("what is read there is not what was written")
 
     def delete(self, name: str) -> None:
         """Remove an object; one that is gone already is well."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from agents.memory import Snapshot
 from agents.protocol import (
@@ -69,6 +70,40 @@ def test_what_is_written_over_meanwhile_leaves_no_object(tmp_path, kind):
     system, target = fsspec.core.url_to_fs(uri)
     assert not system.exists(target)
     assert names(tmp_path / "far2") == [] if kind == "file" else True
+
+
+class Plain(MemoryFileSystem):
+    """A store whose client does not tell whether an object is there already."""
+
+    protocol = "plainmemory"
+
+    def _open(self, path, mode="rb", **options):
+        if "x" in mode:
+            raise ValueError(f"unsupported file mode: {mode}")
+        return super()._open(path, mode, **options)
+
+
+fsspec.register_implementation("plainmemory", Plain, clobber=True)
+
+
+@pytest.mark.parametrize("kind", ["memory", "plainmemory"])
+def test_the_same_once_more_is_well(tmp_path, kind):
+    """The answer to the first try was lost."""
+    snapshot = snapshot_of(tmp_path)
+    uri = f"{kind}://{tmp_path}/again/0.snap"
+    for _ in range(2):
+        write_object(uri, snapshot.path, slots.copy_of(snapshot.header, PIECES))
+
+
+def test_what_another_has_written_under_the_name_stays(tmp_path):
+    first, second = snapshot_of(tmp_path), snapshot_of(tmp_path, 6)
+    uri = f"memory://{tmp_path}/taken/0.snap"
+    write_object(uri, first.path, slots.copy_of(first.header, PIECES))
+    system, target = fsspec.core.url_to_fs(uri)
+    before = system.cat_file(target)
+    with pytest.raises(OSError, match="another object stands there"):
+        write_object(uri, second.path, slots.copy_of(second.header, PIECES))
+    assert system.cat_file(target) == before
 
 
 # ---- one after the other ------------------------------------------------------------------------

@@ -41,6 +41,15 @@ def test_what_is_written_is_there_as_a_whole(tmp_path, scheme):
         storage.read("j/1-10/a")
 
 
+def test_an_object_store_keeps_what_a_name_stood_for_first(tmp_path):
+    storage = open_storage(f"memory://{tmp_path}/once")
+    storage.write("j/1-10/a", b"abcdef")
+    storage.write("j/1-10/a", b"abcdef")
+    with pytest.raises(StorageError, match="another object has that name already"):
+        storage.write("j/1-10/a", b"other")
+    assert storage.read("j/1-10/a") == b"abcdef"
+
+
 @pytest.mark.parametrize(
     ("uri", "error", "kind", "said"),
     [
@@ -69,7 +78,7 @@ def test_a_folder_that_is_read_only_is_named(tmp_path):
         open_storage(f"file://{tmp_path}").write("a/b", b"")
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path):
+def test_a_place_that_cannot_be_written_is_left_as_it_was(tmp_path):
     storage = open_storage(f"file://{tmp_path}")
     (tmp_path / "j").write_text("a file where a folder should be")
     with pytest.raises(StorageError, match="cannot be written"):
