@@ -211,7 +211,7 @@ class Shell:
                 self._writes.put_nowait((self.state.term, command))
             case RequestPlan():
                 self.replans += 1
-                self._tasks.start(self._plan(command))
+                self._tasks.start(self._plan(command, cause))
             case WriteManifest():
                 self._tasks.start(self._describe(command))
             case CheckDurable():
@@ -320,7 +320,8 @@ class Shell:
             spec = await self.gateway.read_spec(job)
             durable = await self.checkpoints.describe(command, term=term, spec=spec or "")
         except (StoreError, StorageError) as error:
-            log.warning("a checkpoint was not committed", job=job, why=str(error))
+            cause = type(error).__name__
+            log.warning("a checkpoint was not committed", job=job, cause=cause, why=str(error))
             failed = CommitFailed(self.clock.now(), job, command.point, str(error))
             self.feed_event(failed)
         else:
@@ -334,14 +335,15 @@ class Shell:
         try:
             removed = await self.checkpoints.sweep(command)
         except StorageError as error:
-            log.warning("the durable store was not tidied up", job=command.job.id, why=str(error))
+            said = {"cause": type(error).__name__, "why": str(error)}
+            log.warning("the durable store was not tidied up", job=command.job.id, **said)
         else:
             if removed:
                 log.info("removed from the durable store", job=command.job.id, objects=removed)
 
     # ---- asking others ------------------------------------------------------------------------
 
-    async def _plan(self, command: RequestPlan) -> None:
+    async def _plan(self, command: RequestPlan, cause: str) -> None:
         begun = time.monotonic()
         try:
             found = await self._ask_planner(command)
@@ -349,7 +351,7 @@ class Shell:
             found = Unanswered(f"the store does not say what the job is: {error}")
         why_not = found if isinstance(found, str) else ""
         took = {"request": command.request, "seconds": round(time.monotonic() - begun, 2)}
-        log.info("the planner answered", why_not=why_not, **took)
+        log.info("the planner answered", job=command.job, cause=cause, why_not=why_not, **took)
         now = self.clock.now()
         if isinstance(found, str):
             is_known = not isinstance(found, Unanswered)
