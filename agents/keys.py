@@ -57,6 +57,11 @@ class Keys:
         return f"/sailor/capacity/v1/{self.cluster}/lives"
 
     @property
+    def news(self) -> str:
+        """What others told of capacity, by the hash of its id."""
+        return f"/sailor/capacity/v1/{self.cluster}/news/"
+
+    @property
     def papers(self) -> str:
         return f"/sailor/papers/v1/{self.cluster}/"
 

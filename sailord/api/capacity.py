@@ -195,7 +195,7 @@ def glance_of(api: Api) -> CapacityGlance | None:
 def _pool_view(capacity: Capacity, pool: Pool, asked: int, history: History) -> PoolView:
     here = [_state_of(m) for m in capacity.machines.values() if m.instance.pool == pool]
     rest = capacity.rests.get(pool)
-    quotas = [quota for quota in capacity.quotas if pool in quota.pools]
+    quotas = [quota for quota in capacity.quotas or () if pool in quota.pools]
     life = history.record(pool_label(pool.gpu, pool.zone, is_spot=pool.spot), capacity.now)
     return PoolView(
         zone=pool.zone,

@@ -11,8 +11,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from sailord.api.app import API, Handler, refusal
-from sailord.api.crowd import DOOR, read_body
+from sailord.api.app import API, OWN_LOCK, Handler, refusal
+from sailord.api.crowd import DOOR, read_body, read_unsigned
 from simulator.errors import Problem
 
 OWN_VIEW = frozenset({"livez", "readyz", "metrics", "openapi", "report", "webhook_preemption"})
@@ -69,7 +69,8 @@ async def _ask(request: web.Request, address: str) -> web.StreamResponse:
         # Over the Unix socket none is shown; the leader's door is the one over TCP.
         headers.setdefault("Authorization", f"Bearer {api.config.token.decode('ascii')}")
     url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
-    body = await read_body(request)
+    is_stranger = request.match_info.route.name in OWN_LOCK
+    body = await (read_unsigned if is_stranger else read_body)(request)
     async with request.app[SESSION].request(
         request.method, url, data=body, headers=headers, allow_redirects=False
     ) as said:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from agents.protocol import Answer
-from sailord.api import capacity, checkpoints, handlers, shapes, webhooks
+from sailord.api import capacity, checkpoints, handlers, news, shapes, webhooks
 from sailord.api.app import Handler, answer
 from sailord.api.openapi import EVENTS, document
 
@@ -74,6 +74,6 @@ ROUTES: tuple[Route, ...] = (
           refuses=(401,), others={409: Answer}),
     Route("POST", "/v1/webhooks/preemption", "webhook_preemption", webhooks.preemption,
           (shapes.Accepted,), "Preemption", 202, (401, 409, 503)),
-    Route("POST", "/v1/webhooks/capacity", "webhook_capacity", webhooks.capacity,
-          (shapes.Accepted,), "Capacity", 202, (401,)),
+    Route("POST", "/v1/webhooks/capacity", "webhook_capacity", news.capacity,
+          (shapes.Accepted,), "Capacity", 202, (401, 409, 503)),
 )  # fmt: skip

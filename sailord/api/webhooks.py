@@ -25,7 +25,6 @@ from sailord.api.handlers import ID, LEAVES_MAX, NAMES, OTHER_ID, read_object
 from sailord.api.shapes import Accepted
 from sailord.api.tokens import TokenError, check_token, read_keys
 from sailord.config import Webhooks
-from sailord.feed import Happening
 from simulator.errors import InputError, Problem
 
 SIGNATURE_HEADER = "Sailor-Webhook"
@@ -55,7 +54,7 @@ async def preemption(request: web.Request) -> web.Response:
     if not api.allows(request.remote or ""):
         return too_many("messages")
     try:
-        form, body = await _read(request, api)
+        form, body = await read_message(request, api)
     except Refused as error:
         return refusal(401, Problem("the sender", str(error), SEE))
     if form == "pubsub":
@@ -71,30 +70,7 @@ async def preemption(request: web.Request) -> web.Response:
     return answer(Accepted(len(intents), given.count("new")), status=202)
 
 
-async def capacity(request: web.Request) -> web.Response:
-    """More machines can be had somewhere; told to whoever follows."""
-    api = request.app[API]
-    if not api.allows(request.remote or ""):
-        return too_many("messages")
-    try:
-        form, _ = await _read(request, api)
-    except Refused as error:
-        return refusal(401, Problem("the sender", str(error), SEE))
-    if form != "plain":
-        raise InputError(Problem("body", "is no notice of capacity", "send id, zone, gpu, gpus"))
-    kinds: dict[str, type] = {"id": str, "zone": str, "gpu": str, "gpus": int}
-    body = await read_object(request, kinds, tuple(kinds))
-    if not ID.match(body["id"]) or not 0 <= body["gpus"] <= 10**6:
-        raise InputError(Problem("body", "id is no name, or gpus no count", SEE))
-    text = f"{body['gpus']} {body['gpu'][:60]} can be had in {body['zone'][:60]} ({body['id']})"
-    is_new = all(happening.text != text for happening in api.shell.feed.kept)
-    if is_new:
-        now = api.clock.now()
-        api.shell.feed.add(Happening(api.shell.feed.next_id(now), now, "note", text))
-    return answer(Accepted(1, int(is_new)), status=202)
-
-
-async def _read(request: web.Request, api: Api) -> tuple[Form, dict[str, Any]]:
+async def read_message(request: web.Request, api: Api) -> tuple[Form, dict[str, Any]]:
     """Who sends, by what it shows; nothing of the body is believed, or waited for, before."""
     hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
     if header is not None:
