@@ -25,7 +25,7 @@ from planner.transfers import transfers_of
 from planner.worth import DEFAULT_RULES, judge_move
 from sailord.model import Proposal
 from sailord.observed import Past
-from sailord.planning import Found, Request, read_job
+from sailord.planning import Found, Request, phases_of, read_job
 from simulator.cluster import Cluster, Pool
 from simulator.cluster_file import load_cluster
 from simulator.errors import InputError
@@ -327,6 +327,7 @@ def _found(
         figures["cost_usd_per_hour"],
         _busy(job, plan, estimate),
         _peaks(plan, estimate),
+        phases_of(move),
     )
     about = {
         "estimate": figures,

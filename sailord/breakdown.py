@@ -53,6 +53,8 @@ class Move:
     predicted_s: float
     """What the planner said that the move itself takes."""
     phases: tuple[tuple[str, float], ...]
+    predicted: tuple[tuple[str, float], ...] = ()
+    """The same phases, as the planner said them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Watch:
     """For generations in between that never ran."""
     steps_lost: int = 0
     predicted_s: float = 0.0
+    predicted: tuple[tuple[str, float], ...] = ()
     opened_at: float | None = None
     step_s: float = 0.0
 
@@ -135,6 +138,7 @@ def _left(seen: Watch, state: State, active: Active, *, is_planned: bool) -> Wat
         reached=reached,
         steps_lost=max(reached - active.phase.record.restore.point.step, 0),
         predicted_s=active.phase.proposal.move_s,
+        predicted=active.phase.proposal.move_phases,
         step_s=active.step_s or active.phase.proposal.iteration_s,
         reason=active.phase.record.reason,
     )
@@ -170,6 +174,7 @@ def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, M
         total_s=active.advanced_at - seen.sign_at,
         predicted_s=seen.predicted_s,
         phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
+        predicted=seen.predicted,
     )
 
 

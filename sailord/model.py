@@ -64,6 +64,8 @@ class Proposal:
     busy: Busy | None = None
     peaks: tuple[Peak, ...] = ()
     """By rank."""
+    move_phases: tuple[tuple[str, float], ...] = ()
+    """What ``move_s`` is made of; the names are those under which it is then measured."""
 
 
 # ---- the phases of a job --------------------------------------------------------------------

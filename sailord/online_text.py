@@ -179,13 +179,16 @@ def happening_text(happening: dict[str, Any]) -> str:
 
 
 def moves_text(moves: list[dict[str, Any]]) -> str:
-    """What each move took, phase by phase."""
+    """What each move took, phase by phase, and in brackets what was predicted of each."""
     if not moves:
         return "no move yet"
     names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
     rows = [("when", "kind", "to", "took", "lost", "downtime", "predicted", *names)]
     for move in moves:
-        phases = {name: f"{seconds:.2f}" for name, seconds in move["phases"]}
+        predicted = {name: f" ({seconds:.2f})" for name, seconds in move.get("predicted", ())}
+        phases = {
+            name: f"{seconds:.2f}{predicted.get(name, '')}" for name, seconds in move["phases"]
+        }
         # Before a start nothing ran that could have lost anything.
         lost = ("-", "-", "-") if move["kind"] == "start" else _lost(move)
         rows.append(
@@ -213,7 +216,21 @@ def why_text(why: dict[str, Any]) -> str:
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
-    return "\n".join([*lines, "before:", *(f"  {happening_text(line)}" for line in why["last"])])
+    lines += ["before:", *(f"  {happening_text(line)}" for line in why["last"])]
+    return "\n".join([*lines, *away_text(why)])
+
+
+def history_text(history: dict[str, Any]) -> str:
+    """A job's transitions, each with its reason."""
+    lines = [*map(happening_text, history["history"]), *away_text(history)]
+    return "\n".join(lines) or "nothing yet"
+
+
+def away_text(value: dict[str, Any]) -> list[str]:
+    """Say that this is only what sailord remembers, if so; an older one does not tell."""
+    since = value.get("store_away_since")
+    told = "the store is away since {}; this is what sailord remembers"
+    return [] if since is None else [told.format(moment(since))]
 
 
 def moment(at: float) -> str:

@@ -88,6 +88,12 @@ class Unanswered(str):
     """Why nobody found out whether there is a plan: the question is worth another try."""
 
 
+def phases_of(move: Mapping[str, Any] | None) -> tuple[tuple[str, float], ...]:
+    """What the planner says of each phase of a move, by the names under which they are measured."""
+    phases = {} if move is None else move.get("phases", {})
+    return tuple((name.removesuffix("_s"), seconds) for name, seconds in phases.items())
+
+
 def the_same_again(record: GenerationRecord, plan: bytes, about: Mapping[str, Any]) -> Found | None:
     """What ran, on its nodes as before; ``None``: of such an old plan too little was written down.
 
@@ -106,6 +112,7 @@ def the_same_again(record: GenerationRecord, plan: bytes, about: Mapping[str, An
         usd_per_hour=record.usd_per_hour,
         busy=record.busy,
         peaks=record.peaks,
+        move_phases=phases_of(again),
     )
     return Found(proposal, plan, {**about, "why": [proposal.why], "move": again})
 

@@ -133,15 +133,18 @@ class Care:
 
     def order(self, path: str, body: dict[str, Any] | None = None) -> bool:
         """Order something until sailord answers; False if it does not, or refuses."""
-        end = time.monotonic() + SETTLE_S
+        end, told = time.monotonic() + SETTLE_S, ""
         while time.monotonic() < end:
             try:
                 self.cluster.client.ask("POST", path, body)
             except ServerProblem as problem:
                 if "would change nothing" in str(problem):
                     return True  # It was done when it was ordered before, or needs no doing.
-                if "did not answer" not in str(problem):
-                    self.say(f"{path}: {problem}")
+                if "there is no node of that name" in str(problem):
+                    return False  # It has come, and is not known yet; whatever it was, it is moot.
+                if "did not answer" not in str(problem) and str(problem) != told:
+                    told = str(problem)
+                    self.say(f"{path}: {told}")
                 self.live(0.3)
             else:
                 return True

@@ -38,6 +38,8 @@ SPIN = 8
 """So many generations in a row that do no step: a job is held after five failures of its own."""
 AWAY_S = 5.0
 ALARM_S = 3.0
+PREDICTED = {"detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"}
+"""The phases of a move, which are measured and predicted."""
 TOLD_S = 5.0
 """A move is told of so long after its first step."""
 
@@ -382,13 +384,13 @@ def i20(story: Story) -> Iterator[str]:
     for move in story.moves:
         phases = dict(move["phases"])
         yield ASKED
-        missing = {"detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"} - set(
-            phases
-        )
+        missing = PREDICTED - phases.keys()
         if missing:
             yield f"generation {move['generation']}: nobody says {', '.join(sorted(missing))}"
         if move["predicted_s"] is None:
             yield f"generation {move['generation']}: nothing was predicted"
+        if move["predicted_s"] and not dict(move["predicted"]).keys() >= PREDICTED:
+            yield f"generation {move['generation']}: not all phases were predicted"
     told = {move["generation"] for move in story.moves}
     elected = [c.at for c in story.changes if c.key.endswith("/leader") and c.value is not None]
     for generation in story.opened:

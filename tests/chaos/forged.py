@@ -85,7 +85,7 @@ def sample(at: float, *kept: File, a: int = 11, b: int = 12) -> Sample:
 
 def move(number: int) -> dict[str, Any]:
     phases = [[name, 0.1] for name in PHASES]
-    return {"generation": number, "predicted_s": 0.5, "phases": phases}
+    return {"generation": number, "predicted_s": 0.5, "phases": phases, "predicted": phases}
 
 
 def sound() -> Story:

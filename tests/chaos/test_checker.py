@@ -125,6 +125,7 @@ FORGED: dict[str, list[Story]] = {
     "I20": [
         replace(SOUND, moves=(move(1), {**move(2), "phases": [["plan", 1.0]]})),
         replace(SOUND, moves=(move(1), {**move(2), "predicted_s": None})),
+        replace(SOUND, moves=(move(1), {**move(2), "predicted": [["plan", 1.0]]})),
         replace(SOUND, moves=(move(1),)),
         # Whoever came to lead before it was opened saw all of it.
         replace(

@@ -41,7 +41,8 @@ def record(number, members, step, source="memory"):
 
 
 OLD, NEW = record(1, (A, B), 0), record(2, (A, B), 100)
-PLAN = Proposal("p", (A, B), True, "why", iteration_s=1.0, move_s=2.5)
+PREDICTED = (("quiesce", 0.5), ("fetch", 2.0))
+PLAN = Proposal("p", (A, B), True, "why", 1.0, move_s=2.5, move_phases=PREDICTED)
 
 
 def node(id_, **facts):
@@ -101,6 +102,8 @@ def test_a_loss_is_told_phase_by_phase():
     assert move.total_s == 4.0
     assert move.downtime_s == pytest.approx(15.0 - 10.0 - 0.5)
     assert move.predicted_s == 2.5
+    assert move.predicted == PREDICTED
+    assert dict(PREDICTED).keys() <= dict(move.phases).keys()
 
 
 def test_a_planned_move_loses_nothing_and_stands_from_the_stop_on():

@@ -62,6 +62,11 @@ def test_what_runs_is_replanned_without_the_node_that_is_gone():
     assert set(second.proposal.members) <= {record.id for record in left}
     assert second.proposal.is_worth_it
     assert second.proposal.move_s > 0
+    assert [name for name, _ in second.proposal.move_phases] == [
+        *("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"),
+    ]
+    # Beside the phases stands what is done again.
+    assert second.proposal.move_s >= sum(seconds for _, seconds in second.proposal.move_phases) > 0
 
 
 def test_a_machine_that_a_new_leader_never_saw_is_known_from_the_plan_itself():
