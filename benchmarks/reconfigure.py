@@ -4,7 +4,8 @@
 
 A local cluster (sailord, agents and workers as real processes) trains a LLaMA-like model of six
 blocks. Four things happen to it, as in `make tour`: a notice (planned), the loss of a node whose
-layers another pipeline has, the loss of the only copy of layers, and the coming of two nodes.
+layers another pipeline has, the loss of the only copy of layers, and the coming of two nodes; and
+a fifth, a loss while all workers but one hang: they hear nothing, are killed, and new ones begin.
 *downtime* is from the event (planned: from the last step before) to the end of the first step
 after, less the median step before; *lost* are steps that were done and are done again.
 
@@ -58,6 +59,7 @@ WITHIN_S = 300.0
 def job_text(place: Place, hidden: int) -> str:
     """The example job in another width."""
     text = place.job("job.toml").replace("hidden = 128", f"hidden = {hidden}")
+    text += "\n[checkpoint]\nmemory_every = 1\n"
     return text.replace("ffn = 352", f"ffn = {8 * (hidden // 3)}") if hidden != 128 else text
 
 
@@ -81,6 +83,7 @@ def under_sailor(processes: int, hidden: int, keep: Path) -> list[dict[str, Any]
         director.lose_the_only_copy()
         if processes < 16:  # Of so many, enough are idle by now; two more would change nothing.
             director.add_machines(("large", "zone-a"), ("large", "zone-b"))
+            director.lose_beside_hung_workers()
         if processes <= 4:
             director.give_notice()
     shutil.rmtree(folder)

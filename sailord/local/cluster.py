@@ -186,6 +186,11 @@ class LocalCluster:
         self.gone.append(name)
         self.place.forget_memory(name)
 
+    def hang_workers(self, name: str) -> None:
+        """Stop a machine's workers as something in the kernel might: they hear nothing."""
+        for pid in children_of(self.nodes[name].nursery):
+            os.kill(pid, signal.SIGSTOP)
+
     def ready_nodes(self) -> set[str]:
         """The names of the nodes that are ready for work."""
         nodes = self.client.ask("GET", "/v1/nodes")["nodes"]

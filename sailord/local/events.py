@@ -15,6 +15,8 @@ STEPS_BETWEEN = 4
 """A generation does at least so many before the next event."""
 WITHIN_S = 60.0
 NOTICE_S = 30.0
+NOTICE, LOSS, ADDITION = "notice", "loss", "addition"
+"""Events at which nothing may be lost; elsewhere a step that its buddy did not yet have may be."""
 PHASES = ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step")
 
 
@@ -33,7 +35,7 @@ class Event:
     @property
     def steps_allowed(self) -> int:
         """More than so many mean that something was lost."""
-        return 0 if self.kind in ("notice", "addition") else 1
+        return 0 if self.kind in (NOTICE, LOSS, ADDITION) else 1
 
     @property
     def lost(self) -> str:
@@ -75,7 +77,7 @@ class Director:
             self.cluster.client.ask("POST", f"/v1/nodes/{name}/preempt", body)
 
         about = f"{name} is to be taken away in {NOTICE_S:.0f} s"
-        self._stage("notice", about, act, notice_s=NOTICE_S, is_planned=True)
+        self._stage(NOTICE, about, act, notice_s=NOTICE_S, is_planned=True)
         # Its notice need not run out before we go on: nothing runs on it any more.
         self.cluster.kill_node(name)
 
@@ -87,7 +89,7 @@ class Director:
             raise Failed("no machine's layers live elsewhere too; the tour cannot go on")
         name = self._names()[inner(nodes, plan)]
         about = f"{name} dies at once; its layers live elsewhere too"
-        self._stage("loss", about, lambda: self.cluster.kill_node(name))
+        self._stage(LOSS, about, lambda: self.cluster.kill_node(name))
 
     def lose_the_only_copy(self) -> None:
         """A machine dies that alone had its layers; its buddy has copies of their snapshots."""
@@ -97,6 +99,20 @@ class Director:
         about = f"{name} dies at once; nobody else trains its layers, but its buddy has a copy"
         self._stage("loss of the only copy", about, lambda: self.cluster.kill_node(name))
 
+    def lose_beside_hung_workers(self) -> None:
+        """A machine dies, and all workers but one hang: they hear nothing, and are killed."""
+        plan, names = self._plan(), self._names()
+        lost = inner(shared_holders(plan) or only_holders(plan), plan)
+        _, *others = sorted({*shared_holders(plan), *only_holders(plan)} - {lost})
+
+        def act() -> None:
+            for node in others:
+                self.cluster.hang_workers(names[node])
+            self.cluster.kill_node(names[lost])
+
+        about = f"{names[lost]} dies at once, and all workers but one hang"
+        self._stage("loss, others killed", about, act)
+
     def add_machines(self, *machines: tuple[str, str]) -> None:
         """New machines come."""
 
@@ -105,7 +121,7 @@ class Director:
                 self.cluster.add_node(kind, zone)
 
         about = f"{len(machines)} machines come"
-        self._stage("addition", about, act, is_planned=True)
+        self._stage(ADDITION, about, act, is_planned=True)
 
     def end(self) -> int:
         """End the job; return the last step that it did."""

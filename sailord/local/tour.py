@@ -50,6 +50,10 @@ class Told:
         return all(event.steps_lost <= event.steps_allowed for event in self.events)
 
 
+OFTEN = "\n[checkpoint]\nmemory_every = 1\n"
+"""What a loss costs is not to hang on what snapshots cost this machine."""
+
+
 @dataclass(eq=False)
 class Tour:
     """Both stories on one cluster."""
@@ -68,7 +72,8 @@ class Tour:
         self.say("sailord and eight nodes in three zones are starting")
         self.cluster.start()
         names = ("tale", "exact")
-        jobs = {name: place.job(f"{'job' if name == 'tale' else name}.toml") for name in names}
+        files = {"tale": "job.toml", "exact": "exact.toml"}
+        jobs = {name: place.job(files[name]) + OFTEN for name in names}
         references = [start_uninterrupted(place.folder, name, jobs[name]) for name in names]
         for name in names:
             self._tell(name, jobs[name])
