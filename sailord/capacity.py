@@ -98,7 +98,9 @@ def obtainable(state: Capacity, pool: Pool, there: Mapping[Pool, int] | None = N
     Who asks about many pools gives their ``supply`` along.
     """
     rest = state.rests.get(pool)
-    if pool not in state.prices or (rest is not None and state.now < rest.until) or state.stop:
+    if state.quotas is None or pool not in state.prices or state.stop:
+        return 0
+    if rest is not None and state.now < rest.until:
         return 0
     limits = [q.free_gpus // pool.gpus for q in state.quotas if pool in q.pools]
     most = state.policy.machines_per_pool_max - (there or supply(state)).get(pool, 0)
@@ -432,6 +434,6 @@ def _use_quota(state: Capacity, pool: Pool, count: int) -> Capacity:
     """Until quotas are read again, what was asked for counts as used."""
     quotas = tuple(
         replace(q, used_gpus=q.used_gpus + count * pool.gpus) if pool in q.pools else q
-        for q in state.quotas
+        for q in state.quotas or ()
     )
     return replace(state, quotas=quotas)

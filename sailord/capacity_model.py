@@ -188,7 +188,8 @@ class Capacity:
     """Of our requests: two leaders never have the same. Empty: we do not lead."""
     requests: int = 0
     prices: Mapping[Pool, float] = field(default_factory=dict)
-    quotas: tuple[Quota, ...] = ()
+    quotas: tuple[Quota, ...] | None = None
+    """``None``: not read yet. A provider without limits says that it has none."""
     target: Mapping[Pool, int] = field(default_factory=dict)
     asks: Mapping[str, Outstanding] = field(default_factory=dict)
     machines: Mapping[str, Machine] = field(default_factory=dict)

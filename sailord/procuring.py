@@ -58,6 +58,8 @@ log = structlog.get_logger("sailord")
 TICK_S = 0.5
 READ_S = 300.0
 """How often prices and quotas are read, ..."""
+READ_AGAIN_S = 30.0
+"""... again if that fails, as nothing is asked for without them, ..."""
 QUOTAS_S = 5.0
 """... and quotas as soon as machines have come or gone, if they were not just read."""
 SAVE_S = 10.0
@@ -249,21 +251,29 @@ class Procurer:
             self._feed(Observed(self.clock.now(), seen))
 
     async def _read(self) -> None:
+        while self._term is not None:
+            read = [await self._read_prices(), await self._read_quotas()]
+            if all(read):
+                return
+            await asyncio.sleep(READ_AGAIN_S)
+
+    async def _read_prices(self) -> bool:
         try:
             prices = await self.provider.prices()
         except ProviderError as error:
             log.warning("prices cannot be read", error=str(error))
-        else:
-            self._feed(Priced(self.clock.now(), prices))
-        await self._read_quotas()
+            return False
+        self._feed(Priced(self.clock.now(), prices))
+        return True
 
-    async def _read_quotas(self) -> None:
+    async def _read_quotas(self) -> bool:
         try:
             quotas = await self.provider.quotas()
         except ProviderError as error:
             log.warning("quotas cannot be read", error=str(error))
-        else:
-            self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
+            return False
+        self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
+        return True
 
     async def _follow_quotas(self) -> None:
         """What an ask took away, and a machine that went gave back, is known soon."""

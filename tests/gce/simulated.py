@@ -85,6 +85,9 @@ class Run:
     machines: dict[str, Machine] = field(default_factory=dict)
     past: list[Machine] = field(default_factory=list)
     overspent: float = 0.0
+    too_dear_s: float = 0.0
+    """For how long at a stretch more ran up by the hour than may."""
+    _dear_since: float | None = None
     works: bool = True
     said: list[str] = field(default_factory=list)
     leads: bool = False
@@ -350,9 +353,13 @@ class Run:
         )
 
     def check_money(self) -> None:
+        up = [m for m in self.machines.values() if m.ends_at is None]
+        rate, most = sum(PRICES[m.instance.pool] for m in up), self.policy.usd_per_hour_max
+        is_dear = most is not None and rate > most
+        self._dear_since = (self._dear_since or self.now) if is_dear else None
+        self.too_dear_s = max(self.too_dear_s, self.now - (self._dear_since or self.now))
         if self.policy.usd_max is not None:
-            up = [m for m in self.machines.values() if m.ends_at is None]
-            interval = sum(PRICES[m.instance.pool] for m in up) * self.policy.look_s / 3600
+            interval = rate * self.policy.look_s / 3600
             over = self.bill() - self.policy.usd_max - interval
             self.overspent = max(self.overspent, over)
 

@@ -53,7 +53,7 @@ class Story:
     def __init__(self, policy: Policy | None = None, books: Books | None = None) -> None:
         self.state, self.orders = Capacity(policy or Policy()), ()
         self.hear(TookOver(0.0, "t1", books or Books()))
-        self.hear(Priced(0.0, PRICES))
+        self.hear(Priced(0.0, PRICES)).hear(QuotasRead(0.0, ()))
 
     def hear(self, event: Event) -> Story:
         self.state, self.orders = decide(self.state, event)
@@ -135,12 +135,18 @@ def test_gce_a_second_ask_for_a_pool_waits_for_the_first():
 
 @pytest.mark.parametrize(
     ("kind", "seconds"),
-    [("stockout", 60), ("quota", 300), ("rate", 10), ("permission", 600), ("unknown", 60)],
+    [
+        *(("stockout", 60), ("quota", 300), ("rate", 10), ("permission", 600)),
+        *(("bad_request", 1800), ("unknown", 60)),
+    ],
 )
 def test_gce_a_refused_pool_rests_by_kind_and_twice_as_long_again(kind, seconds):
-    story = Story().see(1.0).hear(Targeted(1.0, {A: 1}))
-    story.hear(Answered(10.0, Refused(FIRST, kind, "no")))
-    assert obtainable(story.state, B) > 0, "another zone is not concerned"
+    others = B, replace(A, machine="small"), replace(A, spot=False)
+    story = Story().see(1.0).hear(Priced(1.0, PRICES | dict.fromkeys(others, 3.6)))
+    story.hear(Targeted(1.0, {A: 1})).hear(Answered(10.0, Refused(FIRST, kind, "no")))
+    assert obtainable(story.state, A) == 0
+    for other in others:  # Of zone, machine type and contract each has a rest of its own.
+        assert obtainable(story.state, other) > 0
     assert story.hear(Passed(10.0 + seconds - 1)).asks() == []
     assert story.hear(Passed(10.0 + seconds)).asks() == [(A, 1)]
     now = 10.0 + seconds
@@ -153,6 +159,17 @@ def test_gce_a_quota_is_read_before_asking_and_what_was_asked_counts():
     quota = Quota("PREEMPTIBLE_GPUS", (A, B), 9.0, 0.0)
     story = Story().hear(QuotasRead(0.5, (quota,))).see(1.0).hear(Targeted(1.0, {A: 2, B: 2}))
     assert story.asks() == [(A, 2)]
+
+
+def test_gce_nothing_is_asked_before_quotas_were_read_though_there_be_none():
+    state, _ = decide(Capacity(), TookOver(0.0, "t1", Books()))
+    orders = ()
+    for event in (Priced(1.0, PRICES), Observed(2.0, Observation(2.0, ())), Targeted(3.0, {A: 1})):
+        state, orders = decide(state, event)
+        assert orders == ()
+    assert obtainable(state, A) == 0
+    _, orders = decide(state, QuotasRead(4.0, ()))
+    assert [type(order) for order in orders] == [Create]
 
 
 def test_gce_a_pool_without_a_price_is_never_asked_for():

@@ -94,7 +94,7 @@ class Story:
     def __init__(self) -> None:
         self.state = Capacity(POLICY)
         self.hear(TookOver(0.0, "t1", Books()))
-        self.hear(Priced(0.0, {SPOT: 1.0, FIRM: 3.0}))
+        self.hear(Priced(0.0, {SPOT: 1.0, FIRM: 3.0})).hear(QuotasRead(0.0, ()))
         self.hear(Observed(0.0, Observation(0.0, ())))
 
     def hear(self, event) -> Story:

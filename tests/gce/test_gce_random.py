@@ -11,6 +11,7 @@ import structlog
 
 from sailord import procuring
 from sailord.capacity_model import Policy
+from tests.fakes.gce.cloud import Mood
 from tests.gce.unplugged import VirtualLoop
 from tests.gce.virtual import POOLS, World
 
@@ -24,7 +25,7 @@ WISH = Counter({POOLS[0]: 2, POOLS[5]: 1, POOLS[8]: 1})
 
 def policy_of(seed: int) -> Policy:
     return Policy(
-        usd_per_hour_max=(None, 12.0)[seed % 2],
+        usd_per_hour_max=(None, 9.5)[seed % 2],
         usd_max=(None, 1.0, 3.0)[seed % 3],
         parting_s=100.0,
         boot_s=90.0,
@@ -55,6 +56,7 @@ async def play(seed: int) -> None:
     assert world.made_twice() == [], seed
     assert cloud.groups or cloud.made.total() == len(cloud.vms), (seed, "made for no request")
     assert world.overspent <= 0, (seed, world.overspent)
+    assert world.too_dear_s <= world.policy.look_s, seed
     # A machine that came and went between two looks, in a storm, is in no book.
     assert world.spent() == pytest.approx(world.bill_of_known(), abs=1e-6), seed
     assert cloud.bill() - world.bill_of_known() <= UNSEEN_USD, seed
@@ -68,6 +70,22 @@ def play_alone(seed: int) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(play(seed))
+
+
+def test_gce_quotas_that_cannot_be_read_at_first_are_read_again_soon():
+    async def play() -> None:
+        world = World(1, policy_of(0))
+        world.settle()
+        world.wish = WISH
+        storm = Mood("projects/test-project$", 1, status=503)
+        world.cloud.moods.append(storm)
+        await world.live(procuring.READ_S / 2, until=lambda: world.up() == WISH)
+        assert storm.times == 0
+        assert world.up() == WISH
+        await world.end()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

@@ -54,6 +54,7 @@ def judge(seed: int) -> None:
     assert max(run.sent.values(), default=0) <= 1, (seed, "sent twice")
     assert all(run.made[id_] <= ask.count for id_, ask in run.asked.items()), seed
     assert run.overspent <= 0, (seed, run.overspent, run.policy)
+    assert run.too_dear_s <= run.policy.look_s, seed
     assert spent_usd(run.state) == pytest.approx(run.bill(), abs=1e-6), seed
 
 

@@ -53,7 +53,7 @@ def test_gce_a_host_costs_from_the_start_on_and_is_never_deleted():
 
 def test_gce_a_host_that_is_taken_from_the_list_is_gone():
     story = look(Story(), 100.0, *HOSTS)
-    look(story, 200.0, HOSTS[1])
+    look(look(story, 200.0, HOSTS[1]), 210.0, HOSTS[1])
     assert set(story.state.machines) == {"b"}
 
 

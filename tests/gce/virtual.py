@@ -71,11 +71,14 @@ class World(Hooks):
     calm: bool = False
     wish: Counter[Pool] = field(default_factory=Counter)
     overspent: float = 0.0
+    too_dear_s: float = 0.0
+    """For how long at a stretch more ran up by the hour than may."""
     errors: list[str] = field(default_factory=list)
     head: Head | None = None
     _nodes: dict[str, Node] = field(default_factory=dict)
     _store_back_at: float = 0.0
     _works: bool = True
+    _dear_since: float | None = None
     _known: set[str] = field(default_factory=set)
     """The numbers of all machines that sailord ever knew."""
     _open: dict[str, Outstanding] = field(default_factory=dict)
@@ -294,10 +297,14 @@ class World(Hooks):
         return [id_ for id_, made in self.cloud.made.items() if made > self.cloud.ordered[id_]]
 
     def is_settled(self) -> bool:
-        """Whether nothing is left, by Google's word and by sailord's."""
+        """Whether nothing is left, by Google's word and by sailord's.
+
+        A group may yet come to make what an ask without an answer has ordered of it.
+        """
         assert self.head is not None
         state = self.head.procurer.state
-        return not (self.cloud.there() or state.machines or state.asks)
+        is_trying = any(group.wanted for group in self.cloud.groups.values())
+        return not (self.cloud.there() or is_trying or state.machines or state.asks)
 
     def stop_work(self) -> None:
         """The job is done."""
@@ -377,7 +384,11 @@ class World(Hooks):
         return sum(vm.usd(self.now()) for vm in known)
 
     def _check_money(self) -> None:
-        rate = sum(vm.usd_per_hour for vm in self.cloud.there())
+        now, most = self.now(), self.policy.usd_per_hour_max
+        rate = sum(vm.usd_per_hour for vm in self.cloud.there() if vm.off_at is None)
+        is_dear = most is not None and rate > most
+        self._dear_since = (self._dear_since or now) if is_dear else None
+        self.too_dear_s = max(self.too_dear_s, now - (self._dear_since or now))
         if self.policy.usd_max is not None:
             over = self.cloud.bill() - self.policy.usd_max - rate * self.policy.look_s / 3600
             self.overspent = max(self.overspent, over)
