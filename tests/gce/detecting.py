@@ -12,7 +12,7 @@ from typing import Any
 
 from agents.notices import PREEMPTED
 from sailord.client import Client, Patience
-from tests.control.cluster import Agent, Cluster, is_leader
+from tests.control.cluster import LEASE_S, Agent, Cluster, is_leader
 from tests.daemon.running import JOB, Place, wait_until
 from tests.fakes.metadata import Metadata, metadata_server
 
@@ -21,6 +21,10 @@ TAKEN = "a"
 SPARED = "b"
 """Comes later, and is there to move to."""
 WITHIN_S = 120.0
+DECIDED_S = 1.0
+"""From the flip of the flag there is to be another plan within this, ..."""
+MISSED_S = LEASE_S + 2.0
+"""... and a machine that says nothing is missed within that."""
 Happening = dict[str, Any]
 
 

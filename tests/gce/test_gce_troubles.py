@@ -25,6 +25,8 @@ permission_s = 2.0
 unknown_s = 2.0
 rest_max_s = 4.0
 """
+# `make chaos` has them: it sets SAILOR_EXAMPLES.
+pytestmark = pytest.mark.chaos
 at_length = pytest.mark.skipif(
     not os.environ.get("SAILOR_EXAMPLES"),
     reason="it takes a minute, and test_gce_random has the same without workers",
