@@ -15,6 +15,8 @@ ASKED = ""
 
 TAKEN = "taken"
 """A machine goes at that moment, with its memory, whatever was said before."""
+END = "end"
+"""The job is ended, and what it holds is given back."""
 PREEMPTIONS = ("node", "node and back", "notice", "doubled notice", "no notice", "drain", "swap")
 """Faults of which a machine that goes is all."""
 VIOLENT = (TAKEN, "rank", "stop rank", "stop node", "full memory", "stop agent", "point")
@@ -248,7 +250,8 @@ def i13(story: Story) -> Iterator[str]:
     """What could be gone back to is never older than before, unless a node took it away."""
     for before, after in pairwise(story.samples):
         was, now = newest_complete(before), newest_complete(after)
-        taken = story.faults_within(before.at - ALARM_S, after.at, TAKEN, "end")
+        taken = story.faults_within(before.at - ALARM_S, after.at, TAKEN)
+        taken += story.faults_within(0.0, after.at, END)
         opened = [g for g in story.opened if g.at <= after.at]
         # What a generation did beyond the point from which a later one began is void.
         is_left = was and any(g.number > was[0] and g.restored[1] < was[1] for g in opened)

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from agents.protocol import JobId
@@ -20,7 +20,7 @@ from sailord.local.cluster import ZONES, Node
 from sailord.storage import open_storage
 from tests.chaos import leaks
 from tests.chaos.care import Care
-from tests.chaos.checker import AWAY, NEAR_S
+from tests.chaos.checker import AWAY, END, NEAR_S
 from tests.chaos.cluster import full
 from tests.chaos.faulty import KINDS
 from tests.chaos.net import CUT, DEAF, MUTE, SAILORD, SLOW, STORE, Weather
@@ -81,7 +81,7 @@ it is asked whether a step was lost."""
 APART_S = 8.0
 UNNOTICED = ("agent", "stop sailord", "sailord", "all agents")
 JUMPS_S = (-4000.0, -30.0, 30.0, 4000.0)
-PLANNED = ("addition", "drain", "false notice")
+PLANNED = ("drain", "notice", "doubled notice")
 
 
 @dataclass(eq=False)
@@ -128,9 +128,11 @@ class Soak(Care):
 
     def _planned(self) -> None:
         """Machines come and go as they should, twice: the second move has only that before it."""
+        while len(self.cluster.nodes) < NODES_MIN + 2:
+            self._addition()
         self._calm(MOVED_S)
-        for kind in self.chance.sample(PLANNED, 2):
-            self.strike(kind)
+        for kind in ("drain", self.chance.choice(PLANNED)):
+            self.strike(kind, self.members())
             self.live(APART_S)
 
     def _calm(self, seconds: float) -> None:
@@ -156,9 +158,9 @@ class Soak(Care):
         self.wait_running(SETTLE_STEPS)
         self._make_last_durable()
         self._leave_nothing("durable", self._orphans)
+        self.recorder.write("faults", {"at": time.time(), "kind": END, "nodes": []})
         self.order(f"{self.path}/cancel")
         self.wait("the job does not end", self._is_over)
-        self.recorder.write("faults", {"at": time.time(), "kind": "end", "nodes": [], "text": ""})
         _, step = max((line["generation"], line["step"]) for line in self._steps())
         return int(step)
 
@@ -215,8 +217,8 @@ class Soak(Care):
 
     # ---- faults ---------------------------------------------------------------------------------
 
-    def strike(self, kind: str) -> None:
-        """Let one fault happen, or begin."""
+    def strike(self, kind: str, among: Collection[str] = ()) -> None:
+        """Let one fault happen, or begin; to one of some nodes, if any can be had of them."""
         act = getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))
         free = [name for name in self.cluster.nodes if name not in self._busy]
         if kind in OF_HEAD or kind in OF_NO_NODE or kind in NEEDS_ETCD:
@@ -230,7 +232,7 @@ class Soak(Care):
             self.note(kind, free)
             act(free)
         elif free:
-            name = self.chance.choice(sorted(free))
+            name = self.chance.choice(sorted(set(free) & set(among)) or sorted(free))
             takes = kind in ("node", "notice", "no notice", "doubled notice", "drain")
             if takes and len(free) <= NODES_MIN:
                 return
