@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -11,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from agents.notices import PREEMPTED
+from sailord.api.webhooks import SIGNATURE_HEADER, sign
 from sailord.client import Client, Patience
 from tests.control.cluster import LEASE_S, Agent, Cluster, is_leader
-from tests.daemon.running import JOB, Place, wait_until
+from tests.daemon.running import JOB, Over, Place, wait_until
 from tests.fakes.metadata import Metadata, metadata_server
 
 TAKEN = "a"
 """The job begins on this node, and beside its agent stands the metadata server."""
 SPARED = "b"
 """Comes later, and is there to move to."""
+SECRET = "of-whoever-sends-webhooks"
 WITHIN_S = 120.0
 DECIDED_S = 1.0
 """From the flip of the flag there is to be another plan within this, ..."""
@@ -62,12 +65,31 @@ class Scene:
         """Change what the metadata server says of a preemption."""
         await self.server.flip(PREEMPTED, value)
 
+    def post_notice(self) -> None:
+        """Have somebody outside say that the machine is taken."""
+        body = json.dumps({"id": "from-outside", "node": TAKEN}).encode()
+        header = {SIGNATURE_HEADER: sign(SECRET.encode(), body, time.time())}
+        with contextlib.closing(Over(self.cluster.head.socket)) as connection:
+            connection.request("POST", "/v1/webhooks/preemption", body, header)
+            assert connection.getresponse().status == 202
+
+    def shut_down(self) -> None:
+        """What the machine's shutdown does to the agent: its unit is stopped."""
+        assert self.taken.process is not None
+        self.taken.process.terminate()
+
+    def happenings(self) -> list[Happening]:
+        """All that sailord has told."""
+        client = Client(f"unix://{self.cluster.head.socket}")
+        told: list[Happening] = client.ask("GET", "/v1/events?follow=false")["events"]
+        return told
+
     async def hear(
         self, act: Callable[[], Any], *ones: Callable[[Happening], bool]
     ) -> tuple[float, ...]:
         """Do something; after how many seconds sailord tells the first, then the second ..."""
         client = Client(f"unix://{self.cluster.head.socket}")
-        told = client.ask("GET", "/v1/events?follow=false")["events"]
+        told = self.happenings()
         last = told[-1]["id"] if told else 0
         listening = asyncio.create_task(asyncio.to_thread(_await_all, client, last, ones))
         await asyncio.sleep(0.3)  # Until it listens; what is told earlier is told again.
@@ -123,7 +145,9 @@ def _begin(cluster: Cluster) -> None:
 @contextlib.asynccontextmanager
 async def scene(folder: Path) -> AsyncIterator[Scene]:
     """Two nodes, and a job that runs on one of them."""
-    cluster = Cluster(folder, [Place(folder)])
+    (folder / "secret").write_text(SECRET)
+    webhooks = '\n[webhooks]\nsecret_file = "secret"\n'
+    cluster = Cluster(folder, [Place(folder, webhooks=webhooks)])
     async with metadata_server() as server:
         cluster.metadata = {TAKEN: server.address}
         try:

@@ -47,3 +47,21 @@ def test_gce_a_notice_moves_the_job_and_silent_deaths_are_noticed(tmp_path):
             assert max(idle_s, busy_s) < (MISSED_S if EXAMPLES else WITHIN_S)
 
     asyncio.run(play())
+
+
+def test_gce_flag_webhook_and_shutdown_of_one_machine_are_one_notice_and_one_move(tmp_path):
+    async def play() -> None:
+        async with scene(tmp_path) as here:
+            before = len([one for one in here.happenings() if is_stopping(one)])
+            await here.flip("TRUE")
+            await asyncio.to_thread(here.post_notice)
+            here.shut_down()
+            await asyncio.to_thread(here.wait_until_spared)
+            told = here.happenings()
+            assert len([one for one in told if is_going(one)]) == 1, told
+            assert len([one for one in told if is_stopping(one)]) == before + 1, told
+            _, *moves = (line for line in here.cluster.history() if "steps lost): " in line)
+            assert len(moves) == 1, moves
+            assert "0 steps lost): a is leaving" in moves[0]
+
+    asyncio.run(play())
