@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from sailord.capacity_model import Books
 from sailord.client import Client
 from sailord.local.place import Place
 from sailord.local.sweep import end_all, mark_of
-from tests.fakes.gce.cloud import Cloud, Hooks, Offer, Vm
+from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
 from tests.fakes.gce.server import gce_server
 from tests.fakes.metadata import Metadata, metadata_server
 from tests.gce.test_gce_emulated import agent_text, wait_until
@@ -70,6 +70,8 @@ class Machines(Hooks):
     """The cloud's machines as agents on this machine."""
 
     place: Place
+    notice_s: float = NOTICE_S
+    """What the agents' file says."""
     servers: MetadataServers = field(default_factory=MetadataServers)
     metadata: dict[str, Metadata] = field(default_factory=dict)
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Machines(Hooks):
         config = folder / "agent.toml"
         config.write_text(
             f'name = "{vm.name}"\nzone = "{vm.zone}"\nmachine = "{vm.machine}"\n'
-            f"spot = true\nnotice_s = {NOTICE_S}\n{agent_text(self.place, self.place.memory)}"
+            f"spot = true\nnotice_s = {self.notice_s}\n{agent_text(self.place, self.place.memory)}"
         )
         words = ["agents.service", "run", "--config", str(config)]
         # Without its GPU it is a machine as this one: the agent looks for a driver, and ends.
@@ -94,7 +96,7 @@ class Machines(Hooks):
             )  # fmt: skip
 
     def warned(self, vm: Vm, seconds: float) -> None:
-        assert seconds >= NOTICE_S, "the agents' file says how long a notice is"
+        assert seconds >= self.notice_s, "the agents' file says how long a notice is"
         self.servers.flip(self.metadata[vm.name])
 
     def ended(self, vm: Vm) -> None:
@@ -186,20 +188,27 @@ def read_books(place: Place) -> Books:
 
 
 @contextlib.contextmanager
-def living(folder: Path, capacity: str) -> Iterator[Life]:
+def living(
+    folder: Path,
+    capacity: str,
+    notice_s: float = NOTICE_S,
+    groups: Sequence[Group] = (),
+) -> Iterator[Life]:
     """A cloud with two zones and one machine type, and a sailord that may rent from it.
 
     ``capacity`` is that table of sailord's file. Nothing outlives it.
     """
     place = Place(folder)
     place.make()
-    machines = Machines(place)
+    machines = Machines(place, notice_s)
     cloud = Cloud(
-        hooks=machines, offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)}
+        hooks=machines,
+        offers={LARGE: Offer("nvidia-tesla-a100", 1, "NVIDIA_A100_GPUS", 2.0, 0.8)},
+        groups={group.name: group for group in groups},
     )
     try:
         with gce_server(cloud) as address:
-            configure(place, address, capacity)
+            configure(place, address, capacity, groups)
             life = Life(place, cloud, machines, Client(f"unix://{place.socket}"))
             life.start_head()
             try:
@@ -218,7 +227,7 @@ def living(folder: Path, capacity: str) -> Iterator[Life]:
         place.remove()
 
 
-def configure(place: Place, address: str, capacity: str) -> None:
+def configure(place: Place, address: str, capacity: str, groups: Sequence[Group] = ()) -> None:
     """Write the files of a sailord that rents from the cloud at an address."""
     catalogue = place.folder / "catalogue.toml"
     text = catalogue.read_text()
@@ -241,5 +250,10 @@ def configure(place: Place, address: str, capacity: str) -> None:
             f'machines = ["{LARGE}"]\nstore = "etcd://10.0.0.1:2379"\n'
             'key_secret = "projects/test-project/secrets/key/versions/1"\n'
             f'endpoint = "{address}"\ncall_s = 5\noperation_s = 4\npoll_s = 0.05\n'
-            f"[capacity]\nlook_s = 0.5\nmachines_per_pool_max = 4\n{capacity}"
         )
+        for group in groups:
+            config.write(
+                f'[[provider.group]]\nzone = "{group.zone}"\nmachine = "{LARGE}"\n'
+                f'name = "{group.name}"\n'
+            )
+        config.write(f"[capacity]\nlook_s = 0.5\nmachines_per_pool_max = 4\n{capacity}")
