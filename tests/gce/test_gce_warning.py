@@ -1,0 +1,60 @@
+"""A provider's own warning that a machine will go reaches the job (``gce``)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from sailord.capacity_model import Policy
+from sailord.model import State
+from sailord.procuring import Procurer
+from sailord.providers.interface import Notice, Observation
+from tests.gce.unplugged import Gateway, VirtualLoop
+
+NOTICE = Notice(100.0, "7", "sailor-7", "preemption", 30.0)
+
+
+class Warner:
+    """A provider that has nothing, and says twice that a machine goes."""
+
+    pools = ()
+
+    async def observe(self):
+        return Observation(0.0, ())
+
+    async def prices(self):
+        return {}
+
+    async def quotas(self):
+        return ()
+
+    async def notices(self):
+        await asyncio.sleep(5.0)  # Somebody leads by then.
+        yield NOTICE
+        yield NOTICE
+
+    async def close(self):
+        """Nothing is open."""
+
+
+def test_gce_what_a_provider_announces_is_a_notice_of_the_node_with_one_id():
+    given = []
+
+    async def play() -> None:
+        gateway = Gateway(lambda: False, given.append)
+        gateway.term = 1
+        shell = SimpleNamespace(state=State(term=1))
+        clock = SimpleNamespace(now=lambda: 100.0)
+        hands = Procurer(None, Warner(), Policy(), shell, gateway, clock, lambda: False)
+        work = asyncio.create_task(hands.run())
+        await asyncio.sleep(20.0)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
+    assert {(each.kind, each.target, each.leaves_at) for each in given} == {
+        ("preempt", "sailor-7", 130.0)
+    }
+    assert len(given) == 2
+    assert len({each.id for each in given}) == 1, "the store takes an id once"
