@@ -69,6 +69,8 @@ class Costs:
                 self._late_s += waited_s
             elif self._copying_s is not None:
                 self._copying_s += waited_s
+            elif self._stalls:
+                self._stalls[-1] += waited_s  # Its copy has been waited for already.
 
     def begun(self, step: int) -> None:
         """A snapshot is taken; those before it are over as far as training waits for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -73,18 +74,27 @@ def chosen(said: Report, *, every: int, step_s: float) -> int:
     return intervals_now(now, now.active, predicted_s=step_s).memory_every
 
 
-def slowed(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    plain = getattr(snapshots, what)
+def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) -> None:
+    """Take a while more from when training waits for it, however slow the step was."""
+    plain, plain_wait = getattr(snapshots, what), getattr(snapshots.Snapshots, waited_for_by)
+    waits = threading.Event()
 
     def slow(*arguments: Any) -> Any:
+        waits.clear()
+        waits.wait(1.0)
         time.sleep(SLOW_S)
         return plain(*arguments)
 
+    def wait(self: snapshots.Snapshots) -> None:
+        waits.set()
+        plain_wait(self)
+
     monkeypatch.setattr(snapshots, what, slow)
+    monkeypatch.setattr(snapshots.Snapshots, waited_for_by, wait)
 
 
 def test_steps_without_a_snapshot_do_not_make_it_look_free(tmp_path, monkeypatch):
-    slowed(monkeypatch, "_copy")
+    slowed(monkeypatch, "_copy", waited_for_by="wait_copied")
     said = told(lived(tmp_path, every=10))
     assert said.stall_s is not None
     assert said.stall_s > SLOW_S / 2
@@ -92,7 +102,7 @@ def test_steps_without_a_snapshot_do_not_make_it_look_free(tmp_path, monkeypatch
 
 
 def test_a_vote_that_waits_for_the_last_snapshot_counts(tmp_path, monkeypatch):
-    slowed(monkeypatch, "seal")
+    slowed(monkeypatch, "seal", waited_for_by="wait_sealed")
     said = told(lived(tmp_path, every=1))
     assert said.late_s is not None
     assert said.late_s > SLOW_S / 2
