@@ -182,8 +182,7 @@ def history(client: Client, job: str | None, as_json: bool) -> None:
     """
     job = job or _active(client)
     value = client.ask("GET", f"/v1/jobs/{part(job)}/history")
-    lines = value["history"]
-    show(value, as_json, lambda _: "\n".join(map(text.happening_text, lines)) or "nothing yet")
+    show(value, as_json, text.history_text)
 
 
 @click.command()

@@ -25,6 +25,7 @@ from sailord.api.crowd import DOOR, read_body, read_unsigned
 from sailord.api.metrics import metrics_text
 from sailord.doubts import doubts
 from sailord.feed import Happening
+from sailord.gateway import Transition
 from sailord.model import State
 from sailord.nodes import Node
 from sailord.objections import objection
@@ -106,19 +107,44 @@ async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[
     active = state.active
     if active is None or active.generation is None:
         return None, {}
-    sha = active.generation.plan
+    try:
+        async with asyncio.timeout(GLANCE_S):
+            return await _read_plan(api, active.job.id, active.generation.plan)
+    except (TimeoutError, StoreError):
+        return None, {}  # The rest of the status does not wait for the store.
+
+
+async def _read_plan(
+    api: Api, job: JobId, sha: str
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """A plan and what was said of it: from memory, else from the store, and raises what that does.
+
+    A plan never changes, so that memory is as good.
+    """
     known = api.shell.plans.get(sha)
     if known is not None:
         return views.read_plan(known.plan), known.about
     if sha not in api.plans_seen:
-        try:
-            async with asyncio.timeout(GLANCE_S):
-                text = await api.gateway.read_plan(active.job.id, sha)
-                about = await api.gateway.read_about(active.job.id, sha)
-        except (TimeoutError, StoreError):
-            return None, {}  # The rest of the status does not wait for the store.
+        text = await api.gateway.read_plan(job, sha)
+        about = await api.gateway.read_about(job, sha)
+        if text is None:
+            return None, about
         api.plans_seen = {sha: (views.read_plan(text), about)}
     return api.plans_seen[sha]
+
+
+async def _read_history(api: Api, job: JobId) -> tuple[tuple[Transition, ...], float | None]:
+    """A job's transitions; while the store is away those that are remembered, and since when."""
+    try:
+        return await api.gateway.read_history(job), None
+    except StoreError:
+        remembered = (each for each in api.shell.feed.kept if each.job == job)
+        lines = tuple(
+            Transition(each.id, each.at, each.text, each.generation, each.step, each.term)
+            for each in remembered
+            if each.kind == "transition"
+        )
+        return lines, api.store_away_since or api.clock.now()
 
 
 # ---- jobs ---------------------------------------------------------------------------------------
@@ -189,23 +215,25 @@ async def show_plan(request: web.Request) -> web.Response:
         cure = "sailorctl why says what it waits for"
         raise NotThere(Problem(job.id, "it has no plan yet", cure))
     sha = job.generation.plan
-    plan = views.read_plan(await api.gateway.read_plan(job.id, sha))
-    return answer(shapes.PlanView(sha, plan, await api.gateway.read_about(job.id, sha)))
+    plan, about = await _read_plan(api, job.id, sha)
+    return answer(shapes.PlanView(sha, plan, about))
 
 
 async def show_history(request: web.Request) -> web.Response:
     """The job's transitions, each with its reason."""
     job = job_of(request)
-    return answer(shapes.History(job.id, await request.app[API].gateway.read_history(job.id)))
+    return answer(shapes.History(job.id, *await _read_history(request.app[API], job.id)))
 
 
 async def show_why(request: web.Request) -> web.Response:
     """Why the job is where it is."""
     api, job = request.app[API], job_of(request)
     about: dict[str, Any] = {}
+    history, away = await _read_history(api, job.id)
     if job.generation is not None:
-        about = await api.gateway.read_about(job.id, job.generation.plan)
-    return answer(views.why_view(job, about, await api.gateway.read_history(job.id)))
+        with contextlib.suppress(StoreError):  # Then the plan's own reasons are left out.
+            _, about = await _read_plan(api, job.id, job.generation.plan)
+    return answer(views.why_view(job, about, history, away))
 
 
 async def order_job(request: web.Request) -> web.Response:

@@ -44,19 +44,23 @@ async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
     api = request.app[API]
     route = request.match_info.route.name
     is_ours = route is None or route in OWN_VIEW
-    if is_ours or api.shell.state.term is not None or api.store_away_since is not None:
+    if is_ours or api.shell.state.term is not None:
         return await handler(request)
-    leader = api.leader
+    leader, is_away = api.leader, api.store_away_since is not None
     if leader is None or leader.address == api.config.address or MARK in request.headers:
-        if route in WITHOUT_LEADER:
+        # While the store is away nobody knows more than who led last; who never did knows nothing.
+        if route in WITHOUT_LEADER or (is_away and api.shell.shown.term is not None):
             return await handler(request)
-        problem = Problem("sailord", "nobody leads yet", "try again in some seconds")
+        what = "nobody leads yet" + (", and the store is away" if is_away else "")
+        problem = Problem("sailord", what, "try again in some seconds")
         return refusal(503, problem, headers={"Retry-After": "1"})
     try:
         return await _ask(request, leader.address)
     except (aiohttp.ClientError, TimeoutError) as error:
         what = f"at {leader.address}, does not answer: {error or type(error).__name__}"
         cure = "try again in some seconds: if it is gone, another one will lead"
+        if is_away:
+            cure = "the store cannot be reached from here either: ask another sailord"
         problem = Problem("the sailord that leads", what, cure)
         return refusal(503, problem, headers={"Retry-After": "5"})
 

@@ -267,6 +267,8 @@ class History:
 
     job: str
     history: tuple[Transition, ...]
+    store_away_since: float | None = None
+    """If so, these are what sailord remembers, without what moves took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,8 @@ class Why:
     """The planner's own reasons."""
     move: Mapping[str, Any] | None
     last: tuple[Transition, ...]
+    store_away_since: float | None = None
+    """If so, all this is what sailord remembers."""
 
 
 @dataclass(frozen=True, slots=True)

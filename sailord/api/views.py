@@ -252,7 +252,9 @@ def _rate(tokens: Any, seconds: Any) -> float | None:
     return tokens / seconds if tokens and seconds else None
 
 
-def why_view(job: JobView, about: Mapping[str, Any], history: tuple[Transition, ...]) -> Why:
+def why_view(
+    job: JobView, about: Mapping[str, Any], history: tuple[Transition, ...], away: float | None
+) -> Why:
     """Why the job is where it is: the last transitions, and the planner's own reasons."""
     return Why(
         job=job.id,
@@ -263,6 +265,7 @@ def why_view(job: JobView, about: Mapping[str, Any], history: tuple[Transition, 
         plan=tuple(about.get("why", ())),
         move=about.get("move"),
         last=history[-5:],
+        store_away_since=away,
     )
 
 
