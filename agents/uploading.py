@@ -118,13 +118,13 @@ def write_object(uri: str, path: Path, copy: slots.Header) -> None:
     try:
         _create(system, target, path, copy, "xb")
     except FileExistsError:
-        pass  # An earlier try whose answer was lost, or another writer: what is there is looked at.
+        # An earlier try whose answer was lost, or another writer: what is there is looked at.
+        if not _is_there(system, target, copy):
+            raise OSError("another object stands there, or less than was written") from None
     except Exception as error:
         if not _knows_no_creation(error):
             raise
         _create(system, target, path, copy, "wb")
-    if not _is_there(system, target, copy):
-        raise OSError("another object stands there, or less than was written")
 
 
 def _create(system: Any, target: str, path: Path, copy: slots.Header, mode: str) -> None:
@@ -134,6 +134,8 @@ def _create(system: Any, target: str, path: Path, copy: slots.Header, mode: str)
         _fill(out, path, copy)
         out.close()
         out.commit()
+        if not _is_there(system, target, copy):
+            raise OSError("less stands there than was written")
     except FileExistsError:
         with contextlib.suppress(Exception):
             out.discard()

@@ -119,7 +119,6 @@ class Storage:
         """Write where nothing is, if the backend can tell; the same once more is well."""
         try:
             self.files.pipe_file(path, data, mode="create")
-            return
         except FileExistsError:
             if self.files.cat_file(path) != data:
                 raise FileExistsError("another object has that name already") from None
@@ -129,8 +128,17 @@ class Storage:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
+        else:
+            self._check(path, data)
+            return
         self.files.pipe_file(path, data)
+        self._check(path, data)
+
+    def _check(self, path: str, data: bytes) -> None:
+        """Read back what we have just written; what is only half there must not keep the name."""
         if self.files.cat_file(path) != data:
+            with contextlib.suppress(Exception):
+                self.files.rm_file(path)
             raise OSError("what is read there is not what was written")
 
     def delete(self, name: str) -> None:

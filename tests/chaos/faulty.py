@@ -51,8 +51,8 @@ class Faulty(AbstractFileSystem):
         _may_fail()
         return Path(self._strip_protocol(path)).read_bytes()[start:end]
 
-    def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
-        _write(Path(self._strip_protocol(path)), value)
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        _write(Path(self._strip_protocol(path)), value, is_new=mode == "create")
 
     def rm_file(self, path: str) -> None:
         _may_fail()
@@ -66,15 +66,16 @@ class Faulty(AbstractFileSystem):
     def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> Any:
         if mode == "rb":
             return io.BytesIO(self.cat_file(path))
-        return _Upload(Path(self._strip_protocol(path)), autocommit)
+        return _Upload(Path(self._strip_protocol(path)), autocommit, is_new=mode == "xb")
 
 
 class _Upload(io.BytesIO):
     """Appears once it is committed."""
 
-    def __init__(self, path: Path, autocommit: bool) -> None:
+    def __init__(self, path: Path, autocommit: bool, *, is_new: bool) -> None:
         super().__init__()
         self._path, self._data, self._autocommit = path, b"", autocommit
+        self._is_new = is_new
 
     def close(self) -> None:
         if not self.closed:
@@ -84,7 +85,7 @@ class _Upload(io.BytesIO):
                 self.commit()
 
     def commit(self) -> None:
-        _write(self._path, self._data)
+        _write(self._path, self._data, is_new=self._is_new)
 
     def discard(self) -> None:
         self._data = b""
@@ -95,14 +96,20 @@ def _about(path: Path) -> dict[str, Any]:
     return {"name": str(path), "size": path.stat().st_size, "type": kind}
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, is_new: bool) -> None:
     _may_fail()
     if _trouble() == "short" and random.random() < SHARE:
         data = data[: len(data) // 2]
     path.parent.mkdir(parents=True, exist_ok=True)
     early = path.with_name(f"{UNSEEN}{uuid.uuid4().hex}")
     early.write_bytes(data)
-    early.rename(path)
+    if is_new:
+        try:
+            path.hardlink_to(early)  # Of two that create it at once, one does.
+        finally:
+            early.unlink()
+    else:
+        early.rename(path)
     _may_lose_answer()
 
 
