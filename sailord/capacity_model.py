@@ -193,6 +193,8 @@ class Capacity:
     target: Mapping[Pool, int] = field(default_factory=dict)
     asks: Mapping[str, Outstanding] = field(default_factory=dict)
     machines: Mapping[str, Machine] = field(default_factory=dict)
+    deleted: frozenset[str] = frozenset()
+    """Machines whose account is closed for good: an older list or answer may still have them."""
     rests: Mapping[Pool, Rest] = field(default_factory=dict)
     surplus_since: Mapping[Pool, float] = field(default_factory=dict)
     in_use: frozenset[str] = frozenset()

@@ -17,6 +17,8 @@ from sailord.providers.interface import Instance, Observation
 
 def adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen: bool) -> Capacity:
     """Take a machine as it is now into the books."""
+    if instance.id in state.deleted:
+        return state
     known = state.machines.get(instance.id)
     if known is None:
         known = Machine(instance, price, instance.created_at, state.now)
@@ -56,7 +58,9 @@ def look(state: Capacity, seen: Observation) -> tuple[Capacity, tuple[Command, .
             machines[id_] = replace(machine, ended_at=end)
     asks = _made_by(state, seen, there)
     spent = state.spent_usd + closed_usd
+    deleted = state.deleted | (state.machines.keys() & seen.ended_at.keys() - machines.keys())
     state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
+    state = replace(state, deleted=deleted)
     return state, tuple(told)
 
 

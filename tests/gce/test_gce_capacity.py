@@ -372,6 +372,13 @@ def test_gce_a_machine_that_a_look_missed_and_the_next_one_shows_costs_on():
     assert spent_usd(story.state) == pytest.approx(2.0)
 
 
+def test_gce_a_list_that_is_older_than_a_deletion_brings_no_machine_back():
+    story = Story().see(11.0, machine()).see(1020.0, ended_at={"1": 1010.0})
+    story.see(1015.0, machine())
+    assert story.state.machines == {}
+    assert spent_usd(story.state) == pytest.approx(1.0)
+
+
 def test_gce_a_preemption_whose_moment_is_told_later_costs_until_then():
     story = Story().see(11.0, machine()).see(1020.0, machine(state="preempted"))
     assert spent_usd(story.state) == pytest.approx(1.01)

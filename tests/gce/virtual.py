@@ -366,8 +366,9 @@ class World(Hooks):
             assert made[request_uuid(id_)] < asked.ask.count, (self.seed, id_, "counted twice")
         unanswered = {p: r.since for p, r in state.rests.items() if r.text == UNANSWERED}
         for id_, asked in self._open.items():
-            pool = asked.ask.pool
-            if id_ not in state.asks and unanswered.get(pool) != self._unanswered.get(pool):
+            since = unanswered.get(asked.ask.pool)
+            is_new = since is not None and since != self._unanswered.get(asked.ask.pool)
+            if id_ not in state.asks and is_new:
                 assert not made[request_uuid(id_)], (self.seed, id_, "it was answered")
         self._open, self._unanswered = dict(state.asks), unanswered
 
