@@ -43,6 +43,8 @@ class Care:
     _due: list[tuple[float, str, Callable[[], None]]] = field(default_factory=list)
     _busy: set[str] = field(default_factory=set)
     """Nodes with which something is being done."""
+    _whim: random.Random = field(default_factory=random.Random)
+    """For what is asked for as often as there is time: it must not use up the seed's numbers."""
     armed: set[str] = field(default_factory=set)
     """Those who are to die at a named place, or have just died there."""
     _is_head_away: bool = False
@@ -112,7 +114,7 @@ class Care:
                 self._ended(name, self.cluster.last_words(name))
                 self.cluster.start_agent(name)
         with contextlib.suppress(ServerProblem):
-            if self.chance.random() < 0.02:
+            if self._whim.random() < 0.02:
                 self.generation()
 
     def _ended(self, name: str, told: str) -> None:
