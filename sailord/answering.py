@@ -23,9 +23,9 @@ from planner.running import Running
 from planner.sailor import plan_job
 from planner.transfers import transfers_of
 from planner.worth import DEFAULT_RULES, judge_move
-from sailord.model import Proposal
 from sailord.observed import Past
 from sailord.planning import Found, Request, phases_of, read_job
+from sailord.proposal import Proposal
 from simulator.cluster import Cluster, Pool
 from simulator.cluster_file import load_cluster
 from simulator.errors import InputError

@@ -9,8 +9,9 @@ from agents.protocol import NodeId
 from sailord.capacity import is_out, obtainable, supply
 from sailord.capacity_model import Agent, Capacity
 from sailord.mixing import restrained
-from sailord.model import Opening, Proposal, State, Stopping
+from sailord.model import Opening, State, Stopping
 from sailord.planning import WantedPool
+from sailord.proposal import Proposal
 from sailord.providers.interface import Pool
 
 

@@ -40,7 +40,6 @@ from sailord.model import (
     Outcome,
     Planning,
     ProbeAgent,
-    Proposal,
     Resign,
     Running,
     SettleIntent,
@@ -67,6 +66,7 @@ from sailord.moves import (
     without,
 )
 from sailord.orders import obey
+from sailord.proposal import Proposal
 from sailord.slow_nodes import answer_to_slow, keep_too_many, leave_out, take_back
 from sailord.standing import (
     all_members,

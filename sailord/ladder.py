@@ -9,8 +9,9 @@ ranks give up by themselves only where nobody leads. Each rung has a floor, as m
 from __future__ import annotations
 
 from agents.protocol import GenerationRecord
-from sailord.model import Active, Proposal
+from sailord.model import Active
 from sailord.options import Options
+from sailord.proposal import Proposal
 
 STEPS_TO_STOP = 3
 """Of a stop: the step at hand, the next one, and one more for what is sealed."""

@@ -19,7 +19,6 @@ from sailord.model import (
     Outcome,
     Phase,
     Planning,
-    Proposal,
     RequestPlan,
     Running,
     SettleIntent,
@@ -31,6 +30,7 @@ from sailord.model import (
     WriteGeneration,
 )
 from sailord.opening import next_record
+from sailord.proposal import Proposal
 from sailord.slow_nodes import keep
 from sailord.standing import ask_again_in, goes_back, is_alive, is_explained, restore_now
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from agents.protocol import GenerationRecord, Restore
 from sailord.intervals import intervals_now
 from sailord.ladder import step_of, wait_s
-from sailord.model import Active, Proposal, State
+from sailord.model import Active, State
+from sailord.proposal import Proposal
 from sailord.recover import lineage_of
 
 

@@ -28,8 +28,8 @@ import structlog
 
 from agents.protocol import GenerationRecord, NodeRecord, Saving
 from sailord.mixing import Mix
-from sailord.model import Proposal
 from sailord.observed import NOTHING_KNOWN, Past
+from sailord.proposal import Proposal
 from simulator.errors import InputError, Problem
 from simulator.files import parse_document
 from simulator.job import Job

@@ -27,12 +27,12 @@ from sailord.model import (
     JobSubmitted,
     Opening,
     Planning,
-    Proposal,
     State,
     Stopping,
     Waiting,
 )
 from sailord.nodes import Node
+from sailord.proposal import Proposal
 from sailord.recover import failure_domains, release_point, restore_point
 
 PROBES_AT_ONCE = 32

@@ -22,7 +22,6 @@ from sailord.model import (
     Active,
     Opening,
     Planning,
-    Proposal,
     Running,
     Starting,
     State,
@@ -30,6 +29,7 @@ from sailord.model import (
     Waiting,
 )
 from sailord.nodes import Node, Nodes
+from sailord.proposal import Proposal
 
 JOB = JobRecord(JobId("j"), "running")
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -45,7 +45,6 @@ from sailord.model import (
     Note,
     Opening,
     PlanFound,
-    Proposal,
     Reported,
     RequestPlan,
     Running,
@@ -54,6 +53,7 @@ from sailord.model import (
     Ticked,
     WriteGeneration,
 )
+from sailord.proposal import Proposal
 from sailord.standing import answer_to, release_now
 
 JOB = JobId("job")

@@ -33,7 +33,6 @@ from sailord.model import (
     Opening,
     Phase,
     Planning,
-    Proposal,
     Running,
     Starting,
     State,
@@ -42,6 +41,7 @@ from sailord.model import (
     WriteGeneration,
 )
 from sailord.nodes import Node, Nodes
+from sailord.proposal import Proposal
 
 JOB = JobId("job")
 A, B, C, D = (NodeId(name) for name in "abcd")

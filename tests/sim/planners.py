@@ -12,8 +12,8 @@ from typing import Protocol
 
 from agents.protocol import Busy, GenerationRecord, NodeId, NodeRecord
 from sailord.answering import answer
-from sailord.model import Proposal
 from sailord.planning import Found, Request
+from sailord.proposal import Proposal
 
 MEMBERS_MIN = 2
 MOVE_S = 1.5

@@ -42,7 +42,6 @@ from sailord.model import (
     PlanRefused,
     ProbeAgent,
     ProbeFailed,
-    Proposal,
     Reported,
     RequestPlan,
     Resign,
@@ -55,6 +54,7 @@ from sailord.model import (
     WriteJob,
     WriteRefused,
 )
+from sailord.proposal import Proposal
 
 JOB = JobId("job")
 
