@@ -148,6 +148,10 @@ def _create(system: Any, target: str, path: Path, copy: slots.Header, mode: str)
             if not _is_there(system, target, copy):
                 system.rm_file(target)
         raise
+    finally:
+        # fsspec keeps what is committed later for a transaction, which nobody here ends.
+        with contextlib.suppress(AttributeError, ValueError):
+            system.transaction.files.remove(out)
 
 
 def _knows_no_creation(error: Exception) -> bool:

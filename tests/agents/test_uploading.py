@@ -56,6 +56,7 @@ def test_an_object_is_a_sealed_file_of_the_pieces_that_are_meant(tmp_path, kind)
     assert back == copy
     found = {piece.key: slots.read_piece(tmp_path / "back.snap", piece) for piece in back.pieces}
     assert found == {key: PIECES[key] for key in ((0, 1), (1, 2))}
+    assert not fsspec.core.url_to_fs(uri)[0].transaction.files, "each upload is kept for ever"
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
