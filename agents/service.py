@@ -247,8 +247,9 @@ async def this_node(
 ) -> NodeRecord:
     """The node as it will register: what no metadata server says, the configuration must.
 
-    A file may have come with a machine's image, and speak of another machine; only devices that
-    are emulated may stand wherever the file says.
+    A file may have come with a machine's image, and speak of another machine. Only devices that
+    are emulated may stand wherever the file says. Of a type that has these devices it is believed:
+    Google has no names for machines with attached GPUs, and catalogues have names of their own.
     """
     says = None
     if config.zone is None or not devices.is_emulated:
@@ -258,7 +259,7 @@ async def this_node(
     if says is not None and (zone is None or not devices.is_emulated):
         zone = _known("zone", zone, says.zone)
     if says is not None and not devices.is_emulated:
-        machine = _known("machine", machine, says.machine)
+        machine = _machine(machine, says.machine, devices, catalogue)
     emulated = {"is_emulated": devices.is_emulated, "tflops": devices.tflops}
     log.info("found devices", gpu=devices.gpu, gpus=devices.count, **emulated)
     problems = Problems()
@@ -285,6 +286,18 @@ async def this_node(
         spot=config.spot,
         lease_s=config.lease_s,
     )
+
+
+def _machine(by_file: str | None, by_server: str, devices: Devices, catalogue: Catalogue) -> str:
+    def has_them(name: str) -> bool:
+        with contextlib.suppress(InputError):
+            machine = catalogue.machine(name)
+            return (machine.gpu, machine.gpus) == (devices.gpu, devices.count)
+        return False
+
+    if by_file is None or (has_them(by_server) and not has_them(by_file)):
+        return _known("machine", by_file, by_server)
+    return by_file
 
 
 def _known(what: str, by_file: str | None, by_server: str) -> str:

@@ -119,8 +119,11 @@ def write_object(uri: str, path: Path, copy: slots.Header) -> None:
         _create(system, target, path, copy, "xb")
     except FileExistsError:
         # An earlier try whose answer was lost, or another writer: what is there is looked at.
+        if _is_begun(system, target, copy):
+            system.rm_file(target)  # It would be in the way for ever.
+            raise OSError("half of it stood there, and is removed") from None
         if not _is_there(system, target, copy):
-            raise OSError("another object stands there, or less than was written") from None
+            raise OSError("another object stands there") from None
     except Exception as error:
         if not _knows_no_creation(error):
             raise
@@ -167,6 +170,15 @@ def _is_there(system: Any, target: str, copy: slots.Header) -> bool:
     size = system.info(target)["size"]
     is_same = system.cat_file(target, start=0, end=len(head)) == head
     return bool(size == copy.total_bytes and is_same)
+
+
+def _is_begun(system: Any, target: str, copy: slots.Header) -> bool:
+    """Only the beginning of this very object is there: a try that ended in the middle."""
+    system.invalidate_cache()
+    head = slots.head_bytes(copy)
+    size = system.info(target)["size"]
+    found = system.cat_file(target, start=0, end=min(len(head), size)) if size else b""
+    return bool(size < copy.total_bytes and head.startswith(found))
 
 
 def _fill(out: IO[bytes], path: Path, copy: slots.Header) -> None:

@@ -145,19 +145,20 @@ class Client:
         """Happenings as they come, resumed by id where the connection breaks."""
         while True:
             try:
-                for happening in self._stream(after):
+                for happening in self._stream(after, patience):
                     patience.answered()
                     after = happening["id"]
                     yield happening
             except ServerProblem as problem:
                 patience.wait(problem)
 
-    def _stream(self, after: int) -> Iterator[dict[str, Any]]:
+    def _stream(self, after: int, patience: Patience) -> Iterator[dict[str, Any]]:
         connection = self._connect(FOLLOW_S)
         try:
             reply = self._send(connection, "GET", f"/v1/events?after={after}", None)
             if reply.status >= 400:
                 raise _refused(reply.status, _value(reply.headers, reply.read()))
+            patience.answered()  # It may have nothing to tell for a long time.
             for line in reply:
                 # Where the connection breaks, so may a line.
                 if line.startswith(b"data: ") and line.endswith(b"\n"):

@@ -251,7 +251,8 @@ class Procurer:
             self._feed(Observed(self.clock.now(), seen))
 
     async def _read(self) -> None:
-        while self._term is not None:
+        term = self._term
+        while term is not None and self._term == term:
             read = [await self._read_prices(), await self._read_quotas()]
             if all(read):
                 return

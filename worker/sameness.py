@@ -35,6 +35,10 @@ def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
         problems.add(place, what, "train the model that it was made with, or begin a new run")
     now: Any
     before: Any
+    if not problems.found and job.optimizer != was.optimizer:
+        what = f"it was made with optimizer = {was.optimizer}, and the job has {job.optimizer}"
+        cure = f'set optimizer = "{was.optimizer}"; to the other its moments mean another thing'
+        problems.add(place, what, cure)
     for key in ("global_batch", "sequence"):
         now, before = getattr(job, key), getattr(was, key)
         if now != before:

@@ -76,7 +76,8 @@ async def read_unsigned(request: web.Request) -> bytes:
     if len(strangers) >= STRANGERS_MAX:
         oldest = next(iter(strangers))
         del strangers[oldest]
-        oldest.reschedule(asyncio.get_running_loop().time())
+        with contextlib.suppress(RuntimeError):  # Its time is over already.
+            oldest.reschedule(asyncio.get_running_loop().time())
     limit = asyncio.timeout(BODY_S)
     try:
         async with limit:

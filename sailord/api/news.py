@@ -11,12 +11,13 @@ import binascii
 import hashlib
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from agents.store import Delete, ModifiedAt, Put
+from agents.store import Delete, Entry, ModifiedAt, Put, WriteUnknown
 from agents.wire import decode, encode
 from sailord.api.app import API, answer, refusal, too_many
 from sailord.api.handlers import ID, OTHER_ID, read_object
@@ -58,27 +59,49 @@ async def capacity(request: web.Request) -> web.Response:
     else:
         kinds: dict[str, type] = {"id": str, "zone": str, "gpu": str, "gpus": int}
         news = [_news("plain", await read_object(request, kinds, tuple(kinds)))]
-    given = [await remember(api.gateway, each) for each in news]
-    for each, became in zip(news, given, strict=True):
-        if became == "new":
-            now = api.clock.now()
-            text = f"{each.gpus} {each.gpu} can be had in {each.zone}"
-            api.shell.feed.add(Happening(api.shell.feed.next_id(now), now, "note", text))
+
+    def tell(each: News) -> None:
+        now = api.clock.now()
+        text = f"{each.gpus} {each.gpu} can be had in {each.zone}"
+        api.shell.feed.add(Happening(api.shell.feed.next_id(now), now, "note", text))
+
+    given = await tell_each(api.gateway, news, tell)
     if "other" in given:
         return refusal(409, OTHER_ID)
     return answer(Accepted(len(news), given.count("new")), status=202)
 
 
-async def remember(gateway: Gateway, news: News) -> Given:
+async def tell_each(
+    gateway: Gateway, news: Sequence[News], tell: Callable[[News], None]
+) -> list[Given]:
+    """Tell what is new, each as soon as it is remembered; raises what the store raises."""
+    given: list[Given] = []
+    kept = await recorded(gateway)
+    for each in news:
+        # Whatever is known when the store goes away was told: it does not come again as new.
+        given.append(await remember(gateway, each, kept))
+        if given[-1] == "new":
+            tell(each)
+    return given
+
+
+async def recorded(gateway: Gateway) -> list[Entry]:
+    """What is remembered, oldest first."""
+    entries = (await gateway.store.snapshot(gateway.keys.news)).entries
+    return sorted(entries, key=lambda entry: entry.created)
+
+
+async def remember(gateway: Gateway, news: News, entries: Sequence[Entry]) -> Given:
     """Store it under its id unless it was; raises what the store raises."""
     # Whatever characters a sender's id has, its hash is a safe key.
     name = hashlib.sha256(news.id.encode("utf-8", "replace")).hexdigest()[:32]
-    store, prefix = gateway.store, gateway.keys.news
-    key = prefix + name
-    entries = sorted((await store.snapshot(prefix)).entries, key=lambda entry: entry.created)
+    store, key = gateway.store, gateway.keys.news + name
     old = [Delete(entry.key) for entry in entries[: max(len(entries) + 1 - KEPT, 0)][:50]]
     if all(entry.key != key for entry in entries):
-        outcome = await store.transact([ModifiedAt(key, 0)], [Put(key, encode(news)), *old])
+        try:
+            outcome = await store.transact([ModifiedAt(key, 0)], [Put(key, encode(news)), *old])
+        except WriteUnknown:
+            return "new"  # Rather told twice than never.
         if outcome.is_applied:
             return "new"
     there = await store.get(key)

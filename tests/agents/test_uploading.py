@@ -107,6 +107,21 @@ def test_what_another_has_written_under_the_name_stays(tmp_path):
     assert system.cat_file(target) == before
 
 
+def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
+    snapshot = snapshot_of(tmp_path)
+    copy = slots.copy_of(snapshot.header, PIECES)
+    uri = f"memory://{tmp_path}/half/0.snap"
+    write_object(uri, snapshot.path, copy)
+    system, target = fsspec.core.url_to_fs(uri)
+    whole = system.cat_file(target)
+    for size in (0, 10, len(whole) - 1):
+        system.pipe_file(target, whole[:size])
+        with pytest.raises(OSError, match="half of it stood there"):
+            write_object(uri, snapshot.path, copy)
+        write_object(uri, snapshot.path, copy)
+        assert system.cat_file(target) == whole
+
+
 # ---- one after the other ------------------------------------------------------------------------
 
 

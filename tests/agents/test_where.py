@@ -20,6 +20,8 @@ pytestmark = pytest.mark.asyncio
 CATALOGUE = load_catalogue()
 REAL = Devices("A100-40", 2, 312.0, is_emulated=False)
 EMULATED = Devices("A100-40", 2, 312.0, is_emulated=True)
+T4 = Devices("T4", 1, 65.0, is_emulated=False)
+"""Attached to a machine of another name, of which the server speaks."""
 SERVER = ("us-central1-b", "a2-highgpu-2g")
 """What the fake metadata server says."""
 
@@ -36,6 +38,8 @@ async def where(devices: Devices, zone: str | None, machine: str | None) -> tupl
     [
         (REAL, None, None, SERVER),
         (REAL, "us-east1-b", "a2-highgpu-1g", SERVER),
+        (REAL, "us-east1-b", "A100-40x2", ("us-central1-b", "A100-40x2")),
+        (T4, "us-east1-b", "n1-standard-8-t4-1", ("us-central1-b", "n1-standard-8-t4-1")),
         (EMULATED, "us-east1-b", "a2-highgpu-1g", ("us-east1-b", "a2-highgpu-1g")),
         (EMULATED, None, "a2-highgpu-1g", ("us-central1-b", "a2-highgpu-1g")),
     ],

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from agents.keys import Keys
-from agents.store import EmbeddedStore
+from agents.store import EmbeddedStore, StoreUnavailable, WriteUnknown
 from sailord.api import news as module
-from sailord.api.news import News, remember
+from sailord.api.news import News, recorded, remember, tell_each
 from sailord.gateway import Gateway
 from tests.api.conftest import ALERT_TOKEN
 from tests.api.test_api import assert_refused, post_plain
@@ -90,20 +90,57 @@ def test_news_come_from_an_alertmanager(head):
         assert_refused(send(each), 422)
 
 
+async def told_of(gateway: Gateway, news: News) -> str:
+    return await remember(gateway, news, await recorded(gateway))
+
+
 @pytest.mark.asyncio
 async def test_what_was_told_is_known_after_a_restart_and_not_kept_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT", 3)
     store = await EmbeddedStore.open(tmp_path / "store")
     first = News("plain:n0", "z", "g", 1)
-    assert await remember(Gateway(store, Keys("test")), first) == "new"
+    assert await told_of(Gateway(store, Keys("test")), first) == "new"
     await store.close()
     store = await EmbeddedStore.open(tmp_path / "store")
     gateway = Gateway(store, Keys("test"))
-    assert await remember(gateway, first) == "known"
+    assert await told_of(gateway, first) == "known"
     for number in range(1, 4):
-        assert await remember(gateway, News(f"plain:n{number}", "z", "g", 1)) == "new"
+        assert await told_of(gateway, News(f"plain:n{number}", "z", "g", 1)) == "new"
     assert len((await store.snapshot(gateway.keys.news)).entries) == 3
-    assert await remember(gateway, News("plain:n3", "z", "g", 9)) == "known"
-    assert await remember(gateway, News("plain:n3", "y", "g", 1)) == "other"
-    assert await remember(gateway, first) == "new", "the oldest is forgotten"
+    assert await told_of(gateway, News("plain:n3", "z", "g", 9)) == "known"
+    assert await told_of(gateway, News("plain:n3", "y", "g", 1)) == "other"
+    assert await told_of(gateway, first) == "new", "the oldest is forgotten"
+    await store.close()
+
+
+class Halting:
+    """A store that takes a write and loses the answer, or goes away after some writes."""
+
+    def __init__(self, store: EmbeddedStore, writes: int, *, is_mute: bool) -> None:
+        self.store, self.writes, self.is_mute = store, writes, is_mute
+        self.snapshot, self.get = store.snapshot, store.get
+
+    async def transact(self, *said):
+        self.writes -= 1
+        if self.writes < 0 and self.is_mute:
+            await self.store.transact(*said)
+            raise WriteUnknown("as the test wants it")
+        if self.writes < 0:
+            raise StoreUnavailable("as the test wants it")
+        return await self.store.transact(*said)
+
+
+@pytest.mark.asyncio
+async def test_what_is_known_was_told_though_the_store_goes_away_meanwhile(tmp_path):
+    store = await EmbeddedStore.open(tmp_path / "store")
+    news = [News(f"plain:n{number}", "z", "g", 1) for number in range(3)]
+    said: list[str] = []
+    halting = Gateway(Halting(store, 1, is_mute=False), Keys("test"))
+    with pytest.raises(StoreUnavailable):
+        await tell_each(halting, news, lambda each: said.append(each.id))
+    gateway = Gateway(Halting(store, 0, is_mute=True), Keys("test"))
+    assert await tell_each(gateway, news, lambda each: said.append(each.id)) == [
+        *("known", "new", "new")
+    ]
+    assert said == [each.id for each in news]
     await store.close()

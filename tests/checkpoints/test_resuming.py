@@ -72,6 +72,7 @@ def test_another_model_is_refused(tmp_path, old, new):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
+        ("max_tp = 2", 'max_tp = 2\noptimizer = "adam"', "optimizer = adamw, and the job has adam"),
         ("global_batch = 8", "global_batch = 16", "global_batch = 8, and the job has 16"),
         ("8\nsequence = 8", "8\nsequence = 4", "sequence = 8, and the job has 4"),
         ("[training]", "[data]\nseed = 7\n[training]", r"\[data\] seed = 0, and the job has 7"),
@@ -81,7 +82,7 @@ def test_another_model_is_refused(tmp_path, old, new):
             r"\[data\] kind = 'synthetic', and the job has 'tokens'",
         ),
     ],
-    ids=["batch", "sequence", "seed", "data"],
+    ids=["optimizer", "batch", "sequence", "seed", "data"],
 )
 def test_other_data_are_refused_before_samples_come_twice_or_never(tmp_path, old, new, told):
     chain(tmp_path, 10)

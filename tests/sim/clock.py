@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+EPOCH_S = 10_000.0
+"""What a right clock shows at the beginning: set back by hours it is not before 1970."""
+
 
 class Clock:
     """What is due happens in the order of its moment, then of its request."""
@@ -39,7 +42,7 @@ class Process:
 
     @property
     def now(self) -> float:
-        return self.clock.now + self.ahead_s
+        return EPOCH_S + self.clock.now + self.ahead_s
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         self.clock.after(seconds, lambda: self.run(what))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agents.protocol import Durable, Intent
+from tests.sim.clock import EPOCH_S
 from tests.sim.heads import Head
 from tests.sim.machines import Machine
 from tests.sim.world import JOB, World
@@ -129,7 +130,7 @@ class Trouble:
             return
         id_ = f"notice-{self.count}"
         self._say(f"notice {machine.id} {seconds:.1f} s{'' if is_true else ', false'}")
-        leaves_at = self.clock.now + machine.ahead_s + seconds if says else None
+        leaves_at = EPOCH_S + self.clock.now + machine.ahead_s + seconds if says else None
         for _ in range(2):  # They do come twice.
             machine.tell(lambda agent: agent.notice(id_, leaves_at))
 
