@@ -165,35 +165,59 @@ class Desk:
     niceness: int = 0
     waiting: int = 0
     _pool: ProcessPoolExecutor | None = field(default=None)
+    _opening: asyncio.Task[object] | None = None
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Have it done there; raises ``BrokenProcessPool`` if the process died."""
-        if self._pool is None:
-            context = multiprocessing.get_context("forkserver")
-            self._pool = ProcessPoolExecutor(
-                1, context, initializer=_begin_process, initargs=(self.niceness,)
-            )
         self.waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, work, *arguments)
+            if self._pool is None:
+                context = multiprocessing.get_context("forkserver")
+                self._pool = ProcessPoolExecutor(
+                    1, context, initializer=_begin_process, initargs=(self.niceness,)
+                )
+                # Whoever hands over the first task stands still until the process is there, which
+                # takes seconds while the one that it is forked from is itself just beginning.
+                begin = asyncio.to_thread(self._pool.submit, os.getpid)
+                self._opening = asyncio.create_task(begin)
+            pool, opening = self._pool, self._opening
+            assert opening is not None
+            try:
+                await asyncio.shield(opening)
+            except (OSError, EOFError) as error:
+                self.clear()
+                raise BrokenProcessPool(f"it could not begin: {error}") from None
+            if self._pool is not pool:
+                raise BrokenProcessPool("it was ended before it began")
+            return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
         finally:
             self.waiting -= 1
 
     @property
     def processes(self) -> tuple[Any, ...]:
         """The pool has no public way to end a process that works."""
-        found = None if self._pool is None else self._pool._processes
-        return tuple((found or {}).values())
+        return () if self._pool is None else _processes(self._pool)
 
     def clear(self) -> None:
         """End the process, whatever it is at; the next task gets a fresh one."""
-        pool, processes, self._pool = self._pool, self.processes, None
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+        pool, opening, self._pool, self._opening = self._pool, self._opening, None, None
+        if pool is None:
+            return
+        if opening is None or opening.done():
+            _end(pool)
+        else:  # Until its process is there, all that one may ask of it stands still.
+            opening.add_done_callback(lambda _: _end(pool))
+
+
+def _processes(pool: ProcessPoolExecutor) -> tuple[Any, ...]:
+    return tuple((pool._processes or {}).values())
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    for process in _processes(pool):
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(eq=False)

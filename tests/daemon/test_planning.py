@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from agents.protocol import GenerationRecord, JobId, NodeId, NodeRecord, Point, Restore
 from planner.lives import History
 from planner.replan import Replanner
+from sailord import planning
 from sailord.answering import answer
 from sailord.observed import Past, pool_of
 from sailord.planning import (
@@ -280,3 +284,45 @@ def test_of_questions_that_wait_only_the_newest_is_thought_about():
     assert sorted(taken) == [1, 2, 5]
     assert [answers[0], answers[3], answers[4]] == ["answer 1", "answer 5", "answer 2"]
     assert all("newer question" in text for text in answers[1:3])
+
+
+class SlowToBegin(ProcessPoolExecutor):
+    """Hands its first task over only once the loop has done something meanwhile."""
+
+    loop_goes_on = threading.Event()
+
+    def submit(self, *task, **named):
+        assert self.loop_goes_on.wait(20.0), "the loop stands still until the process is there"
+        return super().submit(*task, **named)
+
+
+@pytest.mark.asyncio
+async def test_the_loop_goes_on_while_a_process_begins(monkeypatch):
+    monkeypatch.setattr(planning, "ProcessPoolExecutor", SlowToBegin)
+    monkeypatch.setattr(SlowToBegin, "loop_goes_on", threading.Event())
+    desk = planning.Desk()
+    asked = [asyncio.create_task(desk.run(os.getpid)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    SlowToBegin.loop_goes_on.set()
+    first, second = await asyncio.gather(*asked)
+    assert first == second != os.getpid()
+    desk.clear()
+
+
+@pytest.mark.asyncio
+async def test_who_is_ended_before_its_process_began_ends_it_then(monkeypatch):
+    monkeypatch.setattr(planning, "ProcessPoolExecutor", SlowToBegin)
+    monkeypatch.setattr(SlowToBegin, "loop_goes_on", threading.Event())
+    desk = planning.Desk()
+    asked = asyncio.create_task(desk.run(os.getpid))
+    await asyncio.sleep(0.05)
+    pool = desk._pool
+    desk.clear()
+    SlowToBegin.loop_goes_on.set()
+    with pytest.raises(BrokenProcessPool):
+        await asked
+    async with asyncio.timeout(20):
+        while pool._processes:
+            await asyncio.sleep(0.02)
+    assert isinstance(await desk.run(os.getpid), int)
+    desk.clear()
