@@ -14,8 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
@@ -400,24 +402,43 @@ def _run(command: list[str], folder: Path) -> str:
             os.killpg(process.pid, signal.SIGKILL)  # Its own processes, too.
 
 
+def copy_to(folder: Path) -> Path:
+    """A copy of what the tests need."""
+    for part in COPIED:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
 def main() -> int:
     """Print a line for each mutation: its name and what caught it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all if there are none")
-    wanted = parser.parse_args().names
-    chosen = [m for m in MUTATIONS if not wanted or any(name in m.name for name in wanted)]
+    parser.add_argument("--at-once", type=int, default=1, help="so many are tried at a time")
+    asked = parser.parse_args()
+    names = asked.names
+    chosen = [m for m in MUTATIONS if not names or any(name in m.name for name in names)]
     survived = 0
-    with tempfile.TemporaryDirectory(prefix="sailor-mutations-") as name:
-        folder = Path(name)
-        for part in COPIED:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / part, folder / part, ignore=ignored)
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        if caught := control(folder):
+    with (
+        tempfile.TemporaryDirectory(prefix="sailor-mutations-") as base,
+        ThreadPoolExecutor(asked.at_once) as pool,
+    ):
+        folders: SimpleQueue[Path] = SimpleQueue()
+        for number in range(asked.at_once):
+            folders.put(copy_to(Path(base, str(number))))
+
+        def attempt(mutation: Mutation | None) -> list[str]:
+            folder = folders.get()
+            try:
+                return control(folder) if mutation is None else catch(mutation, folder)
+            finally:
+                folders.put(folder)
+
+        if caught := attempt(None):
             print(f"nothing is wrong, and yet this is red: {', '.join(caught)}")
             return 1
-        for mutation in chosen:
-            caught = catch(mutation, folder)
+        for mutation, caught in zip(chosen, pool.map(attempt, chosen), strict=True):
             survived += not caught
             by = ", ".join(caught) or "NOTHING"
             print(f"{mutation.path}: {mutation.name}: {by}", flush=True)
