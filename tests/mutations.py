@@ -332,7 +332,7 @@ MUTATIONS = [
 ]
 
 TESTS = [
-    *("-m", "pytest", "-q", "--tb=no", "-rf", "tests/decisions", "tests/stories"),
+    *("-m", "pytest", "-q", "-x", "--tb=no", "-rfE"),
     # It looks for the very text that a mutation replaces, so that it is red with any of them.
     "--ignore=tests/decisions/test_mutations.py",
 ]
@@ -373,12 +373,18 @@ def control(folder: Path) -> list[str]:
 
 def red(folder: Path) -> list[str]:
     """The tests of single decisions, the stories, and the lives that fail."""
-    told = _run(TESTS, folder)
-    caught = [name for name in ("decisions", "stories") if f"FAILED tests/{name}" in told]
+    names = ("decisions", "stories")
+    caught = [name for name in names if " passed in " not in _last(folder, name)]
     lives = _run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
     if not caught and lives.endswith(CLEAN):
         lives = _run(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
     return caught if lives.endswith(CLEAN) else [*caught, "lives"]
+
+
+def _last(folder: Path, name: str) -> str:
+    """The last line, which counts; ``-x`` ends it at the first that fails."""
+    *_, last = _run([*TESTS, f"tests/{name}"], folder).strip().splitlines() or [""]
+    return "" if "failed" in last or "error" in last else last
 
 
 def _run(command: list[str], folder: Path) -> str:

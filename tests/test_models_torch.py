@@ -6,6 +6,7 @@ the counts that they judge. Kept bytes are those of the distinct storages that a
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -275,10 +276,16 @@ def test_head_and_embedding_flops_are_those_that_pytorch_counts(name: str) -> No
 
 def allocations(run: Callable[[], object]) -> list[int]:
     """Return the bytes that ``run`` allocates (above zero) and frees (below), in order."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        run()
+    # Tensors that other tests left in cycles may not be freed meanwhile.
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
+            run()
+    finally:
+        gc.enable()
     events = profile.profiler.kineto_results.events()
     memory = [event for event in events if event.name() == "[memory]"]
     assert memory, "the profiler told of no allocation"
