@@ -277,7 +277,6 @@ def test_head_and_embedding_flops_are_those_that_pytorch_counts(name: str) -> No
 def allocations(run: Callable[[], object]) -> list[int]:
     """Return the bytes that ``run`` allocates (above zero) and frees (below), in order."""
     # Tensors that other tests left in cycles may not be freed meanwhile.
-    gc.collect()
     gc.disable()
     try:
         with torch.profiler.profile(
