@@ -225,7 +225,8 @@ class Head:
             f'cluster = "{ROOT}/examples/three-zones.toml"\n[listen]\nport = {free_port()}\n'
         )
         command = [sys.executable, "-m", "sailord.service", "run", "--config"]
-        with (folder / "sailord.log").open("wb") as log:
+        self.log = folder / "sailord.log"
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, folder / "sailord.toml"], cwd=ROOT, stdout=log, stderr=log
             )
@@ -247,6 +248,13 @@ class Head:
             name: float(value)
             for name, value in re.findall(r"^(sailor_\S+) (\S+)$", self.ask("/metrics"), re.M)
         }
+
+    def status(self) -> str:
+        return json.dumps(self.ask("/v1/status"))[:2000]
+
+    def last_words(self) -> list[str]:
+        """The end of its log."""
+        return self.log.read_text().splitlines()[-40:]
 
     def busy_s(self) -> float:
         """Processor time of the process itself, without its planners."""
@@ -303,7 +311,11 @@ def run(options: argparse.Namespace) -> list[str]:
         head = Head(folder, url)
         stack.callback(head.process.wait)
         stack.callback(head.process.terminate)
-        lines, missed = measure(head, begin_agents(url, options.nodes, stack), options)
+        try:
+            lines, missed = measure(head, begin_agents(url, options.nodes, stack), options)
+        except TimeoutError:
+            print(head.status(), *head.last_words(), "a step took too long; see above", sep="\n")
+            return ["an end"]
         print(f"{options.nodes} nodes, {options.store}, {os.cpu_count()} cores")
         for name, value in lines:
             print(f"  {name:<44}{value}")

@@ -84,8 +84,8 @@ class Daemon:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop."""
-        self.shell.planning.warm()
         works = [
+            self.shell.planning.warm(),
             self.shell.run(),
             self._lead(),
             self._look(),

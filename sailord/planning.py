@@ -43,6 +43,7 @@ NICENESS = 19
 GIVES_WAY = 2
 """Of those that answer: however long they think, who decides hears what happens meanwhile."""
 PRELOADED = ("sailord.console", "sailord.answering", "sailord.wanting")
+WARM_AFTER_S = 1.5
 """What the planner's processes have imported when they are born."""
 AHEAD_BYTES_MAX = 48 << 20
 """Answers that are kept, packed."""
@@ -294,12 +295,14 @@ class PlanningService:
             self._shopper.clear()
             return Wanted(None, "a process of the planner died")
 
-    def warm(self) -> None:
+    async def warm(self) -> None:
         """Have a process that has imported the planner: all others are forked from it, at once.
 
-        Whoever does not lead yet has it too, so that a new leader need not wait for it.
+        Whoever does not lead yet has it too, so that a new leader need not wait for it. One that
+        takes over a job at its very start has its cores for that first, unless a plan is wanted.
         """
         multiprocessing.set_forkserver_preload(list(PRELOADED))
+        await asyncio.sleep(WARM_AFTER_S)
         forkserver.ensure_running()
 
     # ---- ahead of the questions ---------------------------------------------------------------

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from agents.store import Delete, Entry, ModifiedAt, Put, WriteUnknown
 from agents.wire import decode, encode
-from sailord.api.app import API, answer, refusal, too_many
+from sailord.api.app import API, answer, refusal
 from sailord.api.handlers import ID, OTHER_ID, read_object
 from sailord.api.shapes import Accepted
 from sailord.api.webhooks import ALERTS_MAX, SEE, Refused, read_message
@@ -46,12 +46,10 @@ class News:
 async def capacity(request: web.Request) -> web.Response:
     """More machines can be had somewhere; told to whoever follows."""
     api = request.app[API]
-    if not api.allows(request.remote or ""):
-        return too_many("messages")
     try:
-        form, body = await read_message(request, api)
+        form, body = await read_message(request)
     except Refused as error:
-        return refusal(401, Problem("the sender", str(error), SEE))
+        return error.response
     if form == "pubsub":
         news = [_from_pubsub(body)]
     elif form == "alertmanager":

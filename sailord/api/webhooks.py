@@ -19,7 +19,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from agents.protocol import Intent, IntentKind
-from sailord.api.app import API, Api, answer, refusal, too_many
+from sailord.api.app import API, answer, refusal, too_many
 from sailord.api.crowd import read_unsigned
 from sailord.api.handlers import ID, LEAVES_MAX, NAMES, OTHER_ID, read_object
 from sailord.api.shapes import Accepted
@@ -37,8 +37,16 @@ Form = Literal["plain", "pubsub", "alertmanager"]
 PREEMPTED = "compute.instances.preempted"
 
 
-class Refused(Exception):  # noqa: N818 - not an error of ours: the sender is answered with it
+class Unknown(Exception):  # noqa: N818 - not an error of ours: the sender is answered with it
     """The sender is not one that we listen to."""
+
+
+class Refused(Exception):  # noqa: N818 - as above
+    """A message is not looked at; its sender is answered so."""
+
+    def __init__(self, response: web.Response) -> None:
+        super().__init__(response.status)
+        self.response = response
 
 
 def sign(secret: bytes, body: bytes, at: float) -> str:
@@ -51,12 +59,10 @@ def sign(secret: bytes, body: bytes, at: float) -> str:
 async def preemption(request: web.Request) -> web.Response:
     """Machines will go away, or will not after all."""
     api = request.app[API]
-    if not api.allows(request.remote or ""):
-        return too_many("messages")
     try:
-        form, body = await read_message(request, api)
+        form, body = await read_message(request)
     except Refused as error:
-        return refusal(401, Problem("the sender", str(error), SEE))
+        return error.response
     if form == "pubsub":
         intents = _from_pubsub(body)
     elif form == "alertmanager":
@@ -70,9 +76,20 @@ async def preemption(request: web.Request) -> web.Response:
     return answer(Accepted(len(intents), given.count("new")), status=202)
 
 
-async def read_message(request: web.Request, api: Api) -> tuple[Form, dict[str, Any]]:
+async def read_message(request: web.Request) -> tuple[Form, dict[str, Any]]:
+    """What somebody sends whom we know; raises :class:`Refused`."""
+    api = request.app[API]
+    if not api.allows(request.remote or ""):
+        raise Refused(too_many("messages"))
+    try:
+        return await _read_known(request, api.config.webhooks)
+    except Unknown as error:
+        raise Refused(refusal(401, Problem("the sender", str(error), SEE))) from None
+
+
+async def _read_known(request: web.Request, hooks: Webhooks) -> tuple[Form, dict[str, Any]]:
     """Who sends, by what it shows; nothing of the body is believed, or waited for, before."""
-    hooks, header = api.config.webhooks, request.headers.get(SIGNATURE_HEADER)
+    header = request.headers.get(SIGNATURE_HEADER)
     if header is not None:
         form = _signature_form(hooks.secret, header)
         _check_signature(hooks.secret, await read_unsigned(request), form)
@@ -84,7 +101,7 @@ async def read_message(request: web.Request, api: Api) -> tuple[Form, dict[str, 
 async def _bearer_form(hooks: Webhooks, header: str) -> Form:
     kind, _, token = header.partition(" ")
     if kind != "Bearer" or not token:
-        raise Refused(f"neither {SIGNATURE_HEADER} nor a token was sent")
+        raise Unknown(f"neither {SIGNATURE_HEADER} nor a token was sent")
     if token.count(".") == 2 and hooks.pubsub_keys is not None:
         assert hooks.pubsub_audience is not None
         assert hooks.pubsub_email is not None
@@ -95,11 +112,11 @@ async def _bearer_form(hooks: Webhooks, header: str) -> Form:
                 at=time.time(),
             )  # fmt: skip
         except TokenError as error:
-            raise Refused(str(error)) from None
+            raise Unknown(str(error)) from None
         return "pubsub"
     expected = (hooks.alertmanager_token or "").encode()
     if not expected or not hmac.compare_digest(token.encode("utf-8", "replace"), expected):
-        raise Refused("the token is wrong")
+        raise Unknown("the token is wrong")
     return "alertmanager"
 
 
@@ -107,15 +124,15 @@ def _signature_form(secret: bytes | None, header: str) -> re.Match[str]:
     """What can be said of a signature before the body is there."""
     form = _SIGNATURE.match(header)
     if secret is None or form is None:
-        raise Refused("the signature is malformed, or no secret is configured")
+        raise Unknown("the signature is malformed, or no secret is configured")
     if abs(time.time() - float(form[1])) > AGE_S_MAX:
-        raise Refused("the signature is too old, or a clock is wrong")
+        raise Unknown("the signature is too old, or a clock is wrong")
     return form
 
 
 def _check_signature(secret: bytes | None, body: bytes, form: re.Match[str]) -> None:
     if secret is None or not hmac.compare_digest(sign(secret, body, float(form[1])), form[0]):
-        raise Refused("the signature is wrong")
+        raise Unknown("the signature is wrong")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from sailord.capacity_model import Policy
 from sailord.capacity_money import spent_usd
 from tests.gce.simulated import POOLS, Run
 
-SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "500"))
+SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "200"))
+"""Fewer than ``test_gce_random`` plays, whose scripts have all of this in them and a cloud."""
 GROUPS = 10
 
 
