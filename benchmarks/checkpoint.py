@@ -35,6 +35,7 @@ from torch import distributed
 from torch.distributed import checkpoint
 
 from agents.uploading import write_object
+from benchmarks.machine import told
 from simulator.families import build_model
 from simulator.job import Job
 from simulator.plan import Pipeline, Place, Plan, Stage
@@ -180,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     warm_up()
     with (
+        told(),
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory() as disk,
         socket.create_server(("127.0.0.1", 0)) as server,

@@ -52,6 +52,7 @@ from agents.protocol import (
 from agents.registration import Registration
 from agents.store import open_store
 from agents.telling import Teller
+from benchmarks.machine import told
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = b"k" * 64
@@ -300,7 +301,9 @@ def main() -> None:
         "--store", choices=("etcd", "embedded"), default="etcd" if is_there else "embedded"
     )
     options = parser.parse_args()
-    sys.exit(1 if run(options) else 0)
+    with told():
+        missed = run(options)
+    sys.exit(1 if missed else 0)
 
 
 def run(options: argparse.Namespace) -> list[str]:
@@ -316,7 +319,7 @@ def run(options: argparse.Namespace) -> list[str]:
         except TimeoutError:
             print(head.status(), *head.last_words(), "a step took too long; see above", sep="\n")
             return ["an end"]
-        print(f"{options.nodes} nodes, {options.store}, {os.cpu_count()} cores")
+        print(f"{options.nodes} nodes, {options.store}")
         for name, value in lines:
             print(f"  {name:<44}{value}")
         print("the job's history:")

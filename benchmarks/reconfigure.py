@@ -1,6 +1,6 @@
 """How long training stands still when machines go and come, against stopping and starting again.
 
-    python benchmarks/reconfigure.py [--processes 4 8] [--hidden 128 352] [--json FILE]
+    python -m benchmarks.reconfigure [--processes 4 8] [--hidden 128 352] [--json FILE]
 
 A local cluster (sailord, agents and workers as real processes) trains a LLaMA-like model of six
 blocks. Four things happen to it, as in `make tour`: a notice (planned), the loss of a node whose
@@ -39,6 +39,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from benchmarks.machine import told
 from sailord.local.cluster import FIRST_NODES, LocalCluster
 from sailord.local.events import PHASES, Director
 from sailord.local.ledger import Ledger
@@ -198,7 +199,7 @@ def main() -> None:
     found = []
     for processes in wishes.processes:
         for hidden in wishes.hidden:
-            with tempfile.TemporaryDirectory() as folder:
+            with told(), tempfile.TemporaryDirectory() as folder:
                 events = under_sailor(processes, hidden, Path(folder))
                 others = {
                     "restart": by_restart(Path(folder)),
