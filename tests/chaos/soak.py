@@ -358,11 +358,11 @@ class Soak(Care):
 
     def _full_memory(self, name: str) -> None:
         self._busy.add(name)
-        full = contextlib.ExitStack()
-        full.enter_context(self.cluster.full_memory(name))
+        memory = contextlib.ExitStack()
+        memory.enter_context(full(self.cluster.place.memory / name))
 
         def free() -> None:
-            full.close()
+            memory.close()
             self._busy.discard(name)
 
         self.later(8.0, f"{name} has room again", free)
