@@ -40,6 +40,7 @@ check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES)
+	$(BIN)/mypy --strict --explicit-package-bases --exclude 'test_.*' tests/chaos tests/sim
 
 # The estimator against its oracle on many random plans, and a whole cluster on a virtual clock.
 .PHONY: sim

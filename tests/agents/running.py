@@ -148,7 +148,7 @@ class Place:
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", *, key: bytes = KEY, name: str = "a"
-    ) -> tuple:
+    ) -> tuple[int, bytes]:
         node = {node.name: node for node in await self.nodes()}[name]
         header, nonce = sign_request(key, method, path, body, at=time.time())
         async with self.http.request(

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
+from agents.protocol import JobId
 from sailord.local.cluster import Failed
 from sailord.local.place import MEMORY
 from sailord.local.reference import start_uninterrupted
@@ -101,7 +102,7 @@ def run(asked: argparse.Namespace) -> int:
 
     about = {"job": asked.job, "tolerance": JOBS[asked.job][1]}
     (asked.out / "about.json").write_text(json.dumps(about))
-    recorder = Recorder(cluster, asked.out, asked.job)
+    recorder = Recorder(cluster, asked.out, JobId(asked.job))
     soak = Soak(
         cluster,
         recorder,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.chaos.story import File, Generation, Sample, Step, Story
+from tests.chaos.story import Fault, File, Generation, Sample, Step, Story
 
 Rule = Callable[[Story], Iterator[str]]
 ASKED = ""
@@ -19,14 +19,18 @@ END = "end"
 """The job is ended, and what it holds is given back."""
 PREEMPTIONS = ("node", "node and back", "notice", "doubled notice", "no notice", "drain", "swap")
 """Faults of which a machine that goes is all."""
-VIOLENT = (TAKEN, "rank", "stop rank", "stop node", "full memory", "stop agent", "point")
-# Agents may be away for longer than a lease.
-VIOLENT += ("agent", "all agents", "everybody in charge")
-# Who is not reached counts as lost, and so does a node whose clock nobody believes.
-VIOLENT += ("partition", "one way", "slow link", "resets", "sailord cut", "slow store", "clock")
+VIOLENT = (
+    *(TAKEN, "rank", "stop rank", "stop node", "full memory", "stop agent", "point"),
+    # Agents may be away for longer than a lease.
+    *("agent", "all agents", "everybody in charge"),
+    # Who is not reached counts as lost, and so does a node whose clock nobody believes.
+    *("partition", "one way", "slow link", "resets", "sailord cut", "slow store", "clock"),
+)
 """Faults after which a move need not be a planned one."""
-QUIET = ("agent", "all agents", "sailord", "sailord away", "everybody in charge", "stop sailord")
-QUIET += ("store away", "store member", "stop member")
+QUIET = (
+    *("agent", "all agents", "sailord", "sailord away", "everybody in charge", "stop sailord"),
+    *("store away", "store member", "stop member"),
+)
 """Faults that workers must not notice."""
 AWAY = ("sailord away", "store away")
 OF_RANKS = ("rank", "stop rank")
@@ -145,7 +149,7 @@ def lost_by(story: Story, before: Generation, after: Generation) -> int:
     return max(max(done, default=0) - after.restored[1], 0)
 
 
-def violence(story: Story, before: Generation, after: Generation) -> list:
+def violence(story: Story, before: Generation, after: Generation) -> list[Fault]:
     """What was done to nodes in a generation's life that it need not have survived."""
     return story.faults_within(before.at - NEAR_S, after.at, *VIOLENT)
 

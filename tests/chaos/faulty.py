@@ -25,7 +25,7 @@ UNSEEN = ".new-"
 """What was not written to its end is no object."""
 
 
-class Faulty(AbstractFileSystem):
+class Faulty(AbstractFileSystem):  # type: ignore[misc] # it comes without types
     """Objects in a folder, each there as a whole or not at all, but for what was asked for."""
 
     protocol = "faulty"

@@ -14,13 +14,14 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.members import Members
 from tests.chaos.sockets import owner_of
 
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 CHUNK_BYTES = 1 << 18
 LOOK_S = 0.05
 ABRUPTLY = struct.pack("ii", 1, 0)
@@ -93,7 +94,7 @@ class Net:
         """A way to a socket, which begins at another."""
         return self._listen(lambda: asyncio.open_unix_connection(target), end, begin, path)
 
-    def _listen(self, connect: Callable, end: str, begin: str | None, path: Path | None) -> str:
+    def _listen(self, connect: Connect, end: str, begin: str | None, path: Path | None) -> str:
         async def serve() -> str:
             async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 await self._carry(reader, writer, connect, end, begin)
@@ -127,7 +128,7 @@ class Net:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        connect: Callable,
+        connect: Connect,
         end: str,
         begin: str | None,
     ) -> None:

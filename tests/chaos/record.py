@@ -19,7 +19,7 @@ from typing import Any
 
 from agents.keys import Keys
 from agents.processes import process_start
-from agents.protocol import Durable, Point
+from agents.protocol import Durable, JobId, Point
 from agents.store import Changed, Store, StoreError, open_store
 from agents.wire import decode
 from sailord.client import ServerProblem
@@ -39,7 +39,7 @@ class Recorder:
 
     cluster: ChaosCluster
     folder: Path
-    job: str
+    job: JobId
     ended: threading.Event = field(default_factory=threading.Event)
     begun: Point | None = None
     """Where the present generation began."""

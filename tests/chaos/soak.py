@@ -143,8 +143,8 @@ class Soak(Care):
         self.live(seconds)
 
     def _draw(self) -> str:
-        cluster, missing = self.cluster, []
-        missing += () if cluster.has_own_memory else NEEDS_MOUNTS
+        cluster = self.cluster
+        missing: tuple[str, ...] = () if cluster.has_own_memory else NEEDS_MOUNTS
         missing += NEEDS_ETCD if cluster.members is None else ()
         missing += () if self.has_objects else ("objects",)
         missing += ("read-only", "full disk") if self.has_objects else ()
@@ -419,7 +419,11 @@ class Soak(Care):
         now = self.cluster.ways.net.weather
         now[name] = weather
         who = "slow store" if name == STORE else "sailord cut" if name == SAILORD else name
-        self._until(seconds, who, f"{name} is reached again", lambda: now.pop(name, None))
+
+        def clear_up() -> None:
+            now.pop(name, None)
+
+        self._until(seconds, who, f"{name} is reached again", clear_up)
 
     def _resets(self, name: str) -> None:
         self.cluster.ways.net.reset(name)

@@ -27,12 +27,16 @@ def planner_of(seed: int) -> Planner:
     return RealPlanner() if seed % 15 == 7 else QuickPlanner()
 
 
+def _trouble(world: World) -> None:
+    Trouble(world, until=TROUBLE_S)
+
+
 def live(seed: int) -> World:
     """Let a world live through trouble and then through calm, until it has come to rest."""
     faults = faults_of(seed)
     world = World(seed, faults, planner_of(seed))
     try:
-        world.clock.after(10.0, lambda: Trouble(world, until=TROUBLE_S) and None)
+        world.clock.after(10.0, lambda: _trouble(world))
         world.clock.run_until(TROUBLE_S)
         _calm(world)
         if faults is GENTLE:

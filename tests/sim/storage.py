@@ -151,7 +151,11 @@ class Client:
         """Wake it at each change; one that was lost is begun again and tells of nothing past."""
 
         def begin() -> None:
-            self.ask(lambda store: watch in store.watches or store.watches.append(watch), begun)
+            self.ask(follow, begun)
+
+        def follow(store: Store) -> None:
+            if watch not in store.watches:
+                store.watches.append(watch)
 
         def begun(answer: object) -> None:
             if isinstance(answer, Unanswered):

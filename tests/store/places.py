@@ -93,7 +93,8 @@ class Socket:
 
     def start(self) -> None:
         script = ROOT / "tests" / "store" / "serving.py"
-        command = [sys.executable, script, self.folder / "store.db", self.socket, str(HISTORY_MAX)]
+        command = [sys.executable, str(script), str(self.folder / "store.db"), str(self.socket)]
+        command.append(str(HISTORY_MAX))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(command, env=environment)
 
@@ -148,7 +149,7 @@ class Cluster:
     def start(self, members: Sequence[int] | None = None) -> None:
         for i in range(len(self.endpoints)) if members is None else members:
             self.processes[i] = subprocess.Popen(
-                [ETCD, *self._options(i), *self._arguments],
+                [ETCD or "etcd", *self._options(i), *self._arguments],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
