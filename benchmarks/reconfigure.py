@@ -185,9 +185,9 @@ def show(
         )
     for name, seconds in others.items():
         print(f"{name:22}{'':5}{seconds:8.2f} s")
-    losses = [event["downtime_s"] for event in events if event["kind"].startswith("loss")]
-    if "restart" in others:
-        print(f"restart is {others['restart'] / max(losses):.1f} times the slower loss")
+    losses = [event for event in events if event["kind"].startswith("loss")]
+    for event in losses if "restart" in others else ():
+        print(f"restart is {others['restart'] / event['downtime_s']:.1f} times a {event['kind']}")
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ QUIET = (
 )
 """Faults that workers must not notice."""
 AWAY = ("sailord away", "store away")
+OF_SAILORD = ("sailord", "sailord away", "everybody in charge", "stop sailord")
 OF_RANKS = ("rank", "stop rank")
 """Faults that leave a machine's memory, and the agent that gives it out, as they are."""
 NEAR_S = 15.0
@@ -399,7 +400,9 @@ def i20(story: Story) -> Iterator[str]:
         if move["predicted_s"] and not dict(move["predicted"]).keys() >= PREDICTED:
             yield f"generation {move['generation']}: not all phases were predicted"
     told = {move["generation"] for move in story.moves}
-    elected = [c.at for c in story.changes if c.key.endswith("/leader") and c.value is not None]
+    # Between two leaders nobody notes what he sees, however soon the other one is there.
+    led = [c.at for c in story.changes if c.key.endswith("/leader")]
+    led += [fault.at for fault in story.faults if fault.kind in OF_SAILORD]
     for generation in story.opened:
         steps = [step.at for step in story.steps if step.generation == generation.number]
         # One may end before it is told of, and a leader takes what it saw with it.
@@ -407,7 +410,7 @@ def i20(story: Story) -> Iterator[str]:
             continue
         if generation.number < min(told, default=0):
             continue  # The history of a job has an end: the first moves of a long one fell out.
-        if not any(generation.at < at < min(steps) + NEAR_S for at in elected):
+        if not any(generation.at < at < min(steps) + NEAR_S for at in led):
             yield f"nobody says what the move to generation {generation.number} took"
 
 

@@ -174,3 +174,11 @@ def test_every_rule_applies_to_the_sound_story():
 )
 def test_a_rule_that_had_nothing_to_say_is_named(name: str, story: Story):
     assert name in judge(story).idle
+
+
+def test_a_move_need_not_be_told_of_while_nobody_leads():
+    story = replace(SOUND, moves=(move(1),))
+    away = Fault(AT + 42.0, "sailord away", ())
+    late = Fault(AT + 65.0, "sailord away", ())
+    assert judge(replace(story, faults=(*story.faults, away))).violations == ()
+    assert judge(replace(story, faults=(*story.faults, late))).violations != ()
