@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from typing import Any
@@ -12,6 +13,18 @@ from simulator.errors import InputError
 
 SOME_FAILED = 1
 UNUSABLE_INPUT = 2
+
+
+class Finite(click.FloatRange):
+    """A range without NaN and infinity, which Python reads as numbers like any other."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Group(click.Group):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -32,18 +31,6 @@ KEYS = {"plan": "pipelines", "job": "training", "cluster": "pool"}
 """A key that only this kind of file has."""
 
 T = TypeVar("T")
-
-
-class Finite(click.FloatRange):
-    """A range without NaN and infinity, which Python reads as numbers like any other."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
 
 
 def load_job_and_cluster(job: Path, cluster: Path) -> tuple[Job, Cluster]:

@@ -15,6 +15,7 @@ import click
 from sailord import online_text as text
 from sailord.capacity_text import capacity_text, glance_problems
 from sailord.client import Client, Patience, ServerProblem, client_from, part
+from sailord.console import Finite
 from simulator.errors import InputError, Problem
 from simulator.files import read_bytes
 
@@ -254,9 +255,7 @@ def _order(kind: str, name: str, about: str) -> click.Command:
 
 @click.command()
 @click.argument("node")
-@click.option(
-    "--notice", "notice_s", type=click.FloatRange(0.0, 86_400.0), help="Seconds until it goes."
-)
+@click.option("--notice", "notice_s", type=Finite(0.0, 86_400.0), help="Seconds until it goes.")
 @click.option("--reason", default="", help="Stands in the history.")
 @click.option("--id", "id_", help="The same id has one effect only.")
 @online

@@ -21,7 +21,8 @@ from planner.running import Running
 from planner.transfers import Transfers
 from planner.worth import DEFAULT_RULES, Verdict, judge_move
 from sailord import report
-from sailord.inputs import FILE, JSON, PROFILES, Finite, check_outputs, load_all
+from sailord.console import Finite
+from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_all
 from simulator.cluster import Cluster
 from simulator.errors import Problems
 from simulator.job import Job

@@ -17,7 +17,8 @@ from planner.sailor import find_plan, plan_job
 from planner.tables import Tables
 from planner.trace_plans import DEFAULT_SEARCHES
 from sailord.canvas import check_picture
-from sailord.inputs import FILE, JSON, PROFILES, Finite, check_outputs, load_job_and_cluster
+from sailord.console import Finite
+from sailord.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
 from sailord.replay_plot import draw_replay
 from sailord.table import table
 from simulator.cluster import Cluster

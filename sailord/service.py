@@ -13,9 +13,11 @@ import asyncio
 import gc
 import os
 import resource
+import shutil
 import sys
 import time
 from importlib.metadata import version
+from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +65,8 @@ def run(config: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with failures_are_told(), asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run_daemon(loaded))
+    # What Python's own end would do; a planner's processes listen there.
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
     # Everything of ours is closed. A planner's process that was killed in the middle of a
     # question leaves a thread of Python's behind that waits for it for ever.
     sys.stderr.flush()

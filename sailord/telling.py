@@ -142,7 +142,8 @@ def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, st
     if now is not None and now.generation is not None:
         job, number = now.job.id, now.generation.number
         known = then.generation.number if then is not None and then.generation else 0
-        if number > known:
+        # One that was closed before a pause is taken up again with its job, and opens no more.
+        if number > known and now.generation.state != "closed":
             text = f"generation {number} is open: {now.generation.reason}"
             yield _happening("generation_opened", text, after, job=job), ""
         was_running = then is not None and _runs(then) and number == known

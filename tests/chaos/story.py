@@ -115,6 +115,8 @@ class Story:
     """What the storm itself has found wrong: processes that ended, things that were left."""
     tolerance: float = 0.0
     """How far a loss may be from the uninterrupted run's, relative."""
+    compared: int | None = None
+    """The last step whose loss is compared; ``None``: each is."""
     memory_every: int = 1
     devices: int = 1
     """Of each node."""
@@ -177,6 +179,7 @@ def read_story(folder: Path) -> Story:
     return Story(
         job=about["job"],
         tolerance=about["tolerance"],
+        compared=about["compared"],
         changes=tuple(Change(**line) for line in _lines(folder / "changes.jsonl")),
         steps=tuple(Step(**{key: line[key] for key in known}) for line in steps),
         reference={step: (line["loss"], line["sample_hash"]) for step, line in reference.items()},

@@ -151,6 +151,12 @@ def test_a_loss_within_the_tolerance_is_no_breach():
     assert judge(replace(with_step(7, loss=3.002), tolerance=1e-3)).violations == ()
 
 
+def test_a_loss_after_those_that_are_compared_is_no_breach():
+    story = replace(with_step(7, loss=3.004), tolerance=1e-3)
+    assert judge(replace(story, compared=6)).violations == ()
+    assert judge(replace(story, compared=7)).violations != ()
+
+
 @pytest.mark.parametrize(
     ("name", "story"),
     [(name, story) for name, stories in FORGED.items() for story in stories],

@@ -103,3 +103,14 @@ def test_a_bug_ends_it_with_a_line_as_all_others():
     assert ["old" in lines[0]["event"], lines[1]["event"]] == [True, "it failed"]
     assert (lines[2]["cause"], "a bug" in lines[2]["exception"]) == ("AssertionError", True)
     assert all(set(FIELDS) < set(line) for line in lines)
+
+
+def test_it_leaves_no_folder_where_temporary_files_are(place, tmp_path, monkeypatch):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    head = place.start()
+    wait_until(lambda: any(folder.glob("pymp-*/listener-*")), within_s=30.0)
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(20) == 0
+    assert list(folder.iterdir()) == []

@@ -56,6 +56,16 @@ def test_the_next_generation_is_told_of() -> None:
     assert voice.told("generation_running") == ["generation 4 runs"]
 
 
+def test_one_that_was_closed_before_a_pause_does_not_open_again_with_its_job() -> None:
+    voice = Voice()
+    paused = replace(RUNS, active=None)
+    closed = state(Running(NOW), generation=replace(G4, state="closed"))
+    voice.teller.look(paused, closed)
+    assert voice.told("generation_opened") == []
+    voice.teller.look(paused, state(Running(NOW), generation=G4))
+    assert len(voice.told("generation_opened")) == 1
+
+
 def test_a_question_while_it_starts_does_not_tell_that_it_runs() -> None:
     voice = Voice()
     asks = Planning(4, (A, B), "b leaves", True, NOW + 9, STARTS.active.phase, proposal())  # type: ignore[union-attr, arg-type] # it starts
