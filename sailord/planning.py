@@ -43,8 +43,8 @@ NICENESS = 19
 GIVES_WAY = 2
 """Of those that answer: however long they think, who decides hears what happens meanwhile."""
 PRELOADED = ("sailord.console", "sailord.answering", "sailord.wanting")
-WARM_AFTER_S = 1.5
 """What the planner's processes have imported when they are born."""
+WARM_AFTER_S = 1.5
 AHEAD_BYTES_MAX = 48 << 20
 """Answers that are kept, packed."""
 

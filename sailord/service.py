@@ -48,8 +48,7 @@ def main() -> None:
 @CONFIG
 def run(config: Path) -> None:
     """Run the controller until SIGTERM."""
-    # What is read once and kept is no garbage: to look through it would take a tenth of the start,
-    # and hold up a decision for tens of milliseconds now and then.
+    # What is read once and kept is no garbage: to look through it takes a tenth of the start.
     gc.disable()
     from agents.logs import begin_log, failures_are_told  # noqa: PLC0415 - see above
     from sailord.config import load_config  # noqa: PLC0415 - see above
