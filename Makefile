@@ -68,8 +68,8 @@ bench: $(STAMP) ## print every benchmark's table (MEASURED=DIR)
 		echo "== $$file"; \
 		case "$(MEASURED):$$file" in \
 			*restarting.py|*machine.py) echo "others use it" ;; \
-			*simulate.py|*runtime.py|*overhead.py|*store.py) $(BIN)/python "$$file" ;; \
-			*checkpoint.py|*control.py|*notices.py|*reconfigure.py) $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" \
+			*simulate.py|*runtime.py|*overhead.py|*store.py|*reconfigure.py) $(BIN)/python "$$file" ;; \
+			*checkpoint.py|*control.py|*notices.py) $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" \
 				|| echo "$$file: a target was missed, or it could not be measured" ;; \
 			:*) echo 'needs measurements: make bench MEASURED=DIR' ;; \
 			*accuracy.py) $(BIN)/python "$$file" --profiles "$(MEASURED)" --cases "$(MEASURED)/validation.json" ;; \

@@ -1,6 +1,6 @@
 """How long training stands still when machines go and come, against stopping and starting again.
 
-    python -m benchmarks.reconfigure [--processes 4 8] [--hidden 128 352] [--json FILE]
+    python benchmarks/reconfigure.py [--processes 4 8] [--hidden 128 352] [--json FILE]
 
 A local cluster (sailord, agents and workers as real processes) trains a LLaMA-like model of six
 blocks. Four things happen to it, as in `make tour`: a notice (planned), the loss of a node whose
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import told
 from torch.distributed import TCPStore
 
-from benchmarks.machine import told
 from sailord.local.cluster import FIRST_NODES, LocalCluster
 from sailord.local.events import PHASES, Director
 from sailord.local.ledger import Ledger
