@@ -89,7 +89,7 @@ def watch(under_way: Watch | None, before: State, after: State) -> tuple[Watch |
     match active.phase:
         case Planning() as phase:
             if under_way is None:
-                sign_at, kind = _sign(after, active)
+                sign_at, kind = _sign(before, after, active)
                 under_way = Watch(sign_at, after.now, kind, phase.reason)
             elif under_way.opened_at is not None and isinstance(phase.before, Starting | Running):
                 # A question about what runs already; the move is over with its first step.
@@ -191,7 +191,7 @@ def _measured(state: State, active: Active) -> dict[str, float]:
     return {name: found[name] for name in MEASURED if name in found}
 
 
-def _sign(state: State, active: Active) -> tuple[float, str]:
+def _sign(before: State, state: State, active: Active) -> tuple[float, str]:
     """When it was first seen that something changes, and what kind of change it is."""
     assert isinstance(active.phase, Planning)
     phase, generation = active.phase.before, active.generation
@@ -213,8 +213,10 @@ def _sign(state: State, active: Active) -> tuple[float, str]:
         return phase.since, "failure"
     if active.phase.slow:
         return state.now, "slow"
-    known = set(members)
-    new = [n.since for id_, n in state.nodes.items() if id_ in set(active.phase.asked_for) - known]
-    if new and not active.phase.is_forced:
-        return max(new), "addition"
-    return state.now, "order" if active.phase.is_forced else "reconsidered"
+    if active.phase.is_forced:
+        return state.now, "order"
+    # Who was asked about before and is in no plan yet is no news: the time was not ripe.
+    old = {*members, *(() if before.active is None else before.active.considered)}
+    new = [state.nodes[id_].free_since for id_ in active.phase.asked_for if id_ not in old]
+    # Nor was anybody overlooked who came in the middle of the last move.
+    return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")

@@ -120,9 +120,12 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> Outcome
     last = state.durables.get(active.job.id)
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
-        if node.report is not None and node.report.job in {None, active.job.id}:
-            for upload in node.report.uploaded:
-                by_point.setdefault(upload.point, []).append(upload)
+        report = node.report
+        # Of thousands few have any to tell of.
+        if report is None or not report.uploaded or report.job not in (None, active.job.id):
+            continue
+        for upload in report.uploaded:
+            by_point.setdefault(upload.point, []).append(upload)
     for point in sorted(by_point, key=lambda point: (point == active.failed_at, point)):
         is_late = last is not None and point.step <= last.point.step
         if is_late or point.generation != record.number:

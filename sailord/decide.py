@@ -234,21 +234,24 @@ def _weigh(state: State, active: Active, phase: Planning, proposal: Proposal) ->
         return open_next(state, active, proposal, phase.reason)
     if not phase.is_forced and not proposal.is_worth_it:
         later = replace(state, active=ask_again_in(state, active, proposal.ask_again_s))
-        return enter(later, phase.before, note(active, f"stays: {proposal.why}"))
+        text = f"stays: {proposal.why.removeprefix('stay: ')}"
+        return enter(later, phase.before, note(active, text))
     if is_running_plan(active, proposal):
         return enter(state, phase.before, note(active, "stays: no better plan"))
     cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
     if cannot_stop and (looked := look_before(state, active)) is not None:
         return looked
+    reason = phase.reason
     if not phase.is_forced:
+        reason = f"{reason}: {proposal.why.removeprefix('move: ')}"
         past = replace(active.job.past, moved_at=state.now)
         active = replace(active, job=replace(active.job, past=past))
         state = replace(state, active=active)
     state, marks = leave_out(state, phase)
     if cannot_stop:
-        state, orders = open_next(state, active, proposal, phase.reason)
+        state, orders = open_next(state, active, proposal, reason)
     else:
-        state, orders = stop(state, active, proposal, phase.reason)
+        state, orders = stop(state, active, proposal, reason)
     return state, (*marks, *orders)
 
 

@@ -185,6 +185,7 @@ def _see_nodes(state: State, records: Iterable[NodeRecord]) -> State:
             leaving = state.now
         elif record.state == "ready" and node.record.state == "draining":
             leaving = None  # A false alarm: the agent itself took it back.
+            node = replace(node, returned_at=state.now)
         # Whoever gave us notice may have said when, and the machine itself not know of it.
         is_told = leaving is not None and record.leaves_at is None
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
@@ -327,13 +328,16 @@ def _marked(node: Node, intent: Intent, now: float) -> Node:
             record = replace(node.record, leaves_at=leaves_at)
             return replace(node, leaving_since=since, record=record)
         case "withdraw":
-            return replace(node, leaving_since=None, record=replace(node.record, leaves_at=None))
+            back = node.returned_at if node.leaving_since is None else now
+            record = replace(node.record, leaves_at=None)
+            return replace(node, leaving_since=None, returned_at=back, record=record)
         case "cordon":
             return replace(node, is_cordoned=True)
         case "quarantine":
             return replace(node, slow=intent.reason)
         case _:
-            return replace(node, is_cordoned=False, slow="")
+            back = now if node.is_cordoned or node.slow else node.returned_at
+            return replace(node, is_cordoned=False, slow="", returned_at=back)
 
 
 def _order(state: State, intent: Intent) -> State:
@@ -480,7 +484,12 @@ def _queue_order(job: JobRecord) -> tuple[int, float, str]:
     return (-job.priority, job.submitted_at, job.id)
 
 
+def in_queue(state: State) -> list[JobRecord]:
+    """The jobs that wait, who comes first: the highest priority, then who waits longest."""
+    queued = (job for job in state.jobs.values() if job.state == "queued")
+    return sorted(queued, key=_queue_order)
+
+
 def next_in_queue(state: State) -> JobRecord | None:
-    """The job that runs next: the highest priority, then the one that waits longest."""
-    queued = [job for job in state.jobs.values() if job.state == "queued"]
-    return min(queued, key=_queue_order, default=None)
+    """The job that runs next."""
+    return next(iter(in_queue(state)), None)

@@ -14,6 +14,7 @@ EventKind = Literal[
     "generation_opened",
     "generation_running",
     "node_preempted",
+    "node_lost",
     "checkpoint_committed",
     "job_held",
     "job_finished",

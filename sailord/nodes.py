@@ -29,12 +29,19 @@ class Node:
     """Its workers lost the connection to a peer then, and are sound themselves."""
     leaving_since: float | None = None
     """A notice, a drain or the agent itself said then that it goes."""
+    returned_at: float | None = None
+    """What had kept it out of plans was taken back then."""
     is_cordoned: bool = False
     slow: str = ""
     """It computes slower than it should, by so much: no plan uses it till somebody says so."""
     lost_at: float | None = None
     """It was given up then; it stays here while a generation still names it."""
     why_lost: str = ""
+
+    @property
+    def free_since(self) -> float:
+        """Since when a plan could have it, if none has."""
+        return self.since if self.returned_at is None else max(self.since, self.returned_at)
 
     @property
     def is_lost(self) -> bool:

@@ -213,6 +213,8 @@ def why_text(why: dict[str, Any]) -> str:
     """Why the job is where it is."""
     phase = why["phase"]["name"] if why["phase"] else why["state"]
     lines = [f"{why['job']} is {phase}: {(why['phase'] or why)['reason']}"]
+    if why.get("waits_for"):
+        lines.append(f"before it: {', '.join(why['waits_for'])}")
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]

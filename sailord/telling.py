@@ -122,7 +122,12 @@ def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
             yield happening, committed_id(job, durable)
     for id_ in sorted(after.nodes.notable):
         node, known = after.nodes[id_], before.nodes.get(id_)
-        if node is known or node.leaving_since is None:
+        if node is known:
+            continue
+        if node.is_lost and (known is None or not known.is_lost):
+            text = f"{node.record.name} is lost: {node.why_lost}"
+            yield _happening("node_lost", text, after, node=node.record.name), ""
+        if node.leaving_since is None:
             continue
         if known is None or known.leaving_since is None:
             text, when = f"{node.record.name} is going away", node.record.leaves_at

@@ -201,7 +201,7 @@ def _parse_toml(text: str, *, name: str) -> dict[str, Any]:
             raise InputError(
                 Problem(name, "holds a bare JSON value", "an object { ... } is expected")
             ) from None
-        raise InputError(_toml_problem(str(error), name=name)) from None
+        raise InputError(_toml_problem(str(error), text, name=name)) from None
     except RecursionError:
         raise InputError(Problem(name, "is nested too deeply")) from None
     except ValueError as error:  # impossible dates, integers of thousands of digits
@@ -216,12 +216,14 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _toml_problem(message: str, *, name: str) -> Problem:
+def _toml_problem(message: str, text: str, *, name: str) -> Problem:
     match = _LINE_AND_COLUMN.match(message)
     if match:
         place = f"{name}: line {match['line']}, column {match['column']}"
         return Problem(place, f"is not valid TOML: {match['what']}")
-    return Problem(f"{name}: end of file", f"is not valid TOML: {message.removesuffix(_AT_END)}")
+    last = len(text.rstrip().splitlines())
+    place = f"{name}: line {last}, the end of the file"
+    return Problem(place, f"is not valid TOML: {message.removesuffix(_AT_END)}")
 
 
 def _unusable_values(data: dict[str, Any]) -> Iterator[tuple[Where, str, str]]:

@@ -112,7 +112,7 @@ def test_only_programs_write_large_files() -> None:
         (b"", "f", "is empty"),
         (b" \n\t", "f", "is empty"),
         (b"a = 1\nb 2\n", "f: line 2, column 3", "is not valid TOML: Expected '=' after a key"),
-        (b"a = [1,", "f: end of file", "is not valid TOML"),
+        (b"a = [1,", "f: line 1, the end of the file", "is not valid TOML"),
         (b'{"a": 1,\n "b" 2}', "f: line 2, column 6", "is not valid JSON: Expecting ':'"),
         (b"[1, 2]", "f", "holds a bare JSON value"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "f", "holds a number with far too many digits"),

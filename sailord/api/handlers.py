@@ -233,7 +233,7 @@ async def show_why(request: web.Request) -> web.Response:
     if job.generation is not None:
         with contextlib.suppress(StoreError):  # Then the plan's own reasons are left out.
             _, about = await _read_plan(api, job.id, job.generation.plan)
-    return answer(views.why_view(job, about, history, away))
+    return answer(views.why_view(api.shell.shown, job, about, history, away))
 
 
 async def order_job(request: web.Request) -> web.Response:

@@ -286,6 +286,8 @@ class Why:
     last: tuple[Transition, ...]
     store_away_since: float | None = None
     """If so, all this is what sailord remembers."""
+    waits_for: tuple[str, ...] = ()
+    """If it waits for its turn: the jobs before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from sailord.api.shapes import (
     Spent,
     Why,
 )
+from sailord.facts import in_queue
 from sailord.gateway import Transition
 from sailord.leaving import drained
 from sailord.ledger import billed, costs
@@ -252,8 +253,21 @@ def _rate(tokens: Any, seconds: Any) -> float | None:
     return tokens / seconds if tokens and seconds else None
 
 
+def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
+    """The jobs before it, if it waits for its turn: who has the cluster, then the queue."""
+    queue = [job.id for job in in_queue(state)]
+    if id_ not in queue:
+        return ()
+    active = () if state.active is None else (state.active.job.id,)
+    return (*active, *queue[: queue.index(id_)])
+
+
 def why_view(
-    job: JobView, about: Mapping[str, Any], history: tuple[Transition, ...], away: float | None
+    state: State,
+    job: JobView,
+    about: Mapping[str, Any],
+    history: tuple[Transition, ...],
+    away: float | None,
 ) -> Why:
     """Why the job is where it is: the last transitions, and the planner's own reasons."""
     return Why(
@@ -265,6 +279,7 @@ def why_view(
         plan=tuple(about.get("why", ())),
         move=about.get("move"),
         last=history[-5:],
+        waits_for=waits_for(state, job.id),
         store_away_since=away,
     )
 

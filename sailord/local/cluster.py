@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from sailord.client import Client, ServerProblem
-from sailord.local.place import Place
+from sailord.local.place import Place, temporary
 from sailord.local.sweep import bury, children_of, end_all, kill, mark_of
 from simulator.errors import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36
+NO_CLOUD = "127.0.0.1:9"
+"""Where no metadata server answers, whatever this machine is."""
 START_S = 60.0
 KINDS: Mapping[str, str] = {"large": "emulated-large", "small": "emulated-small"}
 ZONES = ("zone-a", "zone-b", "zone-c")
@@ -78,12 +80,17 @@ class LocalCluster:
 
     # ---- beginning ------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start sailord and the first nodes; return when all of it is ready."""
+    def claim(self) -> None:
+        """Take the folder, or refuse it; nothing runs before."""
         if importlib.util.find_spec("torch") is None:
             what, cure = "torch is not installed", "install the group worker: make install"
             raise InputError(Problem("workers", what, cure))
         self._take_place()
+
+    def start(self) -> None:
+        """Start sailord and the first nodes; return when all of it is ready."""
+        if self._lock is None:
+            self.claim()
         # Whoever loses its parent becomes our child, so that none is left without one.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         place = self.place
@@ -105,34 +112,37 @@ class LocalCluster:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            what = f"cannot be made: {error.strerror}"
-            raise InputError(Problem(str(path), what, "name another folder")) from None
+            what, cure = f"cannot be made: {error.strerror}", "name another with --folder"
+            raise InputError(Problem(str(place.folder), what, cure)) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
-            what, cure = "another cluster runs there", "stop it with Ctrl-C where it runs"
+            what = "another cluster runs there"
+            cure = "stop it with Ctrl-C where it runs, or name another folder with --folder"
             raise InputError(Problem(str(place.folder), what, cure)) from None
         self._lock = descriptor
         # What a killed launcher and its killed guard have left goes now.
         end_all(place.folder)
         place.remove()
         if place.folder.exists():
-            what, cure = "is there already, and no cluster's", "name a folder that is not there"
+            what = "is there already, and no cluster's"
+            cure = "name one that is not there, with --folder"
             raise InputError(Problem(str(place.folder), what, cure))
         place.make()
 
     def _run(
         self, name: str, module: str, *words: str, is_marked: bool = True, answers: bool = False
     ) -> subprocess.Popen[bytes]:
-        mark = mark_of(self.place.folder) if is_marked else {}
-        with (self.place.folder / f"{name}.log").open("ab") as log:
+        folder = self.place.folder
+        mark = mark_of(folder) if is_marked else {}
+        with (folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", module, *words],
                 stdin=subprocess.PIPE if answers or not is_marked else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if answers else log,
                 stderr=log,
-                env={**os.environ, **mark, "GCE_METADATA_HOST": "127.0.0.1:9"},
+                env={**os.environ, **mark, **temporary(folder), "GCE_METADATA_HOST": NO_CLOUD},
                 start_new_session=True,
             )
 

@@ -18,11 +18,21 @@ from simulator.errors import InputError, Problem
 
 DATA = Path(__file__).resolve().parent / "data"
 MEMORY = Path("/dev/shm")
-SOCKET_PATH_MAX = 100
-"""A little less than the kernel takes for the address of a Unix socket."""
-LONGEST = "a99/nursery.sock"
+SOCKET_PATH_MAX = 107
+"""What the kernel takes for the address of a Unix socket."""
+TEMPORARY = "tmp"
+LONGEST = f"{TEMPORARY}/pymp-12345678/listener-12345678"
+"""The socket with the longest path: the one that Python's process pools make for themselves."""
 LEASE_S = 4.0
 OURS = "made-by-sailorctl-up"
+
+
+def temporary(folder: Path) -> dict[str, str]:
+    """Return what makes processes keep their temporary files in the folder, and go with it.
+
+    Python's process pools and torch leave some behind where a process is killed.
+    """
+    return {"TMPDIR": str(folder / TEMPORARY)}
 
 
 def usual_folder() -> Path:
@@ -76,6 +86,7 @@ class Place:
         try:
             self.folder.mkdir(mode=0o700, parents=True)
             (self.folder / OURS).touch()
+            (self.folder / TEMPORARY).mkdir()
             self.memory.mkdir(mode=0o700)
         except OSError as error:
             what = f"cannot be made: {error.strerror}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sailord.local.cluster import Failed
+from sailord.local.place import temporary
 from sailord.local.sweep import mark_of
 
 STEPS_MAX = 100_000
@@ -60,7 +61,7 @@ def start_uninterrupted(folder: Path, name: str, job: str) -> Uninterrupted:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=log,
-            env={**os.environ, **mark_of(folder), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **mark_of(folder), **temporary(folder), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
     # Only what the cluster leaves: its figures are not to be disturbed.

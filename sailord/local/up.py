@@ -56,8 +56,11 @@ def tour(worker: str, folder: Path | None, out: Path) -> None:
 def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
     """Do something with a cluster, however that ends; return the exit code."""
     cluster = LocalCluster(place)
+    is_ours = False
     with ended_by_signals():
         try:
+            cluster.claim()
+            is_ours = True
             return act(cluster)
         except Failed as failure:
             click.echo(f"error: {failure}", err=True)
@@ -66,7 +69,8 @@ def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
             return 0 if ended.number == signal.SIGINT else 128 + ended.number
         finally:
             ignore()
-            click.echo("ending all of it")
+            if is_ours:
+                click.echo("ending all of it")
             cluster.close()
 
 

@@ -172,6 +172,32 @@ def test_an_addition_is_no_failure():
     assert film.under_way.kind == "addition"
 
 
+def asked_for_c(film, at, began=0.0):
+    film.at(at, Planning(1, (A, B, C), "c could help", False, 999.0, Running(began)))
+    return film.under_way
+
+
+def test_who_was_taken_back_into_plans_is_seen_from_then_on():
+    film = Film()
+    film.nodes[C] = node(C, returned_at=105.0)
+    assert asked_for_c(film, 135.0).sign_at == 105.0
+
+
+def test_who_came_while_the_job_moved_is_seen_once_it_has_moved():
+    film = Film()
+    film.nodes[C] = node(C)
+    assert asked_for_c(film, 135.0, began=110.0).sign_at == 110.0
+
+
+def test_who_was_asked_about_before_is_no_news():
+    """It was too early to move for it: the wait is the policy's, and detects nothing."""
+    film = Film()
+    film.nodes[C] = node(C)
+    film.at(40.0, considered=frozenset({A, B, C}))
+    seen = asked_for_c(film, 600.0)
+    assert (seen.kind, seen.sign_at) == ("reconsidered", 600.0)
+
+
 def test_a_question_before_the_first_step_does_not_end_the_story():
     film = Film()
     film.plan(11.0, 11.5)

@@ -73,6 +73,16 @@ def test_a_question_while_it_starts_does_not_tell_that_it_runs() -> None:
     assert voice.told("generation_running") == []
 
 
+def test_each_machine_that_is_lost_is_told_of_once_though_no_plan_is_made_for_it() -> None:
+    voice = Voice()
+    node = ASKS.nodes[B]
+    lost = replace(ASKS, nodes=ASKS.nodes.with_({B: replace(node, lost_at=NOW, why_lost="gone")}))
+    voice.teller.look(ASKS, lost)
+    heard = replace(lost.nodes[B], heard_at=NOW)
+    voice.teller.look(lost, replace(lost, nodes=lost.nodes.with_({B: heard})))
+    assert voice.told("node_lost") == ["machine-b is lost: gone"]
+
+
 MOVE = Move(
     1, NOW, "start", "", is_planned=False, source="start", restored_step=0, steps_lost=0,
     downtime_s=0.0, total_s=10.19, predicted_s=0.0, phases=(("plan", 9.0),),

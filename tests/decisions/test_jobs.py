@@ -208,7 +208,7 @@ def test_a_notice_by_name_or_id_marks_one_machine(kind: str) -> None:
 def test_a_notice_that_is_withdrawn_leaves_no_trace() -> None:
     warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     after, _ = act(warned, IntentGiven(NOW, order("withdraw", B, "another")))
-    assert after.nodes[B] == state().nodes[B]
+    assert after.nodes[B] == replace(state().nodes[B], returned_at=NOW)
 
 
 def test_who_lost_its_lease_comes_back_as_it_was_marked() -> None:
@@ -266,7 +266,7 @@ def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None
         one_by_one, last = act(one_by_one, IntentGiven(NOW, each))
     meant = GiveIntent(replace(notice, life=B))
     assert (together, commands) == (one_by_one, (meant, *last))
-    assert together.nodes[B] == state().nodes[B]
+    assert together.nodes[B] == replace(state().nodes[B], returned_at=NOW)
     assert together.nodes[A].leaving_since == NOW
 
 

@@ -138,9 +138,9 @@ from sailord.local.cluster import LocalCluster
 from sailord.local.place import Place
 from simulator.errors import InputError
 one, two = (LocalCluster(Place(Path(sys.argv[1]), "none", 0)) for _ in range(2))
-one._take_place()
+one.claim()
 try:
-    two._take_place()
+    two.claim()
 except InputError as error:
     assert "another cluster runs there" in str(error)
     print("taken")
@@ -156,6 +156,7 @@ def test_a_folder_that_is_no_cluster_is_never_touched(folder):
     )
     assert done.returncode == 2
     assert "is there already, and no cluster's" in done.stderr
+    assert done.stdout == "", "nothing was started, and nothing is ended"
     assert (folder / "thesis.tex").read_text() == "years of work"
     assert [path.name for path in folder.parent.iterdir()] == ["c"]
     Place(folder, port=0).remove()
