@@ -23,7 +23,7 @@ from sailord.checkpoints import complete_at, folders_at
 from sailord.client import Client, ServerProblem, part
 from sailord.garbage import Folder
 from sailord.manifest import PREFIX, ManifestError, folder_of, load_manifest
-from sailord.online import FAILED, online, show
+from sailord.online import FAILED, active_job, online, show
 from sailord.planning import read_job, saving_of
 from sailord.resuming import take_in
 from sailord.storage import Storage, StorageError, open_storage
@@ -40,10 +40,14 @@ def checkpoint() -> None:
 
 
 @checkpoint.command("ls")
-@click.argument("job")
+@click.argument("job", required=False)
 @online
-def list_checkpoints(client: Client, job: str, as_json: bool) -> None:
-    """List a job's checkpoints."""
+def list_checkpoints(client: Client, job: str | None, as_json: bool) -> None:
+    """List a job's checkpoints.
+
+    Without JOB: of the job that has the cluster.
+    """
+    job = job or active_job(client)
     show(client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints"), as_json, _listed)
 
 
@@ -71,11 +75,15 @@ def _listed(value: dict[str, Any]) -> str:
 
 
 @checkpoint.command("now")
-@click.argument("job")
+@click.argument("job", required=False)
 @click.option("--wait/--no-wait", default=True, help="Until it is durable.", show_default=True)
 @online
-def make_now(client: Client, job: str, wait: bool, as_json: bool) -> None:
-    """Make what the job has come to durable, whatever the interval says."""
+def make_now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
+    """Make what the job has come to durable, whatever the interval says.
+
+    Without JOB: of the job that has the cluster.
+    """
+    job = job or active_job(client)
     before = _durable_step(client, job)
     ordered = client.ask("POST", f"/v1/jobs/{part(job)}/checkpoint", {})
     if not wait:

@@ -165,7 +165,7 @@ def _tell_away(problem: ServerProblem) -> None:
     click.echo(f"waiting: {problem}", err=True)
 
 
-def _active(client: Client) -> str:
+def active_job(client: Client) -> str:
     """The job that is meant where none is named."""
     active = client.ask("GET", "/v1/status")["job"]
     if active is None:
@@ -181,7 +181,7 @@ def history(client: Client, job: str | None, as_json: bool) -> None:
 
     Without JOB: of the job that has the cluster.
     """
-    job = job or _active(client)
+    job = job or active_job(client)
     value = client.ask("GET", f"/v1/jobs/{part(job)}/history")
     show(value, as_json, text.history_text)
 
@@ -194,7 +194,7 @@ def moves(client: Client, job: str | None, as_json: bool) -> None:
 
     Without JOB: of the job that has the cluster.
     """
-    job = job or _active(client)
+    job = job or active_job(client)
     value = client.ask("GET", f"/v1/jobs/{part(job)}/moves")
     show(value, as_json, lambda _: text.moves_text(value["moves"]))
 
@@ -207,7 +207,7 @@ def why(client: Client, job: str | None, as_json: bool) -> None:
 
     Without JOB: of the job that has the cluster.
     """
-    job = job or _active(client)
+    job = job or active_job(client)
     show(client.ask("GET", f"/v1/jobs/{part(job)}/why"), as_json, text.why_text)
 
 

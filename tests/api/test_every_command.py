@@ -108,6 +108,7 @@ LINES = (
     *both("doctor", "all is well"),
     *both("checkpoint now j", "is durable"),
     *both("checkpoint ls j", "durable"),
+    *both("checkpoint ls", "durable"),
     *both("checkpoint pin j {step}", "is pinned"),
     *both("checkpoint unpin j {step}", "is unpinned"),
     *both("checkpoint verify {kept}/j", "every byte is as it was written"),
