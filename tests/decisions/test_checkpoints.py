@@ -289,6 +289,13 @@ def test_before_a_checkpoint_is_gone_back_to_somebody_looks_whether_it_can_be_re
     assert commands == (WriteGeneration(opening.record, replaces=G),)
 
 
+def test_what_was_found_of_an_older_checkpoint_says_nothing_of_the_newest() -> None:
+    looks, _ = act(lost_memory(), PlanFound(NOW, 4, proposal()))
+    after, commands = act(looks, DurableChecked(NOW + 1, JOB, durable(20), None, "it is torn"))
+    assert phase(after) == phase(looks)
+    assert commands == ()
+
+
 def test_one_that_cannot_be_read_gives_way_to_the_one_before_it() -> None:
     before = lost_memory(check=Check(durable(30), durable(20)))
     after, commands = act(before, PlanFound(NOW, 4, proposal()))

@@ -50,11 +50,22 @@ HOLDS = leaving(report(C, "idle", step=0, sealed=(40,)))
         (after_move(replace(leaving(), report=None), 50), False),
         (after_move(leaving(lost_at=NOW), 50), False),
         (after_move(node(C, report(C, "idle", sealed=())), 50), False),
+        (after_move(leaving()), True),
         (after_move(HOLDS, 50), True),
         (after_move(HOLDS), False),
         (replace(after_move(leaving(), 50), active=None), True),
     ],
-    ids=["idle", "works", "unheard", "lost", "stays", "old state", "only state", "no job"],
+    ids=[
+        "idle",
+        "works",
+        "unheard",
+        "lost",
+        "stays",
+        "idle, no step yet",
+        "old state",
+        "only state",
+        "no job",
+    ],
 )
 def test_a_node_is_free_when_nothing_on_it_is_needed(now: State, is_free: bool) -> None:
     assert drained(now) == (frozenset({C}) if is_free else frozenset())
@@ -78,6 +89,11 @@ def test_what_a_job_that_waits_left_in_memory_is_needed(
     if kept is not None:
         now = replace(now, durables={other: durable(kept)})
     assert drained(now) == (frozenset({C}) if is_free else frozenset())
+
+
+def test_what_a_job_that_nobody_knows_left_in_memory_is_not_needed() -> None:
+    ghost = leaving(report(C, "idle", step=0, sealed=(40,), job=JobId("ghost")))
+    assert drained(after_move(ghost, 50)) == frozenset({C})
 
 
 def test_nothing_is_asked_where_nobody_leaves() -> None:

@@ -1,0 +1,323 @@
+"""Single rules that nothing else would miss: each was found by breaking it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.protocol import JobId, NodeId, Past, Point, Restore
+from sailord.decide import decide
+from sailord.keeping import Check, Commit, CommitFailed, Securing
+from sailord.model import (
+    Closing,
+    Elected,
+    GenerationWritten,
+    Held,
+    IntentGiven,
+    NodesObserved,
+    Note,
+    Opening,
+    Phase,
+    PlanFound,
+    Planning,
+    ProbeAgent,
+    Reported,
+    RequestPlan,
+    Running,
+    SettleIntent,
+    State,
+    Stopping,
+    Ticked,
+    Waiting,
+)
+from sailord.slow_nodes import to_leave_out, told_slow
+from sailord.standing import answer_to, in_memory, release_now
+from sailord.straggling import Slow, Watch
+from tests.decisions.standing import (
+    BEGAN,
+    G4,
+    JOB,
+    KEPT,
+    NOW,
+    OPENING,
+    QUESTION,
+    STARTING,
+    STOPPED,
+    STOPPING,
+    TERM,
+    A,
+    B,
+    C,
+    D,
+    G,
+    act,
+    durable,
+    job,
+    node,
+    order,
+    phase,
+    proposal,
+    report,
+    state,
+)
+
+CLOSED = replace(G, state="closed")
+BACK = order("rollback", id_="back", durable=durable(20))
+SEES_A_LIMP = Watch(
+    3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Slow(3.0, "others", NOW - 61, 10, 40)}
+)
+UNFORCED = replace(QUESTION, is_forced=False)
+
+
+def orders_of(after: State) -> list[str]:
+    assert after.active is not None
+    return [each.id for each in after.active.orders]
+
+
+# ---- orders -------------------------------------------------------------------------------------
+
+
+def test_a_held_job_goes_back_as_ordered_and_is_not_merely_resumed() -> None:
+    held = state(Held("too many", BEGAN), job=job(state="held", saving=KEPT), generation=CLOSED)
+    after, commands = act(held, IntentGiven(NOW, BACK))
+    assert isinstance(phase(after), Waiting)
+    assert orders_of(after) == ["back"]
+    assert SettleIntent("back") not in commands
+
+
+@pytest.mark.parametrize(("asked", "left"), [(20, []), (10, ["back"])])
+def test_only_the_way_back_that_was_opened_is_done(asked: int, left: list[str]) -> None:
+    """Another may have been ordered while the record was on its way."""
+    given = order("rollback", id_="back", durable=durable(asked))
+    record = replace(G4, restore=Restore(Point(20, 3), "durable"))
+    opening = Opening(record, proposal(), durable(20))
+    before = state(opening, job=job(saving=KEPT), orders=(given,))
+    after, _ = act(before, GenerationWritten(NOW, record))
+    assert orders_of(after) == left
+
+
+def test_a_replan_that_is_ordered_while_it_is_planned_throws_nothing_away() -> None:
+    """Of all orders a rollback alone leaves what runs as it is."""
+    before = state(UNFORCED, orders=(order("replan"),))
+    no = proposal(A, is_worth_it=False)
+    after, _ = act(before, PlanFound(NOW, QUESTION.request, no))
+    assert not isinstance(phase(after), Opening)
+
+
+def test_a_plan_that_was_told_to_stop_is_not_what_runs() -> None:
+    before = state(QUESTION, generation=STOPPED)
+    after, _ = act(before, PlanFound(NOW, QUESTION.request, proposal(plan=G.plan)))
+    assert isinstance(phase(after), Stopping)
+
+
+def test_a_generation_that_was_told_to_stop_before_we_led_is_followed_by_another() -> None:
+    after, _ = act(state(generation=STOPPED), Ticked(NOW))
+    assert isinstance(after_phase := phase(after), Planning)
+    assert after_phase.reason == "the generation was told to stop"
+
+
+def test_the_record_as_it_was_does_not_say_that_all_were_told_to_stop() -> None:
+    """What a watch tells late is a record that was written before the one that stops."""
+    before = state(replace(STOPPING, deadline=NOW + 7))
+    after, _ = act(before, GenerationWritten(NOW, G))
+    assert phase(after) == phase(before)
+
+
+def test_an_answer_that_comes_when_no_job_is_there_is_forgotten() -> None:
+    nobody = replace(state(), active=None)
+    after, commands = act(nobody, PlanFound(NOW, 4, proposal()))
+    assert (after.active, commands) == (None, ())
+
+
+def test_of_two_that_have_the_cluster_one_waits_and_says_for_whom() -> None:
+    other = job(id=JobId("other"), submitted_at=5.0)
+    taken = Elected(NOW, TERM + 1, jobs=(job(submitted_at=1.0), other), nodes=(), generations=())
+    after, _ = act(state(), taken)
+    assert after.jobs[other.id].state == "queued"
+    assert after.jobs[other.id].reason == f"{JOB} has the cluster"
+
+
+def test_who_gets_the_cluster_again_has_lost_nobody_yet() -> None:
+    queued = job(state="queued", past=Past(departures=7))
+    before = replace(state(), active=None, jobs={JOB: queued})
+    after, _ = act(before, Ticked(NOW))
+    assert after.active is not None
+    assert after.active.job.past.departures == 0
+
+
+@pytest.mark.parametrize("told", [G4, replace(G4, job=JobId("other"))])
+def test_a_record_that_is_written_when_no_job_is_there_is_forgotten(told: object) -> None:
+    nobody = replace(state(), active=None)
+    assert act(nobody, GenerationWritten(NOW, told))[0].active is None  # type: ignore[arg-type] # a record
+
+
+def test_only_the_record_that_is_on_its_way_opens_a_generation() -> None:
+    before = state(OPENING)
+    after, _ = act(before, GenerationWritten(NOW, replace(G4, plan="another")))
+    assert phase(after) == OPENING
+    assert after.active is not None
+    assert after.active.generation == G
+
+
+def test_a_new_leader_leaves_a_held_job_alone() -> None:
+    held = job(state="held", reason="five attempts failed")
+    taken = Elected(NOW, TERM + 1, (node(A).record, node(B).record), (held,), (CLOSED,))
+    after, commands = act(state(), taken)
+    assert phase(after) == Held("five attempts failed", NOW)
+    after, more = act(after, Ticked(NOW + 60))
+    assert isinstance(phase(after), Held)
+    assert not [each for each in (*commands, *more) if isinstance(each, RequestPlan)]
+
+
+def test_what_was_asked_just_now_is_not_asked_again_for_a_while() -> None:
+    after, _ = act(state(considered_at=NOW - 1e6), Ticked(NOW))
+    assert isinstance(phase(after), Planning)
+    assert after.active is not None
+    assert after.active.considered_at == NOW
+
+
+# ---- storage ------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_another_job_that_fails_is_none_of_ours() -> None:
+    before = state(commit=Commit(Point(39, 3)), job=job(saving=KEPT))
+    after, _ = act(before, CommitFailed(NOW, JobId("other"), Point(39, 3), "the disk is full"))
+    assert after.active is not None
+    assert after.active.commit == Commit(Point(39, 3))
+    assert after.active.storage_trouble == ""
+
+
+def test_a_failure_that_is_told_late_does_not_end_the_next_commit() -> None:
+    before = state(commit=Commit(Point(40, 3)), job=job(saving=KEPT))
+    after, _ = act(before, CommitFailed(NOW, JOB, Point(39, 3), "the disk was full"))
+    assert after.active is not None
+    assert after.active.commit == Commit(Point(40, 3))
+
+
+def test_what_is_to_be_made_durable_is_kept_however_much_is_sealed_after_it() -> None:
+    assert release_now(state()) == Point(40, 3)
+    assert release_now(state(securing=Securing(Point(39, 3), NOW + 9))) == Point(39, 3)
+
+
+def test_what_is_made_durable_before_a_stop_is_told_to_the_agents_that_have_it() -> None:
+    point = Point(40, 3)
+    asked = state(securing=Securing(point, NOW + 9))
+    assert answer_to(asked, report(A), None).upload == point
+    assert answer_to(state(), report(A), None).upload is None
+
+
+@pytest.mark.parametrize(("kept", "becomes"), [(20, Stopping), (40, Closing)])
+def test_a_pause_waits_for_the_step_it_came_to_and_for_no_older_one(
+    kept: int, becomes: type[Phase]
+) -> None:
+    nodes = (node(n, report(n, "stopped", sealed=(40,))) for n in (A, B))
+    pausing = Stopping("paused", "lunch", NOW + 20)
+    before = state(pausing, *nodes, generation=STOPPED, job=job(saving=KEPT))
+    after, _ = act(replace(before, durables={JOB: durable(kept)}), Ticked(NOW))
+    assert isinstance(phase(after), becomes)
+
+
+def test_a_new_generation_has_none_of_the_last_ones_errands() -> None:
+    errands = {
+        "commit": Commit(Point(39, 3)),
+        "securing": Securing(Point(39, 3), NOW + 9),
+        "check": Check(durable(20)),
+    }
+    record = replace(G4, number=4)
+    after, _ = act(state(Opening(record, proposal()), **errands), GenerationWritten(NOW, record))
+    assert after.active is not None
+    assert [getattr(after.active, name) for name in errands] == [None, None, None]
+
+
+def test_who_speaks_though_its_lease_is_gone_keeps_what_it_has() -> None:
+    """A wall may stand between its agent and the store alone."""
+    away = node(B, absent_since=NOW - 3, heard_at=NOW - 1)
+    silent = replace(away, heard_at=NOW - 5)
+    for b, is_there in ((away, True), (silent, False)):
+        now = state(None, node(A), b)
+        assert now.active is not None
+        assert (B in {id_ for id_, _ in in_memory(now, now.active)}) is is_there
+
+
+# ---- nodes --------------------------------------------------------------------------------------
+
+
+def test_who_drains_leaves_since_it_was_first_seen_to() -> None:
+    draining = replace(node(B).record, state="draining")
+    first, _ = act(state(), NodesObserved(NOW, (node(A).record, draining)))
+    again, _ = act(first, NodesObserved(NOW + 3, (node(A).record, draining)))
+    assert again.nodes[B].leaving_since == NOW
+
+
+@pytest.mark.parametrize("trouble", [{"absent_since": NOW - 30.0}, {"address": ""}])
+def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any]) -> None:
+    c = node(C, heard_at=0.0, report=None)
+    if "address" in trouble:
+        c = replace(c, record=replace(c.record, address=""))
+    else:
+        c = replace(c, absent_since=NOW - 0.1)
+    _, commands = act(state(None, node(A), node(B), c), Ticked(NOW))
+    assert ProbeAgent(C) not in commands
+
+
+def test_a_machine_that_is_lost_has_no_say_in_why_nobody_is_ready() -> None:
+    broken = node(A, report(A, "idle", fault="its device fell off the bus"))
+    lost = node(B, report(B, "idle", fault="it burned"), lost_at=NOW - 5, why_lost="gone")
+    before = state(Waiting("a reason", NOW - 1), broken, lost)
+    notes = [each.text for each in decide(before, Ticked(NOW))[1] if isinstance(each, Note)]
+    assert notes == ["no node is ready: machine-a: its device fell off the bus"]
+
+
+NOTABLE = {
+    "report": None,
+    "lost_at": NOW,
+    "absent_since": NOW,
+    "unreachable_since": NOW,
+    "failed_since": NOW,
+    "broken_since": NOW,
+    "leaving_since": NOW,
+}
+
+
+@pytest.mark.parametrize("what", NOTABLE)
+def test_rules_look_at_whom_something_happened_to(what: str) -> None:
+    assert not node(A).is_notable
+    assert replace(node(A), **{what: NOTABLE[what]}).is_notable  # type: ignore[arg-type] # its fields
+
+
+def test_who_takes_its_leave_back_has_no_deadline_any_more() -> None:
+    going = node(B, leaving_since=NOW - 9)
+    going = replace(going, record=replace(going.record, state="draining", leaves_at=NOW + 30))
+    after, _ = act(
+        state(None, node(A), going), NodesObserved(NOW, (node(A).record, node(B).record))
+    )
+    assert (after.nodes[B].leaving_since, after.nodes[B].record.leaves_at) == (None, None)
+
+
+def test_who_speaks_has_answered() -> None:
+    silent = node(B, unreachable_since=NOW - 1)
+    after, _ = act(state(None, node(A), silent), Reported(NOW, report(B, number=9)))
+    assert after.nodes[B].unreachable_since is None
+
+
+@pytest.mark.parametrize("kept_out", [{"is_cordoned": True}, {"slow": "3 times as slow"}])
+def test_an_uncordon_takes_back_all_that_kept_a_node_out(kept_out: dict[str, Any]) -> None:
+    before = state(None, node(A), node(B), node(C, **kept_out))
+    after, _ = act(before, IntentGiven(NOW, order("uncordon", C)))
+    back = after.nodes[C]
+    assert back.is_usable(is_member=False)
+    assert (back.is_cordoned, back.slow, back.returned_at) == (False, "", NOW)
+
+
+def test_nothing_is_said_of_nodes_that_are_as_fast_as_they_should_be() -> None:
+    assert told_slow(state()) == {}
+
+
+def test_slow_nodes_are_left_out_of_what_runs_alone() -> None:
+    for at, found in ((Running(BEGAN), {A}), (STARTING, set())):
+        nodes = (node(n) for n in (A, B, C, D, NodeId("e"), NodeId("f"), NodeId("g"), NodeId("h")))
+        now = state(at, *nodes, watch=SEES_A_LIMP)
+        assert now.active is not None
+        assert to_leave_out(now, now.active).keys() == found
