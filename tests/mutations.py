@@ -331,11 +331,7 @@ MUTATIONS = [
     ),
 ]
 
-TESTS = [
-    *("-m", "pytest", "-q", "-x", "--tb=no", "-rfE"),
-    # It looks for the very text that a mutation replaces, so that it is red with any of them.
-    "--ignore=tests/decisions/test_mutations.py",
-]
+NOT_THIS = "tests/decisions/test_mutations.py"
 CLEAN = ": clean\n"
 LIVES_FEW, LIVES_MANY = 15, 300
 """Many are lived where nothing else turned red."""
@@ -375,19 +371,26 @@ def red(folder: Path) -> list[str]:
     """The tests of single decisions, the stories, and the lives that fail."""
     names = ("decisions", "stories")
     caught = [name for name in names if " passed in " not in _last(folder, name)]
-    lives = _run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
+    lives = run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
     if not caught and lives.endswith(CLEAN):
-        lives = _run(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
+        lives = run(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
     return caught if lives.endswith(CLEAN) else [*caught, "lives"]
 
 
+def tests_of(*paths: str) -> list[str]:
+    """The command that runs these tests up to the first that fails."""
+    # It looks for the very text that a mutation replaces, so that it is red with any of them.
+    named = [path for path in paths if path != NOT_THIS]
+    return ["-m", "pytest", "-q", "-x", "--tb=no", "-rfE", f"--ignore={NOT_THIS}", *named]
+
+
 def _last(folder: Path, name: str) -> str:
-    """The last line, which counts; ``-x`` ends it at the first that fails."""
-    *_, last = _run([*TESTS, f"tests/{name}"], folder).strip().splitlines() or [""]
+    """The last line, which counts."""
+    *_, last = run(tests_of(f"tests/{name}"), folder).strip().splitlines() or [""]
     return "" if "failed" in last or "error" in last else last
 
 
-def _run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path) -> str:
     """What a program tells; nothing if it does not end."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(

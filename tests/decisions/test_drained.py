@@ -53,6 +53,7 @@ HOLDS = leaving(report(C, "idle", step=0, sealed=(40,)))
         (after_move(leaving()), True),
         (after_move(HOLDS, 50), True),
         (after_move(HOLDS), False),
+        (after_move(leaving(report(C, "idle", step=0, sealed=(60,))), 50), True),
         (replace(after_move(leaving(), 50), active=None), True),
     ],
     ids=[
@@ -64,6 +65,7 @@ HOLDS = leaving(report(C, "idle", step=0, sealed=(40,)))
         "idle, no step yet",
         "old state",
         "only state",
+        "void state",
         "no job",
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from agents.protocol import JobId, NodeId, Past, Point, Restore
 from sailord.decide import decide
-from sailord.keeping import Check, Commit, CommitFailed, Securing
+from sailord.keeping import Check, CheckDurable, Commit, CommitFailed, Securing
 from sailord.model import (
     Closing,
     Elected,
@@ -37,6 +37,7 @@ from sailord.standing import answer_to, in_memory, release_now
 from sailord.straggling import Slow, Watch
 from tests.decisions.standing import (
     BEGAN,
+    FROM_NOTHING,
     G4,
     JOB,
     KEPT,
@@ -125,6 +126,21 @@ def test_the_record_as_it_was_does_not_say_that_all_were_told_to_stop() -> None:
     assert phase(after) == phase(before)
 
 
+def test_the_end_of_another_generation_does_not_say_that_all_were_told_to_stop() -> None:
+    before = state(replace(STOPPING, deadline=NOW + 7))
+    after, _ = act(before, GenerationWritten(NOW, replace(G, number=2, state="closed")))
+    assert phase(after) == phase(before)
+    assert after.active is not None
+    assert after.active.generation == G
+
+
+def test_what_kinds_of_gpu_were_seen_to_take_matters_where_a_node_is_slow() -> None:
+    seen = replace(SEES_A_LIMP, slow={}, factors={"A100-40": 1.3})
+    _, commands = act(state(watch=seen, considered_at=NOW - 1e6), Ticked(NOW))
+    (question,) = [each for each in commands if isinstance(each, RequestPlan)]
+    assert question.factors == {}
+
+
 def test_an_answer_that_comes_when_no_job_is_there_is_forgotten() -> None:
     nobody = replace(state(), active=None)
     after, commands = act(nobody, PlanFound(NOW, 4, proposal()))
@@ -208,6 +224,63 @@ def test_what_is_made_durable_before_a_stop_is_told_to_the_agents_that_have_it()
     assert answer_to(state(), report(A), None).upload is None
 
 
+def test_a_pause_waits_for_nothing_once_a_node_is_lost() -> None:
+    """What it had will not become durable any more, and the job goes nowhere."""
+    parked = node(A, report(A, "stopped", sealed=(40,)))
+    lost = node(B, report(B, "stopped", sealed=(40,)), lost_at=NOW - 1, why_lost="gone")
+    pausing = Stopping("paused", "lunch", NOW + 20)
+    before = state(pausing, parked, lost, generation=STOPPED, job=job(saving=KEPT))
+    assert isinstance(phase(act(before, Ticked(NOW))[0]), Closing)
+
+
+def test_a_checkpoint_of_a_job_that_names_no_place_is_refused_at_once() -> None:
+    before = state(job=job())
+    commands = decide(before, IntentGiven(NOW, order("checkpoint", id_="now")))[1]
+    said = [each.text for each in commands if isinstance(each, Note)]
+    assert said == ["no checkpoint: the job names no place for them"]
+    assert SettleIntent("now") in commands
+
+
+@pytest.mark.parametrize(
+    ("began", "is_thorough"),
+    [
+        ((Restore(Point(30, 3), "durable"), 30), True),
+        ((Restore(Point(30, 3), "durable"), 31), False),
+        ((Restore(Point(30, 2), "memory"), 30), False),
+    ],
+    ids=["came to nothing", "did a step", "began elsewhere"],
+)
+def test_a_checkpoint_from_which_nothing_came_is_read_byte_by_byte(
+    began: tuple[Restore, int], is_thorough: bool
+) -> None:
+    restore, step = began
+    nodes = (node(n, report(n, "idle", step=step, sealed=())) for n in (A, B))
+    before = state(
+        FROM_NOTHING,
+        *nodes,
+        job=job(saving=KEPT),
+        generation=replace(G, restore=restore),
+        step=step,
+    )
+    before = replace(before, durables={JOB: durable(30)})
+    _, commands = act(before, PlanFound(NOW, FROM_NOTHING.request, proposal()))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough),)
+
+
+def test_what_is_told_when_no_job_is_there_changes_no_commit() -> None:
+    nobody = replace(state(), active=None)
+    event = CommitFailed(NOW, JOB, Point(39, 3), "the disk was full")
+    assert act(nobody, event)[0].active is None
+
+
+def test_only_who_lives_is_a_place_for_a_second_copy() -> None:
+    """One copy on the only node is all that can be had."""
+    alone = node(A, report(A, sealed=(40,)))
+    lost = node(B, report(B, sealed=()), lost_at=NOW - 1, why_lost="gone")
+    assert release_now(state(None, alone, node(B, report(B, sealed=())))) is None
+    assert release_now(state(None, alone, lost)) == Point(40, 3)
+
+
 @pytest.mark.parametrize(("kept", "becomes"), [(20, Stopping), (40, Closing)])
 def test_a_pause_waits_for_the_step_it_came_to_and_for_no_older_one(
     kept: int, becomes: type[Phase]
@@ -284,6 +357,8 @@ NOTABLE = {
 @pytest.mark.parametrize("what", NOTABLE)
 def test_rules_look_at_whom_something_happened_to(what: str) -> None:
     assert not node(A).is_notable
+    peers = report(A, broken_peers=(B,))
+    assert node(A, peers).is_notable
     assert replace(node(A), **{what: NOTABLE[what]}).is_notable  # type: ignore[arg-type] # its fields
 
 
