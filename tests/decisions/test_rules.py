@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from agents.protocol import JobId, NodeId, Past, Point, Restore
+from agents.protocol import JobId, JobState, Past, Point, Restore
 from sailord.decide import decide
 from sailord.keeping import Check, CheckDurable, Commit, CommitFailed, Securing
 from sailord.model import (
@@ -16,14 +15,12 @@ from sailord.model import (
     GenerationWritten,
     Held,
     IntentGiven,
-    NodesObserved,
+    JobSubmitted,
     Note,
     Opening,
     Phase,
     PlanFound,
     Planning,
-    ProbeAgent,
-    Reported,
     RequestPlan,
     Running,
     SettleIntent,
@@ -32,7 +29,6 @@ from sailord.model import (
     Ticked,
     Waiting,
 )
-from sailord.slow_nodes import to_leave_out, told_slow
 from sailord.standing import answer_to, in_memory, release_now
 from sailord.straggling import Slow, Watch
 from tests.decisions.standing import (
@@ -51,7 +47,6 @@ from tests.decisions.standing import (
     A,
     B,
     C,
-    D,
     G,
     act,
     durable,
@@ -117,6 +112,21 @@ def test_a_generation_that_was_told_to_stop_before_we_led_is_followed_by_another
     after, _ = act(state(generation=STOPPED), Ticked(NOW))
     assert isinstance(after_phase := phase(after), Planning)
     assert after_phase.reason == "the generation was told to stop"
+
+
+def test_a_generation_that_begins_to_run_has_its_time_for_a_step_from_then_on() -> None:
+    after, _ = act(state(STARTING, advanced_at=NOW - 99), Ticked(NOW))
+    assert phase(after) == Running(NOW)
+    assert after.active is not None
+    assert after.active.advanced_at == NOW
+
+
+def test_who_does_not_stop_in_time_is_left_only_once_all_were_heard() -> None:
+    unheard = replace(node(C, heard_at=0.0), report=None)
+    late = replace(STOPPING, deadline=NOW - 1)
+    for others, becomes in (((), Opening), ((unheard,), Stopping)):
+        before = state(late, node(A), node(B), *others, generation=STOPPED)
+        assert isinstance(phase(act(before, Ticked(NOW))[0]), becomes)
 
 
 def test_the_record_as_it_was_does_not_say_that_all_were_told_to_stop() -> None:
@@ -194,6 +204,44 @@ def test_what_was_asked_just_now_is_not_asked_again_for_a_while() -> None:
     assert after.active.considered_at == NOW
 
 
+@pytest.mark.parametrize("then", ["cancelled", "done"])
+def test_who_has_ended_is_not_resumed(then: JobState) -> None:
+    before = state(Closing(then, "it is over"), generation=STOPPED, orders=(order("resume"),))
+    after, _ = act(before, GenerationWritten(NOW, replace(STOPPED, state="closed")))
+    assert after.jobs[JOB].state == then
+
+
+def test_the_same_plan_on_other_nodes_is_another_one() -> None:
+    there = (node(n, heard_at=NOW) for n in (A, B, C))
+    before = state(replace(QUESTION, asked_for=(A, B, C)), *there)
+    after, _ = act(before, PlanFound(NOW, QUESTION.request, proposal(A, C, plan=G.plan)))
+    assert isinstance(phase(after), Stopping)
+
+
+def test_who_goes_at_once_is_not_stopped_for_before_all_were_heard() -> None:
+    """A new leader does not know yet what stands where; a stop costs nothing then."""
+    going = node(A, leaving_since=NOW - 1)
+    going = replace(going, record=replace(going.record, leaves_at=NOW + 0.1))
+    unheard = node(C, heard_at=0.0)
+    unheard = replace(unheard, report=None)
+    answer = PlanFound(NOW, QUESTION.request, proposal(B))
+    asked = replace(QUESTION, asked_for=(B,))
+    assert isinstance(phase(act(state(asked, going, node(B)), answer)[0]), Opening)
+    assert isinstance(phase(act(state(asked, going, node(B), unheard), answer)[0]), Stopping)
+
+
+@pytest.mark.parametrize(("again_s", "earlier"), [(None, 0.0), (20.0, 580.0), (1e6, 0.0)])
+def test_a_question_that_was_too_early_comes_again_in_time_and_never_later(
+    again_s: float | None, earlier: float
+) -> None:
+    no = proposal(A, is_worth_it=False, ask_again_s=again_s)
+    before = state(UNFORCED, considered_at=NOW)
+    assert before.options.reconsider_s == 600.0
+    after, _ = act(before, PlanFound(NOW, QUESTION.request, no))
+    assert after.active is not None
+    assert after.active.considered_at == NOW - earlier
+
+
 # ---- storage ------------------------------------------------------------------------------------
 
 
@@ -231,6 +279,15 @@ def test_a_pause_waits_for_nothing_once_a_node_is_lost() -> None:
     pausing = Stopping("paused", "lunch", NOW + 20)
     before = state(pausing, parked, lost, generation=STOPPED, job=job(saving=KEPT))
     assert isinstance(phase(act(before, Ticked(NOW))[0]), Closing)
+
+
+def test_a_checkpoint_waits_for_a_step_of_which_all_is_there() -> None:
+    bare = (node(n, report(n, sealed=())) for n in (A, B))
+    before = state(None, *bare, job=job(saving=KEPT), orders=(order("checkpoint", id_="now"),))
+    after, commands = act(before, Ticked(NOW))
+    assert after.active is not None
+    assert (after.active.securing, commands) == (None, ())
+    assert orders_of(after) == ["now"]
 
 
 def test_a_checkpoint_of_a_job_that_names_no_place_is_refused_at_once() -> None:
@@ -314,85 +371,29 @@ def test_who_speaks_though_its_lease_is_gone_keeps_what_it_has() -> None:
         assert (B in {id_ for id_, _ in in_memory(now, now.active)}) is is_there
 
 
-# ---- nodes --------------------------------------------------------------------------------------
+def test_the_older_checkpoint_that_was_opened_is_the_newest_from_then_on() -> None:
+    record = replace(G4, restore=Restore(Point(20, 3), "durable"))
+    before = replace(state(Opening(record, proposal(), durable(20))), durables={JOB: durable(30)})
+    after, _ = act(before, GenerationWritten(NOW, record))
+    assert after.durables == {JOB: durable(20)}
 
 
-def test_who_drains_leaves_since_it_was_first_seen_to() -> None:
-    draining = replace(node(B).record, state="draining")
-    first, _ = act(state(), NodesObserved(NOW, (node(A).record, draining)))
-    again, _ = act(first, NodesObserved(NOW + 3, (node(A).record, draining)))
-    assert again.nodes[B].leaving_since == NOW
+def test_a_job_begins_from_the_checkpoint_that_it_was_submitted_with() -> None:
+    other = job(id=JobId("other"), state="queued")
+    after, _ = act(state(), JobSubmitted(NOW, other, durable(70)))
+    assert after.durables == {other.id: durable(70)}
 
 
-@pytest.mark.parametrize("trouble", [{"absent_since": NOW - 30.0}, {"address": ""}])
-def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any]) -> None:
-    c = node(C, heard_at=0.0, report=None)
-    if "address" in trouble:
-        c = replace(c, record=replace(c.record, address=""))
-    else:
-        c = replace(c, absent_since=NOW - 0.1)
-    _, commands = act(state(None, node(A), node(B), c), Ticked(NOW))
-    assert ProbeAgent(C) not in commands
+def test_a_member_that_may_be_back_in_a_moment_is_a_place_for_a_copy() -> None:
+    a = node(A, report(A, sealed=(40, 41)))
+    b = node(B, report(B, sealed=(40,)), absent_since=NOW - 1, heard_at=NOW - 0.5)
+    assert release_now(state(None, a, b)) == Point(40, 3)
 
 
-def test_a_machine_that_is_lost_has_no_say_in_why_nobody_is_ready() -> None:
-    broken = node(A, report(A, "idle", fault="its device fell off the bus"))
-    lost = node(B, report(B, "idle", fault="it burned"), lost_at=NOW - 5, why_lost="gone")
-    before = state(Waiting("a reason", NOW - 1), broken, lost)
-    notes = [each.text for each in decide(before, Ticked(NOW))[1] if isinstance(each, Note)]
-    assert notes == ["no node is ready: machine-a: its device fell off the bus"]
-
-
-NOTABLE = {
-    "report": None,
-    "lost_at": NOW,
-    "absent_since": NOW,
-    "unreachable_since": NOW,
-    "failed_since": NOW,
-    "broken_since": NOW,
-    "leaving_since": NOW,
-}
-
-
-@pytest.mark.parametrize("what", NOTABLE)
-def test_rules_look_at_whom_something_happened_to(what: str) -> None:
-    assert not node(A).is_notable
-    peers = report(A, broken_peers=(B,))
-    assert node(A, peers).is_notable
-    assert replace(node(A), **{what: NOTABLE[what]}).is_notable  # type: ignore[arg-type] # its fields
-
-
-def test_who_takes_its_leave_back_has_no_deadline_any_more() -> None:
-    going = node(B, leaving_since=NOW - 9)
-    going = replace(going, record=replace(going.record, state="draining", leaves_at=NOW + 30))
-    after, _ = act(
-        state(None, node(A), going), NodesObserved(NOW, (node(A).record, node(B).record))
-    )
-    assert (after.nodes[B].leaving_since, after.nodes[B].record.leaves_at) == (None, None)
-
-
-def test_who_speaks_has_answered() -> None:
-    silent = node(B, unreachable_since=NOW - 1)
-    after, _ = act(state(None, node(A), silent), Reported(NOW, report(B, number=9)))
-    assert after.nodes[B].unreachable_since is None
-
-
-@pytest.mark.parametrize("kept_out", [{"is_cordoned": True}, {"slow": "3 times as slow"}])
-def test_an_uncordon_takes_back_all_that_kept_a_node_out(kept_out: dict[str, Any]) -> None:
-    before = state(None, node(A), node(B), node(C, **kept_out))
-    after, _ = act(before, IntentGiven(NOW, order("uncordon", C)))
-    back = after.nodes[C]
-    assert back.is_usable(is_member=False)
-    assert (back.is_cordoned, back.slow, back.returned_at) == (False, "", NOW)
-
-
-def test_nothing_is_said_of_nodes_that_are_as_fast_as_they_should_be() -> None:
-    assert told_slow(state()) == {}
-
-
-def test_slow_nodes_are_left_out_of_what_runs_alone() -> None:
-    for at, found in ((Running(BEGAN), {A}), (STARTING, set())):
-        nodes = (node(n) for n in (A, B, C, D, NodeId("e"), NodeId("f"), NodeId("g"), NodeId("h")))
-        now = state(at, *nodes, watch=SEES_A_LIMP)
-        assert now.active is not None
-        assert to_leave_out(now, now.active).keys() == found
+def test_who_stands_by_without_a_lease_is_no_place_for_a_copy() -> None:
+    alone = replace(G, members=(A,))
+    a = node(A, report(A, sealed=(40,)))
+    away = node(B, report(B, "idle", sealed=()), absent_since=NOW - 1)
+    assert release_now(state(None, a, away, generation=alone)) == Point(40, 3)
+    there = replace(away, absent_since=None)
+    assert release_now(state(None, a, there, generation=alone)) is None
