@@ -44,6 +44,7 @@ from tests.decisions.standing import (
     JOB,
     KEPT,
     NOW,
+    OPENING,
     A,
     B,
     C,
@@ -92,6 +93,13 @@ def test_what_was_uploaded_as_a_whole_gets_a_manifest_first() -> None:
 )
 def test_what_is_no_checkpoint_gets_none(votes: tuple[object, ...]) -> None:
     assert act(voted(*votes), Ticked(NOW))[1] == ()
+
+
+def test_none_is_begun_while_the_next_generation_is_opened() -> None:
+    before = voted(*HALVES)
+    assert before.active is not None
+    opens = replace(before, active=replace(before.active, phase=OPENING))
+    assert act(opens, Ticked(NOW))[1] == ()
 
 
 def test_what_is_not_later_than_the_last_checkpoint_is_not_committed() -> None:

@@ -54,6 +54,7 @@ HOLDS = leaving(report(C, "idle", step=0, sealed=(40,)))
         (after_move(HOLDS, 50), True),
         (after_move(HOLDS), False),
         (after_move(leaving(report(C, "idle", step=0, sealed=(60,))), 50), True),
+        (after_move(leaving(report(C, "idle", step=0, sealed=(50,), of=4)), 50), False),
         (replace(after_move(leaving(), 50), active=None), True),
     ],
     ids=[
@@ -66,6 +67,7 @@ HOLDS = leaving(report(C, "idle", step=0, sealed=(40,)))
         "old state",
         "only state",
         "void state",
+        "a second copy",
         "no job",
     ],
 )
@@ -91,6 +93,11 @@ def test_what_a_job_that_waits_left_in_memory_is_needed(
     if kept is not None:
         now = replace(now, durables={other: durable(kept)})
     assert drained(now) == (frozenset({C}) if is_free else frozenset())
+
+
+def test_who_was_in_the_last_generation_of_a_closed_one_is_free() -> None:
+    over = state(None, node(A), leaving(), generation=generation(A, C, state="closed"))
+    assert drained(over) == frozenset({C})
 
 
 def test_what_a_job_that_nobody_knows_left_in_memory_is_not_needed() -> None:

@@ -28,6 +28,7 @@ from sailord.model import (
     Stopping,
     Ticked,
     Waiting,
+    WriteGeneration,
 )
 from sailord.standing import answer_to, in_memory, release_now
 from sailord.straggling import Slow, Watch
@@ -92,6 +93,32 @@ def test_only_the_way_back_that_was_opened_is_done(asked: int, left: list[str]) 
     before = state(opening, job=job(saving=KEPT), orders=(given,))
     after, _ = act(before, GenerationWritten(NOW, record))
     assert orders_of(after) == left
+
+
+def test_a_record_settles_the_rollback_that_it_carries_out_and_no_other_order() -> None:
+    before = state(FROM_NOTHING, orders=(order("replan", id_="again"),))
+    _, commands = act(before, PlanFound(NOW, FROM_NOTHING.request, proposal()))
+    (write,) = [each for each in commands if isinstance(each, WriteGeneration)]
+    assert write.settles == ""
+
+
+def test_a_checkpoint_that_was_ordered_does_not_hide_that_the_job_is_resumed() -> None:
+    orders = (order("pause", id_="1"), order("resume", id_="2"), order("checkpoint", id_="3"))
+    before = state(Closing("paused", "lunch"), generation=STOPPED, orders=orders)
+    after, _ = act(before, GenerationWritten(NOW, replace(STOPPED, state="closed")))
+    assert after.active is not None, "it has its turn again"
+
+
+def test_a_job_of_which_all_have_stopped_is_not_done_before_its_last_step() -> None:
+    nodes = [node(n, report(n, "stopped", step=40, sealed=(40,))) for n in (A, B)]
+    for steps, becomes in ((40, Closing), (41, Running), (None, Running)):
+        before = state(None, *nodes, job=job(steps=steps))
+        assert isinstance(phase(act(before, Ticked(NOW))[0]), becomes)
+
+
+def test_what_else_was_ordered_while_a_generation_opened_is_still_to_be_done() -> None:
+    before = state(OPENING, orders=(order("replan", id_="again"),))
+    assert SettleIntent("again") in act(before, GenerationWritten(NOW, G4))[1]
 
 
 def test_a_replan_that_is_ordered_while_it_is_planned_throws_nothing_away() -> None:
@@ -242,6 +269,44 @@ def test_a_question_that_was_too_early_comes_again_in_time_and_never_later(
     assert after.active.considered_at == NOW - earlier
 
 
+def test_a_rollback_whose_plan_was_refused_is_not_asked_about_at_every_tick() -> None:
+    waits = state(
+        Waiting("a reason", NOW - 50),
+        job=job(saving=KEPT),
+        orders=(BACK,),
+        is_refused=True,
+        considered_at=NOW - 5,
+    )
+    assert not [each for each in act(waits, Ticked(NOW))[1] if isinstance(each, RequestPlan)]
+
+
+def test_what_an_operator_gives_as_the_reason_stands_with_the_job() -> None:
+    after, _ = act(state(), IntentGiven(NOW, order("pause", reason="lunch")))
+    stopping = phase(after)
+    assert isinstance(stopping, Stopping)
+    assert stopping.reason == "lunch"
+
+
+def test_who_is_resumed_looks_anew_whether_its_checkpoint_can_be_read() -> None:
+    check = Check(durable(30), None, "a byte is wrong")
+    held = state(Held("torn", BEGAN), job=job(state="held"), generation=CLOSED, check=check)
+    after, _ = act(held, IntentGiven(NOW, order("resume")))
+    assert after.active is not None
+    assert after.active.check is None
+
+
+@pytest.mark.parametrize(("failures", "forgiven"), [(1, True), (3, False)])
+def test_only_who_was_on_the_smallest_plan_has_to_prove_itself_for_longer(
+    failures: int, forgiven: bool
+) -> None:
+    before = state(failures=failures, comebacks=3)
+    assert before.active is not None
+    assert before.active.step - G.restore.point.step == before.options.steps_of_health + 10
+    after, _ = act(before, Ticked(NOW))
+    assert after.active is not None
+    assert (after.active.failures == 0) is forgiven
+
+
 # ---- storage ------------------------------------------------------------------------------------
 
 
@@ -279,6 +344,18 @@ def test_a_pause_waits_for_nothing_once_a_node_is_lost() -> None:
     pausing = Stopping("paused", "lunch", NOW + 20)
     before = state(pausing, parked, lost, generation=STOPPED, job=job(saving=KEPT))
     assert isinstance(phase(act(before, Ticked(NOW))[0]), Closing)
+
+
+def test_a_checkpoint_is_made_of_the_newest_step_and_once() -> None:
+    before = state(job=job(saving=KEPT))
+    after, _ = act(before, IntentGiven(NOW, order("checkpoint", id_="now")))
+    assert after.active is not None
+    assert after.active.securing is not None
+    assert after.active.securing.point == Point(40, 3)
+    done, commands = act(replace(after, durables={JOB: durable(40)}), Ticked(NOW + 1))
+    assert done.active is not None
+    assert done.active.securing is None
+    assert SettleIntent("now") in commands
 
 
 def test_a_checkpoint_waits_for_a_step_of_which_all_is_there() -> None:
@@ -356,8 +433,10 @@ def test_a_new_generation_has_none_of_the_last_ones_errands() -> None:
         "check": Check(durable(20)),
     }
     record = replace(G4, number=4)
-    after, _ = act(state(Opening(record, proposal()), **errands), GenerationWritten(NOW, record))
+    before = state(Opening(record, proposal()), step=55, **errands)
+    after, _ = act(before, GenerationWritten(NOW, record))
     assert after.active is not None
+    assert after.active.step == 40
     assert [getattr(after.active, name) for name in errands] == [None, None, None]
 
 

@@ -61,6 +61,13 @@ def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any
     assert ProbeAgent(C) not in commands
 
 
+def test_where_all_are_gone_nobody_says_why_nobody_is_ready() -> None:
+    gone = (node(n, lost_at=NOW - 5, why_lost="gone") for n in (A, B))
+    before = state(Waiting("a reason", NOW - 1), *gone)
+    notes = [each.text for each in decide(before, Ticked(NOW))[1] if isinstance(each, Note)]
+    assert notes == ["no node is ready"]
+
+
 def test_a_machine_that_is_lost_has_no_say_in_why_nobody_is_ready() -> None:
     broken = node(A, report(A, "idle", fault="its device fell off the bus"))
     lost = node(B, report(B, "idle", fault="it burned"), lost_at=NOW - 5, why_lost="gone")
@@ -163,6 +170,7 @@ def test_what_a_step_takes_is_learned_from_steps(ran: Phase, step_s: float) -> N
     after, _ = act(before, Reported(NOW + 2, report(A, step=41, number=9)))
     assert after.active is not None
     assert after.active.step_s == pytest.approx(step_s)
+    assert (after.active.step, after.active.advanced_at) == (41, NOW + 2)
 
 
 def test_who_was_joining_is_new_from_when_it_is_ready() -> None:
@@ -178,6 +186,19 @@ def test_what_was_said_of_lives_that_are_over_is_forgotten_and_of_no_others() ->
     after, _ = act(replace(state(), marks=marks), IntentGiven(NOW, order("cordon", A)))
     assert after.marks[B] == said
     assert len(after.marks) < 5000
+
+
+def test_who_was_lost_was_lost_then() -> None:
+    gone = node(B, absent_since=NOW - 90, heard_at=NOW - 90, lost_at=NOW - 50, why_lost="it burned")
+    before = state(None, node(A), gone, advanced_at=NOW - 80)
+    after, _ = act(before, Ticked(NOW))
+    assert (after.nodes[B].lost_at, after.nodes[B].why_lost) == (NOW - 50, "it burned")
+
+
+def test_who_has_its_lease_again_has_left_nothing_unanswered() -> None:
+    away = node(B, absent_since=NOW - 1, unreachable_since=NOW - 1)
+    seen = NodesObserved(NOW, (node(A).record, node(B).record))
+    assert act(state(None, node(A), away), seen)[0].nodes[B].unreachable_since is None
 
 
 def test_a_failure_counts_from_when_it_was_first_told() -> None:

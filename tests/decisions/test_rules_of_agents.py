@@ -1,0 +1,25 @@
+"""Single rules of agents that nothing else would miss: each was found by breaking it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.model import AbortHeard, GangReported, GenerationRead
+from agents.protocol import Fence
+from tests.decisions.life import NOW, OTHER, PEER, RUNS, TERM, G, act, idle, state
+
+ABORTED = replace(RUNS, abort_sent_at=NOW)
+WITHOUT_US = replace(G, number=4, members=(PEER,))
+
+
+def test_a_generation_whose_workers_have_left_it_is_not_gone_back_to() -> None:
+    """They wait for the next one; what is read late of the last one names this node still."""
+    before = state(ABORTED, record=WITHOUT_US)
+    after, _ = act(before, GangReported(NOW, 3, "idle"))
+    assert (after.gang, after.left, after.idle_since) == (None, 3, NOW)
+    assert act(replace(after, record=None), GenerationRead(NOW, G))[1] == ()
+
+
+def test_who_leads_is_known_from_an_abort_though_no_workers_are_there() -> None:
+    after, _ = act(idle(), AbortHeard(NOW, OTHER, Fence(TERM + 2, 3)))
+    assert after.heard == Fence(TERM + 2, 3)
