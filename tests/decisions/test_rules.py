@@ -194,9 +194,10 @@ def test_of_two_that_have_the_cluster_one_waits_and_says_for_whom() -> None:
 
 def test_who_gets_the_cluster_again_has_lost_nobody_yet() -> None:
     queued = job(state="queued", past=Past(departures=7))
-    before = replace(state(), active=None, jobs={JOB: queued})
+    before = replace(state(), active=None, jobs={JOB: queued}, generations={JOB: CLOSED})
     after, _ = act(before, Ticked(NOW))
     assert after.active is not None
+    assert (after.active.generation, after.generations) == (CLOSED, {})
     assert after.active.job.past.departures == 0
 
 

@@ -14,7 +14,9 @@ from sailord.model import (
     IntentGiven,
     NodesObserved,
     Note,
+    Opening,
     Phase,
+    PlanFound,
     ProbeAgent,
     Reported,
     Running,
@@ -25,6 +27,7 @@ from sailord.slow_nodes import to_leave_out, told_slow
 from sailord.straggling import Slow, Watch
 from tests.decisions.standing import (
     BEGAN,
+    FROM_NOTHING,
     NOW,
     STARTING,
     A,
@@ -34,6 +37,8 @@ from tests.decisions.standing import (
     act,
     node,
     order,
+    phase,
+    proposal,
     report,
     state,
 )
@@ -199,6 +204,17 @@ def test_who_has_its_lease_again_has_left_nothing_unanswered() -> None:
     away = node(B, absent_since=NOW - 1, unreachable_since=NOW - 1)
     seen = NodesObserved(NOW, (node(A).record, node(B).record))
     assert act(state(None, node(A), away), seen)[0].nodes[B].unreachable_since is None
+
+
+@pytest.mark.parametrize(("heard_at", "opens"), [(NOW - 5, False), (NOW - 0.5, True)])
+def test_nothing_is_opened_before_a_member_without_a_lease_was_heard(
+    heard_at: float, opens: bool
+) -> None:
+    """It may have the newest step, and be cut off from the store alone."""
+    away = node(B, report(B, "idle"), absent_since=NOW - 1, heard_at=heard_at)
+    before = state(replace(FROM_NOTHING, asked_for=(A,)), node(A, report(A, "idle")), away)
+    after, _ = act(before, PlanFound(NOW, FROM_NOTHING.request, proposal(A)))
+    assert isinstance(phase(after), Opening) is opens
 
 
 def test_a_failure_counts_from_when_it_was_first_told() -> None:
