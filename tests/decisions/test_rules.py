@@ -281,6 +281,13 @@ def test_a_rollback_whose_plan_was_refused_is_not_asked_about_at_every_tick() ->
     assert not [each for each in act(waits, Ticked(NOW))[1] if isinstance(each, RequestPlan)]
 
 
+@pytest.mark.parametrize("kind", ["pause", "resume", "cancel"])
+def test_an_order_for_a_job_that_nobody_knows_is_settled(kind: str) -> None:
+    after, commands = act(state(), IntentGiven(NOW, order(kind, "ghost")))
+    assert phase(after) == Running(BEGAN)
+    assert commands == (SettleIntent("order"),)
+
+
 def test_what_an_operator_gives_as_the_reason_stands_with_the_job() -> None:
     after, _ = act(state(), IntentGiven(NOW, order("pause", reason="lunch")))
     stopping = phase(after)
