@@ -71,10 +71,10 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
     """Nodes that a new plan may use, in the order of their names."""
-    members = frozenset(active.generation.members if active.generation is not None else ())
-    return tuple(
-        sorted(id_ for id_, node in state.nodes.items() if node.is_usable(is_member=id_ in members))
-    )
+    nodes, members = state.nodes, active.generation.members if active.generation else ()
+    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_cordoned)
+    stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
+    return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
 
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:

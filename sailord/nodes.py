@@ -95,6 +95,11 @@ class Nodes(dict[NodeId, Node]):
         """Those of which something is to be said."""
         return frozenset(id_ for id_, node in self.items() if node.is_notable)
 
+    @cached_property
+    def free(self) -> tuple[NodeId, ...]:
+        """Those that any plan may use, in the order of their names."""
+        return tuple(sorted(id_ for id_, n in self.items() if n.is_usable(is_member=False)))
+
     def with_(self, fresh: Mapping[NodeId, Node]) -> Nodes:
         """The same but for these."""
         nodes = Nodes(self)

@@ -29,6 +29,9 @@ from simulator.errors import InputError, Problem
 if TYPE_CHECKING:
     from sailord.config import Config
 
+SWITCH_S = 0.0005
+"""How long a thread that reads what the store answered may keep the loop waiting; with Python's
+own 5 ms the slowest decisions among 2,000 nodes take a sixth longer (benchmarks/control.py)."""
 CONFIG = click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -62,6 +65,7 @@ def run(config: Path) -> None:
     # Thousands of agents hold a connection each; a shell's own limit is often lower.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    sys.setswitchinterval(SWITCH_S)
     with failures_are_told(), asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run_daemon(loaded))
     # What Python's own end would do; a planner's processes listen there.

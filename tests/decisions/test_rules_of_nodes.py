@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.protocol import NodeId
-from sailord.changes import change_wanted
+from sailord.changes import change_wanted, usable
 from sailord.decide import decide
 from sailord.model import (
     IntentGiven,
@@ -23,6 +23,7 @@ from sailord.model import (
     Ticked,
     Waiting,
 )
+from sailord.nodes import Nodes
 from sailord.slow_nodes import to_leave_out, told_slow
 from sailord.straggling import Slow, Watch
 from tests.decisions.standing import (
@@ -215,6 +216,16 @@ def test_nothing_is_opened_before_a_member_without_a_lease_was_heard(
     before = state(replace(FROM_NOTHING, asked_for=(A,)), node(A, report(A, "idle")), away)
     after, _ = act(before, PlanFound(NOW, FROM_NOTHING.request, proposal(A)))
     assert isinstance(phase(after), Opening) is opens
+
+
+def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> None:
+    nodes = (node(n, is_cordoned=n != B) for n in (A, B, C))
+    now = state(None, *nodes)
+    assert now.active is not None
+    assert usable(now, now.active) == (A, B)
+    gone = replace(now, nodes=now.nodes.with_({A: replace(now.nodes[A], absent_since=NOW)}))
+    assert usable(gone, now.active) == (B,)
+    assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), now.active) == (B,)
 
 
 def test_a_failure_counts_from_when_it_was_first_told() -> None:
