@@ -30,6 +30,7 @@ from sailord.model import (
     Waiting,
     WriteGeneration,
 )
+from sailord.proposal import Proposal
 from sailord.standing import answer_to, in_memory, release_now
 from sailord.straggling import Slow, Watch
 from tests.decisions.standing import (
@@ -239,10 +240,13 @@ def test_who_has_ended_is_not_resumed(then: JobState) -> None:
     assert after.jobs[JOB].state == then
 
 
-def test_the_same_plan_on_other_nodes_is_another_one() -> None:
+@pytest.mark.parametrize("answer", [proposal(A, C, plan=G.plan), proposal(A, B, plan="new")])
+def test_the_same_plan_on_other_nodes_is_another_one_and_so_is_the_contrary(
+    answer: Proposal,
+) -> None:
     there = (node(n, heard_at=NOW) for n in (A, B, C))
     before = state(replace(QUESTION, asked_for=(A, B, C)), *there)
-    after, _ = act(before, PlanFound(NOW, QUESTION.request, proposal(A, C, plan=G.plan)))
+    after, _ = act(before, PlanFound(NOW, QUESTION.request, answer))
     assert isinstance(phase(after), Stopping)
 
 

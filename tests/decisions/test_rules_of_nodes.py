@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.protocol import NodeId
+from agents.protocol import JobId, NodeId
 from sailord.changes import change_wanted, usable
 from sailord.decide import decide
 from sailord.model import (
@@ -25,6 +25,7 @@ from sailord.model import (
 )
 from sailord.nodes import Nodes
 from sailord.slow_nodes import to_leave_out, told_slow
+from sailord.standing import in_memory
 from sailord.straggling import Slow, Watch
 from tests.decisions.standing import (
     BEGAN,
@@ -226,6 +227,19 @@ def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> No
     gone = replace(now, nodes=now.nodes.with_({A: replace(now.nodes[A], absent_since=NOW)}))
     assert usable(gone, now.active) == (B,)
     assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), now.active) == (B,)
+
+
+def test_who_was_told_twice_that_it_goes_leaves_since_the_first_time() -> None:
+    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    again, _ = act(warned, IntentGiven(NOW + 5, order("drain", B, "another")))
+    assert again.nodes[B].leaving_since == NOW
+
+
+def test_what_another_job_left_in_memory_is_nothing_to_this_one() -> None:
+    theirs = node(B, report(B, "idle", job=JobId("other")))
+    now = state(None, node(A), theirs)
+    assert now.active is not None
+    assert {id_ for id_, _ in in_memory(now, now.active)} == {A}
 
 
 def test_a_failure_counts_from_when_it_was_first_told() -> None:
