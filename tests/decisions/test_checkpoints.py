@@ -33,6 +33,7 @@ from sailord.model import (
     PlanFound,
     ProbeAgent,
     Reported,
+    Running,
     State,
     Ticked,
     WriteGeneration,
@@ -302,6 +303,17 @@ def test_what_was_found_of_an_older_checkpoint_says_nothing_of_the_newest() -> N
     after, commands = act(looks, DurableChecked(NOW + 1, JOB, durable(20), None, "it is torn"))
     assert phase(after) == phase(looks)
     assert commands == ()
+
+
+def test_nor_is_it_gone_back_to_unseen_where_there_is_no_time_to_stop() -> None:
+    bare = [node(n, report(n, sealed=())) for n in (A, B)]
+    at_once = replace(bare[0].record, leaves_at=NOW)
+    goes = replace(bare[0], leaving_since=NOW - 1, record=at_once)
+    asks = replace(FROM_NOTHING, before=Running(NOW - 9), asked_for=(B,))
+    before = state(asks, goes, bare[1], job=job(saving=KEPT))
+    before = replace(before, durables={JOB: durable(30)})
+    _, commands = act(before, PlanFound(NOW, 4, proposal(B)))
+    assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
 
 
 def test_one_that_cannot_be_read_gives_way_to_the_one_before_it() -> None:

@@ -337,6 +337,10 @@ def test_a_failure_that_is_told_late_does_not_end_the_next_commit() -> None:
     assert after.active.commit == Commit(Point(40, 3))
 
 
+def test_nothing_is_forgotten_while_the_next_generation_is_opened() -> None:
+    assert release_now(state(OPENING)) is None
+
+
 def test_what_is_to_be_made_durable_is_kept_however_much_is_sealed_after_it() -> None:
     assert release_now(state()) == Point(40, 3)
     assert release_now(state(securing=Securing(Point(39, 3), NOW + 9))) == Point(39, 3)

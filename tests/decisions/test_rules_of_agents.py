@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.model import AbortHeard, GangExited, GangReported, GenerationRead, Registered
+from agents.model import AbortHeard, GangExited, GangReported, GenerationRead, Registered, RoomSeen
 from agents.protocol import Fence
 from tests.decisions.life import NODE, NOW, OTHER, PEER, RUNS, TERM, G, act, idle, said, state
 
@@ -37,3 +37,9 @@ def test_that_a_failure_is_the_programs_own_is_told() -> None:
         for event in (reported, exited):
             (told,) = said(state(), event)
             assert (told.failure, told.is_bug) == ("a shape is wrong", is_bug)
+
+
+def test_free_memory_is_no_news_where_none_was_wanting() -> None:
+    assert act(state(), RoomSeen(NOW, 10))[0].shortage is None
+    failed = GangReported(NOW, 3, "failed", failure="a shape is wrong")
+    assert act(state(), failed)[0].shortage is None
