@@ -7,11 +7,11 @@ import socket
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from agents.model import Options
+from agents.core.model import Options
 from agents.store import check_address
-from simulator.errors import Problems
-from simulator.files import load_document
-from simulator.reading import Fault, open_table, shown
+from simulator.documents.fields import Fault, open_table, shown
+from simulator.documents.files import load_document
+from simulator.documents.problems import Problems
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?\Z")
 
@@ -73,7 +73,7 @@ def load_config(path: Path) -> Config:
     shutdown_s = top.number("shutdown_s", default=min(notice_s, 30.0), above=0.0, most=3600.0)
     lease_s = top.number("lease_s", default=10.0, least=1.0, most=600.0)
     orphan_s = top.number("orphan_s", default=1800.0, above=0.0, most=1e6)
-    worker = top.text("worker", default="worker.node")
+    worker = top.text("worker", default="worker.control.worker_process")
     catalogue = top.text("catalogue")
     memory = top.text("memory")
     data = top.text("data")

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agents.briefing import Briefing
-from agents.clock import Clock
-from agents.keys import Keys
-from agents.model import Event, GenerationRead, JobEnded, LeaseEnded, Registered, StoreFailed
-from agents.packing import unpack
-from agents.protocol import (
+from agents.core.model import Event, GenerationRead, JobEnded, LeaseEnded, Registered, StoreFailed
+from agents.daemon.clock import Clock
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.compression import unpack
+from agents.protocol.records import (
     ENDED,
     LIVE,
     Durable,
@@ -25,8 +24,9 @@ from agents.protocol import (
     NodeId,
     NodeRecord,
 )
+from agents.protocol.store_keys import Keys
 from agents.store import Compacted, Entry, LeaseGone, Put, Store, StoreError
-from agents.wire import WireError, decode, encode
+from agents.workers.specs import Briefing
 
 T = TypeVar("T")
 

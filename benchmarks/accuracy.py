@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from simulator import platform
-from simulator.catalogue import load_catalogue
-from simulator.errors import InputError
-from simulator.files import load_document
-from simulator.platform import Platform
-from simulator.request import ESTIMATORS, Measurements, load_measurements
-from simulator.validation import Comparison, validate
+from simulator.api import ESTIMATORS, Measurements, load_measurements
+from simulator.documents.files import load_document
+from simulator.documents.problems import InputError
+from simulator.hardware import runtime_constants
+from simulator.hardware.catalogue import load_catalogue
+from simulator.hardware.runtime_constants import Platform
+from simulator.validate_runs import Comparison, validate
 
 REFITTED = "GH-96"
 RUNTIME = "megatron-deepspeed"
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument(
         "--messaging",
-        choices=get_args(platform.Messaging),
+        choices=get_args(runtime_constants.Messaging),
         help="how the runtime of the runs is taken to exchange tensors",
     )
     options = parser.parse_args(arguments)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Nothing compared: give measured runs with --cases and their --profiles.")
         return 0
     if options.messaging is not None:
-        runtimes = cast(dict[str, platform.Runtime], platform.RUNTIMES)
+        runtimes = cast(dict[str, runtime_constants.Runtime], runtime_constants.RUNTIMES)
         runtimes[RUNTIME] = replace(runtimes[RUNTIME], messaging=options.messaging)
     try:
         runs = Runs(options.cases, options.profiles)
@@ -188,7 +188,7 @@ def _fit(errors_at: Any, cases: Sequence[str]) -> Point:
 
 def _time_errors(runs: Runs, constants: Mapping[str, float]) -> dict[str, float]:
     """Time errors of the campaign with some constants of its platform replaced for a moment."""
-    table = cast(dict[str, Platform], platform.PLATFORMS)
+    table = cast(dict[str, Platform], runtime_constants.PLATFORMS)
     kept = table[REFITTED]
     table[REFITTED] = replace(kept, **constants)  # type: ignore[arg-type]  # all are floats
     try:

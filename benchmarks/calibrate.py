@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.catalogue import Catalogue, load_catalogue
-from simulator.errors import InputError
-from simulator.network import Network
-from simulator.platform import platform_of
-from simulator.profile import Row
-from simulator.request import Measurements, load_measurements
-from simulator.roofline import Calibration, Demand, Roofline, peak_flops
-from simulator.timing import TimeTable
-from simulator.validation import profiled_model
+from simulator.api import Measurements, load_measurements
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import Catalogue, load_catalogue
+from simulator.hardware.runtime_constants import platform_of
+from simulator.layer_costs.layer_times import TimeTable
+from simulator.layer_costs.profile import Row
+from simulator.layer_costs.roofline import Calibration, Demand, Roofline, peak_flops
+from simulator.network.network import Network
+from simulator.validate_runs import profiled_model
 
 # What the published artefact profiled, and the family whose blocks each has.
 FAMILIES = {"OPT-350": "opt", "GPT-Neo-2.7": "gpt-neo", "OPT-30": "opt", "LLAMA-3-8": "llama"}
@@ -54,7 +54,7 @@ BORROWED = {
 
 HEADER = """\
 # How much of its peaks a GPU kind reaches in training, as benchmarks/calibrate.py prints it;
-# simulator/roofline.py says what each share means, docs/accuracy.md how well they do.
+# simulator/layer_costs/roofline.py says what each share means, docs/accuracy.md how well they do.
 
 """
 

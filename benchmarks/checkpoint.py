@@ -34,19 +34,19 @@ import torch
 from torch import distributed
 from torch.distributed import checkpoint
 
-from agents.uploading import write_object
+from agents.snapshots.upload import write_object
 from benchmarks.machine import told
-from simulator.families import build_model
-from simulator.job import Job
-from simulator.plan import Pipeline, Place, Plan, Stage
-from worker import slots
-from worker.costs import Costs
+from simulator.models.families import build_model
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from worker.checkpoint import snapshot_file
+from worker.checkpoint.load_state import flats_of
+from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper
+from worker.checkpoint.stall_stats import Costs
+from worker.cli.local_rank import warm_up
 from worker.data.synthetic import SyntheticTokens
-from worker.keeping import Seat, SnapshotKeeper
-from worker.rank import warm_up
-from worker.restoring import flats_of
-from worker.trainer import NoKeeper, Trainer
-from worker.transport.processes import ProcessTransport
+from worker.distributed.process_groups import ProcessTransport
+from worker.training.trainer import NoKeeper, Trainer
 
 RANKS = 2
 
@@ -224,12 +224,12 @@ def _serve(lines: list[Connection], memory: Path, disk: Path) -> dict[str, Any]:
 
 def _bring(memory: Path, step: int, to: str) -> None:
     """Hold the files of a point, whatever their worker does with them, and write what is due."""
-    folder = slots.point_folder(memory, "bench", generation=1, step=step)
-    for each in slots.sealed_files(folder):
+    folder = snapshot_file.point_folder(memory, "bench", generation=1, step=step)
+    for each in snapshot_file.sealed_files(folder):
         held = memory / f"held-{each.path.name}"
         held.hardlink_to(each.path)
         keys = [piece.key for piece in each.header.pieces if piece.is_written]
-        write_object(f"{to}/{each.path.name}", held, slots.copy_of(each.header, keys))
+        write_object(f"{to}/{each.path.name}", held, snapshot_file.copy_of(each.header, keys))
         held.unlink()
 
 

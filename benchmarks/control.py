@@ -34,11 +34,9 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from agents.clock import Clock
-from agents.keys import Keys
-from agents.model import Event, GenerationRead, LeaseEnded
-from agents.peers import Peers
-from agents.protocol import (
+from agents.core.model import Event, GenerationRead, LeaseEnded
+from agents.daemon.clock import Clock
+from agents.protocol.records import (
     Fence,
     GenerationRecord,
     Holding,
@@ -49,9 +47,11 @@ from agents.protocol import (
     Report,
     Sealed,
 )
+from agents.protocol.store_keys import Keys
 from agents.registration import Registration
+from agents.report_sender import Teller
+from agents.rpc.client import Peers
 from agents.store import open_store
-from agents.telling import Teller
 from benchmarks.machine import told
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,7 +225,7 @@ class Head:
             f'cluster_name = "{CLUSTER}"\nstate = "state"\nkey = "key"\n{own}'
             f'cluster = "{ROOT}/examples/three-zones.toml"\n[listen]\nport = {free_port()}\n'
         )
-        command = [sys.executable, "-m", "sailord.service", "run", "--config"]
+        command = [sys.executable, "-m", "sailord.main", "run", "--config"]
         self.log = folder / "sailord.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

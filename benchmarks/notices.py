@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents.notices import PREEMPTED
+from agents.cloud.notices import PREEMPTED
 from benchmarks.machine import told
 from tests.agents.running import PREFIX, Place, place, until
 from tests.control.cluster import LEASE_S

@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner.answer import Answer, Question, read_ahead
-from planner.sailor import plan_job
-from sailord.table import table
-from simulator.catalogue import load_catalogue
-from simulator.cluster import Cluster, Pool
-from simulator.job import Job, Objective
-from simulator.plan import Pipeline, Place, Plan, Stage
-from simulator.presets import preset
-from simulator.request import Measurements, estimator, load_measurements
+from planner.api import plan_job
+from planner.problem.question import Answer, Question, read_ahead
+from sailord.cli.table import table
+from simulator.api import Measurements, estimator, load_measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.presets import preset
+from simulator.spec.job import Job, Objective
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 PRESETS = {"OPT-350": "opt-350m", "GPT-Neo-2.7": "gpt-neo-2.7b"}
 

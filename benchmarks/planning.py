@@ -19,9 +19,9 @@ from pathlib import Path
 
 from replan import POOLS, ZONES, quantile
 
-from agents.protocol import NodeId, NodeRecord
-from sailord.planning import Found, PlanningService, Request
-from sailord.table import table
+from agents.protocol.records import NodeId, NodeRecord
+from sailord.cli.table import table
+from sailord.planning.pool import Found, PlanningService, Request
 
 JOB = """[model]
 preset = "opt-350m"

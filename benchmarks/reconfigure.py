@@ -41,13 +41,13 @@ from machine import told
 from torch.distributed import TCPStore
 
 from sailord.local.cluster import FIRST_NODES, LocalCluster
-from sailord.local.events import PHASES, Director
-from sailord.local.ledger import Ledger
-from sailord.local.place import Place
-from simulator.plan_file import load_plan
-from worker.launch import run_ranks
-from worker.timeline import Board
-from worker.transport.processes import ProcessTransport
+from sailord.local.paths import Place
+from sailord.local.tour.director import PHASES, Director
+from sailord.local.tour.step_log import Ledger
+from simulator.inputs.plan_file import load_plan
+from worker.cli.local_launcher import run_ranks
+from worker.distributed.process_groups import ProcessTransport
+from worker.profiling.timeline import Board
 
 MACHINES = {4: FIRST_NODES[1:4] + FIRST_NODES[5:6], 8: FIRST_NODES, 16: FIRST_NODES * 2}
 MEMORY_GIB = {(4, 128): 1.46, (8, 128): 1.455, (16, 128): 1.455, (8, 352): 1.51}

@@ -18,18 +18,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from planner.answer import Question, read_ahead
-from planner.nodes import Node, nodes_of, nodes_used
-from planner.precompute import Precomputed
-from planner.replan import Replan, Replanner
-from planner.running import Running
-from planner.sailor import plan_job
-from sailord.table import table
-from simulator.catalogue import load_catalogue
-from simulator.cluster import Cluster, Pool
-from simulator.job import Job
-from simulator.presets import preset
-from simulator.request import load_measurements
+from planner.api import plan_job
+from planner.problem.question import Question, read_ahead
+from planner.replan.answers_ahead import Precomputed
+from planner.replan.damage import Running
+from planner.replan.nodes import Node, nodes_of, nodes_used
+from planner.replan.replanner import Replan, Replanner
+from sailord.cli.table import table
+from simulator.api import load_measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.presets import preset
+from simulator.spec.job import Job
 
 ZONES = ("us-central1-a", "us-central1-b", "us-west1-b")
 POOLS = {"A100-40": (72, 3.0), "V100-16": (96, 2.0)}

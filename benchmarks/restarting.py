@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore
 
-from simulator.job_file import load_job
-from simulator.plan_file import load_plan
-from worker.data.opening import open_data
-from worker.state import kinds_of
-from worker.trainer import Trainer
-from worker.transport.processes import ProcessTransport
+from simulator.inputs.job_file import load_job
+from simulator.inputs.plan_file import load_plan
+from worker.data.open_data import open_data
+from worker.distributed.process_groups import ProcessTransport
+from worker.training.full_tensors import kinds_of
+from worker.training.trainer import Trainer
 
 DEADLINE_S = 600.0
 

@@ -31,16 +31,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from simulator.families import build_model
-from simulator.job import Job
-from simulator.plan import Pipeline, Place, Plan, Stage
-from worker.context import Moment
+from simulator.models.families import build_model
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.data.synthetic import SyntheticTokens
-from worker.loss import loss_sum
-from worker.parallelize import build_layer
-from worker.trainer import Trainer
-from worker.transport.processes import ProcessTransport
-from worker.transport.threads import ThreadWorld
+from worker.distributed.in_process import ThreadWorld
+from worker.distributed.process_groups import ProcessTransport
+from worker.models.apply_plan import build_layer
+from worker.models.loss import loss_sum
+from worker.models.microbatch_context import Moment
+from worker.training.trainer import Trainer
 
 STAGES, PIPELINES, MICRO_BATCHES = 2, 2, 4
 RANKS = STAGES * PIPELINES

@@ -21,16 +21,16 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from simulator.catalogue import load_catalogue
-from simulator.cluster import Cluster, Pool
-from simulator.costs import LayerCosts
-from simulator.event import EventEstimator
-from simulator.families import build_model
-from simulator.job import Job
-from simulator.network import Measured
-from simulator.plan import Pipeline, Place, Plan, Stage
-from simulator.request import network_of
-from simulator.sites import Sites
+from simulator.api import network_of
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.place_facts import Sites
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.hardware.catalogue import load_catalogue
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.models.families import build_model
+from simulator.network.network import Measured
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 BLOCKS = 126
 LAYERS = BLOCKS + 2

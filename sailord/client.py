@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from sailord.local.place import Place, usual_folder
-from simulator.errors import InputError, Problem
+from sailord.local.paths import Place, usual_folder
+from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
 DEFAULT = "unix:///run/sailor/sailord.sock"

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.signing import read_key
+from agents.rpc.signing import read_key
 from agents.store import check_address
-from sailord.capacity_model import Policy
-from sailord.options import Options
-from sailord.providers.choosing import Choice, read_provider
-from simulator.cluster import Cluster
-from simulator.cluster_file import load_cluster
-from simulator.errors import InputError, Problems
-from simulator.files import load_document
-from simulator.reading import Fault, Table, open_table, shown
+from sailord.capacity.model import Policy
+from sailord.core.options import Options
+from sailord.providers.config import Choice, read_provider
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.cluster_file import load_cluster
+from simulator.documents.fields import Fault, Table, open_table, shown
+from simulator.documents.files import load_document
+from simulator.documents.problems import InputError, Problems
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?\Z")
 SECRET_BYTES_MIN = 16

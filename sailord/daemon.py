@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import structlog
 from aiohttp import web
 
-from agents.clock import Clock
-from agents.keys import Keys
-from agents.logs import begin_log
-from agents.protocol import JobId
-from agents.signing import read_key
+from agents.daemon.clock import Clock
+from agents.daemon.logs import begin_log
+from agents.daemon.systemd import notify
+from agents.protocol.records import JobId
+from agents.protocol.store_keys import Keys
+from agents.rpc.signing import read_key
 from agents.store import (
     Compacted,
     Store,
@@ -25,15 +26,16 @@ from agents.store import (
     open_store,
     serve,
 )
-from agents.store.embedded import EmbeddedStore
-from agents.systemd import notify
+from agents.store.sqlite_store import EmbeddedStore
 from sailord.api.app import Api, build_app, build_public_app
-from sailord.calls import Calls
+from sailord.capacity.loop import Procurer
+from sailord.cluster_records import Gateway, World
 from sailord.config import Config
-from sailord.election import Election, StateFolder, take_state
-from sailord.feed import Feed, Happening
-from sailord.gateway import Gateway, World
-from sailord.model import (
+from sailord.controller.agent_client import Calls
+from sailord.controller.election import Election, StateFolder, take_state
+from sailord.controller.lifetime_store import KEEP_S, keep_lives, recall_lives
+from sailord.controller.loop import Shell
+from sailord.core.state import (
     Deposed,
     Elected,
     IntentGiven,
@@ -42,12 +44,10 @@ from sailord.model import (
     StoreReturned,
     Ticked,
 )
-from sailord.outgoing import Outgoing
-from sailord.procuring import Procurer
-from sailord.providers.choosing import open_provider
-from sailord.remembering import KEEP_S, keep_lives, recall_lives
-from sailord.shell import Shell
-from simulator.errors import InputError, Problem
+from sailord.notify.feed import Feed, Happening
+from sailord.notify.webhook_sender import Outgoing
+from sailord.providers.config import open_provider
+from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord")
 

@@ -37,7 +37,9 @@ def main(stamp: Path) -> None:
         _pip("install", "-e", f"{ROOT}[gcp,worker,plot,dev]")
         _pip("check")
         # DeepSpeed would compile these during a step, on every rank at once.
-        subprocess.run([str(VENV / "bin" / "python"), "-m", "worker.extensions"], check=True)
+        subprocess.run(
+            [str(VENV / "bin" / "python"), "-m", "worker.engines.deepspeed.build_ops"], check=True
+        )
         for old in VENV.glob(".installed-*"):
             old.unlink()
         stamp.touch()

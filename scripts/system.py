@@ -76,7 +76,7 @@ def lay_out_files(destination: Path) -> None:
 
 def _completion(shell: str) -> str:
     said = subprocess.run(
-        [sys.executable, "-m", "sailord.cli", "completion", shell],
+        [sys.executable, "-m", "sailord.cli.main", "completion", shell],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
     return said.stdout

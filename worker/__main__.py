@@ -9,7 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads that wait give the core to others: while they spin, other ranks cannot compute.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from worker.command import main
+from worker.cli.main import main
 
 if __name__ == "__main__":
     main(prog_name="python -m worker")

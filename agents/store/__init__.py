@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from agents.store.address import check_address, open_store, read_address
-from agents.store.embedded import EmbeddedStore
 from agents.store.interface import (
     Change,
     Changed,
@@ -27,7 +25,9 @@ from agents.store.interface import (
     ValueIs,
     WriteUnknown,
 )
-from agents.store.server import serve
+from agents.store.locations import check_address, open_store, read_address
+from agents.store.socket_server import serve
+from agents.store.sqlite_store import EmbeddedStore
 
 __all__ = [
     "Change",

@@ -10,13 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from agents.store.address import Etcd
-from agents.store.etcd_members import (
-    RETRY_S,
-    Members,
-    raise_own_cancellation,
-    raise_refusal,
-)
+from agents.store.etcd_connection import RETRY_S, Members, raise_own_cancellation, raise_refusal
 from agents.store.etcd_messages import message, method
 from agents.store.interface import (
     Change,
@@ -40,6 +34,7 @@ from agents.store.interface import (
     check_transaction,
     prefix_end,
 )
+from agents.store.locations import Etcd
 
 RANGE, RANGE_REQUEST = method("KV", "Range"), message("RangeRequest")
 TXN, TXN_REQUEST = method("KV", "Txn"), message("TxnRequest")

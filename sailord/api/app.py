@@ -13,18 +13,18 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from agents.clock import Clock
-from agents.signing import Verifier
+from agents.daemon.clock import Clock
+from agents.protocol.codec import plain
+from agents.rpc.signing import Verifier
 from agents.store import StoreError, StoreUnavailable
-from agents.wire import plain
-from sailord.api.crowd import BODY_S, DOOR, BodyLate, Door
-from sailord.api.shapes import Problems, ProblemView
+from sailord.api.load_limits import BODY_S, DOOR, BodyLate, Door
+from sailord.api.types import Problems, ProblemView
+from sailord.capacity.loop import Procurer
+from sailord.cluster_records import Gateway, World
 from sailord.config import Config
-from sailord.election import Leader
-from sailord.gateway import Gateway, World
-from sailord.procuring import Procurer
-from sailord.shell import Shell
-from simulator.errors import InputError, Problem
+from sailord.controller.election import Leader
+from sailord.controller.loop import Shell
+from simulator.documents.problems import InputError, Problem
 
 log = structlog.get_logger("sailord.api")
 
@@ -221,7 +221,7 @@ def _build(
     api: Api, middlewares: list[Callable[..., Awaitable[web.StreamResponse]]]
 ) -> web.Application:
     # The handlers stand on this module.
-    from sailord.api.passing import keep_session, pass_on  # noqa: PLC0415 - see above
+    from sailord.api.leader_proxy import keep_session, pass_on  # noqa: PLC0415 - see above
     from sailord.api.routes import ROUTES  # noqa: PLC0415 - see above
 
     app = web.Application(

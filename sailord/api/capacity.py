@@ -9,16 +9,16 @@ from typing import Literal
 
 from aiohttp import web
 
-from planner.lives import History
+from planner.move_policy.node_lifetimes import History
 from sailord.api.app import API, Api, answer
-from sailord.api.shapes import CapacityGlance
-from sailord.capacity import obtainable
-from sailord.capacity_model import Capacity, Machine, Stop
-from sailord.capacity_money import spent_usd, unpriced, usd_left, usd_per_hour
-from sailord.capacity_view import agents_of
-from sailord.model import State
-from sailord.observed import pool_label
-from sailord.providers.choosing import kind_of
+from sailord.api.types import CapacityGlance
+from sailord.capacity.budget import spent_usd, unpriced, usd_left, usd_per_hour
+from sailord.capacity.decide import obtainable
+from sailord.capacity.model import Capacity, Machine, Stop
+from sailord.capacity.planner_view import agents_of
+from sailord.core.state import State
+from sailord.planning.machine_lifetimes import pool_label
+from sailord.providers.config import kind_of
 from sailord.providers.interface import Pool, RefusalKind
 
 ORPHAN_AFTER = 3

@@ -10,17 +10,17 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from agents.protocol import Durable, Intent, JobId, Point
-from sailord.api import shapes
+from agents.protocol.records import Durable, Intent, JobId, Point
+from sailord.api import types
 from sailord.api.app import API, Api, answer, refusal
-from sailord.api.handlers import ID, NAMES, give, job_of, read_object
-from sailord.breakdown import Move
-from sailord.checkpoints import Unreadable, folders_at, look_at, reach
-from sailord.garbage import Folder
-from sailord.manifest import Manifest, folder_of
-from sailord.storage import Missing, StorageError
-from sailord.verify import faults_of
-from simulator.errors import InputError, Problem
+from sailord.api.jobs_and_nodes import ID, NAMES, give, job_of, read_object
+from sailord.checkpoints.catalog import Unreadable, folders_at, look_at, reach
+from sailord.checkpoints.manifest import Manifest, folder_of
+from sailord.checkpoints.object_storage import Missing, StorageError
+from sailord.checkpoints.retention import Folder
+from sailord.checkpoints.verify import faults_of
+from sailord.core.reconfiguration_timing import Move
+from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ async def roll_back(request: web.Request) -> web.Response:
 
 
 async def _found(
-    api: Api, job: shapes.JobView, step: str
+    api: Api, job: types.JobView, step: str
 ) -> tuple[Manifest, Durable] | web.Response:
     """The checkpoint of a step, if it can be read; else what is said instead."""
     uri = job.saving.uri

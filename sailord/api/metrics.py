@@ -5,12 +5,12 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable, Iterator
 
-from sailord.api import views
+from sailord.api import render
 from sailord.api.app import Api
 from sailord.api.capacity import CapacityView, capacity_of
-from sailord.model import State
-from sailord.slow_nodes import told_slow
-from sailord.straggling import Watch
+from sailord.core.state import State
+from sailord.core.straggler_detection import Watch
+from sailord.core.straggler_rules import told_slow
 
 
 def metrics_text(api: Api) -> str:
@@ -89,7 +89,7 @@ def _capacity_lines(view: CapacityView) -> Iterator[str]:
 
 
 def _by_state(state: State) -> list[tuple[str, float]]:
-    return [(f'state="{name}"', count) for name, count in views.counts_view(state).items()]
+    return [(f'state="{name}"', count) for name, count in render.counts_view(state).items()]
 
 
 def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> Iterator[str]:

@@ -8,9 +8,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sailord.api.app import BODY_BYTES_MAX, OWN_LOCK
-from sailord.api.passing import OWN_VIEW
-from sailord.api.schemas import schema_of
-from sailord.api.shapes import Problems
+from sailord.api.leader_proxy import OWN_VIEW
+from sailord.api.request_schemas import schema_of
+from sailord.api.types import Problems
 
 if TYPE_CHECKING:
     from sailord.api.routes import Route

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sailord.client import Client, ServerProblem
-from sailord.local.place import Place, temporary
-from sailord.local.sweep import bury, children_of, end_all, kill, mark_of
-from simulator.errors import InputError, Problem
+from sailord.local.paths import Place, temporary
+from sailord.local.process_cleanup import bury, children_of, end_all, kill, mark_of
+from simulator.documents.problems import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36
 NO_CLOUD = "127.0.0.1:9"
@@ -95,7 +95,9 @@ class LocalCluster:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         place = self.place
         self._guard = self._run("guard", "sailord.local.guard", str(place.folder), is_marked=False)
-        self._hatchery = self._run("hatchery", "agents.hatchery", place.worker, answers=True)
+        self._hatchery = self._run(
+            "hatchery", "agents.workers.shared_fork_server", place.worker, answers=True
+        )
         self._head = self._run_head()
         for kind, zone in self.machines:
             self.add_node(kind, zone)
@@ -104,7 +106,7 @@ class LocalCluster:
 
     def _run_head(self) -> subprocess.Popen[bytes]:
         config = str(self.place.folder / "sailord.toml")
-        return self._run("sailord", "sailord.service", "run", "--config", config)
+        return self._run("sailord", "sailord.main", "run", "--config", config)
 
     def _take_place(self) -> None:
         place = self.place
@@ -162,7 +164,7 @@ class LocalCluster:
         nursery = self._hatch(warm)
         self.wait(f"the warm parent of {name}", warm.exists)  # Or the agent starts its own.
         words = ("run", "--config", str(config), "--emulate", f"1x{KINDS[kind]}")
-        agent = self._run(name, "agents.service", *words)
+        agent = self._run(name, "agents.main", *words)
         self.nodes[name] = Node(name, kind, zone, words, agent, nursery)
         return name
 
@@ -223,7 +225,7 @@ class LocalCluster:
         for name, node in list(self.nodes.items()):
             code = node.agent.poll()
             if code is not None and code < 0:
-                node.agent = self._run(name, "agents.service", *node.words)
+                node.agent = self._run(name, "agents.main", *node.words)
                 told.append(f"the agent of {name} {_killed(code)}")
             elif code is not None:
                 told.append(f"the agent of {name} ended: {self._last_words(name)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from sailord.client import ServerProblem
 from sailord.local.cluster import Failed, LocalCluster
-from simulator.errors import InputError
+from simulator.documents.problems import InputError
 
 ANSWER_S = 30.0
 HEARD_S = 1.0

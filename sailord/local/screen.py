@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from sailord.local.place import Place, usual_folder
-from sailord.online_text import happening_text, nodes_text, status_text
+from sailord.cli.cluster_text import happening_text, nodes_text, status_text
+from sailord.local.paths import Place, usual_folder
 
 LINES_KEPT = 8
 HINTS = """\

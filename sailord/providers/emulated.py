@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sailord.local.sweep import end_all, mark_of
+from sailord.local.process_cleanup import end_all, mark_of
 from sailord.providers.interface import (
     Ask,
     Deleted,
@@ -33,7 +33,7 @@ from sailord.providers.interface import (
     Refused,
     no_notices,
 )
-from simulator.errors import Problem
+from simulator.documents.problems import Problem
 
 CARD = "instance.json"
 ENDED_MAX = 1000
@@ -150,7 +150,7 @@ class EmulatedProvider:
             f"spot = {spot}\n{self.agent}",
             encoding="utf-8",
         )
-        words = ["agents.service", "run", "--config", str(config)]
+        words = ["agents.main", "run", "--config", str(config)]
         with (folder / "agent.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *words, "--emulate", f"{pool.gpus}x{pool.gpu}"],

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from simulator.errors import Problem
+from simulator.documents.problems import Problem
 
 Standing = Literal["pending", "running", "stopping", "preempted", "gone"]
 RefusalKind = Literal["stockout", "quota", "rate", "permission", "bad_request", "unknown"]

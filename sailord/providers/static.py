@@ -17,7 +17,7 @@ from sailord.providers.interface import (
     Refused,
     no_notices,
 )
-from simulator.errors import Problem
+from simulator.documents.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,24 @@ from typing import Any
 
 import aiohttp
 
-from agents.fake_worker import MEETING
-from agents.keys import Keys
-from agents.processes import process_start
-from agents.protocol import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Report, Taking
-from agents.signing import REPLY_HEADER, REQUEST_HEADER, check_reply, sign_request
+from agents.emulated.worker import MEETING
+from agents.protocol.codec import decode, encode
+from agents.protocol.records import (
+    FIRST,
+    GenerationRecord,
+    JobId,
+    NodeId,
+    NodeRecord,
+    Report,
+    Taking,
+)
+from agents.protocol.store_keys import Keys
+from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, check_reply, sign_request
 from agents.store import EmbeddedStore, Put, open_store, serve
-from agents.wire import decode, encode
-from simulator import plan as plans
-from simulator.plan import Pipeline, Plan, Stage
-from simulator.plan_file import plan_text
+from agents.workers.pidfd import process_start
+from simulator.inputs.plan_file import plan_text
+from simulator.spec import plan as plans
+from simulator.spec.plan import Pipeline, Plan, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"a-key-that-is-long-enough"
@@ -59,7 +67,7 @@ class Place:
     store: EmbeddedStore
     http: aiohttp.ClientSession
     environment: dict[str, str] = field(default_factory=dict)
-    worker: str = "agents.fake_worker"
+    worker: str = "agents.emulated.worker"
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
@@ -78,7 +86,7 @@ class Place:
             agent = subprocess.Popen(
                 [
                     *([] if memory_mib is None else within_tmpfs(self.memory(name), memory_mib)),
-                    *(sys.executable, "-m", "agents.service", "run", "--emulate", "2xA100-40"),
+                    *(sys.executable, "-m", "agents.main", "run", "--emulate", "2xA100-40"),
                     *("--config", str(config)),
                 ],
                 cwd=ROOT,
@@ -243,5 +251,7 @@ def end_nurseries(folder: Path) -> None:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"agents.nursery" in words and any(w.startswith(bytes(folder)) for w in words):
+            if b"agents.workers.fork_server" in words and any(
+                w.startswith(bytes(folder)) for w in words
+            ):
                 os.kill(int(path.parent.name), signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from worker import slots
+from worker.checkpoint import snapshot_file
 
 MOMENTS = 2
 
@@ -22,11 +22,11 @@ def write_snapshot(
     written: bool = True,
     buddy: str | None = None,
     persist: bool = False,
-) -> slots.Header:
+) -> snapshot_file.Header:
     """Seal a file of these pieces, each with its bytes."""
     contents = pieces or {(0, 0): b"weights and moments" * 100, (1, 1): bytes(5000)}
-    header = slots.laid_out(
-        slots.Header(
+    header = snapshot_file.laid_out(
+        snapshot_file.Header(
             job=job,
             generation=generation,
             step=step,
@@ -39,18 +39,20 @@ def write_snapshot(
             moments=MOMENTS,
             model="none",
             persist=persist,
-            progress=slots.Progress(step, step, 1.0, 0, "", 0, 0),
+            progress=snapshot_file.Progress(step, step, 1.0, 0, "", 0, 0),
             pieces=tuple(
-                slots.Piece(*key, 0, len(data), slots.checksum(data), written, buddy)
+                snapshot_file.Piece(
+                    *key, 0, len(data), snapshot_file.checksum(data), written, buddy
+                )
                 for key, data in contents.items()
             ),
         )
     )
-    folder = slots.point_folder(memory, job, generation=generation, step=step)
+    folder = snapshot_file.point_folder(memory, job, generation=generation, step=step)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{rank}.new").open("w+b") as file:
         for piece in header.pieces:
             os.pwrite(file.fileno(), contents[piece.key], piece.offset)
-        os.pwrite(file.fileno(), slots.head_bytes(header), 0)
+        os.pwrite(file.fileno(), snapshot_file.head_bytes(header), 0)
     (folder / f".{rank}.new").rename(folder / header.file_name)
     return header

@@ -14,12 +14,12 @@ from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
-from agents.protocol import JobId
+from agents.protocol.records import JobId
 from sailord.local.cluster import Failed
-from sailord.local.place import MEMORY
-from sailord.local.reference import start_uninterrupted
+from sailord.local.paths import MEMORY
 from sailord.local.signals import ended_by_signals
-from sailord.local.tour import TOLERANCE
+from sailord.local.tour.reference_run import start_uninterrupted
+from sailord.local.tour.story import TOLERANCE
 from tests.chaos.care import Stuck
 from tests.chaos.checker import judge
 from tests.chaos.cluster import ChaosCluster, ChaosPlace, mount, unmount

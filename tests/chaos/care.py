@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.protocol import NodeId, Point
-from agents.seating import read_seating
+from agents.protocol.records import NodeId, Point
+from agents.workers.rank_map import read_seating
 from sailord.client import ServerProblem
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.record import Recorder, read_steps

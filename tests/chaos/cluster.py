@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from agents.failing import FAIL_AT
+from agents.daemon.failpoints import FAIL_AT
 from sailord.local.cluster import KINDS, LocalCluster, Node
-from sailord.local.place import Place
-from sailord.local.sweep import bury, children_of, kill, marked
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import bury, children_of, kill, marked
 from tests.chaos.faulty import TROUBLE
 from tests.chaos.members import Members
 from tests.chaos.net import SAILORD, Ways, etcd_address
@@ -240,7 +240,7 @@ class ChaosCluster(LocalCluster):
     def _agent(self, name: str, kind: str) -> subprocess.Popen[bytes]:
         config = str(self.place.node(name) / "agent.toml")
         words = ("run", "--config", config, "--emulate", f"1x{KINDS[kind]}")
-        return self._run(name, "agents.service", *words)
+        return self._run(name, "agents.main", *words)
 
     def workers(self, name: str) -> list[int]:
         """The node's workers."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agents.protocol import JobId, Point
-from sailord.checkpoints import complete_at, folders_at
-from sailord.local.place import MEMORY, Place
-from sailord.local.sweep import marked
-from sailord.manifest import PREFIX, Manifest
-from sailord.storage import Storage
-from sailord.verify import faults_of
+from agents.protocol.records import JobId, Point
+from sailord.checkpoints.catalog import complete_at, folders_at
+from sailord.checkpoints.manifest import PREFIX, Manifest
+from sailord.checkpoints.object_storage import Storage
+from sailord.checkpoints.verify import faults_of
+from sailord.local.paths import MEMORY, Place
+from sailord.local.process_cleanup import marked
 from tests.chaos.sockets import listening, sockets_of
 
-LONE_SERVERS = ("agents.service", "sailord.service")
+LONE_SERVERS = ("agents.main", "sailord.main")
 """Modules of which each process listens at one port."""
 
 

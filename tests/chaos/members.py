@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from sailord.local.sweep import mark_of
-from tests.store.places import ETCD, Cluster
+from sailord.local.process_cleanup import mark_of
+from tests.agents.store.places import ETCD, Cluster
 
 SIZE = 3
 ARGUMENTS = (

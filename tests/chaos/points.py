@@ -1,7 +1,8 @@
 """Each named fail point once: somebody dies just there, as the job is brought past it.
 
 What brings it there stands with each point. Daemons and workers have a file each in which the
-place may be written while they run (`agents/failing.py`), so that nothing else is disturbed.
+place may be written while they run (`agents/daemon/failpoints.py`), so that nothing else is
+disturbed.
 """
 
 from __future__ import annotations

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.keys import Keys
-from agents.processes import process_start
-from agents.protocol import Durable, JobId, Point
+from agents.protocol.codec import decode
+from agents.protocol.records import Durable, JobId, Point
+from agents.protocol.store_keys import Keys
 from agents.store import Changed, Store, StoreError, open_store
-from agents.wire import decode
+from agents.workers.pidfd import process_start
+from sailord.checkpoints.manifest import folder_of, load_manifest
+from sailord.checkpoints.object_storage import open_storage
+from sailord.checkpoints.verify import faults_of
 from sailord.client import ServerProblem
-from sailord.manifest import folder_of, load_manifest
-from sailord.storage import open_storage
-from sailord.verify import faults_of
 from tests.chaos.cluster import ChaosCluster
-from worker.slots import SlotError, read_header
+from worker.checkpoint.snapshot_file import SlotError, read_header
 
 KEYS = Keys("local")
 SAMPLE_S = 0.4

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from agents.protocol import JobId
+from agents.protocol.records import JobId
+from sailord.checkpoints.object_storage import open_storage
 from sailord.client import ServerProblem
 from sailord.local.cluster import ZONES, Node
-from sailord.storage import open_storage
 from tests.chaos import leaks
 from tests.chaos.care import Care
 from tests.chaos.checker import AWAY, END, NEAR_S

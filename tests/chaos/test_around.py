@@ -12,15 +12,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from agents.uploading import write_object
-from sailord.local.place import Place
-from sailord.local.sweep import mark_of
-from sailord.storage import Away, open_storage
+from agents.snapshots.upload import write_object
+from sailord.checkpoints.object_storage import Away, open_storage
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import mark_of
 from tests.agents.sealing import write_snapshot
 from tests.chaos import leaks
 from tests.chaos.faulty import TROUBLE, Faulty
 from tests.chaos.net import CUT, DEAF, FAIR, MUTE, Net
-from tests.checkpoints.made import JOB, make
+from tests.sailord.checkpoints.made import JOB, make
 
 LISTENER = """
 import socket, time

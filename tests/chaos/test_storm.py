@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents.store.places import ETCD
 from tests.chaos.points import ALL
-from tests.store.places import ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = float(os.environ.get("SAILOR_CHAOS_MINUTES", "0"))

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.fake_worker import MEETING
-from agents.processes import process_start
-from tests.daemon.running import ROOT, Place, wait_until
+from agents.emulated.worker import MEETING
+from agents.workers.pidfd import process_start
+from tests.sailord.daemon.running import ROOT, Place, wait_until
 
 LEASE_S = 2.0
 PARK_S = 1.5
@@ -60,7 +60,7 @@ class Agent:
         )
         with (self.folder / f"{self.name}.log").open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agents.service", "run", "--emulate", "2xA100-40",
+                [sys.executable, "-m", "agents.main", "run", "--emulate", "2xA100-40",
                  "--config", config],
                 cwd=ROOT, stdout=out, stderr=out,
                 env={**os.environ, "GCE_METADATA_HOST": self.metadata,
@@ -108,7 +108,9 @@ class Agent:
                 words = path.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"agents.nursery" in words and any(word.startswith(sought) for word in words):
+            if b"agents.workers.fork_server" in words and any(
+                word.startswith(sought) for word in words
+            ):
                 found.append(int(path.parent.name))
         return found
 

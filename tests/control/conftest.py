@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.control.cluster import Cluster
-from tests.daemon.running import Place
+from tests.sailord.daemon.running import Place
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from tests.control.cluster import Agent, Cluster
 from tests.control.watching import watching
-from tests.daemon.running import Place, wait_until
+from tests.sailord.daemon.running import Place, wait_until
 
 pytestmark = pytest.mark.slow
 

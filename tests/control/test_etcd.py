@@ -10,12 +10,12 @@ from contextlib import closing
 import pytest
 from click.testing import CliRunner
 
-from sailord.cli import main
+from sailord.cli.main import main
+from tests.agents.store.places import ETCD
+from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import LEASE_S, Cluster, is_leader
 from tests.control.watching import watching
-from tests.daemon.running import JOB, Place, wait_until
-from tests.store.places import ETCD
-from tests.store.places import Cluster as Etcd
+from tests.sailord.daemon.running import JOB, Place, wait_until
 
 pytestmark = [
     pytest.mark.chaos,

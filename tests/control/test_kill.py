@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.agents.store.places import ETCD
+from tests.agents.store.places import Cluster as Etcd
 from tests.control.cluster import Cluster, left_behind, restart
 from tests.control.watching import Seen, watching
-from tests.daemon.running import Place, wait_until
-from tests.store.places import ETCD
-from tests.store.places import Cluster as Etcd
+from tests.sailord.daemon.running import Place, wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 NAMES = ("a", "b", "c")
@@ -106,7 +106,7 @@ def test_workers_stay_whenever_their_agents_are_killed(cluster):
             assert cluster.workers() == workers
         wait_until(cluster.is_running)
     seen.check()
-    print(f"{KILLS} kills of agents; {told(seen, adopted_s)}; {start_s('agents.service')}")
+    print(f"{KILLS} kills of agents; {told(seen, adopted_s)}; {start_s('agents.main')}")
     assert seen.records[-1].number == 1
     judge(seen, adopted_s)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.control.cluster import JOB, Cluster
-from tests.daemon.running import Place, wait_until
-from tests.daemon.test_outgoing import SECRET, Receiver
+from tests.sailord.daemon.running import Place, wait_until
+from tests.sailord.daemon.test_webhook_sender import SECRET, Receiver
 
 pytestmark = pytest.mark.slow
 SAVES = '\n[checkpoint]\nuri = "kept"\nmemory_every = 10\npersist_every = 20\n'

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agents.keys import Keys
-from agents.protocol import GenerationRecord
+from agents.protocol.codec import decode
+from agents.protocol.records import GenerationRecord
+from agents.protocol.store_keys import Keys
 from agents.store import Changed, Store, StoreError, open_store
-from agents.wire import decode
 from tests.control.cluster import Cluster
 
 LOOK_S = 0.02

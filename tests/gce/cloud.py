@@ -12,11 +12,11 @@ from typing import Any
 
 from google.auth.credentials import AnonymousCredentials
 
-from sailord.providers.gce import Gce
-from sailord.providers.gce_api import Api
-from sailord.providers.gce_config import GceConfig
+from sailord.providers.gce.client import Api
+from sailord.providers.gce.config import GceConfig
+from sailord.providers.gce.provider import Gce
 from sailord.providers.interface import Ask, Pool
-from simulator.catalogue import load_catalogue
+from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.gce.cloud import Cloud
 from tests.fakes.gce.rest import Rest
 from tests.fakes.gce.server import gce_server

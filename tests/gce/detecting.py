@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.notices import PREEMPTED
-from sailord.api.webhooks import SIGNATURE_HEADER, sign
+from agents.cloud.notices import PREEMPTED
+from sailord.api.preemption_webhook import SIGNATURE_HEADER, sign
 from sailord.client import Client, Patience
 from tests.control.cluster import LEASE_S, Agent, Cluster, is_leader
-from tests.daemon.running import JOB, Over, Place, wait_until
 from tests.fakes.metadata import Metadata, metadata_server
+from tests.sailord.daemon.running import JOB, Over, Place, wait_until
 
 TAKEN = "a"
 """The job begins on this node, and beside its agent stands the metadata server."""

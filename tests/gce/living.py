@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.keys import Keys
-from agents.notices import PREEMPTED
+from agents.cloud.notices import PREEMPTED
+from agents.protocol.codec import decode
+from agents.protocol.store_keys import Keys
 from agents.store import open_store
-from agents.wire import decode
-from sailord.capacity_model import Books
+from sailord.capacity.model import Books
 from sailord.client import Client
-from sailord.local.place import Place
-from sailord.local.sweep import end_all, mark_of
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import end_all, mark_of
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
 from tests.fakes.gce.server import gce_server
 from tests.fakes.metadata import Metadata, metadata_server
@@ -84,7 +84,7 @@ class Machines(Hooks):
             f'name = "{vm.name}"\nzone = "{vm.zone}"\nmachine = "{vm.machine}"\n'
             f"spot = true\nnotice_s = {self.notice_s}\n{agent_text(self.place, self.place.memory)}"
         )
-        words = ["agents.service", "run", "--config", str(config)]
+        words = ["agents.main", "run", "--config", str(config)]
         # Without its GPU it is a machine as this one: the agent looks for a driver, and ends.
         words += ["--emulate", f"1x{LARGE}"] if vm.has_gpu else []
         server = self.metadata[vm.name] = self.servers.start()
@@ -118,7 +118,7 @@ class Life:
 
     def start_head(self) -> None:
         """Start sailord; whoever led before has to be gone."""
-        words = ["sailord.service", "run", "--config", str(self.place.folder / "sailord.toml")]
+        words = ["sailord.main", "run", "--config", str(self.place.folder / "sailord.toml")]
         with (self.place.folder / "sailord.log").open("ab") as log:
             self.head = subprocess.Popen(
                 [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True

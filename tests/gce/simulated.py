@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from agents.wire import decode, encode
-from sailord.capacity import books_of, decide, obtainable
-from sailord.capacity_model import (
+from agents.protocol.codec import decode, encode
+from sailord.capacity.decide import books_of, decide, obtainable
+from sailord.capacity.model import (
     Agent,
     AgentsCounted,
     Answered,

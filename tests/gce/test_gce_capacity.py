@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sailord.capacity import books_of, decide, obtainable, supply
-from sailord.capacity_model import (
+from sailord.capacity.budget import spent_usd, usd_per_hour
+from sailord.capacity.decide import books_of, decide, obtainable, supply
+from sailord.capacity.model import (
     Agent,
     AgentsCounted,
     Answered,
@@ -28,8 +29,7 @@ from sailord.capacity_model import (
     TookOver,
     request_id_of,
 )
-from sailord.capacity_money import spent_usd, usd_per_hour
-from sailord.providers.gce_request import label_of
+from sailord.providers.gce.requests import label_of
 from sailord.providers.interface import (
     Granted,
     InDoubt,

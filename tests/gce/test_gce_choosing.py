@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from sailord.config import load_config
-from sailord.providers.choosing import EmulatedChoice, StaticChoice, kind_of, open_provider
+from sailord.providers.config import EmulatedChoice, StaticChoice, kind_of, open_provider
 from sailord.providers.emulated import EmulatedProvider
 from sailord.providers.interface import Pool
-from sailord.providers.replayed import ReplayedProvider
 from sailord.providers.static import StaticProvider
-from simulator.errors import InputError
+from sailord.providers.trace import ReplayedProvider
+from simulator.documents.problems import InputError
 
 HOST = '[[provider.host]]\nname = "gpu-1"\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\n'
 POOL = '[[provider.pool]]\nzone = "us-central1-a"\nmachine = "a2-highgpu-4g"\nusd_per_hour = 2\n'

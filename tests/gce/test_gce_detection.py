@@ -11,7 +11,6 @@ import os
 
 import pytest
 
-from tests.daemon.running import wait_until
 from tests.gce.detecting import (
     DECIDED_S,
     MISSED_S,
@@ -22,6 +21,7 @@ from tests.gce.detecting import (
     is_stopping,
     scene,
 )
+from tests.sailord.daemon.running import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agents.wire import decode
+from agents.protocol.codec import decode
 from sailord.api.capacity import CapacityView
-from sailord.cli import main
+from sailord.cli.main import main
 from sailord.client import Client, ServerProblem
-from sailord.local.place import Place
-from sailord.local.sweep import end_all
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import end_all
 
 PRICES = {"zone-a": 1.0, "zone-b": 2.0}
 
@@ -54,7 +54,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
             "[capacity]\nlook_s = 0.5\nsurplus_s = 2.0\nlost_s = 2.0\ndelete_again_s = 2.0\n"
             "stockout_s = 600.0\n"
         )
-    words = ["sailord.service", "run", "--config", str(place.folder / "sailord.toml")]
+    words = ["sailord.main", "run", "--config", str(place.folder / "sailord.toml")]
     with (place.folder / "sailord.log").open("ab") as log:
         head = subprocess.Popen(
             [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True

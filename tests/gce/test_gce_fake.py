@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from sailord.providers.gce_answers import Failure
-from sailord.providers.gce_api import Api
+from sailord.providers.gce.client import Api
+from sailord.providers.gce.errors import Failure
 from tests.fakes.gce.cloud import STOCKOUT, Cloud, Group, Hooks, Vm
 from tests.fakes.gce.server import gce_server
 from tests.gce.cloud import HERE, until

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from agents.config import load_config
-from sailord.providers.gce_answers import failure_of
-from sailord.providers.gce_config import read_gce, shape_of
-from sailord.providers.gce_request import TORCH, bulk_insert_of, names_of, startup_script
+from sailord.providers.gce.config import read_gce, shape_of
+from sailord.providers.gce.errors import failure_of
+from sailord.providers.gce.requests import TORCH, bulk_insert_of, names_of, startup_script
 from sailord.providers.interface import Pool
-from simulator.catalogue import load_catalogue
-from simulator.errors import Problems
-from simulator.files import load_document
-from simulator.reading import open_table
+from simulator.documents.fields import open_table
+from simulator.documents.files import load_document
+from simulator.documents.problems import Problems
+from simulator.hardware.catalogue import load_catalogue
 from tests.gce.cloud import HERE, ask, config, pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent

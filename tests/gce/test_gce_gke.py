@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agents.clock import Clock
+from agents.cloud.notices import PREEMPTED, Notices
 from agents.config import Config, load_config
-from agents.model import Event, NoticeSeen
-from agents.notices import PREEMPTED, Notices
-from agents.protocol import NodeId
+from agents.core.model import Event, NoticeSeen
+from agents.daemon.clock import Clock
+from agents.protocol.records import NodeId
 from tests.fakes.gce.cloud import Group, Vm
 from tests.fakes.metadata import metadata_server
 from tests.gce.cloud import until

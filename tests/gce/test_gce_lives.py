@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from agents.keys import Keys
+from agents.protocol.store_keys import Keys
 from agents.store import Put, open_store
-from planner.lives import History
-from sailord.gateway import Gateway
-from sailord.remembering import keep_lives, recall_lives
+from planner.move_policy.node_lifetimes import History
+from sailord.cluster_records import Gateway
+from sailord.controller.lifetime_store import keep_lives, recall_lives
 
 POOL = "A100-40@us-central1-a spot"
 SEEN = History().seen(0.0, up={POOL: 2}, lost={}).seen(3600.0, up={POOL: 1}, lost={POOL: 1})

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sailord.providers.gce import open_gce
+from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Pool, ProviderError, Refused
-from simulator.catalogue import load_catalogue
-from simulator.errors import InputError
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.gce.cloud import Cloud, Mood
 from tests.gce.cloud import HERE, THERE, ask, config, pool, provider
 

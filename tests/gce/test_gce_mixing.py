@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sailord.capacity import decide, is_out, obtainable
-from sailord.capacity_model import (
+from sailord.capacity.decide import decide, is_out, obtainable
+from sailord.capacity.model import (
     Answered,
     Books,
     Capacity,
@@ -20,10 +20,10 @@ from sailord.capacity_model import (
     TookOver,
     request_id_of,
 )
-from sailord.capacity_view import question_of
-from sailord.mixing import Mix, restrained, shared_out
-from sailord.model import State
-from sailord.planning import WantedPool
+from sailord.capacity.planner_view import question_of
+from sailord.core.state import State
+from sailord.planning.pool import WantedPool
+from sailord.planning.spot_mix import Mix, restrained, shared_out
 from sailord.providers.interface import Granted, Instance, Observation, Pool, Quota, Refused
 
 SPOT_A = WantedPool("a", "m", "gpu", 2, True, 0, 4, 1.0)

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 import structlog
 
-from sailord import procuring
-from sailord.capacity_model import Policy
+from sailord.capacity import loop
+from sailord.capacity.model import Policy
 from tests.fakes.gce.cloud import Mood
 from tests.gce.unplugged import VirtualLoop
 from tests.gce.virtual import POOLS, World
@@ -67,7 +67,7 @@ async def play(seed: int) -> None:
 
 def play_alone(seed: int) -> None:
     """One script in a process that may have played others."""
-    procuring.TICK_S = TICK_S
+    loop.TICK_S = TICK_S
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(play(seed))
@@ -80,7 +80,7 @@ def test_gce_quotas_that_cannot_be_read_at_first_are_read_again_soon():
         world.wish = WISH
         storm = Mood("projects/test-project$", 1, status=503)
         world.cloud.moods.append(storm)
-        await world.live(procuring.READ_S / 2, until=lambda: world.up() == WISH)
+        await world.live(loop.READ_S / 2, until=lambda: world.up() == WISH)
         assert storm.times == 0
         assert world.up() == WISH
         await world.end()

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from agents.keys import Keys
+from agents.protocol.codec import encode
+from agents.protocol.store_keys import Keys
 from agents.store import Entry, StoreUnavailable
-from agents.wire import encode
-from sailord.capacity_model import Books, Machine, Policy
-from sailord.local.place import Place
-from sailord.procuring import Procurer
-from sailord.providers.gce import open_gce
+from sailord.capacity.loop import Procurer
+from sailord.capacity.model import Books, Machine, Policy
+from sailord.local.paths import Place
+from sailord.main import main
+from sailord.providers.gce.provider import open_gce
 from sailord.providers.interface import Instance
-from sailord.service import main
-from simulator.errors import InputError
+from simulator.documents.problems import InputError
 from tests.fakes.gce.cloud import Cloud, Mood, Offer
 from tests.fakes.gce.server import gce_server
 from tests.gce.cloud import pool, provider
@@ -115,7 +115,7 @@ def test_gce_a_check_tells_of_prices_that_may_not_be_read_and_of_nothing_else(
             def opened(config, catalogue):
                 return open_gce(replace(config, billing=True, billing_endpoint=address), catalogue)
 
-            monkeypatch.setattr("sailord.providers.gce.open_gce", opened)
+            monkeypatch.setattr("sailord.providers.gce.provider.open_gce", opened)
             file = str(place.folder / "sailord.toml")
             done = CliRunner().invoke(main, ["check", "--provider", "--config", file])
     finally:

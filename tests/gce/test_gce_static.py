@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from sailord.capacity_model import Agent, AgentsCounted, Delete, Observed, Priced, Targeted
-from sailord.capacity_money import spent_usd
+from sailord.capacity.budget import spent_usd
+from sailord.capacity.model import Agent, AgentsCounted, Delete, Observed, Priced, Targeted
 from sailord.providers.interface import Ask, Pool, Refused
 from sailord.providers.static import Host, StaticProvider
-from tests.daemon.running import Place, wait_until
 from tests.gce.test_gce_capacity import Story
+from tests.sailord.daemon.running import Place, wait_until
 
 POOL = Pool("us-central1-b", "A100-40x2", "A100-40", 2, False)
 HOSTS = (Host("a", POOL, 3.6), Host("b", POOL))

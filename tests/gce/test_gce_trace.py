@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sailord.client import Client
-from sailord.local.place import Place
-from sailord.local.sweep import end_all
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import end_all
 from sailord.providers.interface import (
     Ask,
     Deleted,
@@ -24,8 +24,8 @@ from sailord.providers.interface import (
     Refused,
     no_notices,
 )
-from sailord.providers.replayed import ReplayedProvider
-from simulator.trace import Interval, Trace
+from sailord.providers.trace import ReplayedProvider
+from simulator.traces.trace import Interval, Trace
 from tests.gce.test_gce_emulated import agent_text, cards, wait_until
 
 A, B = Pool("a", "m", "gpu", 2, True), Pool("b", "m", "gpu", 2, True)
@@ -139,7 +139,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     place = Place(tmp_path_factory.mktemp("trace") / "c")
     place.make()
     configure(place)
-    words = ["sailord.service", "run", "--config", str(place.folder / "sailord.toml")]
+    words = ["sailord.main", "run", "--config", str(place.folder / "sailord.toml")]
     with (place.folder / "sailord.log").open("ab") as log:
         head = subprocess.Popen(
             [sys.executable, "-m", *words], stdout=log, stderr=log, start_new_session=True

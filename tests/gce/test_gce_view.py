@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agents.protocol import NodeId, NodeRecord
-from agents.wire import decode, encode, plain
-from planner.lives import History
+from agents.protocol.codec import decode, encode, plain
+from agents.protocol.records import NodeId, NodeRecord
+from planner.move_policy.node_lifetimes import History
 from sailord.api.capacity import CapacityView, capacity_view
 from sailord.api.metrics import _capacity_lines
-from sailord.capacity_model import (
+from sailord.capacity.model import (
     Agent,
     AgentsCounted,
     Answered,
@@ -20,10 +20,10 @@ from sailord.capacity_model import (
     SteppedDown,
     Targeted,
 )
-from sailord.capacity_text import capacity_text, glance_problems
-from sailord.model import State
-from sailord.nodes import Node
-from sailord.online_text import glance_text
+from sailord.cli.capacity_text import capacity_text, glance_problems
+from sailord.cli.cluster_text import glance_text
+from sailord.core.nodes import Node
+from sailord.core.state import State
 from sailord.providers.interface import Granted, Quota, Refused
 from tests.gce.test_gce_capacity import A, B, Story, machine
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sailord.capacity_model import Capacity, Machine, Policy
-from sailord.capacity_money import usd_left, usd_per_hour_most
-from sailord.mixing import Mix
-from sailord.planning import WantedPool, WantRequest
+from sailord.capacity.budget import usd_left, usd_per_hour_most
+from sailord.capacity.model import Capacity, Machine, Policy
+from sailord.planning.capacity_search import want
+from sailord.planning.pool import WantedPool, WantRequest
+from sailord.planning.spot_mix import Mix
 from sailord.providers.interface import Instance, Pool
-from sailord.wanting import want
 from tests.control.cluster import JOB
 
 CLUSTER = Path(__file__).resolve().parents[2] / "examples" / "three-zones.toml"

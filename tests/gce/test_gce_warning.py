@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from sailord.capacity_model import Policy
-from sailord.model import State
-from sailord.procuring import Procurer
+from sailord.capacity.loop import Procurer
+from sailord.capacity.model import Policy
+from sailord.core.state import State
 from sailord.providers.interface import Notice, Observation
 from tests.gce.unplugged import Gateway, VirtualLoop
 

@@ -15,11 +15,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import requests
 from google.auth.credentials import AnonymousCredentials
 
-from agents.keys import Keys
-from agents.protocol import Intent
+from agents.protocol.records import Intent
+from agents.protocol.store_keys import Keys
 from agents.store import Entry, StoreUnavailable
-from sailord.providers.gce_answers import Failure
-from sailord.providers.gce_api import Api, told_as_failure
+from sailord.providers.gce.client import Api, told_as_failure
+from sailord.providers.gce.errors import Failure
 from tests.fakes.gce.rest import Request, Rest
 
 

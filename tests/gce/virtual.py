@@ -16,18 +16,18 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from agents.protocol import Intent, NodeRecord
-from sailord.capacity_model import Outstanding, Policy
-from sailord.capacity_money import spent_usd
-from sailord.model import State
-from sailord.nodes import Node, Nodes
-from sailord.planning import Wanted, WantedPool, WantRequest
-from sailord.procuring import Procurer
-from sailord.providers.gce import Gce
-from sailord.providers.gce_config import GceConfig
-from sailord.providers.gce_request import REQUEST_LABEL, request_uuid
+from agents.protocol.records import Intent, NodeRecord
+from sailord.capacity.budget import spent_usd
+from sailord.capacity.loop import Procurer
+from sailord.capacity.model import Outstanding, Policy
+from sailord.core.nodes import Node, Nodes
+from sailord.core.state import State
+from sailord.planning.pool import Wanted, WantedPool, WantRequest
+from sailord.providers.gce.config import GceConfig
+from sailord.providers.gce.provider import Gce
+from sailord.providers.gce.requests import REQUEST_LABEL, request_uuid
 from sailord.providers.interface import Pool
-from simulator.catalogue import load_catalogue
+from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Mood, Offer, Vm
 from tests.fakes.gce.rest import Rest
 from tests.gce.unplugged import Gateway, VirtualApi

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.catalogue import load_catalogue
-from simulator.cluster import Cluster, Pool
-from simulator.curves import Curve
-from simulator.errors import InputError
-from simulator.estimate import Estimate
-from simulator.families import build_model
-from simulator.job import Job, Objective
-from simulator.network import Measured, Network
-from simulator.paper import paper_estimate
-from simulator.plan import Pipeline, Place, Plan, Stage
-from simulator.plan_check import check_plan
-from simulator.profile import LayerSizes, Profile, Timing
-from simulator.request import Measurements
-from simulator.sites import Sites
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.place_facts import Sites
+from simulator.documents.problems import InputError
+from simulator.estimate.paper_formula import paper_estimate
+from simulator.estimate.result import Estimate
+from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.plan_check import check_plan
+from simulator.layer_costs.profile import LayerSizes, Profile, Timing
+from simulator.models.families import build_model
+from simulator.network.curves import Curve
+from simulator.network.network import Measured, Network
+from simulator.spec.job import Job, Objective
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 GPUS = ("A100-40", "V100-16", "T4")
 ZONES = ("us-central1-a", "us-west1-b")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from planner.answer import Answer, Question
-from planner.sailor import plan_job
-from simulator.cluster import Cluster
-from simulator.errors import InputError
-from simulator.job import Objective
-from simulator.plan_check import check_plan
+from planner.api import plan_job
+from planner.problem.question import Answer, Question
+from simulator.cluster.cluster import Cluster
+from simulator.documents.problems import InputError
+from simulator.inputs.plan_check import check_plan
+from simulator.spec.job import Objective
 from tests.planner.small_cases import SmallCase, random_case
 
 ESTIMATORS = ("paper", "event")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planners import question_of
-from planner.sailor import plan_job
-from simulator.catalogue import load_catalogue
-from simulator.request import load_measurements
+from planner.api import plan_job
+from simulator.api import load_measurements
+from simulator.hardware.catalogue import load_catalogue
 
 QUICK = ("fig7-opt-32", "fig7-opt-128", "fig8a-opt-32+32", "opt-1", "opt-a100-2", "opt-gh-64")
 """With the default number of examples; more of them try all cases."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agents.protocol import (
+from agents.protocol.records import (
     Durable,
     GenerationRecord,
     Intent,
@@ -21,7 +21,7 @@ from agents.protocol import (
 )
 
 if TYPE_CHECKING:
-    from sailord.model import State
+    from sailord.core.state import State
     from tests.sim.machines import Machine
     from tests.sim.world import World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agents.protocol import Durable, Intent
+from agents.protocol.records import Durable, Intent
 from tests.sim.clock import EPOCH_S
 from tests.sim.heads import Head
 from tests.sim.machines import Machine

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from agents.protocol import (
+from agents.protocol.records import (
     Durable,
     Fence,
     GenerationRecord,
@@ -17,9 +17,9 @@ from agents.protocol import (
     NodeRecord,
     Report,
 )
-from sailord import decide as controller
-from sailord import invariants
-from sailord.keeping import (
+from sailord.core import decide as controller
+from sailord.core import invariants
+from sailord.core.checkpoint_records import (
     CheckDurable,
     CheckpointCommitted,
     CollectGarbage,
@@ -29,7 +29,8 @@ from sailord.keeping import (
     ManifestWritten,
     WriteManifest,
 )
-from sailord.model import (
+from sailord.core.queries import answer_to, release_now
+from sailord.core.state import (
     AbortGeneration,
     Command,
     Deposed,
@@ -57,7 +58,6 @@ from sailord.model import (
     WriteJob,
     WriteRefused,
 )
-from sailord.standing import answer_to, release_now
 from tests.sim.clock import Process
 from tests.sim.planners import paced
 from tests.sim.storage import Client, Store, Unanswered

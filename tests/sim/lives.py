@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from sailord.model import Held, Planning, Running
-from sailord.slow_nodes import limits_of
+from sailord.core.state import Held, Planning, Running
+from sailord.core.straggler_rules import limits_of
 from tests.sim.faults import Trouble
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import GENTLE, JOB, LIMPING, PEACEFUL, Faults, World

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agents import decide as agent
-from agents.model import (
+from agents.core import decide as agent
+from agents.core.model import (
     AbortGang,
     AbortHeard,
     Command,
@@ -39,7 +39,7 @@ from agents.model import (
     Ticked,
     UploadDone,
 )
-from agents.protocol import (
+from agents.protocol.records import (
     Answer,
     Durable,
     Fence,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agents.protocol import Durable, Holding, JobId, NodeId, Point, Uploaded
-from sailord.garbage import folders_of, garbage
-from sailord.keeping import CollectGarbage, WriteManifest
-from sailord.manifest import folder_of
-from sailord.storage import Entry
+from agents.protocol.records import Durable, Holding, JobId, NodeId, Point, Uploaded
+from sailord.checkpoints.manifest import folder_of
+from sailord.checkpoints.object_storage import Entry
+from sailord.checkpoints.retention import folders_of, garbage
+from sailord.core.checkpoint_records import CollectGarbage, WriteManifest
 from tests.sim.workers import LAYERS
 
 

@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from agents.protocol import Busy, GenerationRecord, NodeId, NodeRecord
-from sailord.answering import answer
-from sailord.planning import Found, Request
-from sailord.proposal import Proposal
+from agents.protocol.records import Busy, GenerationRecord, NodeId, NodeRecord
+from sailord.core.proposal import Proposal
+from sailord.planning.plan_search import answer
+from sailord.planning.pool import Found, Request
 
 MEMBERS_MIN = 2
 MOVE_S = 1.5

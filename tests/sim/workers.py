@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agents.protocol import (
-    Durable,
-    GenerationRecord,
-    Holding,
-    JobId,
-    NodeId,
-    Point,
-    Sealed,
-)
+from agents.protocol.records import Durable, GenerationRecord, Holding, JobId, NodeId, Point, Sealed
 
 if TYPE_CHECKING:
     from tests.sim.machines import Machine

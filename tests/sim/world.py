@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from agents.protocol import Answer, Fence, Intent, JobId, JobRecord, NodeId, Report, Saving
-from sailord.options import Options
+from agents.protocol.records import Answer, Fence, Intent, JobId, JobRecord, NodeId, Report, Saving
+from sailord.core.options import Options
 from tests.sim.checker import Checker
 from tests.sim.clock import Clock
 from tests.sim.heads import Head

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from agents.protocol import (
+from agents.protocol.records import (
     Durable,
     Fence,
     GenerationRecord,
@@ -24,9 +24,10 @@ from agents.protocol import (
     Report,
     Sealed,
 )
-from sailord import invariants
-from sailord.decide import decide
-from sailord.model import (
+from sailord.core import invariants
+from sailord.core.decide import decide
+from sailord.core.proposal import Proposal
+from sailord.core.state import (
     AbortGeneration,
     CheckpointCommitted,
     Command,
@@ -54,7 +55,6 @@ from sailord.model import (
     WriteJob,
     WriteRefused,
 )
-from sailord.proposal import Proposal
 
 JOB = JobId("job")
 

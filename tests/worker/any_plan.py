@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from random import Random
 
-from simulator.job import Job
-from simulator.plan import Pipeline, Place, Plan, Schedule, Stage
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Schedule, Stage
 
 HERE = Place("cpu", "this", "here")
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch.distributed import FileStore
 
-from simulator.job import Job
-from simulator.plan import Plan
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
 from tests.worker.trained import SomeLabels
-from worker.precision import FP64
-from worker.state import checksums
-from worker.timeline import FailPoint, Recorder
-from worker.trainer import Trainer
-from worker.transport.base import Aborted, DeadlinePassed, PeerLost, TransportError
-from worker.transport.processes import ProcessTransport
+from worker.distributed.interface import Aborted, DeadlinePassed, PeerLost, TransportError
+from worker.distributed.process_groups import ProcessTransport
+from worker.profiling.timeline import FailPoint, Recorder
+from worker.training.full_tensors import checksums
+from worker.training.precision import FP64
+from worker.training.trainer import Trainer
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])

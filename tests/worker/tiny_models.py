@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from simulator.families import build_model
-from simulator.job import Data, Job
-from simulator.model import Model
-from worker.context import MicroBatch, Moment
-from worker.parallelize import LocalLayer, build_layer, tie
-from worker.transport.base import Collective
-from worker.transport.threads import ThreadTransport, run_as_threads
+from simulator.models.families import build_model
+from simulator.models.layers import Model
+from simulator.spec.job import Data, Job
+from worker.distributed.in_process import ThreadTransport, run_as_threads
+from worker.distributed.interface import Collective
+from worker.models.apply_plan import LocalLayer, build_layer, tie
+from worker.models.microbatch_context import MicroBatch, Moment
 
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24}
 # 37 words are no multiple of any number of ranks.

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from simulator.families import build_model
-from simulator.job import Job
-from simulator.plan import Pipeline, Place, Plan, Stage
-from worker.context import MicroBatch, Moment
-from worker.data.samples import Samples
-from worker.layout import Tables, own_tensors
-from worker.loss import NO_LABEL
-from worker.parallelize import LocalLayer, build_layer, tie
-from worker.precision import Precision
-from worker.state import Key, checksums, merge, pieces_of
-from worker.table import table_of
-from worker.trainer import StepReport, Trainer
-from worker.transport.threads import ThreadTransport, run_as_threads
+from simulator.models.families import build_model
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from worker.data.batch import Samples
+from worker.distributed.in_process import ThreadTransport, run_as_threads
+from worker.layout.rank_layout import Tables, own_tensors
+from worker.layout.tensor_table import table_of
+from worker.models.apply_plan import LocalLayer, build_layer, tie
+from worker.models.loss import NO_LABEL
+from worker.models.microbatch_context import MicroBatch, Moment
+from worker.training.full_tensors import Key, checksums, merge, pieces_of
+from worker.training.precision import Precision
+from worker.training.trainer import StepReport, Trainer
 
 HERE = Place("cpu", "local", "local")
 

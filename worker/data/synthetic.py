@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.data.order import mixed
-from worker.data.samples import Samples, samples_of
+from worker.data.batch import Samples, samples_of
+from worker.data.shuffle import mixed
 
 _TOKENS_USED = 64
 _STRIDES = (1, 3, 5, 7)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simulator.architecture import Rotary
+from simulator.models.architecture import Rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simulator.architecture import Nonlinearity
-from worker.cuts import Cut
+from simulator.models.architecture import Nonlinearity
+from worker.layout.split_spec import Cut
 from worker.models.attention import Attention, AttentionShape, norm
 
 

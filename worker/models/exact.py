@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from simulator.errors import Problem
-from simulator.job import Job
-from worker.cuts import Cut
-from worker.loss import NO_LABEL
+from simulator.documents.problems import Problem
+from simulator.spec.job import Job
+from worker.distributed.interface import Collective
+from worker.layout.split_spec import Cut
 from worker.models.block import Block
-from worker.models.language import LanguageHead, TokenEmbedding
-from worker.tensor_parallel import leave
-from worker.transport.base import Collective
+from worker.models.embedding_and_head import LanguageHead, TokenEmbedding
+from worker.models.loss import NO_LABEL
+from worker.models.tensor_parallel import leave
 
 # Fraction bits and bounds, beside those of weights (worker.precision). A product of two of them has
 # at most 36 bits; the rest of the 53 is for the number of terms of a sum.

@@ -1,0 +1,1 @@
+"""The cloud's metadata server, and the notices that it gives."""

@@ -1,0 +1,1 @@
+"""The agent's decisions, pure: (state, event) to (state, commands)."""

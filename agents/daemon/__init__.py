@@ -1,0 +1,1 @@
+"""What both daemons share: clock, logs, systemd, state folder, fail points."""

@@ -1,0 +1,1 @@
+"""Pretended workers, for tests and demonstrations."""

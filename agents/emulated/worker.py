@@ -1,0 +1,204 @@
+"""A worker that trains nothing: it counts steps, in lockstep with all workers of its generation.
+
+It speaks the protocol of ``agents.workers.gang``, so that all around a worker can be tried without
+a model or a device. Workers meet in a folder: their node's own, or the one that the environment
+names for all nodes of a machine. Each step ends in a vote there, as a real one's does: it counts
+once all have entered it, and all stop at its end if one of them wished so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.emulated.worker_state import Share, fetch, seal, share_of
+
+STEP_S = 0.02
+MEETING = "SAILOR_FAKE_MEETING"
+
+
+SEAL_EVERY = 10
+"""Steps from one snapshot to the next, at least."""
+
+
+@dataclass(eq=False)
+class Part:
+    """What a worker does in one generation."""
+
+    spec: dict[str, Any]
+    step: int
+    share: Share
+    taking: str = "fetching"
+    failure: str = ""
+    meeting: str = ""
+    stop_at: int | None = None
+    votes: dict[int, bool] = field(default_factory=dict)
+    """By step: it was entered, with the wish to stop at its end or without."""
+    sealed_at: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.spec["folder"])
+
+    @property
+    def seat(self) -> Path:
+        """Where the others see what this one does."""
+        shared = os.environ.get(MEETING)
+        home = self.folder.parent / "meeting"
+        if shared is not None:
+            home = Path(shared) / f"{self.spec['job']}-{self.spec['generation']}"
+        home.mkdir(parents=True, exist_ok=True)
+        return home / str(self.spec["rank"])
+
+    def begin(self) -> None:
+        """Fetch what was left by others; rank 0 opens the place where all meet."""
+        self.failure = fetch(self.share)
+        self.taking = "failed" if self.failure else "rebuilding"
+        if self.spec["rank"] == 0:
+            self.meeting = f"{self.spec['host']}:{self.spec['generation']}"
+        self.write_step()
+
+    def go_on(self) -> None:
+        """Enter the next step; and once all are in it, end it."""
+        following = self.step + 1
+        if following not in self.votes:
+            self.vote(following)
+        seats = [seat for seat in self.seat.parent.iterdir() if not seat.suffix]
+        said = [json.loads(seat.read_bytes()) for seat in seats]
+        if len(said) < self.spec["ranks"] or any(str(following) not in votes for votes in said):
+            return
+        self.taking, self.step = "running", following
+        self.write_step()
+        print(f"step {self.step}", flush=True)
+        if any(votes[str(following)] for votes in said):
+            self.taking = "stopped"
+        if self.taking == "stopped" or self.step % max(self.spec["memory_every"], SEAL_EVERY) == 0:
+            seal(self.share, self.step)
+            self.sealed_at = self.step
+
+    def vote(self, step: int) -> None:
+        """Enter a step; who is still in the one before needs the vote on that, too."""
+        is_wished = self.stop_at is not None and self.stop_at <= step
+        self.votes = {s: wish for s, wish in self.votes.items() if s == step - 1}
+        self.votes[step] = is_wished
+        _write(self.seat, json.dumps(self.votes))
+
+    def write_step(self) -> None:
+        """Let people see how far this one is."""
+        _write(self.folder / "step", str(self.step))
+
+    def word(self) -> dict[str, Any]:
+        """What it says of itself."""
+        generation = self.spec["generation"]
+        word = {
+            "generation": generation,
+            "rank": self.spec["rank"],
+            "taking": self.taking,
+            "step": self.step,
+            "meeting": self.meeting,
+            "failure": self.failure,
+            "loss": 1.0 / (1 + self.step),
+        }
+        if self.sealed_at is not None:
+            word["sealed_at"] = {"step": self.sealed_at, "generation": generation}
+        return word
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """One process: it goes from one generation to the next."""
+
+    part: Part
+    waiting: bytes = b""
+    line: socket.socket | None = None
+    agent_seen_s: float = field(default_factory=time.monotonic)
+
+    def run(self) -> int:
+        """Count until nobody has asked for long; the agent ends it otherwise."""
+        self._begin(self.part.spec)
+        while time.monotonic() < self.agent_seen_s + self.part.spec["orphan_s"]:
+            self._speak()
+            self._listen()
+            time.sleep(STEP_S)
+            part = self.part
+            if part.meeting and part.taking in {"rebuilding", "running"}:
+                part.go_on()
+        print("no agent came back", flush=True)
+        return 0
+
+    def _begin(self, spec: dict[str, Any]) -> None:
+        print(f"generation {spec['generation']} rank {spec['rank']} pid {os.getpid()}", flush=True)
+        self.part = Part(spec, spec["restore"]["step"], share_of(spec))
+        self.part.begin()
+
+    def _speak(self) -> None:
+        try:
+            if self.line is None:
+                self.line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self.line.settimeout(1.0)
+                self.line.connect(self.part.spec["socket"])
+                self.waiting = b""
+            self.line.sendall(json.dumps(self.part.word()).encode() + b"\n")
+        except OSError:
+            self._hang_up()
+
+    def _listen(self) -> None:
+        if self.line is None:
+            return
+        if select.select([self.line], [], [], 0)[0]:
+            try:
+                data = self.line.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                self._hang_up()
+                return
+            *lines, self.waiting = (self.waiting + data).split(b"\n")
+            for line in lines:
+                self._obey(json.loads(line))
+        self.agent_seen_s = time.monotonic()
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        part = self.part
+        if order["order"] == "join":
+            if order["generation"] != part.spec["generation"]:
+                self._begin(order["spec"])
+            return
+        if order["generation"] != part.spec["generation"]:
+            return  # It was meant for what is over.
+        match order["order"]:
+            case "meet":
+                part.meeting = order["address"]
+            case "stop":
+                part.stop_at = order["stop_at"]
+            case "abort":
+                print(f"aborted at step {part.step}", flush=True)
+                part.taking = "idle"
+            case "replicated":
+                pass
+            case _:
+                print(f"an order that nobody knows: {order}", flush=True)
+
+    def _hang_up(self) -> None:
+        if self.line is not None:
+            self.line.close()
+            self.line = None
+
+
+def main(spec: dict[str, Any]) -> int:
+    """Be one worker; the return value is the process's exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return FakeWorker(Part(spec, spec["restore"]["step"], share_of(spec))).run()
+
+
+def _write(path: Path, text: str) -> None:
+    early = path.with_suffix(".new")
+    early.write_text(text, encoding="ascii")
+    early.rename(path)

@@ -1,0 +1,197 @@
+"""Records and reports as JSON, and back: what comes from outside is checked against its type."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from agents.protocol import records
+
+T = TypeVar("T")
+
+MEMBERS_MAX = 100_000
+"""A list that is longer than this is not one of ours."""
+
+
+class WireError(ValueError):
+    """What arrived is not what it should be; the message says where and how."""
+
+
+def encode(value: object) -> bytes:
+    """Write a record in one line of JSON, the same bytes for the same record."""
+    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def decode(kind: type[T], data: bytes | str) -> T:
+    """Read a record of this kind; ``WireError`` says what is wrong with it."""
+    try:
+        raw = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{kind.__name__}: not JSON: {error}") from None
+    return read(kind, raw)
+
+
+def read(kind: type[T], raw: object) -> T:
+    """Check plain values, as JSON gives them, against a record's fields."""
+    any_kind: Any = kind
+    try:
+        value = _reader(any_kind)(raw)
+    except _Wrong as wrong:
+        raise WireError(f"{kind.__name__}{wrong.place}: {wrong.what}") from None
+    assert isinstance(value, kind)
+    return value
+
+
+def plain(value: object) -> Any:
+    """Return dictionaries, lists, numbers and texts in the place of records."""
+    kind: Any = type(value)
+    names = _field_names(kind)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a record; ``None``: it is none."""
+    is_record = dataclasses.is_dataclass(kind)
+    return tuple(field.name for field in dataclasses.fields(kind)) if is_record else None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+# ---- a reader for each type, made once ----------------------------------------------------------
+
+
+class _Wrong(Exception):  # noqa: N818 - never leaves this module
+    """The place grows on the way out, so that reading what is right pays nothing for it."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(what)
+        self.what, self.place = what, place
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[object], object]:
+    kind = getattr(kind, "__supertype__", kind)  # An identity is a text with a name of its own.
+    origin = typing.get_origin(kind)
+    if origin is types.UnionType or origin is typing.Union:
+        return _union_reader(kind)
+    if origin is typing.Literal:
+        return _literal_reader(kind)
+    if origin is tuple:
+        return _tuple_reader(kind)
+    if dataclasses.is_dataclass(kind):
+        return _record_reader(kind)
+    return _read_float if kind is float else _value_reader(kind)
+
+
+def _union_reader(kind: Any) -> Callable[[object], object]:
+    members = typing.get_args(kind)
+    kinds = [member for member in members if member is not types.NoneType]
+    assert len(kinds) == 1 < len(members), f"{kind}: only a value or nothing can be told apart"
+    reader = _reader(kinds[0])
+    return lambda raw: None if raw is None else reader(raw)
+
+
+def _literal_reader(kind: Any) -> Callable[[object], object]:
+    known = typing.get_args(kind)
+
+    def read_literal(raw: object) -> object:
+        if raw not in known or isinstance(raw, bool):
+            raise _Wrong(f"{_shown(raw)} is none of {', '.join(map(str, known))}")
+        return raw
+
+    return read_literal
+
+
+def _tuple_reader(kind: Any) -> Callable[[object], object]:
+    items = typing.get_args(kind)
+    readers = [_reader(item) for item in items if item is not Ellipsis]
+    is_any_length = items[-1] is Ellipsis
+
+    def of_each(raw: list[object]) -> list[Callable[[object], object]]:
+        return readers * len(raw) if is_any_length else readers
+
+    def read_tuple(raw: object) -> object:
+        if not isinstance(raw, list):
+            raise _Wrong(f"{_shown(raw)} is no list")
+        if len(raw) > MEMBERS_MAX:
+            raise _Wrong(f"{len(raw)} entries are too many")
+        if not is_any_length and len(raw) != len(readers):
+            raise _Wrong(f"{len(raw)} entries, not {len(readers)}")
+        values: list[object] = []
+        try:
+            for reader, each in zip(of_each(raw), raw, strict=True):
+                values.append(reader(each))
+        except _Wrong as wrong:
+            raise _Wrong(wrong.what, f"[{len(values)}]{wrong.place}") from None
+        return tuple(values)
+
+    return read_tuple
+
+
+def _record_reader(kind: Any) -> Callable[[object], object]:
+    # Annotations are texts in the modules that define records; this gives the types themselves.
+    hints = typing.get_type_hints(kind, vars(records) | vars(sys.modules[kind.__module__]))
+    readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
+    required = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+
+    def read_record(raw: object) -> object:
+        if not isinstance(raw, dict):
+            raise _Wrong(f"{_shown(raw)} is no object")
+        values: dict[str, object] = {}
+        for name, each in raw.items():
+            reader = readers.get(name)
+            if reader is None:
+                unknown = sorted(set(raw) - set(readers))
+                raise _Wrong(f"has {', '.join(map(str, unknown))}, which nobody knows")
+            try:
+                values[name] = reader(each)
+            except _Wrong as wrong:
+                raise _Wrong(wrong.what, f".{name}{wrong.place}") from None
+        for name in required:
+            if name not in values:
+                raise _Wrong(f"{name} is missing")
+        return kind(**values)
+
+    return read_record
+
+
+def _read_float(raw: object) -> object:
+    if not isinstance(raw, int | float) or isinstance(raw, bool):
+        raise _Wrong(f"{_shown(raw)} is not a number")
+    if not math.isfinite(raw):
+        raise _Wrong(f"{raw} is not finite")
+    return float(raw)
+
+
+_WORDS = {int: "a whole number", str: "a text", bool: "true or false"}
+
+
+def _value_reader(kind: Any) -> Callable[[object], object]:
+    assert kind in _WORDS, f"{kind} does not travel"
+
+    def read_value(raw: object) -> object:
+        if type(raw) is not kind:
+            raise _Wrong(f"{_shown(raw)} is not {_WORDS[kind]}")
+        return raw
+
+    return read_value
+
+
+def _shown(raw: object) -> str:
+    text = json.dumps(raw, default=str)
+    return text if len(text) <= 40 else f"{text[:40]}..."

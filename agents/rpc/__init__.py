@@ -1,0 +1,1 @@
+"""Signed HTTP between sailord and agents."""

@@ -1,0 +1,1 @@
+"""Snapshots in memory: kept, served, replicated and uploaded."""

@@ -1,0 +1,201 @@
+"""The embedded store as other processes of the machine see it, through sailord's Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.store import socket_frames
+from agents.store.interface import (
+    Changed,
+    Compacted,
+    Compare,
+    Entry,
+    Lease,
+    Order,
+    Outcome,
+    Put,
+    Snapshot,
+    StoreRefused,
+    StoreUnavailable,
+    WriteUnknown,
+    check_transaction,
+)
+from agents.store.socket_frames import FrameError
+
+RETRY_S = 0.05
+"""Between two attempts to connect."""
+
+
+class LostError(Exception):
+    """The connection went before an answer came."""
+
+
+class Line:
+    """One connection: questions out, answers back to whoever asked."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take over both directions."""
+        self._reader, self._writer = reader, writer
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Queue[Any]] = {}
+        self.is_up = True
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        try:
+            while (frame := await socket_frames.read_frame(self._reader)) is not None:
+                if frame.get("id") in self._answers:
+                    self._answers[frame["id"]].put_nowait(frame)
+        except FrameError:
+            pass  # As good as a line that broke.
+        finally:
+            self.is_up = False
+            self._writer.close()
+            for answers in self._answers.values():
+                answers.put_nowait(None)
+
+    async def close(self) -> None:
+        """Hang up; whoever still waits is told that the line is lost."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    async def ask(self, **question: object) -> Any:
+        """Return the result; raise the store's error, or ``LostError``."""
+        async with contextlib.aclosing(self.follow(**question)) as results:
+            async for result in results:
+                return result
+        raise LostError
+
+    async def follow(self, **question: object) -> AsyncGenerator[Any, None]:
+        """Yield result after result; raise the store's error, or ``LostError``."""
+        id_ = next(self._ids)
+        answers = self._answers[id_] = asyncio.Queue()
+        try:
+            if not self.is_up:
+                raise LostError
+            try:
+                socket_frames.write_frame(self._writer, {"id": id_, **question})
+                await self._writer.drain()
+            except ConnectionError:
+                self.is_up = False
+                raise LostError from None
+            while (frame := await answers.get()) is not None:
+                if "error" in frame:
+                    raise socket_frames.read_error(frame["error"])
+                yield frame["result"]
+            raise LostError
+        finally:
+            del self._answers[id_]
+            if question["do"] == "watch" and self.is_up:
+                socket_frames.write_frame(self._writer, {"id": id_, "do": "unwatch"})
+
+
+class RemoteStore:
+    """A store at the other end of a Unix socket."""
+
+    def __init__(self, path: Path, *, timeout_s: float) -> None:
+        """Connect when first asked; each call ends within ``timeout_s``."""
+        self._path, self._timeout_s = path, timeout_s
+        self._line: Line | None = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Hang up; watches end."""
+        self._is_closed = True
+        async with self._connecting:  # Whoever is connecting gives up first.
+            if self._line is not None:
+                await self._line.close()
+
+    async def get(self, key: str) -> Entry | None:
+        """Read one key."""
+        return socket_frames.read_entry(await self._repeat(do="get", key=key))
+
+    async def snapshot(self, prefix: str) -> Snapshot:
+        """Read all keys that begin so, at one revision."""
+        return socket_frames.read_snapshot(await self._repeat(do="snapshot", prefix=prefix))
+
+    async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
+        """Set a key whatever was there, and return the revision."""
+        return (await self.transact((), [Put(key, value, lease)])).revision
+
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+        """Carry out all orders if all compares hold, and none otherwise, in one revision."""
+        check_transaction(orders)
+        packed = socket_frames.pack_transaction(compares, orders)
+        sent = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                line = await self._connect()
+                sent = True
+                is_applied, revision = await line.ask(do="transact", **packed)
+        except (LostError, TimeoutError):
+            raise self._silence(WriteUnknown if sent else StoreUnavailable) from None
+        return Outcome(is_applied, revision)
+
+    async def grant(self, ttl_s: float) -> Lease:
+        """Open a lease."""
+        id_, granted_s = await self._repeat(do="grant", ttl_s=ttl_s)
+        return Lease(id_, granted_s)
+
+    async def keep(self, lease: int) -> bool:
+        """Give a lease its full time again; ``False``: it is gone."""
+        return bool(await self._repeat(do="keep", lease=lease))
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys."""
+        await self._repeat(do="revoke", lease=lease)
+
+    async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
+        """Yield each revision above ``after`` that changes a key which begins so."""
+        while not self._is_closed:
+            try:
+                line = await self._connect()
+                question = {"do": "watch", "prefix": prefix, "after": after}
+                async with contextlib.aclosing(line.follow(**question)) as results:
+                    async for result in results:
+                        news = socket_frames.read_news(result)
+                        after = news.revision
+                        yield news
+                        if isinstance(news, Compacted):
+                            return
+            except (LostError, StoreUnavailable):
+                await asyncio.sleep(RETRY_S)
+
+    async def _repeat(self, **question: object) -> Any:
+        """Ask what may be asked twice, until there is an answer or time is up."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    line = await self._connect()
+                    with contextlib.suppress(LostError):
+                        return await line.ask(**question)
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise self._silence(StoreUnavailable) from None
+
+    async def _connect(self) -> Line:
+        """Wait until there is a connection, as long as the caller may wait."""
+        async with self._connecting:
+            while not self._is_closed:
+                if self._line is not None and self._line.is_up:
+                    return self._line
+                try:
+                    self._line = Line(*await asyncio.open_unix_connection(self._path))
+                except PermissionError:
+                    raise StoreRefused(f"{self._path}: no permission to use the store") from None
+                except OSError:
+                    await asyncio.sleep(RETRY_S)
+        raise StoreUnavailable("the store is closed")
+
+    def _silence(
+        self, kind: type[StoreUnavailable] | type[WriteUnknown]
+    ) -> StoreUnavailable | WriteUnknown:
+        return kind(f"no answer from the store at {self._path} within {self._timeout_s:g} s")

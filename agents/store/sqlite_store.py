@@ -1,0 +1,227 @@
+"""The store inside sailord: nothing to install, and it survives a kill at any moment.
+
+Leases run by the time during which this process itself runs: while it is down or stopped they
+stand still, and after its start each has its full term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from agents.store.interface import (
+    Changed,
+    Compacted,
+    Compare,
+    Entry,
+    Lease,
+    Order,
+    Outcome,
+    Put,
+    Snapshot,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    check_transaction,
+)
+from agents.store.sqlite_file import Answer, Grant, Ledger, Revoke, Transaction, Write
+
+T = TypeVar("T")
+
+HISTORY_MAX = 5_000
+"""So many last revisions a watch can go back, at least."""
+TICK_S = 0.1
+"""How often leases are looked at."""
+TICK_S_MAX = 0.5
+"""What one look may take from a lease: what is missing, this process did not run."""
+FILE_MODE = 0o600
+
+
+class EmbeddedStore:
+    """The store's own process; ``serve`` lets others of the machine reach it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Take over a ledger that is open; ``open`` is what to call."""
+        self._ledger = ledger
+        # SQLite waits for the disk; the loop does not. One thread keeps everything in order.
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._waiting: list[tuple[Write, asyncio.Future[Answer]]] = []
+        self._is_wanted = asyncio.Event()
+        self._history = list(ledger.history())
+        self._compacted = ledger.compacted
+        self._change = asyncio.Event()
+        self._clock_s = 0.0
+        self._leases = {lease.id: lease for lease in ledger.leases()}
+        self._ends_s = {lease.id: lease.ttl_s for lease in ledger.leases()}
+        self._is_closed = False
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._run_leases())]
+
+    @classmethod
+    async def open(cls, path: Path, *, history_max: int = HISTORY_MAX) -> EmbeddedStore:
+        """Open the file, or make it; ``StoreUnavailable`` if another process has it."""
+        return cls(await asyncio.to_thread(_open_ledger, path, history_max))
+
+    async def close(self) -> None:
+        """Finish what was begun, end the watches and give the file back."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._tell_watches()
+        self._is_wanted.set()
+        self._tasks[1].cancel()
+        await asyncio.wait(self._tasks)
+        await self._ask(self._ledger.close)
+        self._thread.shutdown()
+
+    async def get(self, key: str) -> Entry | None:
+        """Read one key."""
+        self._check_open()
+        return await self._read(partial(self._ledger.get, key))
+
+    async def snapshot(self, prefix: str) -> Snapshot:
+        """Read all keys that begin so, at one revision."""
+        self._check_open()
+        return await self._read(partial(self._ledger.snapshot, prefix))
+
+    async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
+        """Set a key whatever was there, and return the revision."""
+        return (await self.transact((), [Put(key, value, lease)])).revision
+
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+        """Carry out all orders if all compares hold, and none otherwise, in one revision."""
+        check_transaction(orders)
+        answer = await self._put_in(Transaction(tuple(compares), tuple(orders)))
+        assert isinstance(answer, Outcome)
+        return answer
+
+    async def grant(self, ttl_s: float) -> Lease:
+        """Open a lease."""
+        if not 0 < ttl_s < 1e9:
+            raise StoreRefused(f"a lease of {ttl_s} s")
+        answer = await self._put_in(Grant(float(ttl_s)))
+        assert isinstance(answer, Lease)
+        return answer
+
+    async def keep(self, lease: int) -> bool:
+        """Give a lease its full time again; ``False``: it is gone."""
+        self._check_open()
+        if lease not in self._ends_s:
+            return False
+        self._ends_s[lease] = self._clock_s + self._leases[lease].ttl_s
+        return True
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys."""
+        await self._put_in(Revoke(lease))
+
+    async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
+        """Yield each revision above ``after`` that changes a key which begins so."""
+        while not self._is_closed:
+            change = self._change
+            last = self._compacted + len(self._history)
+            # A revision yet to come is one of another past: of a file that was there before.
+            if not self._compacted <= after <= last:
+                yield Compacted(last)
+                return
+            news = self._history[after - self._compacted :]
+            for changed in news:
+                after = changed.revision
+                below = tuple(each for each in changed.changes if each.key.startswith(prefix))
+                if below:
+                    yield Changed(changed.revision, below)
+            if not news:
+                await change.wait()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, question)
+
+    async def _read(self, question: Callable[[], T]) -> T:
+        try:
+            return await self._ask(question)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the store's file: {error}") from None
+
+    async def _put_in(self, write: Write) -> Answer:
+        self._check_open()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((write, answer))
+        self._is_wanted.set()
+        # Who gives up waiting must not take the answer from the writer.
+        result = await asyncio.shield(answer)
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+    async def _write(self) -> None:
+        """Carry out whatever waits, all of it with one flush, as long as the store is open."""
+        while not (self._is_closed and not self._waiting):
+            await self._is_wanted.wait()
+            self._is_wanted.clear()
+            batch, self._waiting = self._waiting, []
+            if not batch:
+                continue
+            try:
+                applied = await self._ask(partial(self._ledger.apply, [each for each, _ in batch]))
+            except Exception as error:  # A bug of ours: whoever asked stops over it.
+                for _, future in batch:
+                    future.set_exception(error)
+                continue
+            for (write, future), answer in zip(batch, applied.answers, strict=True):
+                self._follow_lease(write, answer)
+                future.set_result(answer)
+            if applied.changed:
+                self._history += applied.changed
+                del self._history[: applied.compacted - self._compacted]
+                self._compacted = applied.compacted
+                self._tell_watches()
+            if self._is_closed:
+                self._is_wanted.set()
+
+    def _follow_lease(self, write: Write, answer: Answer) -> None:
+        match write, answer:
+            case Grant(), Lease(id_, ttl_s):
+                self._leases[id_] = answer
+                self._ends_s[id_] = self._clock_s + ttl_s
+            case Revoke(lease), Outcome():
+                self._leases.pop(lease, None)
+                self._ends_s.pop(lease, None)
+            case _:
+                pass
+
+    def _tell_watches(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _run_leases(self) -> None:
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = loop.time()
+            self._clock_s += min(now_s - before_s, TICK_S_MAX)
+            before_s = now_s
+            over = [id_ for id_, end_s in self._ends_s.items() if end_s <= self._clock_s]
+            for id_ in over:
+                del self._ends_s[id_]  # From here on nobody can keep it.
+            # One whose end could not be stored is tried again with the next look.
+            ended = [id_ for id_ in self._leases if id_ not in self._ends_s]
+            await asyncio.gather(*map(self.revoke, ended), return_exceptions=True)
+
+
+def _open_ledger(path: Path, history_max: int) -> Ledger:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # SQLite gives its other files the mode of this one.
+        path.touch(mode=FILE_MODE)
+        return Ledger(path, history_max=history_max)
+    except OSError as error:
+        raise StoreRefused(f"{path} cannot be used as the store: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""Worker processes: forked, watched, told their ranks, ended."""

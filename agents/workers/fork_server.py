@@ -1,0 +1,165 @@
+"""The warm parent: it has imported what workers need, and forks one when it is asked to.
+
+``python -m agents.workers.fork_server SOCKET MODULE [ORPHAN_S]`` listens for the agent, serves one
+connection to its end before it takes the next, and so has done all that a dead agent asked for
+when a new one asks who lives. It outlives agents; workers outlive it. When no agent can ask any
+more, or none did for long and no worker is left, it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agents.workers.pidfd import process_start
+
+LINE_BYTES_MAX = 1 << 16
+LOOK_S = 1.0
+ORPHAN_S = 1800.0
+
+
+class Nursery:
+    """The children that it has, and where each one's folder is."""
+
+    def __init__(self, path: Path, module: ModuleType, orphan_s: float = ORPHAN_S) -> None:
+        self.module = module
+        self.path, self.orphan_s = path, orphan_s
+        self.asked_at = time.monotonic()
+        self.children: dict[int, Path] = {}
+        self.is_over = False
+        self.woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        early = path.with_name(f".{path.name}.new")
+        early.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(early))
+        early.chmod(0o600)
+        self.listener.listen(4)
+        self.inode = early.stat().st_ino
+        early.rename(path)
+
+    def run(self) -> None:
+        """Serve until an agent says that it is over, or none can ever ask again."""
+        while not (self.is_over or self._is_forgotten()):
+            if self._wait(self.listener):
+                self.asked_at = time.monotonic()
+                connection, _ = self.listener.accept()
+                with connection, contextlib.suppress(ConnectionError):
+                    self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        waiting = b""
+        while not self.is_over:
+            if not self._wait(connection):
+                continue
+            data = connection.recv(LINE_BYTES_MAX)
+            if not data:
+                return
+            *lines, waiting = (waiting + data).split(b"\n")
+            for line in lines:
+                # A dead agent's last wish counts, though nobody hears the answer.
+                answer = self._answer(json.loads(line))
+                with contextlib.suppress(BrokenPipeError):
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _is_forgotten(self) -> bool:
+        """Its address is gone, or no agent came for long and none of its workers lives."""
+        try:
+            is_reachable = self.path.stat().st_ino == self.inode
+        except OSError:
+            is_reachable = False
+        is_late = time.monotonic() > self.asked_at + self.orphan_s
+        return not is_reachable or (is_late and not self.children)
+
+    def _wait(self, end: socket.socket) -> bool:
+        ready, _, _ = select.select([end.fileno(), self.woken], [], [], LOOK_S)
+        if self.woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.woken, 4096)
+            self._reap()
+        return end.fileno() in ready
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        match asked["ask"]:
+            case "fork":
+                return {"pid": self._fork(Path(asked["folder"]), asked["spec"])}
+            case "end":
+                self.is_over = True
+            case _:
+                pass  # Whoever only wants to know that all before it is done.
+        return {}
+
+    def _fork(self, folder: Path, spec: dict[str, Any]) -> int:
+        go, gate = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(gate)
+            self._become_worker(folder, spec, go)
+        os.close(go)
+        self.children[pid] = folder
+        # It runs only once it is on record, so that no agent can ever overlook it.
+        record = {**spec, "pid": pid, "start": process_start(pid)}
+        early = folder / "process.new"
+        early.write_text(json.dumps(record), encoding="utf-8")
+        early.rename(folder / "process.json")
+        os.write(gate, b"!")
+        os.close(gate)
+        return pid
+
+    def _become_worker(self, folder: Path, spec: dict[str, Any], go: int) -> None:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.closerange(3, go)
+            os.closerange(go + 1, 1024)
+            if os.read(go, 1) == b"!":
+                os.close(go)
+                code = self.module.main(spec)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self.children:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                folder = self.children.pop(pid, None)
+                if folder is not None:
+                    with contextlib.suppress(OSError):
+                        (folder / "exit").write_text(str(os.waitstatus_to_exitcode(status)))
+                continue
+            return
+
+
+def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
+    """Import what workers need, then serve."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    Nursery(Path(path), importlib.import_module(module), float(orphan_s)).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

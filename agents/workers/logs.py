@@ -1,0 +1,61 @@
+"""What workers wrote: the end of it, or what came since somebody read last.
+
+The mark says how far each process was read: ``RANK:PROCESS:OFFSET``, with commas between. A rank
+that another process has taken over since then is read from that one's beginning.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from agents.protocol.records import Output, OutputPart
+
+BYTES_MAX = 1 << 18
+"""Of all ranks together, in one answer; who follows asks again."""
+MARK = re.compile(r"(?:[0-9]{1,5}:[A-Za-z0-9._-]{1,200}:[0-9]{1,15}(?:,(?!\Z)|\Z))*\Z", re.ASCII)
+
+
+def read_output(outputs: Mapping[int, Path], rank: int | None, mark: str) -> Output:
+    """Read one rank's output, or all; from the mark on, or the end of it if there is none."""
+    wanted = sorted(each for each in outputs if rank is None or each == rank)
+    known = dict(_marked(each) for each in mark.split(",") if each)
+    parts, marks = [], []
+    for each in wanted:
+        path = outputs[each]
+        process = path.parent.name
+        begin = known.get((each, process), 0) if mark else None
+        text, end = _read(path, begin, BYTES_MAX // len(wanted))
+        marks.append(f"{each}:{process}:{end}")
+        if text:
+            parts.append(OutputPart(each, text))
+    return Output(tuple(sorted(outputs)), tuple(parts), ",".join(marks))
+
+
+def _marked(text: str) -> tuple[tuple[int, str], int]:
+    rank, process, offset = text.split(":")
+    return (int(rank), process), int(offset)
+
+
+def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
+    """The text from there on, or of the last lines, and where it ends.
+
+    Half of a character at the end is left for the next time.
+    """
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            first = max(0, end - size) if begin is None else min(begin, end)
+            file.seek(first)
+            data = file.read(size)
+    except OSError:
+        return "", begin or 0
+    if begin is None and first > 0:  # A line of which only the end is left says little.
+        cut = data.find(b"\n") + 1
+        first, data = first + cut, data[cut:]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    return text, first + len(data) - len(decoder.getstate()[0])

@@ -1,0 +1,1 @@
+"""Aceso, as published, as a baseline."""

@@ -1,0 +1,288 @@
+"""Aceso's actions: what can be done for the stage that holds all others up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+from planner.baselines.aceso.cost import Config, Judged, Model, OwnStage
+
+# How each action moves the target's time, memory and communication; the order matters.
+ACTIONS: dict[str, tuple[int, int, int]] = {
+    "dec_op": (-1, -1, 0),
+    "inc_dp": (-1, -1, 1),
+    "dec_dp": (1, 1, -1),
+    "inc_tp": (-1, -1, 1),
+    "dec_tp": (1, 1, -1),
+    "inc_mbs": (-1, 1, 0),
+    "dec_mbs": (1, -1, 0),
+}
+_Way = tuple[float, OwnStage]
+"""What a stage would take (ms), changed so."""
+ROUNDS_MAX = 5
+"""Partners to which operators are moved in one action."""
+SIZES_MAX = 8
+"""Most GPUs of a stage in the public program."""
+
+
+def bottleneck(judged: Judged) -> int:
+    """The slowest stage, or over the memory limit the one that holds most."""
+    worth = judged.times_ms if judged.fits else judged.memory_mb
+    return max(range(len(worth)), key=lambda stage: (worth[stage], -stage))
+
+
+@dataclass(slots=True)
+class Actions:
+    """Applies actions to configurations, and remembers which partners were tried."""
+
+    model: Model
+    tried: set[tuple[Config, int, int]] = field(default_factory=set)
+    """Configuration, target and partner between which operators were moved already."""
+    _resizings: dict[object, tuple[_Way | None, _Way | None]] = field(default_factory=dict)
+    """Of stages, the quickest way to half and to twice the GPUs."""
+
+    def apply(self, action: str, config: Config, target: int) -> Config | None:
+        """The configuration after an action, or nothing where it cannot be done."""
+        verb, what = action.split("_")
+        if what == "op":
+            return self._shed(config, target)
+        if what == "mbs":
+            return self._resized(config, grow=verb == "inc")
+        stage = config.stages[target]
+        if verb == "inc":
+            changed = _doubled(stage, what)
+        else:
+            halved = _halved(stage, what)
+            if halved is None:
+                return None
+            changed = halved
+        return self._traded(config, target, changed)
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def _shed(self, config: Config, target: int) -> Config | None:
+        """Move operators towards stages with time, or memory, to spare."""
+        start, by_time = config, self.model.judge(config).fits
+        for _ in range(ROUNDS_MAX):
+            judged = self.model.judge(config)
+            if judged.fits != by_time:
+                break  # What was over the limit fits now; going on for time would undo it.
+            partner = self._partner(judged, target)
+            if partner is None:
+                break
+            self.tried.add((config, target, partner))
+            moved = None
+            for goal in self._goals(judged, target, partner):
+                moved = self._shifted(config, target, partner, goal, by_time=by_time)
+                if moved is not None:
+                    break
+            if moved is None or moved == config:
+                break
+            config = moved
+            target = bottleneck(self.model.judge(config))
+        return None if config == start else config
+
+    def _partner(self, judged: Judged, target: int) -> int | None:
+        worth = judged.efficient_ms if judged.fits else [-mb for mb in judged.memory_mb]
+        open_stages = [
+            stage
+            for stage in range(len(worth))
+            if stage != target
+            and (judged.config, target, stage) not in self.tried
+            and (worth[stage] > 0 or not judged.fits)
+        ]
+        return max(open_stages, key=lambda stage: (worth[stage], -stage), default=None)
+
+    def _goals(self, judged: Judged, target: int, partner: int) -> list[float]:
+        if not judged.fits:
+            return [self.model.inputs.memory_mb]
+        most = judged.compute_ms[target]
+        gap = most - judged.compute_ms[partner]
+        return [most - gap * share for share in (0.4, 0.2, 0.0)]
+
+    def _shifted(
+        self, config: Config, target: int, partner: int, goal: float, *, by_time: bool
+    ) -> Config | None:
+        """From target to partner each stage passes on as few operators as bring it below goal."""
+        stages = list(config.stages)
+        step = 1 if partner > target else -1
+        for giver in range(target, partner, step):
+            one, other = stages[giver], stages[giver + step]
+            for count in range(one.end - one.first):
+                if step > 0:
+                    left, taker = (
+                        one._replace(end=one.end - count),
+                        other._replace(first=other.first - count),
+                    )
+                else:
+                    left, taker = (
+                        one._replace(first=one.first + count),
+                        other._replace(end=other.end + count),
+                    )
+                if self._worth(left, config, giver, by_time=by_time) < goal:
+                    stages[giver], stages[giver + step] = left, taker
+                    break
+            else:
+                return None
+        if self._worth(stages[partner], config, partner, by_time=by_time) >= goal:
+            return None
+        return replace(config, stages=tuple(stages))
+
+    def _worth(self, stage: OwnStage, config: Config, index: int, *, by_time: bool) -> float:
+        if by_time:
+            return self.model.predicted_ms(stage, config.micro_batch)
+        behind = len(config.stages) - 1 - index
+        return self.model.memory_mb(stage, config.micro_batch, behind=behind)
+
+    # -- GPUs -------------------------------------------------------------------------------------
+
+    def _traded(self, config: Config, target: int, changed: OwnStage) -> Config | None:
+        """Change the target's GPUs, and those of others so that the number of all stays."""
+        if not self._is_possible(changed, config):
+            return None
+        grows = changed.gpus > config.stages[target].gpus
+        givers, takers = self._sorted_others(config, target)
+        for index, counterpart in (givers if grows else takers)[: len(config.stages) - 1]:
+            stages = {target: changed, index: counterpart}
+            stages, spare = self._balanced(config, stages, givers, takers)
+            if spare:
+                continue
+            result = replace(
+                config,
+                stages=tuple(stages.get(i, stage) for i, stage in enumerate(config.stages)),
+            )
+            if self._keeps_nodes(result):
+                return result
+        return None
+
+    def _sorted_others(
+        self, config: Config, target: int
+    ) -> tuple[list[tuple[int, OwnStage]], list[tuple[int, OwnStage]]]:
+        """The others on half the GPUs, least time first, and on twice as many, most time first."""
+        halves: list[tuple[float, int, OwnStage]] = []
+        doubles: list[tuple[float, int, OwnStage]] = []
+        for index, stage in enumerate(config.stages):
+            if index == target:
+                continue
+            key = (stage, config.micro_batch, len(config.stages))
+            if key not in self._resizings:
+                self._resizings[key] = (
+                    self._best_way(stage, _halved, config),
+                    self._best_way(stage, _doubled, config),
+                )
+            for found, best in zip((halves, doubles), self._resizings[key], strict=True):
+                if best is not None:
+                    found.append((best[0], index, best[1]))
+        halves.sort(key=lambda one: one[:2])
+        doubles.sort(key=lambda one: (-one[0], one[1]))
+        return [one[1:] for one in halves], [one[1:] for one in doubles]
+
+    def _best_way(
+        self, stage: OwnStage, change: Callable[[OwnStage, str], OwnStage | None], config: Config
+    ) -> _Way | None:
+        """The quickest of the ways to change a stage's GPUs."""
+        ways = [way for way in (change(stage, "tp"), change(stage, "dp")) if way]
+        return min(
+            (
+                (self.model.predicted_ms(way, config.micro_batch), way)
+                for way in ways
+                if self._is_possible(way, config)
+            ),
+            default=None,
+        )
+
+    def _balanced(
+        self,
+        config: Config,
+        stages: dict[int, OwnStage],
+        givers: list[tuple[int, OwnStage]],
+        takers: list[tuple[int, OwnStage]],
+    ) -> tuple[dict[int, OwnStage], int]:
+        """Let further stages give what is still missing, then others take what is left over.
+
+        Also says how many GPUs are spare in the end, fewer than 0 where some are missing.
+        """
+        stages = dict(stages)
+        spare = sum(config.stages[index].gpus - stage.gpus for index, stage in stages.items())
+        for index, stage in givers:
+            if spare < 0 and index not in stages:
+                stages[index] = stage
+                spare += config.stages[index].gpus - stage.gpus
+        for index, stage in takers:
+            wanted = stage.gpus - config.stages[index].gpus
+            if wanted <= spare and index not in stages:
+                stages[index] = stage
+                spare -= wanted
+        return stages, spare
+
+    def _is_possible(self, stage: OwnStage, config: Config) -> bool:
+        inputs = self.model.inputs
+        return (
+            stage.t <= inputs.tp_max
+            and stage.gpus <= inputs.gpus - (len(config.stages) - 1)
+            and (stage.gpus <= SIZES_MAX or self.model.repairs.any_size)
+            and self.model.key(stage, config.micro_batch) is not None
+        )
+
+    def _keeps_nodes(self, config: Config) -> bool:
+        """No stage reaches from one node into the next, unless it has whole nodes."""
+        node = self.model.inputs.gpus_per_node
+        ends = list(accumulate((stage.gpus for stage in config.stages), initial=0))
+        return all(
+            end <= (first // node + 1) * node or (first % node == 0 and end % node == 0)
+            for first, end in pairwise(ends)
+        )
+
+    # -- micro batches ----------------------------------------------------------------------------
+
+    def _resized(self, config: Config, *, grow: bool) -> Config | None:
+        """The next micro batch size; every stage chooses its degrees anew."""
+        sizes = self.model.inputs.micro_batches
+        position = sizes.index(config.micro_batch) + (1 if grow else -1)
+        if not 0 <= position < len(sizes):
+            return None
+        stages = []
+        for index, stage in enumerate(config.stages):
+            behind = len(config.stages) - 1 - index
+            ways = [
+                (self._price(way, sizes[position], behind), way)
+                for way in _degrees(stage, self.model.inputs.tp_max)
+                if self.model.key(way, sizes[position]) is not None
+            ]
+            if not ways:
+                return None
+            stages.append(min(ways)[1])
+        return Config(sizes[position], tuple(stages))
+
+    def _price(self, stage: OwnStage, micro_batch: int, behind: int) -> float:
+        price = self.model.predicted_ms(stage, micro_batch) * stage.gpus
+        memory = self.model.memory_mb(stage, micro_batch, behind=behind)
+        return price + (10 * memory if memory > self.model.inputs.memory_mb else 0.0)
+
+
+def _degrees(stage: OwnStage, tp_max: int) -> Iterator[OwnStage]:
+    t = 1
+    while t <= tp_max and stage.gpus % t == 0:
+        yield _with(stage, t=t, d=stage.gpus // t)
+        t *= 2
+
+
+def _with(stage: OwnStage, *, t: int, d: int) -> OwnStage:
+    return OwnStage(stage.first, stage.end, t, d)
+
+
+def _doubled(stage: OwnStage, what: str) -> OwnStage:
+    return (
+        _with(stage, t=2 * stage.t, d=stage.d)
+        if what == "tp"
+        else _with(stage, t=stage.t, d=2 * stage.d)
+    )
+
+
+def _halved(stage: OwnStage, what: str) -> OwnStage | None:
+    degree = stage.t if what == "tp" else stage.d
+    if degree % 2:
+        return None
+    half = degree // 2
+    return _with(stage, t=half, d=stage.d) if what == "tp" else _with(stage, t=stage.t, d=half)

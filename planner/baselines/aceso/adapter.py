@@ -1,0 +1,98 @@
+"""Aceso's inputs and plans, from and to the common terms."""
+
+from __future__ import annotations
+
+from planner.baselines.aceso.cost import Inputs, Key, OwnPlan, Row
+from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared.equal_gpus import Fleet, Shape
+from planner.baselines.shared.equal_nodes import bytes_per_s_within
+from planner.compare.interface import Case, Mode
+from simulator.models.layers import FLOAT_BYTES
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
+from simulator.spec.plan import Pipeline, Plan
+
+MB = 2.0**20
+SAMPLES = (1, 2, 4, 8)
+"""Micro batches of which profiles are made."""
+TOKEN_BYTES = 4
+"""What the first operator receives per token."""
+
+
+def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> Inputs:
+    """What Aceso would be told of a fleet.
+
+    ``published`` tries the four usual micro batch sizes, of all replicas together; ``fixed`` as
+    many as keep every replica of the widest stage busy.
+    """
+    job, costs = case.job, case.costs
+    width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]
+    recompute = fleets.recompute_of(job)
+    degrees = fleets.tp_degrees(case, fleet.gpus_per_machine)
+    rows: dict[str, dict[Key, Row]] = {name: {} for name in _ROWS}
+    sent = [costs.output_bytes(layer) / MB for layer in range(costs.layer_count)]
+    received = [TOKEN_BYTES * job.sequence / MB, *sent[:-1]]
+    for key in ((b, t) for b in SAMPLES for t in degrees):
+        b, t = key
+        times = costs.times(fleet.gpu, tp=t, samples=b)
+        again = times.forward.copy() if recompute == "full" else 0 * times.forward
+        again[-1] = 0.0  # The head has nothing to recompute.
+        kept = costs.kept_bytes(tp=t, samples=b, recompute=recompute)
+        scratch = costs.workspace_bytes(tp=t, samples=b, recompute=recompute)
+        rows["forward_ms"][key] = tuple(1e3 * float(s) for s in times.forward)
+        rows["backward_ms"][key] = tuple(1e3 * float(s) for s in times.backward + again)
+        rows["in_mb"][key] = tuple(b * mb for mb in received)
+        rows["out_mb"][key] = tuple(b * mb for mb in sent)
+        rows["weights_mb"][key] = tuple(width * float(p) / MB for p in costs.parameters(t))
+        rows["kept_mb"][key] = tuple(float(k) / MB for k in kept)
+        rows["scratch_forward_mb"][key] = (0.0,) * costs.layer_count
+        rows["scratch_backward_mb"][key] = tuple(float(s) / MB for s in scratch)
+    largest = max(SAMPLES) * (fleet.gpus if mode == "fixed" else 1)
+    sizes = [1 << k for k in range(largest.bit_length()) if job.global_batch % (1 << k) == 0]
+    halves = 1 if job.precision == "fp32" else 2
+    return Inputs(
+        **rows,
+        within_mb_per_ms=bytes_per_s_within(case, fleet.place) / 1e3 / MB,
+        between_mb_per_ms=fleets.bytes_per_s_between(case, fleet) / 1e3 / MB,
+        gpus=fleet.gpus,
+        gpus_per_node=fleet.gpus_per_machine,
+        memory_mb=case.sites.capacity_bytes(fleet.place) / MB,
+        batch=job.global_batch,
+        micro_batches=tuple(sizes),
+        tp_max=max(degrees),
+        # In 16 bit the exact copy and the moments are twice as wide as the weights.
+        copies_main=0 if halves == 1 else 2,
+        copies_optimizer=moments * halves,
+    )
+
+
+_ROWS = (
+    "forward_ms",
+    "backward_ms",
+    "in_mb",
+    "out_mb",
+    "weights_mb",
+    "kept_mb",
+    "scratch_forward_mb",
+    "scratch_backward_mb",
+)
+
+
+def to_plan(own: OwnPlan, job: Job, fleet: Fleet) -> Plan | str:
+    """The plan in common terms, or why it has no such form.
+
+    As many pipelines as all data degrees allow; what is left of a degree splits a micro batch.
+    """
+    shapes = [
+        Shape((stage.first, stage.end), stage.t, stage.d, fleets.recompute_of(job))
+        for stage in own.config.stages
+    ]
+    pipelines, one = fleets.folded(shapes)
+    size, rest = divmod(own.config.micro_batch, pipelines)
+    assert rest == 0, "every data degree divides the micro batch"
+    counts = fleets.even_counts(job, size=size, pipelines=pipelines)
+    if isinstance(counts, str):
+        return counts
+    stages = fleets.hand_out_stages(fleet, [one] * pipelines)
+    if stages is None:
+        return "its TP groups do not fit into the machines"
+    return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))

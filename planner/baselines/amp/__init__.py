@@ -1,0 +1,1 @@
+"""AMP, as published, as a baseline."""

@@ -1,0 +1,1 @@
+"""Atlas, as published, as a baseline."""

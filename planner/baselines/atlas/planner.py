@@ -1,0 +1,208 @@
+"""Atlas: whole stages go to regions, so that only pipeline traffic crosses between regions.
+
+The planner enumerates stages, micro batch and replicas; TP is as wide as a machine. Regions take
+as many stages as they can hold, the one with most GPUs first, and the common simulator scores
+each layout. It knows one GPU kind, so it runs once per kind, and the lists are merged.
+
+The publication also merges sends that cross regions in time; that is not modelled. ``published``
+never tries the largest number of replicas, and counts the GPUs of a region as if they stood in
+one zone; ``fixed`` mends both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.baselines.shared.equal_gpus import (
+    micro_batch_sizes,
+    proposal,
+    ranked,
+    recompute_of,
+    tp_degrees,
+)
+from planner.baselines.shared.equal_nodes import (
+    Nodes,
+    equal_cuts,
+    equal_nodes,
+    even_plan,
+    fits,
+    gpu_kinds,
+)
+from planner.compare.interface import Case, Mode, Proposal
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.spec.plan import Place, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region and how many GPUs each of its zones has."""
+
+    name: str
+    zone_gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the enumeration runs over."""
+
+    regions: tuple[Region, ...]
+    tp: int
+    layer_count: int
+    global_batch: int
+    micro_batches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Atlas' own plan: the region of every stage, with all its replicas."""
+
+    pp: int
+    dp: int
+    tp: int
+    micro_batch_size: int
+    stage_regions: tuple[str, ...]
+
+
+def place_stages(
+    regions: Sequence[Region], *, pp: int, dp: int, tp: int, mode: Mode
+) -> tuple[str, ...] | None:
+    """Fill regions with stages, most GPUs first; ``None`` if stages remain."""
+    placed: list[str] = []
+    for region in sorted(regions, key=lambda region: -sum(region.zone_gpus)):
+        if mode == "published":
+            # Kept: a group cannot stand in two zones, but the sum of their GPUs is counted.
+            stages = sum(region.zone_gpus) // (tp * dp)
+        else:
+            stages = sum(gpus // tp for gpus in region.zone_gpus) // dp
+        placed += [region.name] * min(pp - len(placed), stages)
+    return tuple(placed) if len(placed) == pp else None
+
+
+def layouts(inputs: Inputs, mode: Mode, shape_fits: Callable[[int, int], bool]) -> Iterator[Layout]:
+    """All layouts; ``shape_fits`` says whether so many stages hold such a micro batch."""
+    for pp in range(1, inputs.layer_count):
+        for size in sorted(inputs.micro_batches):
+            if not shape_fits(pp, size):
+                break
+            dp_max = inputs.global_batch // size
+            if mode == "published":
+                dp_max -= 1  # Kept: the upper bound is exclusive.
+            for dp in range(1, dp_max + 1):
+                regions = place_stages(inputs.regions, pp=pp, dp=dp, tp=inputs.tp, mode=mode)
+                if regions is None:
+                    break  # More replicas need no less room.
+                yield Layout(pp, dp, inputs.tp, size, regions)
+
+
+def search(
+    inputs: Inputs,
+    mode: Mode,
+    shape_fits: Callable[[int, int], bool],
+    seconds: Callable[[Layout], float],
+) -> list[tuple[float, Layout]]:
+    """Every layout with its time, the fastest first."""
+    scored = [(seconds(layout), layout) for layout in layouts(inputs, mode, shape_fits)]
+    return sorted(
+        scored, key=lambda s: (s[0], s[1].pp * s[1].dp * s[1].tp, s[1].pp, s[1].micro_batch_size)
+    )
+
+
+# -- the case -------------------------------------------------------------------------------------
+
+
+def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> Inputs | None:
+    """The regions of one GPU kind, by name; ``None`` where no machine serves."""
+    degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
+    if not nodes.places or not degrees:
+        return None
+    zones: dict[str, int] = {}
+    if mode == "published":
+        # Kept with the sum over zones: the rests of machines count too.
+        for pool in case.cluster.pools:
+            if pool.gpu == nodes.places[0].gpu and pool.gpus > 0:
+                zones[pool.zone] = zones.get(pool.zone, 0) + pool.gpus
+    else:
+        for place in nodes.places:
+            zones[place.zone] = zones.get(place.zone, 0) + nodes.gpus_per_node
+    regions: dict[str, list[int]] = {}
+    for zone, gpus in sorted(zones.items()):
+        regions.setdefault(_region(case, zone), []).append(gpus)
+    return Inputs(
+        regions=tuple(Region(name, tuple(counts)) for name, counts in sorted(regions.items())),
+        tp=degrees[-1],
+        layer_count=case.costs.layer_count,
+        global_batch=case.job.global_batch,
+        micro_batches=micro_batch_sizes(case.job),
+    )
+
+
+def _region(case: Case, zone: str) -> str:
+    declared = dict(case.cluster.zone_regions)
+    return declared.get(zone) or case.cluster.catalogue.zones.get(zone) or zone
+
+
+def to_plan(layout: Layout, case: Case, nodes: Nodes) -> Plan | str:
+    """The layout in the common form: the zones of a region are filled one after the other."""
+    free: dict[str, list[Place]] = {}
+    for place in nodes.groups(layout.tp):
+        free.setdefault(_region(case, place.zone), []).append(place)
+    groups: list[Place] = []
+    for region in layout.stage_regions:
+        here = free.get(region, [])
+        if len(here) < layout.dp:
+            return f"the zones of {region} run out of machines with {layout.tp} free GPUs"
+        groups += here[: layout.dp]
+        del here[: layout.dp]
+    return even_plan(
+        groups,
+        equal_cuts(case.costs.layer_count, layout.pp),
+        tp=layout.tp,
+        dp=layout.dp,
+        micro_batch_size=layout.micro_batch_size,
+        job=case.job,
+        recompute=recompute_of(case.job),
+    )
+
+
+class AtlasPlanner:
+    """Every layout of every GPU kind, by the time that the common simulator gives it."""
+
+    name = "atlas"
+
+    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+        """Layouts that have no common plan come last, with the reason."""
+        simulator = EventEstimator(case.costs, case.network, case.sites)
+        found: list[tuple[int, Proposal]] = []
+        for kind in gpu_kinds(case.cluster):
+            nodes = equal_nodes(case.cluster, [kind])
+            inputs = inputs_from(case, nodes, mode)
+            if inputs is None:
+                continue
+            plans: dict[Layout, Plan | str] = {}
+
+            def shape_fits(pp: int, size: int, nodes: Nodes = nodes, tp: int = inputs.tp) -> bool:
+                """One pipeline is judged, wherever it stands: it has the most in flight."""
+                plan = even_plan(
+                    nodes.places[:1] * pp,
+                    equal_cuts(case.costs.layer_count, pp),
+                    tp=tp,
+                    dp=1,
+                    micro_batch_size=size,
+                    job=case.job,
+                    recompute=recompute_of(case.job),
+                )
+                return isinstance(plan, Plan) and fits(case, plan)
+
+            def seconds(
+                layout: Layout, nodes: Nodes = nodes, plans: dict[Layout, Plan | str] = plans
+            ) -> float:
+                plan = plans[layout] = to_plan(layout, case, nodes)
+                return math.inf if isinstance(plan, str) else simulator.estimate(plan).iteration_s
+
+            found += [
+                (layout.pp * layout.dp * layout.tp, proposal(time, plans[layout]))
+                for time, layout in search(inputs, mode, shape_fits, seconds)
+            ]
+        return ranked(found)

@@ -1,0 +1,1 @@
+"""DTFM, as published, as a baseline."""

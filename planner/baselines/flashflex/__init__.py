@@ -1,0 +1,1 @@
+"""FlashFlex, as published, as a baseline."""

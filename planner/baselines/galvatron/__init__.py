@@ -1,0 +1,1 @@
+"""Galvatron, as published, as a baseline."""

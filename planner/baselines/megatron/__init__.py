@@ -1,0 +1,1 @@
+"""The Megatron rule of thumb, as published, as a baseline."""

@@ -1,0 +1,165 @@
+"""The Megatron rule of thumb: the least model parallelism that fits, data parallelism for the rest.
+
+There is no search and no estimate of time (``seconds`` is NaN): TP grows within a node before
+the pipeline grows, and the first shape that fits is the one plan. A cluster of several GPU kinds
+is taken as one, and the smallest memory counts.
+
+``published`` judges by hand, as the guidance does: 16 bytes per parameter and what is kept of
+the activations. ``fixed`` asks the common memory model, as a person would who simply tries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.baselines.shared.equal_gpus import (
+    micro_batch_sizes,
+    proposal,
+    recompute_of,
+    tp_degrees,
+)
+from planner.baselines.shared.equal_nodes import (
+    Nodes,
+    divisors,
+    equal_cuts,
+    equal_nodes,
+    even_plan,
+    fits,
+    gpu_kinds,
+)
+from planner.compare.interface import Case, Mode, Proposal
+from simulator.spec.plan import Plan
+
+STATE_BYTES_PER_PARAMETER = 16
+"""fp32: weight, gradient and two moments; mixed precision: 2 + 2 + 12."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the rule looks at; rows have one number per layer."""
+
+    gpus: int
+    gpus_per_node: int
+    memory_bytes: float
+    """Of the smallest GPU."""
+    global_batch: int
+    micro_batches: tuple[int, ...]
+    parameters: Mapping[int, Sequence[float]]
+    """Per GPU, by TP degree; the degrees to try are its keys."""
+    kept_bytes: Mapping[tuple[int, int], Sequence[float]]
+    """Activations per GPU of one micro batch, by (TP degree, micro batch)."""
+
+    @property
+    def layer_count(self) -> int:
+        return len(next(iter(self.parameters.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The rule's own plan."""
+
+    tp: int
+    pp: int
+    dp: int
+    micro_batch_size: int
+
+
+def stage_bytes_max(inputs: Inputs, shape: Shape) -> float:
+    """Memory of the fullest stage, by hand."""
+    parameters = inputs.parameters[shape.tp]
+    kept = inputs.kept_bytes[shape.tp, shape.micro_batch_size]
+    micro_batches = inputs.global_batch // (shape.dp * shape.micro_batch_size)
+    return max(
+        STATE_BYTES_PER_PARAMETER * sum(parameters[first:end])
+        + sum(kept[first:end]) * min(shape.pp - stage, micro_batches)
+        for stage, (first, end) in enumerate(pairwise(equal_cuts(inputs.layer_count, shape.pp)))
+    )
+
+
+def fits_by_hand(inputs: Inputs, shape: Shape) -> bool:
+    """Whether the fullest stage stays within the smallest GPU."""
+    return stage_bytes_max(inputs, shape) <= inputs.memory_bytes
+
+
+def search(inputs: Inputs, shape_fits: Callable[[Shape], bool]) -> Shape | None:
+    """The first shape that fits, with its largest micro batch; ``None`` when nothing does."""
+    degrees = [tp for tp in sorted(inputs.parameters) if inputs.gpus_per_node % tp == 0]
+    if not degrees or inputs.gpus == 0:
+        return None
+    deeper = [
+        (degrees[-1], pp)
+        for pp in divisors(inputs.gpus // degrees[-1])
+        if 1 < pp <= inputs.layer_count
+    ]
+    for tp, pp in [*((tp, 1) for tp in degrees), *deeper]:
+        dp = inputs.gpus // (tp * pp)
+        for size in sorted(inputs.micro_batches, reverse=True):
+            if inputs.global_batch % (dp * size) == 0:
+                shape = Shape(tp, pp, dp, size)
+                if shape_fits(shape):
+                    return shape
+    return None
+
+
+# -- the case -------------------------------------------------------------------------------------
+
+
+def inputs_from(case: Case, nodes: Nodes) -> Inputs:
+    """The rule's numbers for these nodes of a case."""
+    costs, sizes = case.costs, micro_batch_sizes(case.job)
+    degrees = tp_degrees(case, nodes.gpus_per_node)
+    recompute = recompute_of(case.job)
+    return Inputs(
+        gpus=nodes.gpus,
+        gpus_per_node=nodes.gpus_per_node,
+        memory_bytes=min((case.sites.capacity_bytes(place) for place in nodes.places), default=0.0),
+        global_batch=case.job.global_batch,
+        micro_batches=sizes,
+        parameters={tp: costs.parameters(tp).tolist() for tp in degrees},
+        kept_bytes={
+            (tp, size): costs.kept_bytes(tp=tp, samples=size, recompute=recompute).tolist()
+            for tp in degrees
+            for size in sizes
+        },
+    )
+
+
+def to_plan(shape: Shape, case: Case, nodes: Nodes) -> Plan | str:
+    """The shape in the common form."""
+    return even_plan(
+        nodes.groups(shape.tp),
+        equal_cuts(case.costs.layer_count, shape.pp),
+        tp=shape.tp,
+        dp=shape.dp,
+        micro_batch_size=shape.micro_batch_size,
+        job=case.job,
+        recompute=recompute_of(case.job),
+    )
+
+
+def shape_for(case: Case, nodes: Nodes, mode: Mode) -> Shape | None:
+    """What the rule says of these nodes."""
+    inputs = inputs_from(case, nodes)
+    if mode == "published":
+        return search(inputs, lambda shape: fits_by_hand(inputs, shape))
+
+    def really_fits(shape: Shape) -> bool:
+        plan = to_plan(shape, case, nodes)
+        return isinstance(plan, Plan) and fits(case, plan)
+
+    return search(inputs, really_fits)
+
+
+class MegatronPlanner:
+    """One plan, on all GPUs that are up."""
+
+    name = "megatron"
+
+    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+        """The plan of the rule, or nothing when nothing fits."""
+        nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
+        shape = shape_for(case, nodes, mode)
+        return () if shape is None else (proposal(math.nan, to_plan(shape, case, nodes)),)

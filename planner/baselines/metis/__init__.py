@@ -1,0 +1,1 @@
+"""Metis, as published, as a baseline."""

@@ -1,0 +1,1 @@
+"""Oobleck, as published, as a baseline."""

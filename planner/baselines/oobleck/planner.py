@@ -1,0 +1,409 @@
+"""Oobleck: a template of a pipeline for every number of nodes, and the best mix of templates.
+
+Templates come from a divide and conquer over layers and nodes; instances of them fill all nodes,
+with micro batches shared out so that all take about as long (Jang and others, SOSP 2023). It
+knows equal nodes, so it runs once per GPU kind, on nodes of a power of two of GPUs. Its recovery
+(a smaller template takes over, or nodes are borrowed or merged) is a policy for changes, not a
+plan, and has no part here; ``copies`` keeps templates small enough for so many of them.
+
+The GPUs of a stage share its work in Oobleck's estimate; in common terms that is tensor
+parallelism where the job allows the degree, else a split of each micro batch. Both modes are the
+same: none of its quirks is a defect to mend. Templates and mixes are bounded by counts, small
+mixes first, where the published program solves integer programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared.equal_gpus import Fleet, Shape
+from planner.compare.interface import Case, Mode, Proposal
+from simulator.inputs.plan_check import share_out
+from simulator.models.layers import FLOAT_BYTES
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Plan
+
+STATES_PER_PARAMETER = 6
+"""Copies of the parameters that Oobleck counts, to find the fewest nodes that hold the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What Oobleck knows of a job on equal nodes; any unit of time will do."""
+
+    forward: tuple[float, ...]
+    """Of each layer, for one micro batch on one GPU."""
+    backward: tuple[float, ...]
+    within: Mapping[int, tuple[float, ...]]
+    """All-reduce of each layer among so many GPUs of a node, by powers of two."""
+    between: tuple[float, ...]
+    """All-reduce of the first layer among so many pipelines, from 0 on."""
+    memory_bytes: tuple[float, ...]
+    """Of each layer: 6 x its parameters and its activations."""
+    node_memory_bytes: float
+    nodes: int
+    gpus_per_node: int
+    micro_batches: int
+    copies: int = 1
+    """Pipelines that must be there at least: one more than the failures to survive."""
+    template_nodes_max: int = 8
+    mixes_max: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A pipeline for a number of nodes: its stages as (first layer, last layer, GPUs)."""
+
+    nodes: int
+    time: float
+    slowest: int
+    stages: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """Equal pipelines of one template, each with its number of micro batches."""
+
+    template: Template
+    count: int
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPlan:
+    """A mix of templates that uses all nodes, and Oobleck's time for an iteration."""
+
+    time: float
+    mix: tuple[Instances, ...]
+
+
+# Cost ------------------------------------------------------------------------------------------
+
+
+def stage_time(inputs: Inputs, first: int, last: int, gpus: int) -> float:
+    """Forward and backward of a stage within one node, with an all-reduce per layer in each."""
+    work = sum(inputs.forward[first : last + 1]) + sum(inputs.backward[first : last + 1])
+    return work / gpus + 2 * sum(inputs.within[gpus][first : last + 1])
+
+
+def pipeline_time(stages: Sequence[float]) -> tuple[float, int]:
+    """The time of stages in a row, and the slowest of them; the last one among equals.
+
+    All stages once, the slowest for the rest of the micro batches (quirk, kept: as many as make
+    two per stage, where the paper has four), and all from the slowest on once more.
+    """
+    if len(stages) == 1:
+        return 4 * stages[0], 0  # Kept as published: the formula below would make it five.
+    slowest = max(range(len(stages)), key=lambda i: (stages[i], i))
+    steady = (2 * len(stages) + slowest + 1) * stages[slowest]
+    return sum(stages) + steady + sum(stages[slowest:]), slowest
+
+
+# Templates -------------------------------------------------------------------------------------
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Pipelines:
+    """The best pipelines of so many stages on some GPUs, for all ranges [row, column) of layers."""
+
+    total: Array
+    sum: Array
+    slowest: Array
+    slowest_index: Array
+    from_slowest: Array
+    parts: tuple[tuple[_Pipelines, _Pipelines], ...] = ()
+    part: Array | None = None
+    cut: Array | None = None
+    gpus: int = 0
+    """Of the one stage, where there is just one."""
+    stages: int = 1
+
+    def split(self, first: int, end: int) -> list[tuple[int, int, int]]:
+        """The stages of one range."""
+        if self.part is None or self.cut is None:
+            return [(first, end - 1, self.gpus)]
+        left, right = self.parts[int(self.part[first, end])]
+        cut = int(self.cut[first, end])
+        return left.split(first, cut) + right.split(cut, end)
+
+
+class Templates:
+    """Templates of one job, found by splitting nodes, then halving the GPUs of the last node."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.layers = len(inputs.forward)
+        self._found: dict[tuple[int, int, int], _Pipelines | None] = {}
+
+    def template(self, nodes: int) -> Template | None:
+        """The best pipeline for so many nodes, the one of fewest stages among equals."""
+        best = None
+        for stages in range(nodes, self.layers + 1):
+            found = self._pipelines(stages, nodes, self.inputs.gpus_per_node)
+            if found is None:
+                continue
+            time = float(found.total[0, self.layers])
+            if math.isfinite(time) and (best is None or time < best.time):
+                slowest = int(found.slowest_index[0, self.layers])
+                best = Template(nodes, time, slowest, tuple(found.split(0, self.layers)))
+        return best
+
+    def _pipelines(self, stages: int, nodes: int, gpus: int) -> _Pipelines | None:
+        key = (stages, nodes, gpus)
+        if key not in self._found:
+            self._found[key] = self._find(stages, nodes, gpus)
+        return self._found[key]
+
+    def _find(self, stages: int, nodes: int, gpus: int) -> _Pipelines | None:
+        if stages < nodes or stages > nodes * gpus:
+            return None
+        if stages == 1:
+            return self._one_stage(gpus) if gpus in self.inputs.within else None
+        if nodes > 1:
+            halves = [((n, gpus), (nodes - n, gpus)) for n in range(1, nodes)]
+        else:
+            halves = [((1, gpus // 2), (1, gpus // 2))] if gpus % 2 == 0 else []
+        parts = []
+        for here, there in halves:
+            for s in range(1, stages):
+                left, right = self._pipelines(s, *here), self._pipelines(stages - s, *there)
+                if left is not None and right is not None:
+                    parts.append((left, right))
+        return _joined(parts, stages) if parts else None
+
+    def _one_stage(self, gpus: int) -> _Pipelines:
+        time = np.full((self.layers + 1, self.layers + 1), np.inf)
+        for first in range(self.layers):
+            for end in range(first + 1, self.layers + 1):
+                time[first, end] = stage_time(self.inputs, first, end - 1, gpus)
+        return _Pipelines(4 * time, time, time, np.zeros_like(time), time, gpus=gpus)
+
+
+def _joined(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pipelines:
+    """The best of all ways to put two pipelines behind each other, cut anywhere."""
+    shape = parts[0][0].total.shape
+    best = [np.full(shape, np.inf) for _ in range(5)]
+    chosen, cuts = np.zeros(shape), np.zeros(shape)
+    for number, (left, right) in enumerate(parts):
+        # Axes: first layer, cut, end. The left part's slowest must be slower to count.
+        leads = left.slowest[:, :, None] > right.slowest[None]
+        together = left.sum[:, :, None] + right.sum[None]
+        slowest = np.maximum(left.slowest[:, :, None], right.slowest[None])
+        index = np.where(
+            leads, left.slowest_index[:, :, None], right.slowest_index[None] + left.stages
+        )
+        rest = np.where(
+            leads, left.from_slowest[:, :, None] + right.sum[None], right.from_slowest[None]
+        )
+        time = together + (2 * stages + index + 1) * slowest + rest
+        cut = time.argmin(axis=1)
+        rows = [
+            np.take_along_axis(values, cut[:, None], axis=1)[:, 0]
+            for values in (time, together, slowest, index, rest)
+        ]
+        better = rows[0] < best[0]
+        for kept, row in zip(best, rows, strict=True):
+            kept[better] = row[better]
+        chosen[better], cuts[better] = number, cut[better]
+    total, together, slowest, index, rest = best
+    return _Pipelines(
+        total, together, slowest, index, rest, tuple(parts), chosen, cuts, stages=stages
+    )
+
+
+# Instances -------------------------------------------------------------------------------------
+
+
+def search(inputs: Inputs) -> list[OwnPlan]:
+    """All mixes of templates that use every node, the fastest first."""
+    fewest = math.ceil(sum(inputs.memory_bytes) / inputs.node_memory_bytes)
+    most = min(
+        inputs.nodes - (inputs.copies - 1) * fewest,
+        inputs.template_nodes_max,
+        len(inputs.forward),
+    )
+    templates = Templates(inputs)
+    found = [templates.template(nodes) for nodes in range(max(fewest, 1), most + 1)]
+    known = [template for template in found if template is not None]
+    return instantiate(inputs, known)
+
+
+def instantiate(inputs: Inputs, templates: Sequence[Template]) -> list[OwnPlan]:
+    """The mixes of these templates that use every node, the fastest first."""
+    plans = []
+    for counts in islice(_mixes(templates, inputs.nodes), inputs.mixes_max):
+        pipelines = sum(counts.values())
+        shared = share_micro_batches(
+            inputs.micro_batches,
+            [counts[i] for i in counts],
+            [templates[i].time / len(templates[i].stages) for i in counts],
+        )
+        if shared is None or pipelines < inputs.copies:
+            continue
+        mix = tuple(
+            Instances(templates[i], count, share)
+            for (i, count), share in zip(counts.items(), shared, strict=True)
+        )
+        # The whole template's time per micro batch is far too much (quirk, kept): it ranks.
+        time = max(one.template.time * one.micro_batches for one in mix)
+        plans.append(OwnPlan(time + inputs.between[pipelines], mix))
+    return sorted(plans, key=lambda plan: plan.time)
+
+
+def _mixes(templates: Sequence[Template], nodes: int) -> Iterator[dict[int, int]]:
+    """How many of which templates use all nodes exactly, those of few kinds first."""
+    for kinds in range(1, len(templates) + 1):
+        for chosen in combinations(range(len(templates)), kinds):
+            for counts in _positive_sums([templates[i].nodes for i in chosen], nodes):
+                yield dict(zip(chosen, counts, strict=True))
+
+
+def _positive_sums(weights: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    """Positive counts whose weighted sum is the total, the most of the first weight last."""
+    first, *rest = weights
+    if not rest:
+        if total > 0 and total % first == 0:
+            yield (total // first,)
+        return
+    for count in range(1, (total - sum(rest)) // first + 1):
+        for more in _positive_sums(rest, total - count * first):
+            yield (count, *more)
+
+
+def share_micro_batches(
+    total: int, counts: Sequence[int], pace: Sequence[float]
+) -> tuple[int, ...] | None:
+    """Micro batches per instance, at least one, that make all kinds take about as long.
+
+    They sum up to the total over all instances, with the least squared deviation of micro
+    batches times pace. Looks around the share that would be exact without whole numbers, and
+    farther until nothing better can lie outside.
+    """
+    if total < sum(counts) or total % math.gcd(*counts):
+        return None
+    even = total / sum(count / each for count, each in zip(counts, pace, strict=True))
+    ideal = [even / each for each in pace]
+    width = 1
+    while True:
+        near = [
+            range(max(1, math.ceil(x - width)), min(total, math.floor(x + width)) + 1)
+            for x in ideal
+        ]
+        best = min(
+            ((deviation(shares, pace), shares) for shares in _sums(near, counts, total)),
+            default=None,
+        )
+        # Two kinds differ by at most sqrt(2 x deviation), and so each from the even time.
+        if best is not None and math.sqrt(2 * best[0]) <= width * min(pace):
+            return best[1]
+        if width > total:
+            return None if best is None else best[1]
+        width *= 2
+
+
+def deviation(shares: Sequence[int], pace: Sequence[float]) -> float:
+    """Sum of squared deviations of the kinds' times from their mean."""
+    times = [share * each for share, each in zip(shares, pace, strict=True)]
+    mean = sum(times) / len(times)
+    return sum((time - mean) ** 2 for time in times)
+
+
+def _sums(ranges: Sequence[range], counts: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
+    (here, *ranges_left), (count, *counts_left) = ranges, counts
+    if not ranges_left:
+        if total % count == 0 and total // count in here:
+            yield (total // count,)
+        return
+    for share in here:
+        for more in _sums(ranges_left, counts_left, total - count * share):
+            yield (share, *more)
+
+
+# From and to the common terms ------------------------------------------------------------------
+
+
+def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> Inputs:
+    """What Oobleck would be told of a fleet."""
+    job, costs = case.job, case.costs
+    size = 1 << (fleet.gpus_per_machine.bit_length() - 1)
+    nodes = sum(gpus // size for _, gpus in fleet.machines)
+    times = costs.times(fleet.gpu, tp=1, samples=micro_batch_size)
+    sizes = FLOAT_BYTES[job.precision] * costs.parameters(1)
+    kept = costs.kept_bytes(tp=1, samples=micro_batch_size, recompute=fleets.recompute_of(job))
+    bandwidth = fleets.bytes_per_s_between(case, fleet)
+    return Inputs(
+        forward=tuple(times.forward.tolist()),
+        backward=tuple(times.backward.tolist()),
+        within={
+            gpus: tuple(
+                case.network.all_reduce_within(fleet.place, gpus=gpus, total_bytes=float(one))
+                for one in sizes
+            )
+            for gpus in (1 << k for k in range(size.bit_length()))
+        },
+        between=(
+            0.0,
+            *(2 * (n - 1) / n * float(sizes[0]) / bandwidth for n in range(1, nodes + 1)),
+        ),
+        memory_bytes=tuple((STATES_PER_PARAMETER * sizes + kept).tolist()),
+        node_memory_bytes=size * case.sites.capacity_bytes(fleet.place),
+        nodes=nodes,
+        gpus_per_node=size,
+        micro_batches=job.global_batch // micro_batch_size,
+    )
+
+
+def to_plan(
+    own: OwnPlan, job: Job, fleet: Fleet, *, micro_batch_size: int, degrees: Collection[int]
+) -> Plan | str:
+    """The plan in common terms, with TP of these degrees, or why it has no such form."""
+    recompute = fleets.recompute_of(job)
+    rows: list[list[Shape]] = []
+    weights: list[int] = []
+    for one in own.mix:
+        shapes = [
+            Shape((first, last + 1), gpus, 1, recompute)
+            if gpus in degrees
+            else Shape((first, last + 1), 1, gpus, recompute)
+            for first, last, gpus in one.template.stages
+        ]
+        rows += [shapes] * one.count
+        weights += [one.micro_batches] * one.count
+    size = math.lcm(micro_batch_size, *(shape.replicas for row in rows for shape in row))
+    counts = fleets.even_counts(job, size=size, pipelines=len(rows))
+    if isinstance(counts, str):
+        return counts
+    if size != micro_batch_size:
+        weights = share_out(job.global_batch // size, weights)
+    stages = fleets.hand_out_stages(fleet, rows)
+    if stages is None:
+        return "its nodes do not fit into the machines"
+    return Plan(size, tuple(map(Pipeline, weights, map(tuple, stages))))
+
+
+@dataclass(frozen=True, slots=True)
+class OobleckPlanner:
+    """Oobleck on each GPU kind for itself."""
+
+    name: str = "oobleck"
+
+    def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
+        """The plans of all kinds and micro batch sizes, best first; both modes are one."""
+        del mode
+        found = []
+        for fleet in fleets.fleets_of(case):
+            degrees = fleets.tp_degrees(case, fleet.gpus_per_machine)
+            for size in fleets.micro_batch_sizes(case.job):
+                for own in search(inputs_from(case, fleet, micro_batch_size=size)):
+                    plan = to_plan(own, case.job, fleet, micro_batch_size=size, degrees=degrees)
+                    found.append((fleet.gpus, fleets.proposal(own.time, plan)))
+        return fleets.ranked(found)

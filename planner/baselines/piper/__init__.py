@@ -1,0 +1,1 @@
+"""Piper, as published, as a baseline."""

@@ -1,0 +1,1 @@
+"""The planner of the SOSP'25 paper, as published, as a baseline."""

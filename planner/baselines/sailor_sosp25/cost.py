@@ -1,0 +1,195 @@
+"""What the planner of the SOSP'25 paper believes: time, memory and money of stages put together.
+
+It is not quite the closed formula that its plans are judged by
+(``simulator.estimate.paper_formula``): stages are put together from the last to the first, a
+boundary counts by its activations in both directions, gradients are synced at the speed between
+GPUs of the slowest kind, and the optimizer's step counts for plans of a single stage alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from simulator.layer_costs.profile import Row
+
+BUCKET_BYTES = 5e8
+MOST_TP_SHARING_LINKS = 4
+RING_USD_PER_BYTE = 0.01 / 1e9
+"""It knows one price of bytes between the zones of a region."""
+
+End = tuple[int, int, int]
+"""A replica's side of a link: zone, GPU kind, TP degree."""
+Run = tuple[End, int]
+"""Replicas side by side that are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A GPU kind as it was measured."""
+
+    name: str
+    usd_per_s: float
+    capacity_bytes: float
+    seconds: Mapping[tuple[int, int], Row]
+    """Forward and backward up to each layer, by TP degree and micro batch."""
+    update_s: Mapping[tuple[int, int], float]
+
+    def degrees(self) -> list[int]:
+        return sorted({tp for tp, _ in self.seconds})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """All that the algorithm knows of a case."""
+
+    global_batch: int
+    float_bytes: int
+    kinds: tuple[Kind, ...]
+    """By name: the first of them is treated apart."""
+    zones: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """(zone, its region, GPUs of each kind)."""
+    parameters: Mapping[int, Row]
+    """Up to each layer, by TP degree."""
+    kept: Mapping[int, Row]
+    """Activations of one sample up to each layer, in numbers, by TP degree."""
+    outputs: Row
+    """Activations that each layer hands on, in numbers."""
+    send_s: Callable[[End, End, float], float]
+    """Seconds of a message; the fits may turn negative for small ones."""
+    top_speed: Callable[[End, End], float]
+    egress_usd_per_byte: Callable[[int, int], float]
+
+    @property
+    def layers(self) -> int:
+        return len(self.outputs)
+
+    def micro_batches(self) -> list[int]:
+        return sorted({b for kind in self.kinds for _, b in kind.seconds})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The last stages of a pipeline with all their replicas, put together."""
+
+    seconds: float
+    straggler_s: float
+    first_s: float
+    compute_s: float
+    messages_s: float
+    sync_s: float
+    usd_per_s: float
+    traffic_usd: float
+    column: tuple[Run, ...]
+    rest: Part | None = None
+
+    @property
+    def usd(self) -> float:
+        return self.usd_per_s * self.seconds + self.traffic_usd
+
+    def columns(self) -> Iterator[tuple[Run, ...]]:
+        part: Part | None = self
+        while part is not None:
+            yield part.column
+            part = part.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where the replicas of a stage are thought to stand."""
+
+    zones: tuple[int, ...]
+    home: int | None = None
+    """Kept where given: all kinds are taken to stand in the region's first zone, and the slowest
+    link is sought from there to all zones, but the one within it is taken."""
+
+
+def stage_part(
+    inputs: Inputs, b: int, cut: tuple[int, int], column: tuple[Run, ...], region: Region
+) -> Part:
+    """One stage by itself, as if it were the whole plan."""
+    first, end = cut
+    replicas = sum(count for _, count in column)
+    compute = update = usd_per_s = 0.0
+    for (_, kind, tp), count in column:
+        one = inputs.kinds[kind]
+        row = one.seconds.get((tp, b))
+        if row is not None:
+            compute = max(compute, float(row[end] - row[first]))
+            update = max(update, (end - first) * one.update_s[tp, b])
+        usd_per_s += count * tp * one.usd_per_s
+    parameters = inputs.parameters[1]
+    gradient_bytes = inputs.float_bytes * float(parameters[end] - parameters[first])
+    sync = traffic = 0.0
+    if replicas > 1:
+        sync = _sync_s(inputs, column, region, gradient_bytes, replicas)
+        if len(region.zones) > 1:
+            each = 2 * (replicas - 1) / replicas * gradient_bytes
+            traffic = len(region.zones) * each * RING_USD_PER_BYTE
+    most = math.ceil(inputs.global_batch / (b * replicas))
+    seconds = most * compute + sync + update
+    return Part(seconds, compute, compute, compute, 0.0, sync, usd_per_s, traffic, column)
+
+
+def _sync_s(
+    inputs: Inputs, column: tuple[Run, ...], region: Region, size: float, replicas: int
+) -> float:
+    """The gradient all-reduce over the links of the slowest kind, as their largest speeds rank."""
+    ends = {(region.home if region.home is not None else end[0], *end[1:]): 0 for end, _ in column}
+    tp = min(MOST_TP_SHARING_LINKS, *(tp for _, _, tp in ends))
+    _, sender, receiver = min(
+        (inputs.top_speed(end, (zone, *end[1:])), end, (zone, *end[1:]))
+        for end in ends
+        for zone in region.zones
+    )
+    if region.home is not None:
+        receiver = sender
+    sender, receiver = (*sender[:2], tp), (*receiver[:2], tp)
+    full, rest = divmod(size, BUCKET_BYTES)
+    step = inputs.send_s(sender, receiver, rest / replicas) if rest else 0.0
+    if full:
+        step += full * inputs.send_s(sender, receiver, BUCKET_BYTES / replicas)
+    return 2 * (replicas - 1) * step
+
+
+def joined(inputs: Inputs, b: int, boundary: int, stage: Part, rest: Part) -> Part:
+    """A stage in front of a part."""
+    replicas = sum(count for _, count in stage.column)
+    most = math.ceil(inputs.global_batch / (b * replicas))
+    size = inputs.float_bytes * b * float(inputs.outputs[boundary - 1])
+    message = usd = 0.0
+    for (one, other), count in pairs(stage.column, rest.column).items():
+        message = max(message, inputs.send_s(one, other, size))
+        usd += 2 * count * most * size * inputs.egress_usd_per_byte(one[0], other[0])
+    straggler = max(stage.straggler_s + message, rest.first_s + message, rest.straggler_s)
+    messages = rest.messages_s + 2 * message
+    compute = stage.compute_s + rest.compute_s
+    sync = max(stage.sync_s, rest.sync_s)
+    return Part(
+        seconds=(most - 1) * straggler + messages + compute + sync,
+        straggler_s=straggler,
+        first_s=stage.compute_s + message,
+        compute_s=compute,
+        messages_s=messages,
+        sync_s=sync,
+        usd_per_s=stage.usd_per_s + rest.usd_per_s,
+        traffic_usd=stage.traffic_usd + rest.traffic_usd + usd,
+        column=stage.column,
+        rest=rest,
+    )
+
+
+def pairs(column: tuple[Run, ...], after: tuple[Run, ...]) -> dict[tuple[End, End], int]:
+    """How many replicas of a stage send to which of the next: the k-th sends to the k-th."""
+    found: dict[tuple[End, End], int] = {}
+    left, right = list(column), list(after)
+    while left:
+        (one, many), (other, more) = left[-1], right[-1]
+        count = min(many, more)
+        found[one, other] = found.get((one, other), 0) + count
+        for side, end, have in ((left, one, many), (right, other, more)):
+            side.pop()
+            if have > count:
+                side.append((end, have - count))
+    return found

@@ -1,0 +1,348 @@
+"""The search of the SOSP'25 paper's planner: a program over stages and what is left for them.
+
+``sailor_paper.py`` tells what it does, and which habits are kept or mended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from planner.baselines.sailor_sosp25.cost import Inputs, Part, Region, Run, joined, stage_part
+from planner.baselines.sailor_sosp25.stages import Shape
+from planner.compare.interface import Mode
+
+BUDGET_STEPS = 100
+"""``fixed`` tells budgets apart by such shares of the whole."""
+STAGES_TRIED_MAX = {"published": 1_000_000, "fixed": 250_000}
+"""It stops after so many: with three kinds there are millions, and what it finds comes early."""
+Left = tuple[tuple[int, ...], ...]
+"""GPUs that are left in each zone of a region, by kind."""
+Order = tuple[str, ...]
+"""Regions that stages go through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """It knows one limit per goal: dollars for the quickest, seconds for the cheapest plan."""
+
+    by_cost: bool = False
+    usd_max: float = math.inf
+    seconds_max: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Its own plan."""
+
+    seconds: float
+    usd: float
+    micro_batch: int
+    cuts: tuple[int, ...]
+    columns: tuple[tuple[Run, ...], ...]
+
+    @property
+    def gpus(self) -> int:
+        return sum(tp * count for column in self.columns for (_, _, tp), count in column)
+
+
+def search(inputs: Inputs, goal: Goal, mode: Mode) -> list[Found]:
+    """All plans it comes upon, best first."""
+    walk = _Walk(inputs, goal, mode)
+    found = []
+    try:
+        for stages, b in itertools.product(range(1, inputs.layers + 1), inputs.micro_batches()):
+            for plan in walk.plans(stages, b):
+                found.append(plan)
+    except _SpentError:
+        pass  # What was found so far stands.
+    return sorted(found, key=lambda f: (f.usd if goal.by_cost else f.seconds, f.gpus))
+
+
+class _SpentError(Exception):
+    """It has looked at as much as it may."""
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    """One search, with what it remembers."""
+
+    inputs: Inputs
+    goal: Goal
+    mode: Mode
+    regions: dict[str, tuple[int, ...]] = field(init=False)
+    orders: list[Order] = field(init=False)
+    known: dict[object, Part | None] = field(default_factory=dict)
+    stages: dict[object, Part] = field(default_factory=dict)
+    times: dict[object, float] = field(default_factory=dict)
+    tried: int = 0
+
+    def __post_init__(self) -> None:
+        """Zones of a region with most GPUs first."""
+        zones = self.inputs.zones
+        self.regions = {}
+        for index in sorted(range(len(zones)), key=lambda z: -sum(zones[z][2])):
+            region = zones[index][1]
+            self.regions[region] = (*self.regions.get(region, ()), index)
+        self.orders = sorted(self._orders(), key=lambda order: -self._narrowest(order))
+
+    def _orders(self) -> Iterator[tuple[str, ...]]:
+        """Each choice of regions in the order whose slowest hop is the fastest."""
+        for size in range(1, len(self.regions) + 1):
+            for chosen in itertools.combinations(sorted(self.regions), size):
+                yield max(itertools.permutations(chosen), key=self._narrowest)
+
+    def _narrowest(self, order: tuple[str, ...]) -> float:
+        kinds = range(len(self.inputs.kinds))
+        return min(
+            (
+                max(
+                    self.inputs.top_speed((self.regions[a][0], k, 1), (self.regions[b][0], j, 1))
+                    for k in kinds
+                    for j in kinds
+                )
+                for a, b in itertools.pairwise(order)
+            ),
+            default=math.inf,
+        )
+
+    # -- the outer loops -------------------------------------------------------------------------
+
+    def plans(self, stages: int, b: int) -> Iterator[Found]:
+        """The plans of so many stages: over regions, then over replicas until it gets worse."""
+        shape = Shape.of(self.inputs, stages, b, self.mode)
+        for order in self.orders:
+            best = math.inf
+            for replicas in self.replicas(b):
+                least_s = shape.least_s(self.inputs, replicas)
+                if not self.goal.by_cost and least_s >= best:
+                    break
+                if least_s > self.goal.seconds_max:
+                    continue
+                left = self._all_of(order[0])
+                part = self.solve(shape, 0, replicas, order, left, self.goal.usd_max)
+                if part is None:
+                    continue
+                worth = self._worth(part)
+                kept = part.seconds <= self.goal.seconds_max and part.usd <= self.goal.usd_max
+                if worth >= best:
+                    break
+                if kept:
+                    best = worth
+                    yield Found(part.seconds, part.usd, b, shape.cuts, tuple(part.columns()))
+
+    def replicas(self, b: int) -> list[int]:
+        """The fewest replicas for each number of micro batches, in the order of the goal."""
+        gpus = sum(sum(counts) for _, _, counts in self.inputs.zones)
+        if self.mode == "published":
+            gpus = max(1, gpus - 1)  # Kept: the upper end is exclusive.
+        fewest: dict[int, int] = {}
+        for replicas in range(1, gpus + 1):
+            fewest.setdefault(math.ceil(self.inputs.global_batch / (b * replicas)), replicas)
+        return list(fewest.values()) if self.goal.by_cost else list(fewest.values())[::-1]
+
+    def _all_of(self, region: str) -> Left:
+        return tuple(self.inputs.zones[zone][2] for zone in self.regions[region])
+
+    # -- the program over stages -----------------------------------------------------------------
+
+    def solve(
+        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+    ) -> Part | None:
+        """The stages from ``s`` on, on what is left of the first region and all of the others."""
+        zones = itertools.chain(left, *map(self._all_of, order[1:]))
+        there = tuple(map(sum, zip(*zones, strict=True)))
+        if replicas * (shape.stages - s) > _room(shape.tps_least[s], (there,)):
+            return None
+        if self.mode == "published":
+            usd_max = round(usd_max, 2) or math.inf if math.isfinite(usd_max) else usd_max
+            sums = tuple(map(sum, zip(*left, strict=True)))
+            state: object = (order, None) if s == 0 else (order[0], sums)
+        else:
+            state = (order, left)
+        key = (shape.b, shape.cuts[s], shape.stages - s, replicas, state, usd_max)
+        if key not in self.known:
+            behind = self._last if s == shape.stages - 1 else self._before_others
+            self.known[key] = behind(shape, s, replicas, order, left, usd_max)
+        return self.known[key]
+
+    def _last(
+        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+    ) -> Part | None:
+        best: Part | None = None
+        seen = set()
+        for counts in self._mixes(shape.tps[s], left, replicas):
+            column, _ = self._taken(order[0], left, shape.tps[s], counts, is_last=True)
+            if not column:
+                continue
+            alike = tuple(dict.fromkeys(end for end, _ in column))
+            if not self.goal.by_cost and math.isinf(usd_max):
+                if alike in seen:
+                    continue  # As quick as one before.
+                seen.add(alike)
+            stage = self._stage(shape, s, column, order[0])
+            if self._keeps(stage, usd_max) and (
+                best is None or self._worth(stage) < self._worth(best)
+            ):
+                best = stage
+        return best
+
+    def _before_others(
+        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+    ) -> Part | None:
+        if self.goal.by_cost and self.mode == "published":
+            return None  # Kept: no budget is ever kept where cost is the goal.
+        # By bound; where two are as good, the one that comes first otherwise is taken.
+        tries = sorted(self._tries(shape, s, replicas, order, left, usd_max), key=lambda t: t[:2])
+        best: Part | None = None
+        at = -1
+        for bound, index, stage, regions, rest in tries:
+            if best is not None and bound > self._worth(best):
+                break
+            part = self._joined(shape, s, stage, regions, rest, usd_max)
+            if part is None:
+                continue
+            if best is None or (self._worth(part), index) < (self._worth(best), at):
+                best, at = part, index
+        return best
+
+    def _tries(
+        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+    ) -> Iterator[tuple[float, int, Part, Order, Left]]:
+        """Ways to run stage ``s``: a bound of the time, the stage, and what is left behind it."""
+        before = math.nan
+        most = math.ceil(self.inputs.global_batch / (shape.b * replicas))
+        following = shape.tps[s + 1]
+        for index, counts in enumerate(self._mixes(shape.tps[s], left, replicas)):
+            alike = self._mixed_s(shape, s, replicas, order[0], tuple(map(bool, counts)))
+            if alike == before:
+                continue
+            column, rest = self._taken(order[0], left, shape.tps[s], counts, is_last=False)
+            regions = order
+            if _room(following, rest) < replicas:
+                regions = order[1:]  # The next region, but never the one after it.
+                if not regions:
+                    continue
+                rest = self._all_of(regions[0])
+            stage = self._stage(shape, s, column, order[0])
+            if stage.usd > usd_max:
+                continue
+            before = alike
+            straggler = max(stage.straggler_s, shape.straggler_least[s + 1])
+            compute = stage.compute_s + shape.compute_least[s + 1]
+            bound = (most - 1) * straggler + compute + stage.sync_s
+            if bound > self.goal.seconds_max:
+                continue
+            if self.goal.by_cost:
+                bound *= stage.usd_per_s + replicas * shape.usd_per_s_least[s + 1]
+            yield bound, index, stage, regions, rest
+
+    def _joined(
+        self, shape: Shape, s: int, stage: Part, order: Order, left: Left, usd_max: float
+    ) -> Part | None:
+        """The stage with the best that can follow within the budget."""
+        replicas = sum(count for _, count in stage.column)
+        allowed = usd_max - stage.usd
+        while True:
+            if self.mode == "fixed":
+                allowed = self._rounded(allowed)
+            rest = self.solve(shape, s + 1, replicas, order, left, allowed)
+            if rest is None:
+                return None
+            part = joined(self.inputs, shape.b, shape.cuts[s + 1], stage, rest)
+            if self.mode == "published":
+                return part if part.traffic_usd <= usd_max else None
+            if self._keeps(part, usd_max):
+                return part
+            # Together they take longer, which costs: less is left for what follows.
+            allowed -= part.usd - usd_max
+            if math.isinf(usd_max) or allowed <= 0 or rest.straggler_s <= stage.straggler_s:
+                return None
+
+    def _rounded(self, usd: float) -> float:
+        """Budgets in steps, so that few are told apart."""
+        step = self.goal.usd_max / BUDGET_STEPS
+        return math.floor(usd / step) * step if math.isfinite(usd) else usd
+
+    def _keeps(self, part: Part, usd_max: float) -> bool:
+        return part.usd <= usd_max and part.seconds <= self.goal.seconds_max
+
+    def _worth(self, part: Part) -> float:
+        return part.usd if self.goal.by_cost else part.seconds
+
+    # -- one stage -------------------------------------------------------------------------------
+
+    def _mixes(self, tps: Sequence[int], left: Left, replicas: int) -> Iterator[tuple[int, ...]]:
+        """Replicas by kind that the zones can hold, the fewest of the first kind first."""
+        rooms = [_room((0,) * k + (tp,), left) for k, tp in enumerate(tps)]
+
+        def deal(kind: int, rest: int) -> Iterator[tuple[int, ...]]:
+            if kind == len(rooms) - 1:
+                if rest <= rooms[kind]:
+                    yield (rest,)
+                return
+            for count in range(min(rest, rooms[kind]) + 1):
+                for others in deal(kind + 1, rest - count):
+                    yield (count, *others)
+
+        return deal(0, replicas)
+
+    def _taken(
+        self, region: str, left: Left, tps: Sequence[int], counts: Sequence[int], *, is_last: bool
+    ) -> tuple[tuple[Run, ...], Left]:
+        """The replicas, kind by kind and zone by zone, and what they leave; none if too few."""
+        self.tried += 1
+        if self.tried > STAGES_TRIED_MAX[self.mode]:
+            raise _SpentError
+        column: list[Run] = []
+        rest = [list(zone) for zone in left]
+        for kind, (tp, count) in enumerate(zip(tps, counts, strict=True)):
+            wanted = count
+            for place, zone in enumerate(self.regions[region]):
+                if not wanted:
+                    break
+                here = min(wanted, rest[place][kind] // tp)
+                if self.mode == "published" and is_last and place:
+                    here = max(here, 1)  # Kept: it steps on once, whatever is there.
+                if here:
+                    column.append(((zone, kind, tp), here))
+                wanted -= here
+                # Kept for zones that were passed: what is left of them still counts.
+                rest[place][kind] -= here * tp
+            if wanted:
+                return (), left
+        return tuple(column), tuple(map(tuple, rest))
+
+    def _mixed_s(
+        self, shape: Shape, s: int, replicas: int, region: str, kinds: tuple[bool, ...]
+    ) -> float:
+        """The time of a stage on these kinds, as if all stood in the region's first zone."""
+        key = (shape.b, s, shape.stages, replicas, region, kinds)
+        if key not in self.times:
+            home = self.regions[region][0]
+            ends = [(home, k, shape.tps[s][k]) for k, is_used in enumerate(kinds) if is_used]
+            column = ((ends[0], replicas - len(ends) + 1), *((end, 1) for end in ends[1:]))
+            cut = (shape.cuts[s], shape.cuts[s + 1])
+            stage = stage_part(self.inputs, shape.b, cut, column, Region((home,), home))
+            self.times[key] = stage.seconds
+        return self.times[key]
+
+    def _stage(self, shape: Shape, s: int, column: tuple[Run, ...], region: str) -> Part:
+        zones = tuple(dict.fromkeys(zone for (zone, _, _), _ in column))
+        home = None
+        if self.mode == "published":
+            home = self.regions[region][0]
+            if s < shape.stages - 1:
+                zones = (home,)  # Kept: all zones count in the last stage alone.
+        cut = (shape.cuts[s], shape.cuts[s + 1])
+        key = (shape.b, cut, column)
+        if key not in self.stages:
+            self.stages[key] = stage_part(self.inputs, shape.b, cut, column, Region(zones, home))
+        return self.stages[key]
+
+
+def _room(tps: Sequence[int], left: Sequence[Sequence[int]]) -> int:
+    """How many replicas fit into what is left."""
+    return sum(gpus // tp for zone in left for gpus, tp in zip(zone, tps, strict=False) if tp)

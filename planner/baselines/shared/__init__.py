@@ -1,0 +1,1 @@
+"""What several of the literature's planners need."""

@@ -1,0 +1,191 @@
+"""The GPUs of one kind, as a planner sees them that knows no other kind."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from planner.compare.interface import Case, Proposal
+from simulator.inputs.plan_check import share_out, tp_problem
+from simulator.inputs.plan_file import plan_text
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
+from simulator.spec.plan import Place, Plan, Recompute, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All machines that are up and carry one kind of GPU, zone after zone."""
+
+    gpu: str
+    machines: tuple[tuple[Place, int], ...]
+    """Where each machine stands and how many GPUs it has."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(size for _, size in self.machines)
+
+    @property
+    def gpus_per_machine(self) -> int:
+        """The size of the usual machine: of most, and of the larger ones among equals."""
+        sizes = [size for _, size in self.machines]
+        return max(sizes, key=lambda size: (sizes.count(size), size))
+
+    @property
+    def place(self) -> Place:
+        return self.machines[0][0]
+
+    def hand_out(self, tps: Sequence[int]) -> tuple[Place, ...] | None:
+        """Give each TP group a machine, or nothing if they do not all fit.
+
+        Larger groups choose first, so that they leave no holes that only they could have filled.
+        """
+        free = [size for _, size in self.machines]
+        fitting: dict[int, deque[int]] = {}
+        given: dict[int, Place] = {}
+        for index in sorted(range(len(tps)), key=lambda i: (-tps[i], i)):
+            tp = tps[index]
+            if tp not in fitting:
+                fitting[tp] = deque(m for m, left in enumerate(free) if left >= tp)
+            queue = fitting[tp]
+            while queue and free[queue[0]] < tp:
+                queue.popleft()
+            if not queue:
+                return None
+            free[queue[0]] -= tp
+            given[index] = self.machines[queue[0]][0]
+        return tuple(given[index] for index in range(len(tps)))
+
+
+def fleets_of(case: Case) -> tuple[Fleet, ...]:
+    """One fleet per GPU kind, by name."""
+    machines: dict[str, list[tuple[Place, int]]] = {}
+    for pool in sorted(case.cluster.pools, key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
+        place = Place(pool.gpu, pool.machine, pool.zone)
+        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
+        sizes = [pool.gpus_per_machine] * whole + [rest] * (rest > 0)
+        machines.setdefault(pool.gpu, []).extend((place, size) for size in sizes)
+    return tuple(Fleet(gpu, tuple(found)) for gpu, found in sorted(machines.items()) if found)
+
+
+def bytes_per_s_between(case: Case, fleet: Fleet, *, message_bytes: float = 64e6) -> float:
+    """The one bandwidth between machines that a planner of equal links knows: the slowest pair's.
+
+    In a fleet of one machine it is that within the machine.
+    """
+    if len(fleet.machines) == 1:
+        size = fleet.machines[0][1]
+        seconds = case.network.within_node(fleet.place, gpus=size, bytes_each=message_bytes)
+        return message_bytes / seconds if seconds else math.inf
+    places = tuple(dict.fromkeys(place for place, _ in fleet.machines))
+    return message_bytes / max(
+        case.network.between_nodes(one, other, flows=1, bytes_each=message_bytes)
+        for one in places
+        for other in places
+    )
+
+
+def tp_degrees(case: Case, gpus_per_machine: int) -> tuple[int, ...]:
+    """The powers of two that divide the model and that the job and a machine allow."""
+    most = min(case.job.max_tp, gpus_per_machine)
+    powers = (1 << k for k in range(most.bit_length()))
+    return tuple(tp for tp in powers if tp <= most and tp_problem(tp, case.job) is None)
+
+
+def micro_batch_sizes(job: Job, usual: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, ...]:
+    """The sizes to try: those of the job, else the usual ones, that divide the global batch."""
+    sizes = job.micro_batches if job.micro_batches is not None else usual
+    return tuple(size for size in sorted(sizes) if job.global_batch % size == 0)
+
+
+def recompute_of(job: Job) -> Recompute:
+    """What planners that do not choose do: only a job that demands recomputation gets it."""
+    return "full" if job.recompute == "full" else "none"
+
+
+def state_bytes_per_parameter(job: Job) -> int:
+    """Weight, gradient, the optimizer's moments and, in 16 bit, the exact copy of the weight."""
+    weight, copy = (4, 0) if job.precision == "fp32" else (2, 4)
+    return weight + 4 + 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A stage before it has places: so many replicas of a TP group on a range of layers."""
+
+    layers: tuple[int, int]
+    tp: int
+    replicas: int
+    recompute: Recompute = "none"
+
+
+def hand_out_stages(fleet: Fleet, pipelines: Sequence[Sequence[Shape]]) -> list[list[Stage]] | None:
+    """Give every replica of every stage its place, the replicas of a stage side by side."""
+    depth = max(len(shapes) for shapes in pipelines)
+    order = [(s, p) for s in range(depth) for p, row in enumerate(pipelines) if s < len(row)]
+    tps = [pipelines[p][s].tp for s, p in order for _ in range(pipelines[p][s].replicas)]
+    places = fleet.hand_out(tps)
+    if places is None:
+        return None
+    stages: list[list[Stage]] = [[] for _ in pipelines]
+    taken = 0
+    for s, p in order:
+        shape = pipelines[p][s]
+        mine = places[taken : taken + shape.replicas]
+        taken += shape.replicas
+        split = (1,) * shape.replicas
+        stages[p].append(Stage(shape.layers, shape.tp, mine, shape.recompute, split))
+    return stages
+
+
+def folded(shapes: Sequence[Shape]) -> tuple[int, list[Shape]]:
+    """As many equal pipelines as all replica counts allow, and the stages of one of them.
+
+    Stages of 2, 2 and 4 replicas are two pipelines whose last stage is split in two.
+    """
+    pipelines = math.gcd(*(shape.replicas for shape in shapes))
+    return pipelines, [replace(s, replicas=s.replicas // pipelines) for s in shapes]
+
+
+def even_counts(job: Job, *, size: int, pipelines: int) -> list[int] | str:
+    """Micro batches of each pipeline that make up the global batch exactly, or why there are none.
+
+    They differ by one where the batch does not divide.
+    """
+    batch = job.global_batch
+    if job.micro_batches is not None and size not in job.micro_batches:
+        return f"micro batches of {size} are not among those that the job considers"
+    if batch % size:
+        return f"micro batches of {size} do not divide the global batch of {batch}"
+    if batch // size < pipelines:
+        return f"{batch // size} micro batches of {size} do not feed {pipelines} pipelines"
+    return share_out(batch // size, [1] * pipelines)
+
+
+def proposal(seconds: float, plan: Plan | str) -> Proposal:
+    """A proposal of a plan, or of none for the reason that stands in its place."""
+    return Proposal(seconds, None, plan) if isinstance(plan, str) else Proposal(seconds, plan)
+
+
+def ranked(proposals: Iterable[tuple[int, Proposal]]) -> list[Proposal]:
+    """Proposals best first; ties go to fewer GPUs, then by the plan as it is written.
+
+    Each comes with its number of GPUs, which also counts where there is no common plan.
+    """
+
+    def worth(found: tuple[int, Proposal]) -> tuple[float, int]:
+        return found[1].seconds, found[0]
+
+    def written(found: tuple[int, Proposal]) -> str:
+        plan = found[1].plan
+        return found[1].why_not if plan is None else plan_text(plan)
+
+    best: list[Proposal] = []
+    for _, equals in groupby(sorted(proposals, key=worth), key=worth):
+        alike = list(equals)
+        if len(alike) > 1:  # Large plans are long to write, and ties are few.
+            alike.sort(key=written)
+        best.extend(found for _, found in alike)
+    return best

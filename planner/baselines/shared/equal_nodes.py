@@ -1,0 +1,133 @@
+"""The cluster as most published planners see it, equal nodes, and plans of equal degrees.
+
+Only machines that are up count: none of these planners asks for more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.baselines.shared.equal_gpus import even_counts
+from planner.compare.interface import Case
+from simulator.cluster.cluster import Cluster
+from simulator.estimate.memory import MemoryModel
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+
+PROBE_BYTES = 2.0**26
+"""Message size at which a planner that knows one number per link is told its bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Machines cut into nodes of one size, ordered by GPU kind, zone and machine type."""
+
+    gpus_per_node: int
+    places: tuple[Place, ...]
+    """One per node."""
+
+    @property
+    def gpus(self) -> int:
+        return self.gpus_per_node * len(self.places)
+
+    def groups(self, tp: int) -> tuple[Place, ...]:
+        """Where each run of ``tp`` consecutive ranks stands."""
+        assert self.gpus_per_node % tp == 0, (self.gpus_per_node, tp)
+        return tuple(place for place in self.places for _ in range(self.gpus_per_node // tp))
+
+
+def gpu_kinds(cluster: Cluster) -> tuple[str, ...]:
+    """The GPU kinds that are up, by name."""
+    return tuple(sorted({pool.gpu for pool in cluster.pools if pool.gpus > 0}))
+
+
+def equal_nodes(cluster: Cluster, kinds: Iterable[str]) -> Nodes:
+    """Cut the machines of these kinds into nodes of the size that leaves the fewest GPUs out.
+
+    A machine of twice the size is two nodes; one that is too small is left out.
+    """
+    wanted = frozenset(kinds)
+    pools = [pool for pool in cluster.pools if pool.gpu in wanted and pool.gpus > 0]
+    machines: list[tuple[Place, int]] = []
+    for pool in pools:
+        place = Place(pool.gpu, pool.machine, pool.zone)
+        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
+        machines += [(place, pool.gpus_per_machine)] * whole + [(place, rest)] * (rest > 0)
+    machines.sort(key=lambda machine: (machine[0].gpu, machine[0].zone, machine[0].machine))
+    sizes = sorted({min(pool.gpus, pool.gpus_per_machine) for pool in pools}, reverse=True)
+    if not sizes:
+        return Nodes(1, ())
+    size = max(sizes, key=lambda size: sum(gpus - gpus % size for _, gpus in machines))
+    return Nodes(size, tuple(place for place, gpus in machines for _ in range(gpus // size)))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
+
+
+def equal_cuts(layers: int, stages: int) -> tuple[int, ...]:
+    """Equal layer counts; what remains goes one each to the last stages."""
+    each, rest = divmod(layers, stages)
+    cuts = [0]
+    for stage in range(stages):
+        cuts.append(cuts[-1] + each + (stage >= stages - rest))
+    return tuple(cuts)
+
+
+def even_plan(
+    groups: Sequence[Place],
+    cuts: Sequence[int],
+    *,
+    tp: int,
+    dp: int,
+    micro_batch_size: int,
+    job: Job,
+    recompute: Recompute = "none",
+) -> Plan | str:
+    """Say in the common form: ``dp`` pipelines with the same cuts and one TP degree, or why not.
+
+    Replica ``r`` of stage ``s`` takes group ``s * dp + r``: ranks run over the tensor axis
+    first, then over the replicas, then over the stages.
+    """
+    counts = even_counts(job, size=micro_batch_size, pipelines=dp)
+    if isinstance(counts, str):
+        return counts
+    ranges = list(pairwise(cuts))
+    if any(first >= end for first, end in ranges):
+        return "a stage has no layers"
+    assert len(groups) >= dp * len(ranges), "a plan takes GPUs that are not there"
+    return Plan(
+        micro_batch_size,
+        tuple(
+            Pipeline(
+                counts[replica],
+                tuple(
+                    Stage(layers, tp, (groups[stage * dp + replica],), recompute)
+                    for stage, layers in enumerate(ranges)
+                ),
+            )
+            for replica in range(dp)
+        ),
+    )
+
+
+def fits(case: Case, plan: Plan) -> bool:
+    """Whether every device of a plan holds what the common memory model puts on it."""
+    memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)
+    return all(device.fits for pipeline in memory.pipelines() for device in pipeline)
+
+
+def bytes_per_s_between(case: Case, sender: Place, receiver: Place) -> float:
+    """The one number for a link between two machines."""
+    seconds = case.network.between_nodes(sender, receiver, flows=1, bytes_each=PROBE_BYTES)
+    return PROBE_BYTES / seconds
+
+
+def bytes_per_s_within(case: Case, place: Place) -> float:
+    """The one number for a link between two GPUs of a machine."""
+    seconds = case.network.within_node(place, gpus=2, bytes_each=PROBE_BYTES)
+    return PROBE_BYTES / seconds if seconds > 0 else math.inf

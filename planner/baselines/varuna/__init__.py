@@ -1,0 +1,1 @@
+"""Varuna, as published, as a baseline."""

@@ -1,0 +1,1 @@
+"""A Whale-style split, as published, as a baseline."""

@@ -1,0 +1,52 @@
+"""One planning question, and what every planner gives back: proposals, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.place_facts import Sites
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.network.network import Network
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+
+Mode = Literal["fixed", "published"]
+"""``published`` keeps the known defects of a public program; ``fixed`` repairs them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """A job, a cluster, and the tables that say what layers and transfers take."""
+
+    job: Job
+    cluster: Cluster
+    costs: LayerCosts
+    network: Network
+    sites: Sites
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A plan as one planner sees it."""
+
+    seconds: float
+    """The planner's own estimate of an iteration: it ranks, and is never reported as a result."""
+    plan: Plan | None
+    """``None`` where the common form cannot say it; ``why_not`` then tells the reason."""
+    why_not: str = ""
+    usd: float | None = None
+    """The planner's own estimate of an iteration's cost, where it has one."""
+
+
+class Planner(Protocol):
+    """Anything that answers a case; the same case gives the same answer on every machine."""
+
+    @property
+    def name(self) -> str: ...
+
+    def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
+        """The plans it finds, best first by its own estimate."""
+        ...

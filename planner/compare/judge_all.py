@@ -1,0 +1,191 @@
+"""All planners on one question: each one's first plan that fits, judged by one simulator.
+
+A planner's own estimate ranks its plans and is never reported as a result. Its list is walked
+from the best on; what the common form cannot say, what breaks a rule of the job or the cluster,
+what the common memory model finds too large, and what breaks a limit of the job by the judge's
+word is counted, and the first plan left is the planner's answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.compare.interface import Case, Mode, Planner, Proposal
+from planner.problem.inventory import groups_by_lot, lots_of
+from planner.problem.objective import Figures, Limits
+from planner.problem.question import Question, plan_document
+from simulator.api import Estimator, network_of
+from simulator.cluster.place_facts import Sites
+from simulator.documents.problems import InputError, Problem
+from simulator.estimate.memory import MemoryModel
+from simulator.estimate.result import Estimate
+from simulator.inputs.plan_check import check_plan
+from simulator.inputs.plan_file import complete_plan
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.spec.plan import Plan
+
+JUDGED_MAX = 200
+"""Where limits count, so many plans of a planner are judged until one keeps them."""
+_TOO_LARGE = "no plan of it fits the devices' memory"
+LACKS = ("inexpressible", "not_allowed", "out_of_memory", "not_judged", "beyond_limits")
+"""What keeps a plan from being the answer, the more telling the later: the common form cannot say
+it, the job or the cluster does not allow it, it is too large, the estimator is not defined on it,
+it breaks a limit of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one planner achieved."""
+
+    planner: str
+    plan: Plan | None
+    estimate: Estimate | None
+    own_seconds: float | None = None
+    """The planner's own estimate of the plan, where it has one."""
+    passed_over: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(LACKS, 0))
+    """How many plans came before the answer, by what they lack."""
+    why_not: str = ""
+    """Why there is no plan at all, as it was said last of those that came closest."""
+
+    @property
+    def own_error(self) -> float | None:
+        """How far the planner's own estimate is from the judge's."""
+        if self.estimate is None or self.own_seconds is None:
+            return None
+        return self.own_seconds / self.estimate.iteration_s - 1
+
+    def to_json(self, *, seconds: float, goal: str) -> dict[str, Any]:
+        """The form that ``sailorctl plan --json`` prints; none of these planners has a bound."""
+        assert self.plan is not None
+        assert self.estimate is not None
+        looked_at = sum(self.passed_over.values()) + 1
+        unknown = dict.fromkeys(("lower_bound_s", "lower_bound", "gap"))
+        search = {"seconds": seconds, "evaluations": looked_at, **unknown, "goal": goal}
+        return plan_document(self.plan, self.estimate) | {
+            "planner": self.planner,
+            "search": search,
+            "batch_exact": True,
+            "passed_over": dict(self.passed_over),
+            "own_iteration_s": self.own_seconds,
+            "own_error": self.own_error,
+            "explain": [],
+            "idle": [],
+            "one_more": [],
+            "rejected": [],
+        }
+
+
+def case_of(question: Question) -> Case:
+    """The question as planners of the literature take it."""
+    job, cluster, measured = question.job, question.cluster, question.measurements
+    network = network_of(cluster, measured.network)
+    profile = None
+    if job.profile is not None:
+        profile = measured.profile(job.profile, catalogue=cluster.catalogue)
+    costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
+    return Case(job, cluster, costs, network, Sites(cluster, measured.network))
+
+
+def enter(
+    planner: Planner, case: Case, mode: Mode, judge: Estimator, seconds_left: float | None = None
+) -> Entry:
+    """Let one planner answer, and judge its first plan that can run."""
+    limits = Limits(case.job.objective, case.job.steps, seconds_left)
+    _refuse_unpriced(case, limits)
+    passed = dict.fromkeys(LACKS, 0)
+    reasons = {}
+    for proposal in _ranked(planner.proposals(case, mode), case):
+        found = _judged(proposal, case, judge, limits)
+        if isinstance(found[0], Plan):
+            plan, estimate = found
+            own = proposal.seconds if math.isfinite(proposal.seconds) else None
+            return Entry(planner.name, plan, estimate, own, passed)
+        lacks, reasons[lacks] = found
+        passed[lacks] += 1
+        if passed["beyond_limits"] + passed["not_judged"] >= JUDGED_MAX:
+            break
+    why_not = next((reasons[k] for k in reversed(LACKS) if k in reasons), "it proposed nothing")
+    return Entry(planner.name, None, None, None, passed, why_not)
+
+
+def _judged(
+    proposal: Proposal, case: Case, judge: Estimator, limits: Limits
+) -> tuple[Plan, Estimate] | tuple[str, str]:
+    """The plan as the judge sees it, or what it lacks and how that shows."""
+    if proposal.plan is None:
+        return "inexpressible", proposal.why_not
+    plan = complete_plan(proposal.plan, case.cluster)
+    faults = check_plan(plan, case.job, case.cluster)
+    if faults:
+        return "not_allowed", str(faults[0])
+    devices = MemoryModel(plan, case.costs, case.sites.capacity_bytes).pipelines()
+    if not all(device.fits for row in devices for device in row):
+        return "out_of_memory", _TOO_LARGE
+    try:
+        estimate = judge.estimate(plan)
+    except InputError as error:
+        return "not_judged", str(error.problems[0])
+    if not estimate.fits:
+        return "out_of_memory", _TOO_LARGE
+    broken = _broken(plan, estimate, case, limits)
+    return ("beyond_limits", broken) if broken else (plan, estimate)
+
+
+def _refuse_unpriced(case: Case, limits: Limits) -> None:
+    unpriced = sorted(
+        {
+            f"{lot.gpu}@{lot.zone}"
+            for lot in lots_of(case.cluster, case.sites)
+            if lot.price_usd_per_gpu_hour is None
+        }
+    )
+    if unpriced and limits.needs_prices:
+        raise InputError(
+            Problem(
+                "objective",
+                f"counts dollars, and no price is known for {', '.join(unpriced)}",
+                "set price_usd_per_gpu_hour of the pool, or the goal throughput",
+            )
+        )
+
+
+def _ranked(proposals: Sequence[Proposal], case: Case) -> Sequence[Proposal]:
+    """Where cost is the goal, by dollars: the planner's own, or what its own time would cost."""
+    if case.job.objective.goal != "cost":
+        return proposals
+
+    def usd(proposal: Proposal) -> float:
+        if proposal.usd is not None:
+            return proposal.usd
+        if proposal.plan is None or not math.isfinite(proposal.seconds):
+            return math.inf
+        return proposal.seconds * _usd_per_s(complete_plan(proposal.plan, case.cluster), case)
+
+    return sorted(proposals, key=usd)
+
+
+def _usd_per_s(plan: Plan, case: Case) -> float:
+    total = 0.0
+    for pipeline in plan.pipelines:
+        for stage in plan.owning_stages(pipeline):
+            for place in stage.places:
+                total += stage.tp * (case.sites.price_usd_per_gpu_hour(place) or 0.0) / 3600
+    return total
+
+
+def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
+    """The first limit of the job that the plan breaks, if any."""
+    lots = {(lot.gpu, lot.machine, lot.zone): lot for lot in lots_of(case.cluster, case.sites)}
+    used = {
+        key: sum(tp * count for tp, count in groups.items())
+        for key, groups in groups_by_lot(plan).items()
+    }
+    spot = sum(max(0, n - (lots[key].gpus - lots[key].spot_gpus)) for key, n in used.items())
+    figures = Figures(estimate.iteration_s, estimate.money.total_usd, spot / sum(used.values()))
+    breach = next(limits.breaches(figures), None)
+    if breach is None:
+        return ""
+    return f"the best of its plans break {breach.limit} ({breach.allowed:g}; {breach.needed:.4g})"

@@ -1,0 +1,124 @@
+"""Throughput against dollars: the plans of which none is both faster and cheaper.
+
+Speed is bought: the fastest plan is dear, the cheapest is slow, and between them lies a front.
+Its ends are the answers to the two goals. Between them the search is asked for the fastest plan
+that costs at most so much, and for the cheapest that is at least so fast; whatever plan it judges
+on the way counts too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from planner.api import find_plan
+from planner.problem.question import Question
+from planner.problem.search_cache import Tables
+from simulator.estimate.result import Estimate
+from simulator.spec.job import Goal
+from simulator.spec.plan import Plan
+
+DEFAULT_POINTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan of the front."""
+
+    plan: Plan
+    estimate: Estimate
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.iteration_s
+
+    @property
+    def usd(self) -> float:
+        usd = self.estimate.money.total_usd
+        assert usd is not None, "a goal in dollars refuses unknown prices"
+        return usd
+
+    @property
+    def usd_per_hour(self) -> float:
+        return self.usd / self.seconds * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The front, fastest first."""
+
+    points: tuple[Point, ...]
+    found: int
+    """Plans on the front before it was thinned."""
+    judged: int
+    """Plans that were looked at."""
+
+
+def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
+    """Look for the front, and keep so many plans of it; none if no plan keeps the limits."""
+    tables = Tables()
+    known: list[Point] = []
+
+    def ask(goal: Goal, **limits: float) -> None:
+        objective = replace(question.job.objective, goal=goal, **limits)  # type: ignore[arg-type]  # names of limits
+        job = replace(question.job, objective=objective)
+        answer = find_plan(replace(question, job=job), tables)
+        if answer.plan is not None:
+            assert answer.estimate is not None
+            known.append(Point(answer.plan, answer.estimate))
+
+    ask("throughput")
+    ask("cost")
+    ends = front_of(known)
+    if len(ends) > 1:
+        # They keep the job's limits, and so does all between them.
+        for share in _shares(points):
+            usd = _between(ends[0].usd, ends[-1].usd, share)
+            seconds = _between(ends[0].seconds, ends[-1].seconds, share)
+            ask("throughput", max_usd_per_iteration=usd)
+            ask("cost", min_iterations_per_s=1 / seconds)
+    known += [Point(plan, estimate) for plan, estimate in tables.judged]
+    front = front_of(known)
+    return Frontier(thinned(front, points), len(front), len(known))
+
+
+def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Those that no other beats in both, fastest first; of equal ones the first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.seconds, point.usd)):
+        if not front or point.usd < front[-1].usd:
+            front.append(point)
+    return tuple(front)
+
+
+def thinned(front: tuple[Point, ...], most: int) -> tuple[Point, ...]:
+    """Both ends, and between them points that lie evenly along the front."""
+    if len(front) <= most:
+        return front
+    first, last = front[0], front[-1]
+    along = [
+        math.log(point.seconds / first.seconds) / math.log(last.seconds / first.seconds)
+        + (first.usd - point.usd) / (first.usd - last.usd)
+        for point in front
+    ]
+    inner = range(1, len(front) - 1)
+    kept = {0, len(front) - 1}
+    for step in range(1, most - 1):
+        goal = 2 * step / (most - 1)
+        left = [number for number in inner if number not in kept]
+        kept.add(min(left, key=lambda number: abs(along[number] - goal)))
+    return tuple(front[number] for number in sorted(kept))
+
+
+def _shares(points: int) -> list[float]:
+    """Where between the ends to ask, twice at each."""
+    pairs = (points - 1) // 2
+    return [(number + 1) / (pairs + 1) for number in range(pairs)]
+
+
+def _between(one: float, other: float, share: float) -> float:
+    """Evenly by ratios, so that a tenth of the way saves the same share everywhere."""
+    if min(one, other) <= 0:
+        return one + (other - one) * share
+    return math.exp(math.log(one) * (1 - share) + math.log(other) * share)

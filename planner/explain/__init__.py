@@ -1,0 +1,1 @@
+"""Why a plan looks as it does, and why there is none."""

@@ -1,0 +1,154 @@
+"""No plan: which limit stands in the way, by how much, and what would help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from planner.baselines.shared.equal_gpus import state_bytes_per_parameter
+from planner.problem.inventory import Lot
+from planner.problem.objective import Limits
+from planner.problem.question import Answer
+from simulator.documents.problems import Problem
+from simulator.spec.job import Job, Objective, RecomputePolicy
+
+_NO_LIMITS = Objective()
+_MORE_GPUS = (2, 4, 8, 16, 64)
+FIT_BUDGET = 40
+"""Plans judged to know whether there is any."""
+_TOGETHER = "relax one of them, or raise --budget"
+
+
+class Ask(Protocol):
+    """Answers an easier question: other limits, more GPUs, another recomputation."""
+
+    def __call__(
+        self,
+        objective: Objective,
+        times_gpus: int = 1,
+        recompute: RecomputePolicy | None = None,
+        *,
+        budget: int | None = None,
+    ) -> Answer: ...
+
+
+def refusals(job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask) -> tuple[Problem, ...]:
+    """Sentences for a job that has no plan on these GPUs."""
+    free = ask(_NO_LIMITS)
+    if free.estimate is None:
+        return (_too_small(job, lots, ask),)
+    found = _limits_in_the_way(job.objective, limits, ask)
+    if not found:
+        # No limit can be kept beside the others: each by itself, then.
+        found = _limits_in_the_way(job.objective, limits, ask, alone=True)
+    return tuple(found) or (
+        Problem("objective", "no plan that was tried keeps all limits together", _TOGETHER),
+    )
+
+
+def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
+    gpus = sum(lot.gpus for lot in lots)
+    kinds = ", ".join(f"{lot.gpus} x {lot.gpu}@{lot.zone}" for lot in lots)
+    cures = []
+    if job.recompute == "none" and ask(_NO_LIMITS, 1, "auto", budget=FIT_BUDGET).plan:
+        cures.append('set training.recompute = "auto", with which it fits')
+    for times in _MORE_GPUS:
+        more = ask(_NO_LIMITS, times, budget=FIT_BUDGET)
+        if more.plan is not None:
+            cures.append(f"it fits on {gpus * times} such GPUs")
+            break
+    if job.max_tp == 1:
+        cures.append("raise training.max_tp")
+    states_gb = job.model.parameters * state_bytes_per_parameter(job) / 1e9
+    return Problem(
+        "cluster",
+        f"{job.model.name} does not fit on its {gpus} GPUs ({kinds}) however it is divided:"
+        f" weights, gradients and optimizer states alone take {states_gb:.3g} GB",
+        "; ".join(cures) or "use GPUs with more memory, or more of them",
+    )
+
+
+def _limits_in_the_way(
+    objective: Objective, limits: Limits, ask: Ask, *, alone: bool = False
+) -> list[Problem]:
+    """Each limit against the best that could be had if it, or if none, were there."""
+    found = []
+    money = {
+        name: getattr(objective, name)
+        for name in ("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total")
+        if getattr(objective, name) is not None
+    }
+    in_time = replace(objective, goal="cost", **dict.fromkeys(money))
+    quickest = replace(objective, goal="throughput", min_iterations_per_s=None, deadline=None)
+    if alone:
+        in_time, quickest = Objective(goal="cost"), _NO_LIMITS
+    others = "there is" if alone else "that keeps the other limits"
+    if money:
+        cheap = ask(in_time).estimate
+        if cheap is not None:
+            usd = cheap.money.total_usd or 0.0
+            least = {
+                "max_usd_per_iteration": usd,
+                "max_usd_per_hour": usd / cheap.iteration_s * 3600,
+                "max_usd_total": usd * (limits.steps or 0),
+            }
+            for name, allowed in money.items():
+                if least[name] > allowed:
+                    found.append(
+                        Problem(
+                            f"objective.{name}",
+                            f"is {allowed:g}, and the cheapest plan {others}"
+                            f" needs {least[name]:.4g} ({cheap.iteration_s:.3g} s an iteration)",
+                            f"raise it by {least[name] / allowed - 1:.0%}"
+                            if allowed
+                            else "raise it",
+                        )
+                    )
+    if limits.seconds_max is not None:
+        fast = ask(quickest).estimate
+        if fast is not None and fast.iteration_s > limits.seconds_max:
+            found.append(_too_slow(objective, limits, fast.iteration_s, others))
+    if objective.max_spot_share is not None:
+        without = ask(replace(objective, max_spot_share=None)).estimate
+        if without is not None:
+            found.append(
+                Problem(
+                    "objective.max_spot_share",
+                    f"is {objective.max_spot_share:g}, and no plan was found with less spot",
+                    "raise it, or add on-demand GPUs",
+                )
+            )
+    return found
+
+
+def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: str) -> Problem:
+    """Which limit of time is in the way of the fastest plan, and by how much."""
+    assert limits.seconds_max is not None
+    least = objective.min_iterations_per_s
+    if least is not None and fastest_s * least > 1:
+        return Problem(
+            "objective.min_iterations_per_s",
+            f"wants iterations of {1 / least:.4g} s, and the fastest plan {others} takes"
+            f" {fastest_s:.4g} s ({1 / fastest_s:.4g} iterations/s)",
+            f"lower it by {1 - 1 / (least * fastest_s):.0%}",
+        )
+    assert limits.steps is not None
+    assert limits.seconds_left is not None
+    total_s = fastest_s * limits.steps
+    left = f"is {span(limits.seconds_left)} away" if limits.seconds_left > 0 else "has passed"
+    return Problem(
+        "objective.deadline",
+        f"{left}, and {limits.steps} steps of the fastest plan {others} take {span(total_s)}"
+        f" ({fastest_s:.4g} s each)",
+        f"move it by {span(total_s - limits.seconds_left)}, or train for fewer steps",
+    )
+
+
+def span(seconds: float) -> str:
+    """A time as people say it, rounded up so that it is surely enough."""
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{math.ceil(seconds / unit * 10) / 10:g} {name}"
+    return f"{math.ceil(seconds)} s"

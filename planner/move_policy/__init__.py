@@ -1,0 +1,1 @@
+"""Is a better plan worth the move to it?"""

@@ -1,0 +1,67 @@
+"""A move as an offer: what the new plan brings by the second, and what the way there takes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from planner.move_policy.decide_move import Offer, Unit
+from planner.replan.damage import Running
+from planner.replan.move_cost import MoveCost
+from planner.replan.nodes import Node, nodes_used
+from planner.replan.replanner import Replan
+from simulator.estimate.result import Estimate
+from simulator.spec.job import Goal
+
+
+def pool_name(node: Node) -> str:
+    """The pool of a node, as histories know it."""
+    return f"{node.gpu}@{node.zone}" + (" spot" if node.spot else "")
+
+
+def offer_of(
+    running: Running,
+    next_plan: Replan,
+    nodes: Sequence[Node],
+    *,
+    goal: Goal,
+    age_s: Mapping[str, float],
+    seconds_left: float | None = None,
+) -> Offer:
+    """Weigh the running plan against the next one; ``age_s`` says how long each node is up."""
+    plan, estimate, _, move = next_plan.found
+    before = nodes_used(running.plan)
+    new = [node for node in nodes if node.id in nodes_used(plan) - before]
+    gain, cost, unit = _sums(running.estimate, estimate, move, goal)
+    is_same = plan == running.plan
+    return Offer(
+        gain_per_s=0.0 if is_same else gain,
+        unit=unit,
+        cost=0.0 if is_same else cost,
+        downtime_s=move.seconds,
+        newcomers=dict(sorted(Counter(map(pool_name, new)).items())),
+        newcomer_age_s=min((age_s[node.id] for node in new), default=math.inf),
+        needed=next_plan.needed,
+        seconds_left=seconds_left,
+    )
+
+
+def _sums(old: Estimate, new: Estimate, move: MoveCost, goal: Goal) -> tuple[float, float, Unit]:
+    """Gain per second, cost of the move, and what both are counted in."""
+    if goal == "cost":
+        old_usd, new_usd = old.money.total_usd, new.money.total_usd
+        assert new_usd is not None, "a cost objective refuses unknown prices"
+        assert move.rent_usd is not None, "a cost objective refuses unknown prices"
+        if old_usd is None:
+            # It stood on something that is gone, price and all.
+            return 0.0, move.rent_usd + move.egress_usd, "$"
+        cost = move.rent_usd + move.egress_usd + move.steps_lost * old_usd
+        return (old_usd - new_usd) / new.iteration_s, cost, "$"
+    pace = old.throughput_samples_per_s
+    cost = pace * move.seconds
+    usd = old.money.total_usd
+    if usd:
+        # What egress costs would have bought samples.
+        cost += move.egress_usd / usd * old.samples_per_iteration
+    return new.throughput_samples_per_s - pace, cost, "samples"

@@ -1,0 +1,1 @@
+"""The search under the published closed formula."""

@@ -1,0 +1,235 @@
+"""What no plan can beat: lower bounds that hold for every plan of the space.
+
+All plans of one micro batch size and about the same number of pipelines are asked at once: could
+one of them take no longer than so many seconds? Then its slowest stage is limited by what the
+rest of the formula leaves, and its sync by the same; the two share the time, in a few cells. If
+no pipelines can be laid out within the limits of any cell, on the best links there are and for
+every price of GPU kinds that is tried, then none takes so short a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.paper_search.family_bounds import (
+    Array,
+    Family,
+    cheapest_layers,
+    distinct_rows,
+    price_directions,
+)
+from planner.paper_search.formula_tables import PaperModel
+from planner.paper_search.pricing import cheapest_pipelines
+from planner.problem.objective import Limits
+
+PRECISION = 0.01
+"""Bounds are sought up to such a share of themselves."""
+ROUNDS = 12
+SYNC_CELLS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.21, 0.28, 0.36, 0.46, 0.6, 1.0)
+"""Shares of the time that the gradient sync may take: cells lie between neighbours."""
+SYNC_CELLS_FEW = (0.0, 0.1, 0.3, 1.0)
+COST_RATIOS = (1.4, 1.12, 1.04)
+"""Neighbouring times for which a bound of dollars is asked: at first, and where it is least."""
+FOREVER_S = 1e9
+MULTIPLIERS = (0.3, 1.0, 2.5)
+EASED = 1 + 1e-5
+"""Prices are summed in single precision."""
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """No plan within the limits iterates faster, or has a better objective."""
+
+    seconds: float
+    objective: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """Groups of plans, as rows of a family, with the seconds that they are asked about."""
+
+    family: Family
+    rows: Ints
+    seconds: Array
+    at_least: Array
+    """Seconds that these plans are known to take."""
+
+
+def certify(
+    model: PaperModel, families: list[Family], limits: Limits, *, seconds: float, objective: float
+) -> Bounds:
+    """Bounds over all families, given the best plan's figures: no bound is asked beyond them."""
+    ask = _Questions(model, limits)
+    bounds = Bounds(seconds, objective)
+    for family in sorted(families, key=lambda f: float(f.worth.min())):
+        if limits.needs_prices:
+            least = ask.least_by_cells(family, bounds)
+        else:
+            least = ask.least_seconds(family, bounds.seconds)
+        # Where dollars are the goal, seconds are bound by the families alone.
+        quickest = float(family.bounds.min()) if limits.goal_is_cost else least
+        bounds = Bounds(min(bounds.seconds, quickest), min(bounds.objective, least))
+    return bounds
+
+
+@dataclass(frozen=True, slots=True)
+class _Questions:
+    model: PaperModel
+    limits: Limits
+
+    def least_seconds(self, family: Family, known: float) -> float:
+        """Halve the seconds for all numbers of pipelines at once, as long as it matters."""
+        low = family.bounds.min(axis=1)
+        high = np.full(len(low), self._longest(known))
+        if not np.isfinite(high).all():
+            return float(low.min())
+        # First of all, whether the seconds that are known can be met at all.
+        rows = np.flatnonzero(low < high)
+        tried = high[rows]
+        for _ in range(ROUNDS):
+            if not len(rows):
+                break
+            asked = Asked(family, rows, tried, low[rows])
+            possible = np.isfinite(self._usd(asked, SYNC_CELLS))
+            high[rows[possible]] = tried[possible]
+            low[rows[~possible]] = tried[~possible]
+            least = float(high[low < high].min(initial=known))
+            rows = np.flatnonzero((low < high * (1 - PRECISION)) & (low < least * (1 - PRECISION)))
+            tried = np.sqrt(low[rows] * np.minimum(high[rows], least))
+        return float(low.min())
+
+    def least_by_cells(self, family: Family, known: Bounds) -> float:
+        """The least objective where dollars count, cell by cell of the time that is taken."""
+        low = family.bounds.min(axis=1)
+        longest = np.full(len(low), self._longest(known.seconds))
+        if self.limits.goal_is_cost:
+            longest[:] = self._longest(FOREVER_S)
+            if self.limits.usd_max is None:
+                # However long it takes, GPUs that hold the model are paid for: this ends the time.
+                every, forever = np.flatnonzero(np.isfinite(low)), np.full(len(low), FOREVER_S)
+                asked = Asked(family, every, forever[every], forever[every])
+                rate = self._usd(asked, SYNC_CELLS_FEW[-2:]) / FOREVER_S
+                held = np.isfinite(rate)
+                ends = known.objective / np.maximum(rate[held], 1e-12)
+                longest[every] = 0.0
+                longest[every[held]] = np.minimum(ends, self._longest(FOREVER_S))
+        rows = np.flatnonzero(low < longest)
+        cells = (rows, low[rows], longest[rows])
+        shares = SYNC_CELLS_FEW if self.limits.goal_is_cost else SYNC_CELLS
+        least, others = 0.0, math.inf
+        for ratio in COST_RATIOS:
+            every, since, until = _divided(*cells, ratio)
+            usd = self._usd(Asked(family, every, until, since), shares)
+            worth = usd if self.limits.goal_is_cost else since
+            fine = np.isfinite(usd)
+            every, since, until, worth = every[fine], since[fine], until[fine], worth[fine]
+            least = max(least, min(others, float(worth.min(initial=math.inf))))
+            # Cells that end up beyond where another one begins need no closer look.
+            near = worth < (worth * (until / since)).min(initial=known.objective)
+            cells = (every[near], since[near], until[near])
+            others = min(others, float(worth[~near].min(initial=math.inf)))
+        return least
+
+    def _longest(self, known: float) -> float:
+        most = self.limits.seconds_max
+        return known if most is None else min(known, most)
+
+    def _usd(self, asked: Asked, shares: Sequence[float]) -> Array:
+        """Dollars of the cheapest plan that could take no longer; infinite if there is none."""
+        family, menu = asked.family, asked.family.menu
+        total = self.model.global_batch // menu.micro_batch
+        replicas = family.replicas[asked.rows]
+        most = np.ceil(total / replicas)
+        has_sync = replicas[:, None] > 1
+        # [row, cell]
+        sync_from = np.where(has_sync, asked.seconds[:, None] * np.array(shares[:-1]), 0.0)
+        sync_until = asked.seconds[:, None] * np.array(shares[1:])
+        cells = sync_from.shape
+        row = np.repeat(np.arange(cells[0]), cells[1])
+        left = (asked.seconds[:, None] - menu.update_s - sync_from).ravel()
+        rounds = (most - 1)[row]
+        replica = replicas[row]
+        # A pipeline takes what its stages take, the slower the narrower their limit is.
+        level = (left - self._whole_s(family, np.full(len(row), np.inf), replica)) / np.maximum(
+            rounds, 1e-9
+        )
+        level = np.minimum(level, left / (rounds + 1))
+        for _ in range(2):
+            whole = self._whole_s(family, level, replica)
+            level = np.minimum(level, (left - whole) / np.maximum(rounds, 1e-9))
+        kept = np.flatnonzero((level > 0) & (has_sync | (np.arange(cells[1]) == 0)).ravel())
+        found = np.full(len(row), np.inf)
+        if len(kept):
+            found[kept] = self._cheapest(asked, row[kept], level[kept], sync_until.ravel()[kept])
+        least: Array = found.reshape(cells).min(axis=1)
+        return least
+
+    def _cheapest(self, asked: Asked, row: Ints, level: Array, sync: Array) -> Array:
+        family, menu = asked.family, asked.family.menu
+        replicas = family.replicas[asked.rows][row]
+        directions = price_directions(len(menu.kinds))
+        prices = directions[:, menu.kind] * menu.tp / menu.gpus[menu.kind]
+        stages = np.minimum(menu.gpus.sum() // replicas, self.model.layers).astype(int)
+        sizes = np.stack(
+            [family.rings.within(kind, asked.rows[row], sync) for kind in range(len(menu.kinds))]
+        )
+        whole = cheapest_pipelines(
+            self.model,
+            menu,
+            levels_s=level,
+            gradient_bytes=sizes,
+            prices=np.concatenate([prices, menu.usd_per_s[None, :]]),
+            stages_max=int(stages.max()),
+        )
+        possible = whole[..., :-1].max(axis=-1) * replicas <= EASED
+        usd_per_s = whole[..., -1] * replicas / EASED
+        # What plans of so many stages take at least is known by itself.
+        taken = family.bounds[asked.rows[row], : len(whole)].T
+        possible &= taken <= asked.seconds[row]
+        usd = usd_per_s * np.maximum(taken, asked.at_least[row])
+        if self.limits.usd_max is not None:
+            possible &= usd <= self.limits.usd_max
+        hourly = self.limits.objective.max_usd_per_hour
+        if hourly is not None:
+            possible &= usd_per_s * 3600 <= hourly
+        if self.limits.goal_is_cost:
+            usd = np.maximum(usd, family.worth[asked.rows[row], : len(whole)].T)
+        found: Array = np.where(possible, usd, np.inf).min(axis=0)
+        return found
+
+    def _whole_s(self, family: Family, levels: Array, replicas: Array) -> Array:
+        """The least sum over stages of a pipeline's levels, under a limit on each.
+
+        A stage no slower than a limit takes at least its share of the limit in GPUs, so that
+        the GPUs that there are bound from below how slow the options must be on average.
+        """
+        menu = family.menu
+        distinct, times = distinct_rows(np.diff(menu.seconds, axis=1).T)
+        work = distinct.T
+        best = np.full(len(levels), float(work.min(axis=0) @ times))
+        for direction, multiplier in itertools.product(
+            price_directions(len(menu.kinds)), MULTIPLIERS
+        ):
+            weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
+            with np.errstate(divide="ignore"):
+                rate = 1 + multiplier * (replicas / np.maximum(levels, 1e-12))[:, None] * weight
+            best = np.maximum(best, cheapest_layers(rate, work, times) - multiplier)
+        return best
+
+
+def _divided(rows: Ints, since: Array, until: Array, ratio: float) -> tuple[Ints, Array, Array]:
+    """Cells of time in equal parts, each no longer than a ratio."""
+    parts = np.maximum(1, np.ceil(np.log(until / since) / math.log(ratio))).astype(int)
+    every = np.repeat(np.arange(len(rows)), parts)
+    part = np.arange(len(every)) - np.repeat(np.cumsum(parts) - parts, parts)
+    step = (until / since) ** (1 / parts)
+    begin = since[every] * step[every] ** part
+    return rows[every], begin, begin * step[every]

@@ -1,0 +1,324 @@
+"""Families of plans (micro batch, replicas, stages), and a lower bound for each of them.
+
+A family's bound spreads the work as if layers could be cut anywhere: every GPU works without a
+pause, each layer of each replica on the option that serves it best at given prices of GPU
+kinds. Any prices give a valid bound, so a few are tried and the best is taken. With prices
+``rho`` on kinds of ``G`` GPUs, and a stage's level ``a`` on TP ``t``::
+
+    (M - 1) max a  >=  (M - 1) / D * sum over replicas and stages of  rho D t / G * a
+    sum a          >=        1 / D * sum over replicas and stages of              a
+    sync           >=        1 / (D S) * sum of  (least seconds per byte) * bytes / min(4, t)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.paper_search.formula_tables import PaperModel
+from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a stage's replica: a GPU kind at a TP degree."""
+
+    kind: int
+    gpu: str
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Menu:
+    """All that a search needs to know of one micro batch size, as arrays over options."""
+
+    micro_batch: int
+    options: tuple[Option, ...]
+    kinds: tuple[str, ...]
+    gpus: Array
+    """GPUs per kind, over all zones."""
+    seconds: Array
+    """[option, layers + 1]: forward and backward up to each layer."""
+    send_s: Array
+    """[option]: the least time of a message to any neighbour."""
+    capacity_bytes: Array
+    """[option]: the largest among the kind's lots, less the overhead."""
+    update_s: float
+    """The least optimizer step."""
+    usd_per_s: Array
+    """[option]: at the least price among the kind's lots; 0 where none is known."""
+
+    @property
+    def tp(self) -> Array:
+        return np.array([float(option.tp) for option in self.options])
+
+    @property
+    def kind(self) -> NDArray[np.int64]:
+        return np.array([option.kind for option in self.options])
+
+
+def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> Menu | None:
+    """The options of one micro batch size, or none where nothing was measured.
+
+    Messages take the time of the best link, as a bound needs it.
+    """
+    kinds = tuple(sorted({lot.gpu for lot in model.lots}))
+    options, sends, capacity, updates = [], [], [], []
+    ends = []
+    for index, gpu in enumerate(kinds):
+        lots = [k for k, lot in enumerate(model.lots) if lot.gpu == gpu]
+        for tp in model.profile.degrees(gpu):
+            usable = [k for k in lots if model.lots[k].room(tp)]
+            if not usable or tp not in degrees or not model.measured(lots[0], tp, micro_batch):
+                continue
+            options.append(Option(index, gpu, tp))
+            ends.append([(lot, tp) for lot in usable])
+            capacity.append(max(model.capacity_bytes[k] for k in usable) - model.overhead_bytes(tp))
+            updates.append(model.update_s(gpu, tp, micro_batch))
+    if not options:
+        return None
+    sizes = {model.output_bytes(cut, micro_batch) for cut in range(1, model.layers)}
+    size = min(sizes, default=0.0)
+    every = [end for group in ends for end in group]
+    for group in ends:
+        sends.append(
+            min(
+                time
+                for one in group
+                for other in every
+                for time in (model.send_s(*one, *other, size), model.send_s(*other, *one, size))
+            )
+        )
+    by_kind = [[lot for lot in model.lots if lot.gpu == gpu] for gpu in kinds]
+    gpus = [sum(lot.gpus for lot in lots) for lots in by_kind]
+    prices = [min(lot.price_usd_per_gpu_hour or 0.0 for lot in lots) for lots in by_kind]
+    return Menu(
+        micro_batch,
+        tuple(options),
+        kinds,
+        np.array(gpus, dtype=float),
+        np.array([model.seconds(o.gpu, o.tp, micro_batch) for o in options]),
+        np.array(sends),
+        np.array(capacity),
+        min(updates),
+        np.array([option.tp * prices[option.kind] / 3600 for option in options]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rings:
+    """Seconds of a gradient all-reduce, by GPU kind, bytes and number of replicas."""
+
+    sizes: Array
+    """All the byte counts that a stage can have, ascending."""
+    seconds: Array
+    """[kind, replicas index, size]."""
+    per_byte: Array
+    """[kind, replicas index]: the least."""
+
+    def within(self, kind: int, rows: NDArray[np.int64], seconds: Array) -> Array:
+        """The most bytes that a kind can sync in so many seconds, per row of replicas."""
+        found = np.zeros(len(rows))
+        for row in set(rows.tolist()):
+            here = rows == row
+            at = np.searchsorted(self.seconds[kind, row], seconds[here] * (1 + 1e-9), side="right")
+            found[here] = np.where(at > 0, self.sizes[np.maximum(at - 1, 0)], 0.0)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """Plans of one micro batch size: [replicas, stages] with what each needs at least."""
+
+    menu: Menu
+    rings: Rings
+    replicas: Array
+    bounds: Array
+    """In seconds."""
+    worth: Array
+    """In what is minimised."""
+
+
+Link = tuple[float, float, float]
+"""A fitted curve of bandwidth."""
+
+
+def rings_of(
+    model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Array]
+) -> Rings:
+    """The least times of rings of each kind, for every possible stage.
+
+    A ring is no quicker than the best link that one of its replicas has to any other, and the
+    best number of replicas up to the next one asked for, ``most`` at the end: more replicas than
+    needed may be quicker to sync. ``known`` keeps what was computed for each link.
+    """
+    whole = model.gradient_bytes()
+    first, end = np.triu_indices(model.layers + 1, 1)
+    bytes_of = {round(float(size), 3) for size in whole[end] - whole[first] if size > 0}
+    ways = (1, 2, MOST_TP_SHARING_GRADIENTS)
+    sizes = np.array(sorted({size / way for size in bytes_of for way in ways}))
+    asked = np.array(replicas)
+    count = np.arange(1, max(most, asked[-1]) + 1.0)[:, None]
+    rows = []
+    for kind in sorted({lot.gpu for lot in model.lots}):
+        links = _quickest(_links(model, kind), float(sizes[0]) / len(count), BUCKET_BYTES)
+        for link in links:
+            if link not in known or len(known[link]) < len(count):
+                known[link] = _ring_s(link, sizes, count)
+        every = [known[link][: len(count)] for link in links] or [
+            np.full((len(count), len(sizes)), np.inf)
+        ]
+        row = np.minimum.reduce(every)
+        # Larger stages never count as quicker: the table serves as a bound.
+        row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
+        row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - 1, axis=0)
+        rows.append(np.where(asked[:, None] > 1, row, 0.0))
+    seconds = np.stack(rows)
+    per_byte = (seconds / sizes).min(axis=2)
+    per_byte = np.where(np.isfinite(per_byte), per_byte, 0.0)
+    return Rings(sizes, seconds, per_byte)
+
+
+def _links(model: PaperModel, kind: str) -> list[Link]:
+    """The fitted curves that a ring with replicas of a kind may run over."""
+    ends = sorted({(lot.zone, lot.gpu) for lot in model.lots})
+    found: dict[Link, None] = {}
+    for one, other in itertools.product(ends, repeat=2):
+        if kind in (one[1], other[1]):
+            curve = model.network.measured.raw_between.get((one, other), {}).get((1, 1))
+            if curve is not None and curve.polynomial is not None:
+                found[curve.polynomial] = None
+    return list(found)
+
+
+def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
+    """The links that no other one beats at all sizes of messages in between."""
+    low, high = (float(np.log2(size / 1e6)) for size in (least, most))
+
+    def beats(one: Link, other: Link) -> bool:
+        a, b, c = (x - y for x, y in zip(one, other, strict=True))
+        points = [low, high]
+        if a and low < -b / (2 * a) < high:
+            points.append(-b / (2 * a))
+        return all((a * x + b) * x + c >= 0 for x in points)
+
+    kept: list[Link] = []
+    for link in sorted(links, reverse=True):
+        if not any(beats(other, link) for other in kept):
+            kept = [other for other in kept if not beats(link, other)] + [link]
+    return kept
+
+
+def _ring_s(link: Link, sizes: Array, count: Array) -> Array:
+    """[replicas index, size]: infinite where the fitted bandwidth is not positive."""
+    full, rest = np.divmod(sizes, BUCKET_BYTES)
+
+    def step_s(size: Array) -> Array:
+        scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
+        speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
+        time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
+        return np.where(size > 0, time, 0.0)
+
+    bucket_s = step_s(BUCKET_BYTES / count)
+    whole_s = np.where(full > 0, np.maximum(full, 1) * bucket_s, 0.0)
+    found: Array = 2 * np.maximum(count - 1, 1) * (step_s(rest / count) + whole_s)
+    return found
+
+
+def price_directions(kinds: int) -> Array:
+    """Weights on GPU kinds that sum to one; a bound may try any of them."""
+    if kinds == 1:
+        return np.ones((1, 1))
+    steps = {2: 8, 3: 5}.get(kinds, 2)
+    grid = [
+        point for point in itertools.product(range(steps + 1), repeat=kinds) if sum(point) == steps
+    ]
+    return np.array(grid, dtype=float) / steps
+
+
+def bounds_of(
+    menu: Menu,
+    *,
+    micro_batches: Array,
+    replicas: Array,
+    stages: Array,
+    gradient_bytes: Array,
+    rings: Rings,
+    directions: Array,
+) -> Array:
+    """Lower bounds of the iteration, [replicas index, stages index]."""
+    rows = np.concatenate(
+        [np.diff(menu.seconds, axis=1), np.diff(gradient_bytes)[None, :]], axis=0
+    ).T
+    distinct, times = distinct_rows(rows)
+    work, gradients = distinct[:, :-1].T, distinct[:, -1]
+    sharing = np.minimum(menu.tp, MOST_TP_SHARING_GRADIENTS)
+    sync = gradients[None, :] / sharing[:, None]
+    sends = np.where(stages >= 4, 2 * stages, np.where(stages >= 2, 2 * stages - 1, 0))
+    best = np.zeros((len(replicas), len(stages)))
+    per_byte = rings.per_byte[menu.kind].T  # [replicas, option]
+    share = (per_byte[:, None, :] / stages[None, :, None])[..., None] * sync[None, None]
+    for direction, evenly in itertools.product(directions, (0.0, 0.5, 1.0)):
+        # [replicas, stages, option]: seconds of the iteration per second of a stage's level.
+        # The largest level is no less than the stages' mean, which counts for ``evenly``.
+        weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
+        work_rate = (1 - evenly) * replicas[:, None, None] * weight[None, None, :]
+        rate = 1 + (micro_batches - 1)[:, None, None] * (work_rate + evenly / stages[None, :, None])
+        layers = cheapest_layers(rate, work, times, share)
+        best = np.maximum(best, layers + sends[None, :] * (rate * menu.send_s).min(axis=2))
+    return best + menu.update_s
+
+
+def distinct_rows(rows: Array) -> tuple[Array, NDArray[np.int64]]:
+    """The different rows and how often each occurs: equal layers are computed once."""
+    found = Counter(map(tuple, rows.tolist()))
+    return np.array(list(found)), np.array(list(found.values()))
+
+
+def cheapest_layers(
+    rate: Array, work: Array, times: NDArray[np.int64], more: Array | None = None
+) -> Array:
+    """[...]: the sum over layers of the least ``rate[..., option] * work[option, layer] + more``.
+
+    Layers that are equal stand once in ``work``, with how often they occur in ``times``.
+    """
+    least: Array | None = None
+    for o in range(work.shape[0]):
+        one: Array = rate[..., o, None] * work[o]
+        if more is not None:
+            one += more[..., o, :]
+        least = one if least is None else np.minimum(least, one, out=least)
+    assert least is not None
+    summed: Array = least @ times
+    return summed
+
+
+def cost_bounds_of(
+    menu: Menu,
+    *,
+    global_batch: int,
+    replicas: Array,
+    stages: Array,
+    gradient_bytes: float,
+    rings: Rings,
+) -> Array:
+    """Lower bounds of an iteration's dollars, [replicas index, stages index].
+
+    A group is paid for as long as the iteration lasts, which is no shorter than its own work on
+    all micro batches, one micro batch on the other stages, the sync and the optimizer step.
+    """
+    work = (np.diff(menu.seconds, axis=1) * menu.usd_per_s[:, None]).min(axis=0).sum()
+    cheapest = float(menu.usd_per_s.min())
+    others = (stages - 1) * float(menu.seconds[:, -1].min())
+    per_byte = rings.per_byte.min(axis=0)
+    sync = per_byte[:, None] * gradient_bytes / MOST_TP_SHARING_GRADIENTS / stages[None, :]
+    waiting = replicas[:, None] * cheapest * (others + stages * (sync + menu.update_s))
+    found: Array = global_batch // menu.micro_batch * work + waiting
+    return found

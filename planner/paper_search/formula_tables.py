@@ -1,0 +1,334 @@
+"""The paper estimator's formula on plans in short form, for searches that ask it very often.
+
+A plan whose pipelines share their boundaries is a table of stages times replicas, and equal
+replicas stand side by side in runs. Everything the formula asks of such a table depends on its
+runs alone, so that a plan of thousands of GPUs costs no more to judge than one of ten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problem.inventory import Lot
+from simulator.documents.problems import InputError
+from simulator.estimate.paper_formula import (
+    BUCKET_BYTES,
+    FLOAT_BYTES,
+    MOST_TP_SHARING_GRADIENTS,
+    OVERHEAD_BYTES,
+    OVERHEAD_TP1_BYTES,
+    STATE_BYTES_PER_PARAMETER,
+)
+from simulator.layer_costs.profile import Profile
+from simulator.network.network import Network
+from simulator.spec.plan import Pipeline, Plan, Stage
+
+Row = NDArray[np.float64]
+Run = tuple[int, int, int]
+"""(lot, TP degree, how many replicas in a row)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A plan in short form: all pipelines have the same boundaries."""
+
+    micro_batch: int
+    cuts: tuple[int, ...]
+    """First layer of each stage, and the number of layers."""
+    columns: tuple[tuple[Run, ...], ...]
+    """Per stage, its replicas in the order of the pipelines."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.columns)
+
+    @property
+    def replicas(self) -> int:
+        return sum(count for _, _, count in self.columns[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the formula says of a shape."""
+
+    seconds: float
+    usd: float | None
+    egress_usd: float
+    levels: tuple[float, ...]
+    """Seconds per micro batch of each stage, its messages included."""
+    sync_s: float
+    usd_per_hour: float | None
+
+
+def micro_batch_counts(total: int, pipelines: int) -> tuple[int, int]:
+    """The least largest count that meets the batch, and how many pipelines run so many."""
+    most = -(-total // pipelines)
+    return most, total - (most - 1) * pipelines
+
+
+@dataclass(eq=False)
+class PaperModel:
+    """The formula's tables for one case."""
+
+    profile: Profile
+    network: Network
+    lots: tuple[Lot, ...]
+    capacity_bytes: tuple[float, ...]
+    """Per lot."""
+    global_batch: int
+    _sums: dict[tuple[str, int, int], Row] = field(default_factory=dict)
+    _sends: dict[tuple[int, int, int, int, float], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole = self.profile.sizes[1]
+        self._output = tuple(float(FLOAT_BYTES * n) for n in whole.output_elements)
+        self._gradient = _running([float(FLOAT_BYTES * n) for n in whole.parameters])
+        self._parameters = {
+            tp: _running(list(map(float, sizes.parameters)))
+            for tp, sizes in self.profile.sizes.items()
+        }
+        self._kept = {
+            tp: _running(list(map(float, sizes.kept_elements)))
+            for tp, sizes in self.profile.sizes.items()
+        }
+
+    @property
+    def layers(self) -> int:
+        return len(self.profile.layer_names)
+
+    def measured(self, lot: int, tp: int, micro_batch: int) -> bool:
+        """Whether the formula knows what it needs of this way to run a stage."""
+        known = (self.lots[lot].gpu, tp, micro_batch) in self.profile.timings
+        return known and tp in self.profile.sizes
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def seconds(self, gpu: str, tp: int, micro_batch: int) -> Row:
+        """Forward and backward up to each layer."""
+        key = (gpu, tp, micro_batch)
+        found = self._sums.get(key)
+        if found is None:
+            timing = self.profile.timings[key]
+            found = self._sums[key] = _running(list(timing.forward_s + timing.backward_s))
+        return found
+
+    def update_s(self, gpu: str, tp: int, micro_batch: int) -> float:
+        return self.profile.timings[gpu, tp, micro_batch].optimizer_s or 0.0
+
+    def output_bytes(self, cut: int, micro_batch: int) -> float:
+        """What crosses the boundary in front of layer ``cut``."""
+        return self._output[cut - 1] * micro_batch
+
+    def gradient_bytes(self) -> Row:
+        """Gradients up to each layer, as one device at TP 1 holds them."""
+        return self._gradient
+
+    def memory(self, tp: int, micro_batch: int, following: int) -> Row:
+        """Bytes that grow with layers, up to each layer; ``following`` counts the stage itself."""
+        states = STATE_BYTES_PER_PARAMETER * self._parameters[tp]
+        row: Row = states + FLOAT_BYTES * micro_batch * following * self._kept[tp]
+        return row
+
+    @staticmethod
+    def overhead_bytes(tp: int) -> float:
+        return OVERHEAD_TP1_BYTES if tp == 1 else OVERHEAD_BYTES
+
+    def send_s(self, one: int, tp: int, other: int, tp_other: int, size: float) -> float:
+        """Seconds of a message between groups of two lots, infinite where the fit has no speed."""
+        if size <= 0:
+            return 0.0
+        key = (one, tp, other, tp_other, size)
+        found = self._sends.get(key)
+        if found is None:
+            a, b = self.lots[one], self.lots[other]
+            curves = self.network.measured.raw_between.get(((a.zone, a.gpu), (b.zone, b.gpu)), {})
+            counts = (min(tp, a.gpus_per_machine), min(tp_other, b.gpus_per_machine))
+            curve = curves.get(counts)
+            if curve is None or curve.polynomial is None:
+                found = math.inf
+            else:
+                speed = curve.polynomial_bytes_per_s(size)
+                found = size / speed if speed > 0 else math.inf
+            self._sends[key] = found
+        return found
+
+    def ring_s(self, one: int, other: int, size: float, replicas: int) -> float:
+        """Seconds of a gradient all-reduce whose slowest link is the one between two lots."""
+        if replicas == 1:
+            return 0.0
+        full, rest = divmod(size, BUCKET_BYTES)
+        step = self.send_s(one, 1, other, 1, rest / replicas)
+        if full:
+            step += full * self.send_s(one, 1, other, 1, BUCKET_BYTES / replicas)
+        return 2 * (replicas - 1) * step
+
+    def egress_usd_per_byte(self, one: int, other: int) -> float:
+        zones = self.lots[one].zone, self.lots[other].zone
+        try:
+            return self.network.egress_usd_per_byte(*zones)
+        except InputError:
+            return math.inf
+
+    # -- the formula ----------------------------------------------------------------------------
+
+    def judge(self, shape: Shape) -> Verdict:
+        """Time and money; infinite time where the formula calls a plan invalid."""
+        b, replicas, last = shape.micro_batch, shape.replicas, shape.stages - 1
+        most, _ = micro_batch_counts(self.global_batch // b, replicas)
+        compute = []
+        update = 0.0
+        for s, column in enumerate(shape.columns):
+            slowest = 0.0
+            for gpu, tp in {(self.lots[lot].gpu, tp) for lot, tp, _ in column}:
+                row = self.seconds(gpu, tp, b)
+                slowest = max(slowest, float(row[shape.cuts[s + 1]] - row[shape.cuts[s]]))
+                update = max(update, self.update_s(gpu, tp, b))
+            compute.append(slowest)
+        ahead, back = [], []
+        for s in range(last):
+            size = self.output_bytes(shape.cuts[s + 1], b)
+            pairs = {(one, other) for one, other, _, _ in paired(*shape.columns[s : s + 2])}
+            ahead.append(max(self.send_s(*one, *other, size) for one, other in pairs))
+            back.append(max(self.send_s(*other, *one, size) for one, other in pairs))
+        rates = self._egress_rates(shape)
+        egress = float(rates @ self._counts(shape, rates)) if rates.any() else 0.0
+        levels = [seconds + _transfer_s(s, last, ahead, back) for s, seconds in enumerate(compute)]
+        sync = 0.0
+        for s, column in enumerate(shape.columns):
+            whole = float(self._gradient[shape.cuts[s + 1]] - self._gradient[shape.cuts[s]])
+            ways = min(MOST_TP_SHARING_GRADIENTS, *(tp for _, tp, _ in column))
+            for sender, receiver in _ring(column):
+                sync = max(sync, self.ring_s(sender, receiver, whole / ways, replicas))
+            if replicas > 1:
+                each = 2 * (replicas - 1) * whole / replicas
+                closing = (column[-1][0], column[0][0])
+                for (sender, _, _), (receiver, _, _) in pairwise(column):
+                    egress += each * self.egress_usd_per_byte(sender, receiver)
+                egress += each * self.egress_usd_per_byte(*closing)
+        total = (most - 1) * max(levels) + sum(levels) + update + sync
+        hourly = self.usd_per_hour(shape)
+        if not math.isfinite(egress):
+            total = math.inf  # Nobody knows what it would cost to send there.
+        usd = None if hourly is None else hourly / 3600 * total + egress
+        return Verdict(total, usd, egress, tuple(levels), sync, hourly)
+
+    def _egress_rates(self, shape: Shape) -> Row:
+        """Dollars that each pipeline's messages cost per micro batch."""
+        rates = np.zeros(shape.replicas)
+        for s in range(shape.stages - 1):
+            size = self.output_bytes(shape.cuts[s + 1], shape.micro_batch)
+            for one, other, first, count in paired(*shape.columns[s : s + 2]):
+                usd = self.egress_usd_per_byte(one[0], other[0])
+                usd += self.egress_usd_per_byte(other[0], one[0])
+                if usd:
+                    rates[first : first + count] += usd * size
+        return rates
+
+    def _counts(self, shape: Shape, rates: Row) -> NDArray[np.int64]:
+        """Micro batches per pipeline: the time asks for the longest alone, the rest may be shorter.
+
+        Where sending costs, the pipelines that cost most run as few as they may.
+        """
+        total = self.global_batch // shape.micro_batch
+        most, with_most = micro_batch_counts(total, shape.replicas)
+        if (rates == rates[0]).all():
+            return np.where(np.arange(shape.replicas) < with_most, most, most - 1)
+        counts = np.ones(shape.replicas, dtype=np.int64)
+        left = total - shape.replicas
+        for index in np.argsort(rates, kind="stable"):
+            counts[index] += min(most - 1, left)
+            left -= min(most - 1, left)
+        return counts
+
+    def usd_per_hour(self, shape: Shape) -> float | None:
+        total = 0.0
+        for column in shape.columns:
+            for lot, tp, count in column:
+                price = self.lots[lot].price_usd_per_gpu_hour
+                if price is None:
+                    return None
+                total += price * tp * count
+        return total
+
+    def fits(self, shape: Shape) -> bool:
+        """The formula's own memory check."""
+        for s, column in enumerate(shape.columns):
+            first, end = shape.cuts[s], shape.cuts[s + 1]
+            for lot, tp, _ in column:
+                row = self.memory(tp, shape.micro_batch, shape.stages - s)
+                if row[end] - row[first] + self.overhead_bytes(tp) > self.capacity_bytes[lot]:
+                    return False
+        return True
+
+    def allows(
+        self, _cuts: tuple[int, ...], _s: int, _gpu: str, _tp: int, _micro_batch: int, /
+    ) -> bool:
+        """Whether a kind may run a stage at a TP degree: here it always may."""
+        return True
+
+    def to_plan(self, shape: Shape) -> Plan:
+        """The same plan written out pipeline by pipeline."""
+        counts = self._counts(shape, self._egress_rates(shape))
+        columns = []
+        for s, column in enumerate(shape.columns):
+            layers = (shape.cuts[s], shape.cuts[s + 1])
+            replicas: list[Stage] = []
+            for lot, tp, count in column:
+                replicas += [Stage(layers, tp, (self.lots[lot].place,))] * count
+            columns.append(replicas)
+        return Plan(
+            shape.micro_batch,
+            tuple(
+                Pipeline(int(count), stages)
+                for count, stages in zip(counts, zip(*columns, strict=True), strict=True)
+            ),
+        )
+
+
+def paired(
+    column: tuple[Run, ...], after: tuple[Run, ...], /
+) -> Iterator[tuple[tuple[int, int], tuple[int, int], int, int]]:
+    """Which (lot, TP) sends to which, with the first pipeline of the run and its length."""
+    i = j = position = 0
+    left, right = column[0][2], after[0][2]
+    while True:
+        count = min(left, right)
+        yield column[i][:2], after[j][:2], position, count
+        position += count
+        left -= count
+        right -= count
+        if left == 0:
+            i += 1
+            if i == len(column):
+                return
+            left = column[i][2]
+        if right == 0:
+            j += 1
+            right = after[j][2]
+
+
+def _ring(column: tuple[Run, ...]) -> set[tuple[int, int]]:
+    """Lots of consecutive replicas; the pair that closes the ring does not count in time."""
+    found = {(lot, lot) for lot, _, count in column if count > 1}
+    found.update((one[0], other[0]) for one, other in pairwise(column))
+    return found
+
+
+def _transfer_s(s: int, last: int, ahead: list[float], back: list[float]) -> float:
+    if last == 0:
+        return 0.0
+    if s == 0:
+        return ahead[0] if last <= 2 else 2 * ahead[0]
+    if s == last:
+        return 2 * back[s - 1]
+    return ahead[s] + back[s - 1]
+
+
+def _running(values: list[float]) -> Row:
+    return np.concatenate([[0.0], np.cumsum(values)])

@@ -1,0 +1,257 @@
+"""Which GPUs run which stage, once the boundaries are set: replicas dealt to kinds of GPUs.
+
+Under a limit on a stage's seconds and synced bytes, each kind of GPU needs some least TP degree
+there. What is left is a transport problem: every stage wants its replicas, a replica takes that
+many GPUs of one kind, and each kind has so many. It is solved by exchanges: replicas leave a
+kind that is short of GPUs where that costs the others least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.paper_search.formula_tables import PaperModel, Run, Shape
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Lots among which pipelines may run as they like: usually those of one zone."""
+
+    lots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A kind of GPU at a TP degree on one stage."""
+
+    tp: int
+    level_s: float
+    synced_bytes: float
+
+
+class Mixer:
+    """Deals replicas of stages with fixed boundaries; one for each (micro batch, boundaries)."""
+
+    def __init__(
+        self,
+        model: PaperModel,
+        sites: Sequence[Site],
+        *,
+        micro_batch: int,
+        cuts: tuple[int, ...],
+        degrees: Sequence[int],
+        by_price: bool = False,
+    ) -> None:
+        self.model, self.sites = model, tuple(sites)
+        self.micro_batch, self.cuts = micro_batch, cuts
+        self.by_price = by_price
+        lots = sorted({lot for site in sites for lot in site.lots})
+        self.kinds = sorted({model.lots[lot].gpu for lot in lots})
+        self.stages = len(cuts) - 1
+        self._degrees = {
+            kind: [
+                tp
+                for tp in model.profile.degrees(kind)
+                if tp in degrees
+                and (kind, tp, micro_batch) in model.profile.timings
+                and tp in model.profile.sizes
+                and any(model.lots[lot].gpu == kind and model.lots[lot].room(tp) for lot in lots)
+            ]
+            for kind in self.kinds
+        }
+        self._lot_of = {
+            kind: next(lot for lot in lots if model.lots[lot].gpu == kind) for kind in self.kinds
+        }
+        # Neighbouring limits often need the very same.
+        self._dealt: dict[tuple[int, tuple[tuple[int, ...], ...]], Shape | None] = {}
+        self.choices = [[self._choices(s, kind) for kind in self.kinds] for s in range(self.stages)]
+
+    def _choices(self, s: int, kind: str) -> list[Choice]:
+        model, b = self.model, self.micro_batch
+        first, end = self.cuts[s], self.cuts[s + 1]
+        lot = self._lot_of[kind]
+        whole = float(model.gradient_bytes()[end] - model.gradient_bytes()[first])
+        found = []
+        for tp in self._degrees[kind]:
+            memory = model.memory(tp, b, self.stages - s)
+            held = float(memory[end] - memory[first]) + model.overhead_bytes(tp)
+            if held > model.capacity_bytes[lot] or not model.allows(self.cuts, s, kind, tp, b):
+                continue
+            row = model.seconds(kind, tp, b)
+            level = float(row[end] - row[first])
+            if self.stages > 1:
+                ahead = back = 0.0
+                if s + 1 < self.stages:
+                    ahead = model.send_s(lot, tp, lot, tp, model.output_bytes(end, b))
+                if s > 0:
+                    back = model.send_s(lot, tp, lot, tp, model.output_bytes(first, b))
+                if s == 0:
+                    level += ahead if self.stages <= 3 else 2 * ahead
+                elif s + 1 == self.stages:
+                    level += 2 * back
+                else:
+                    level += ahead + back
+            found.append(Choice(tp, level, whole / min(tp, MOST_TP_SHARING_GRADIENTS)))
+        return found
+
+    def levels(self) -> list[float]:
+        """All the limits of time at which something changes, ascending."""
+        return sorted({c.level_s for row in self.choices for kind in row for c in kind})
+
+    def deal(
+        self, replicas: int, limits: Sequence[float], synced: Mapping[str, float]
+    ) -> Shape | None:
+        """Deal the replicas under a time limit per stage and one of synced bytes per kind."""
+        most_bytes = [synced.get(kind, math.inf) * (1 + 1e-9) for kind in self.kinds]
+        needs = []
+        for row, limit in zip(self.choices, limits, strict=True):
+            need = [
+                next(
+                    (
+                        c.tp
+                        for c in kind
+                        if c.level_s <= limit * (1 + 1e-12) and c.synced_bytes <= most
+                    ),
+                    0,
+                )
+                for kind, most in zip(row, most_bytes, strict=True)
+            ]
+            if not any(need):
+                return None
+            needs.append(need)
+        key = (replicas, tuple(map(tuple, needs)))
+        if key not in self._dealt:
+            self._dealt[key] = self._spread(replicas, needs)
+        return self._dealt[key]
+
+    def _spread(self, replicas: int, needs: list[list[int]]) -> Shape | None:
+        """Give each site as many pipelines as it can run, in the order of the sites."""
+        columns: list[list[Run]] = [[] for _ in range(self.stages)]
+        left = replicas
+        for site in self.sites:
+            supply = [
+                sum(self.model.lots[k].gpus for k in site.lots if self.model.lots[k].gpu == kind)
+                for kind in self.kinds
+            ]
+            count = left
+            runs = self._place(site, count, needs, supply)
+            if runs is None and len(self.sites) > 1:
+                low, high = 0, count - 1
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    if self._place(site, middle, needs, supply) is None:
+                        high = middle - 1
+                    else:
+                        low = middle
+                count = low
+                runs = self._place(site, count, needs, supply) if count else None
+            if runs is None:
+                continue
+            for column, more in zip(columns, runs, strict=True):
+                column.extend(more)
+            left -= count
+            if left == 0:
+                break
+        if left:
+            return None
+        return Shape(self.micro_batch, self.cuts, tuple(map(tuple, columns)))
+
+    def _place(
+        self, site: Site, count: int, needs: list[list[int]], supply: list[int]
+    ) -> list[list[Run]] | None:
+        if count == 0:
+            return [[] for _ in needs]
+        prices = None
+        if self.by_price:
+            prices = [
+                self.model.lots[self._lot_of[kind]].price_usd_per_gpu_hour or 0.0
+                for kind in self.kinds
+            ]
+        counts = transport(count, needs, supply, prices)
+        return None if counts is None else self._into_lots(site, needs, counts)
+
+    def _into_lots(
+        self, site: Site, needs: list[list[int]], counts: list[list[int]]
+    ) -> list[list[Run]] | None:
+        """Give groups to lots, large groups first, whole stages together where that is possible."""
+        lots = self.model.lots
+        taken: dict[int, dict[int, int]] = {k: {} for k in site.lots}
+        runs: list[list[Run]] = [[] for _ in needs]
+        wanted = sorted(
+            (-needs[s][k], s, k)
+            for s in range(self.stages)
+            for k in range(len(self.kinds))
+            if counts[s][k]
+        )
+        for negative, s, k in wanted:
+            tp, left = -negative, counts[s][k]
+            for lot in site.lots:
+                if lots[lot].gpu != self.kinds[k]:
+                    continue
+                held = sum(n * (size // tp) for size, n in taken[lot].items())
+                room = min(lots[lot].room(tp) - held, left)
+                if room > 0:
+                    taken[lot][tp] = taken[lot].get(tp, 0) + room
+                    runs[s].append((lot, tp, room))
+                    left -= room
+                if not left:
+                    break
+            if left:
+                return None
+        # Alike stages list alike replicas at the same pipelines.
+        return [sorted(column) for column in runs]
+
+
+def transport(
+    replicas: int,
+    needs: Sequence[Sequence[int]],
+    supply: Sequence[int],
+    prices: Sequence[float] | None = None,
+) -> list[list[int]] | None:
+    """Replicas by [stage][kind] that need no more GPUs than there are, or none if none are found.
+
+    ``needs`` has 0 where a kind cannot run a stage.
+    """
+    kinds = range(len(supply))
+    weight = [
+        (prices[k] if prices is not None else 1.0 / supply[k]) if supply[k] else math.inf
+        for k in kinds
+    ]
+    counts = []
+    load = [0] * len(supply)
+    for need in needs:
+        usable = [k for k in kinds if need[k] and supply[k]]
+        if not usable:
+            return None
+        best = min(usable, key=lambda k: (need[k] * weight[k], k))
+        counts.append([replicas if k == best else 0 for k in kinds])
+        load[best] += replicas * need[best]
+    for _ in range(8 * len(needs) * len(supply)):
+        over = [k for k in kinds if load[k] > supply[k]]
+        if not over:
+            return counts
+        source = max(over, key=lambda k: (load[k] / supply[k], k))
+        moves = [
+            (need[target] * weight[target] / need[source], s, target)
+            for s, need in enumerate(needs)
+            if counts[s][source]
+            for target in kinds
+            if target != source and need[target] and load[target] + need[target] <= supply[target]
+        ]
+        if not moves:
+            return None
+        _, s, target = min(moves)
+        excess = load[source] - supply[source]
+        moved = min(
+            counts[s][source],
+            -(-excess // needs[s][source]),
+            (supply[target] - load[target]) // needs[s][target],
+        )
+        counts[s][source] -= moved
+        counts[s][target] += moved
+        load[source] -= moved * needs[s][source]
+        load[target] += moved * needs[s][target]
+    return None

@@ -1,0 +1,197 @@
+"""A good plan made better: boundaries moved, and replicas dealt to kinds of GPUs as they fit."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.paper_search.formula_tables import PaperModel, Shape, Verdict, micro_batch_counts
+from planner.paper_search.mixing import Mixer, Site
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
+
+Sites = tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A shape with its worth: smaller is better."""
+
+    worth: tuple[float, ...]
+    shape: Shape
+    verdict: Verdict
+
+
+@dataclass(slots=True, eq=False)
+class Workbench:
+    """Judges shapes, counts how many were judged, and makes the best of boundaries."""
+
+    model: PaperModel
+    degrees: tuple[int, ...]
+    worth: Callable[[Verdict, Shape], tuple[float, ...] | None]
+    by_price: bool
+    counts_money: bool
+    evaluations: int = 0
+    best: Found | None = None
+    budget: int = 10**9
+    _mixers: dict[object, Mixer] = field(default_factory=dict)
+    _judged: dict[Shape, Found | None] = field(default_factory=dict)
+
+    @property
+    def is_spent(self) -> bool:
+        return self.evaluations >= self.budget
+
+    def judge(self, shape: Shape) -> Found | None:
+        """The shape with its worth, or none where it breaks a limit."""
+        if shape in self._judged:
+            return self._judged[shape]
+        self.evaluations += 1
+        verdict = self.model.judge(shape)
+        worth = None
+        if math.isfinite(verdict.seconds) and self.model.fits(shape):
+            worth = self.worth(verdict, shape)
+        found = None if worth is None else Found(worth, shape, verdict)
+        self._judged[shape] = found
+        if found is not None and (self.best is None or found.worth < self.best.worth):
+            self.best = found
+        return found
+
+    def mixer(self, sites: Sites, micro_batch: int, cuts: tuple[int, ...]) -> Mixer:
+        key = (sites, micro_batch, cuts)
+        found = self._mixers.get(key)
+        if found is None:
+            found = self._mixers[key] = Mixer(
+                self.model,
+                sites,
+                micro_batch=micro_batch,
+                cuts=cuts,
+                degrees=self.degrees,
+                by_price=self.by_price,
+            )
+        return found
+
+    def best_of_cuts(
+        self,
+        sites: Sites,
+        *,
+        micro_batch: int,
+        cuts: tuple[int, ...],
+        replicas: int,
+        synced: Mapping[str, float],
+        at_most: float = math.inf,
+    ) -> Found | None:
+        """The least common time limit under which replicas can be dealt, then its slack used."""
+        mixer = self.mixer(sites, micro_batch, cuts)
+        most, _ = micro_batch_counts(self.model.global_batch // micro_batch, replicas)
+        levels = [level for level in mixer.levels() if most * level <= at_most]
+        stages = len(cuts) - 1
+        if not levels or mixer.deal(replicas, [levels[-1]] * stages, synced) is None:
+            return None
+        low, high = 0, len(levels)
+        shape = None
+        while low < high:
+            middle = (low + high) // 2
+            dealt = mixer.deal(replicas, [levels[middle]] * stages, synced)
+            if dealt is None:
+                low = middle + 1
+            else:
+                high, shape = middle, dealt
+        if shape is None:
+            return None
+        found = self.judge(shape)
+        if self.counts_money:
+            # The least time is not what is sought: slower ways are cheaper.
+            for index in range(high + 1, len(levels)):
+                dealt = mixer.deal(replicas, [levels[index]] * stages, synced)
+                one = None if dealt is None else self.judge(dealt)
+                if one is not None and (found is None or one.worth < found.worth):
+                    found, high = one, index
+        limits = [levels[high]] * stages
+        # Stages that could be quicker with GPUs that are left, the slowest first.
+        for s in range(stages):
+            options = sorted(
+                {c.level_s for kind in mixer.choices[s] for c in kind if c.level_s < limits[s]}
+            )
+            for level in options:
+                tried = [*limits[:s], level, *limits[s + 1 :]]
+                dealt = mixer.deal(replicas, tried, synced)
+                if dealt is None:
+                    continue
+                better = self.judge(dealt)
+                if better is not None and (found is None or better.worth < found.worth):
+                    found, limits = better, tried
+                break
+        return found
+
+    def slide(self, found: Found) -> Found:
+        """Move boundaries and reorder sites while that helps; what runs the stages stays."""
+        best, improved = found, True
+        while improved and not self.is_spent:
+            improved = False
+            for shape in _slid(best.shape):
+                tried = self.judge(shape)
+                if tried is not None and tried.worth < best.worth:
+                    best, improved = tried, True
+        return best
+
+    def mix(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
+        """Other numbers of pipelines, whose replicas are dealt to kinds of GPUs as they fit."""
+        best, improved = found, True
+        while improved and not self.is_spent:
+            improved = False
+            index = bisect.bisect_left(replicas, best.shape.replicas)
+            synced = self.synced_bytes(best.shape)
+            for count in replicas[max(0, index - 1) : index + 3]:
+                for limits in (synced, {}):
+                    tried = self.best_of_cuts(
+                        sites,
+                        micro_batch=best.shape.micro_batch,
+                        cuts=best.shape.cuts,
+                        replicas=count,
+                        synced=limits,
+                        at_most=math.inf if self.counts_money else best.verdict.seconds,
+                    )
+                    if tried is not None and tried.worth < best.worth:
+                        best, improved = self.slide(tried), True
+        return best
+
+    def synced_bytes(self, shape: Shape) -> dict[str, float]:
+        """The most that a group of each kind syncs, and of kinds that are not used the same."""
+        row = self.model.gradient_bytes()
+        most: dict[str, float] = {}
+        for s, column in enumerate(shape.columns):
+            whole = float(row[shape.cuts[s + 1]] - row[shape.cuts[s]])
+            for lot, tp, _ in column:
+                kind = self.model.lots[lot].gpu
+                synced = whole / min(tp, MOST_TP_SHARING_GRADIENTS)
+                most[kind] = max(most.get(kind, 0.0), synced)
+        return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}
+
+
+def _slid(shape: Shape) -> Iterator[Shape]:
+    """The same columns with boundaries moved, or with runs of pipelines in another order."""
+    for cuts in _moved(shape.cuts):
+        yield replace(shape, cuts=cuts)
+    counts = [count for _, _, count in shape.columns[0]]
+    if all([count for _, _, count in column] == counts for column in shape.columns):
+        for a, b in itertools.combinations(range(len(counts)), 2):
+            order = list(range(len(counts)))
+            order[a], order[b] = b, a
+            yield replace(
+                shape, columns=tuple(tuple(column[n] for n in order) for column in shape.columns)
+            )
+
+
+def _moved(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Boundaries of which one, or some neighbours together, moved by a layer."""
+    last = len(cuts) - 1
+    for a in range(1, last):
+        for b in range(a, last):
+            for step in (-1, 1):
+                moved = tuple(
+                    cut + step if a <= index <= b else cut for index, cut in enumerate(cuts)
+                )
+                if moved[a - 1] < moved[a] and moved[b] < moved[b + 1]:
+                    yield moved

@@ -1,0 +1,113 @@
+"""How far a stage reaches: the cheapest pipelines within limits, by a program over layers.
+
+If a stage may take so long per micro batch and hold so many gradients, then the best it can do
+is to take as many layers as it may: whatever follows has only less to do. So for each limit the
+stages are laid from any layer onwards as far as each option reaches, and the cheapest way to
+the last layer is kept, for several prices of the GPU kinds at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.paper_search.family_bounds import Array, Menu
+from planner.paper_search.formula_tables import PaperModel
+from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
+
+Prices = NDArray[np.float32]
+Reach = NDArray[np.int64]
+_HAIR = 1e-12
+"""Sums of floats differ in their last digits; that must not cost a layer."""
+
+
+def cheapest_pipelines(
+    model: PaperModel,
+    menu: Menu,
+    *,
+    levels_s: Array,
+    gradient_bytes: Array,
+    prices: Array,
+    stages_max: int,
+) -> Prices:
+    """[stages - 1, limit, direction]: the least price of a pipeline, infinite if impossible.
+
+    Limits come in pairs: seconds of a stage per micro batch [limit], and the bytes that a group
+    of a stage syncs [kind, limit]. ``prices`` are [direction, option].
+    """
+    layers, options, limits = model.layers, len(menu.options), len(levels_s)
+    degrees = [min(option.tp, MOST_TP_SHARING_GRADIENTS) for option in menu.options]
+    within = np.stack(
+        [
+            np.minimum(
+                _reach(menu.seconds[o], levels_s - 2 * menu.send_s[o]),
+                _reach(model.gradient_bytes(), gradient_bytes[kind] * degree),
+            )
+            for o, (kind, degree) in enumerate(zip(menu.kind, degrees, strict=True))
+        ],
+        axis=0,
+    )
+    synced = np.stack(
+        [
+            _reach(model.gradient_bytes(), gradient_bytes[kind] * degree, starts=1)[:, 0]
+            for kind, degree in zip(menu.kind, degrees, strict=True)
+        ]
+    )
+    priced = prices.astype(np.float32)
+    ways = len(prices)
+    # One row per (limit, layer), and one more for what cannot be.
+    nowhere = limits * (layers + 1)
+    cost = np.full((nowhere + 1, ways), np.inf, dtype=np.float32)
+    cost[layers : nowhere : layers + 1] = 0.0
+    base = np.arange(limits) * (layers + 1)
+    here = np.arange(layers + 1)
+    found = np.full((stages_max, limits, ways), np.inf, dtype=np.float32)
+    buffer = np.empty((nowhere, ways), dtype=np.float32)
+    for left in range(1, stages_max + 1):
+        memory = _memory_reach(model, menu, left)
+        first = np.minimum(_first_reach(menu, levels_s, left), synced)
+        before, cost = cost, np.full_like(cost, np.inf)
+        # Wide limits may leave nothing for the last stages: then those are free.
+        cost[layers : nowhere : layers + 1] = 0.0
+        for o in range(options):
+            at = np.minimum(first[o], memory[o, 0])
+            rows = np.where(at > 0, base + at, nowhere)
+            np.minimum(found[left - 1], before[rows] + priced[:, o], out=found[left - 1])
+            if left == stages_max:
+                continue
+            at = np.minimum(within[o], memory[o])
+            rows = np.where(at > here, base[:, None] + at, nowhere).ravel()
+            np.take(before, rows, axis=0, out=buffer)
+            np.add(buffer, priced[:, o], out=buffer)
+            np.minimum(cost[:-1], buffer, out=cost[:-1])
+    return found
+
+
+def _first_reach(menu: Menu, levels_s: Array, left: int) -> Reach:
+    """[option, limit] from layer 0: a first stage sends less, and nothing if it is the only one."""
+    times = 0 if left == 1 else 1 if left <= 3 else 2
+    return np.stack(
+        [
+            _reach(row, levels_s - (times * send_s if times else 0.0), starts=1)[:, 0]
+            for row, send_s in zip(menu.seconds, menu.send_s, strict=True)
+        ]
+    )
+
+
+def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Reach:
+    """[option, layer] as far as memory goes, with so many stages left, this one included."""
+    return np.stack(
+        [
+            _reach(model.memory(option.tp, menu.micro_batch, left), menu.capacity_bytes[o : o + 1])[
+                0
+            ]
+            for o, option in enumerate(menu.options)
+        ]
+    )
+
+
+def _reach(running: Array, limits: Array, *, starts: int | None = None) -> Reach:
+    """[limit, layer]: the last boundary such that what lies between stays within the limit."""
+    ends = running[None, :starts] + np.maximum(limits, -1.0)[:, None]
+    found = np.searchsorted(running, ends * (1 + _HAIR), side="right")
+    return np.clip(found - 1, 0, len(running) - 1)

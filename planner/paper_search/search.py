@@ -1,0 +1,260 @@
+"""The search under the paper estimator: the best chains, polished, and a bound on all plans."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.paper_search.bound import Bounds, certify
+from planner.paper_search.chain_search import best_chains
+from planner.paper_search.exhaustive import Exhaustion
+from planner.paper_search.family_bounds import (
+    Array,
+    Family,
+    Link,
+    bounds_of,
+    cost_bounds_of,
+    menu_of,
+    price_directions,
+    rings_of,
+)
+from planner.paper_search.formula_tables import PaperModel, Shape, Verdict
+from planner.paper_search.mixing import Site
+from planner.paper_search.polish import Found, Workbench
+from planner.paper_search.selection import Selection, selections
+from planner.problem.inventory import Grant
+from planner.problem.objective import Figures, Limits
+from planner.problem.objective_arrays import Worths
+
+BUDGET_USUAL = 2000
+"""The budget for which these numbers are meant; others scale them."""
+CHAINS = 6
+"""Chains that become plans."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """A plan to polish, and the sites within which its pipelines stay."""
+
+    found: Found
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The best shape found, and what every plan takes at least."""
+
+    best: Found | None
+    bounds: Bounds
+    evaluations: int
+    found: tuple[Found, ...]
+
+
+@dataclass(slots=True, eq=False)
+class PaperSearch:
+    """One search; it holds what its steps share."""
+
+    model: PaperModel
+    limits: Limits
+    grants: tuple[Grant, ...]
+    micro_batches: tuple[int, ...]
+    degrees: tuple[int, ...]
+    budget: int
+    is_uniform: bool = False
+    """Only boundaries that divide the layers evenly, the rest to the last stages."""
+    bench: Workbench = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bench = Workbench(
+            self.model,
+            self.degrees,
+            self.worth,
+            by_price=self.limits.goal_is_cost,
+            counts_money=self.limits.needs_prices,
+            budget=self.budget,
+        )
+
+    def worth(self, verdict: Verdict, shape: Shape) -> tuple[float, ...] | None:
+        used = self.used(shape)
+        for grant in self.grants:
+            if sum(used.get(lot, 0) for lot in grant.lots) > grant.gpus_max:
+                return None
+        found = self.limits.worth(self.figures(verdict, used))
+        return None if found is None else (*found, shape.micro_batch, shape.stages)
+
+    def figures(self, verdict: Verdict, used: Mapping[int, int]) -> Figures:
+        lots = self.model.lots
+        spot = sum(max(0, n - (lots[k].gpus - lots[k].spot_gpus)) for k, n in used.items())
+        return Figures(verdict.seconds, verdict.usd, spot / sum(used.values()))
+
+    @staticmethod
+    def used(shape: Shape) -> dict[int, int]:
+        """GPUs by lot."""
+        used: dict[int, int] = {}
+        for column in shape.columns:
+            for lot, tp, count in column:
+                used[lot] = used.get(lot, 0) + tp * count
+        return used
+
+    # -- the steps ------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """The best plan that the budget allows to find, and bounds for all plans."""
+        families = self.hopeful_families()
+        found = self.search_uniform(families) if self.is_uniform else self.search()
+        walk = Exhaustion(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
+        is_complete = walk.run(families)
+        best = self.bench.best
+        return Result(best, self.bound(families, best, is_complete), self.bench.evaluations, found)
+
+    def search(self) -> tuple[Found, ...]:
+        """The plans that were polished, as they were before; the best one is the workbench's."""
+        starts = self.chained()
+        for start in starts:
+            replicas = self.replica_counts(start.found.shape.micro_batch)
+            self.bench.mix(start.found, start.sites, replicas)
+        return tuple(start.found for start in starts)
+
+    def chained(self) -> list[Start]:
+        """Plans each of whose stages runs on one kind of GPU at one TP degree."""
+        candidates = best_chains(
+            self.model,
+            Worths(self.limits),
+            micro_batches=self.micro_batches,
+            degrees=self.degrees,
+            replica_counts=self.replica_counts,
+            effort=self.effort,
+        )
+        starts: list[Start] = []
+        for candidate in candidates:
+            if len(starts) == self.effort(CHAINS) or self.bench.is_spent:
+                break
+            shape = candidate.shape()
+            found = None if shape is None else self.bench.judge(shape)
+            if found is not None:
+                sites = tuple(
+                    Site(tuple(lot for lots in site for lot in lots))
+                    for site in candidate.terms.layout.sites
+                )
+                starts.append(Start(self.bench.slide(found), sites))
+        return sorted(starts, key=lambda start: start.found.worth)
+
+    def search_uniform(self, families: Sequence[Family]) -> tuple[Found, ...]:
+        """The best plan of each family, whose boundaries are given by its number of stages."""
+        order = sorted(
+            (float(family.worth[row, column]), family.menu.micro_batch, int(replicas), column + 1)
+            for family in families
+            for row, replicas in enumerate(family.replicas)
+            for column in range(family.worth.shape[1])
+            if math.isfinite(family.worth[row, column])
+        )
+        found: list[Found] = []
+        every = list(selections(self.model))
+        kinds = [len({self.model.lots[lot].gpu for lot in one.lots}) for one in every]
+        # What one kind can do is soon known, and spares most of what several kinds could.
+        for count in sorted(set(kinds)):
+            some = [one for one, of in zip(every, kinds, strict=True) if of == count]
+            for bound, micro_batch, replicas, stages in order:
+                known = self.bench.best
+                if self.bench.is_spent or (known is not None and bound > known.worth[0]):
+                    break
+                found += self._uniform(some, micro_batch, replicas, stages)
+            if self.bench.best is not None:
+                self.bench.slide(self.bench.best)
+        return tuple(sorted(found, key=lambda f: f.worth))
+
+    def _uniform(
+        self, some: Sequence[Selection], micro_batch: int, replicas: int, stages: int
+    ) -> Iterator[Found]:
+        """The best plan of a family on each selection."""
+        known = self.bench.best
+        at_most = math.inf
+        if known is not None and not self.limits.needs_prices:
+            at_most = known.verdict.seconds
+        for selection in some:
+            one = self.bench.best_of_cuts(
+                selection.sites,
+                micro_batch=micro_batch,
+                cuts=uniform_cuts(self.model.layers, stages),
+                replicas=replicas,
+                synced={},
+                at_most=at_most,
+            )
+            if one is not None:
+                yield one
+
+    def effort(self, usual: int) -> int:
+        """How many of something the budget is good for."""
+        return max(1, usual * self.budget // BUDGET_USUAL)
+
+    def replica_counts(self, micro_batch: int) -> list[int]:
+        """For each number of micro batches the fewest pipelines that need no more."""
+        total = self.model.global_batch // micro_batch
+        gpus = sum(lot.gpus for lot in self.model.lots)
+        return [
+            count
+            for count in sorted({-(-total // most) for most in range(1, total + 1)})
+            if count <= gpus
+        ]
+
+    def hopeful_families(self) -> list[Family]:
+        """All families on the best links there are, so that their bounds hold for every plan."""
+        links: dict[Link, Array] = {}
+        # The smallest micro batches ask for the most replicas: what follows finds all it needs.
+        families = [self._family(b, links) for b in sorted(self.micro_batches)]
+        return [family for family in families if family is not None]
+
+    def _family(self, micro_batch: int, links: dict[Link, Array]) -> Family | None:
+        """All the families of one micro batch size."""
+        menu = menu_of(self.model, micro_batch, degrees=self.degrees)
+        if menu is None:
+            return None
+        counts = [c for c in self.replica_counts(micro_batch) if c <= menu.gpus.sum()]
+        total = self.model.global_batch // micro_batch
+        rings = rings_of(self.model, counts, most=min(total, int(menu.gpus.sum())), known=links)
+        replicas = np.array(counts, dtype=float)
+        stages = np.arange(1.0, min(self.model.layers, int(menu.gpus.sum())) + 1)
+        bounds = bounds_of(
+            menu,
+            micro_batches=np.ceil(total / replicas),
+            replicas=replicas,
+            stages=stages,
+            gradient_bytes=self.model.gradient_bytes(),
+            rings=rings,
+            directions=price_directions(len(menu.kinds)),
+        )
+        bounds[replicas[:, None] * stages[None] > menu.gpus.sum()] = np.inf
+        if self.limits.seconds_max is not None:
+            bounds[bounds > self.limits.seconds_max] = np.inf
+        worth = bounds
+        if self.limits.goal_is_cost:
+            usd = cost_bounds_of(
+                menu,
+                global_batch=self.model.global_batch,
+                replicas=replicas,
+                stages=stages,
+                gradient_bytes=float(self.model.gradient_bytes()[-1]),
+                rings=rings,
+            )
+            worth = np.where(np.isfinite(bounds), usd, np.inf)
+        return Family(menu, rings, replicas, bounds, worth)
+
+    def bound(self, families: list[Family], best: Found | None, is_complete: bool) -> Bounds:
+        """What every plan takes at least."""
+        seconds = math.inf if best is None else best.verdict.seconds
+        objective = math.inf if best is None else best.worth[0]
+        if is_complete and not self.limits.goal_is_cost:
+            return Bounds(seconds, objective)
+        bounds = certify(self.model, families, self.limits, seconds=seconds, objective=objective)
+        return Bounds(bounds.seconds, objective) if is_complete else bounds
+
+
+def uniform_cuts(layers: int, stages: int) -> tuple[int, ...]:
+    """The published split: equal stages, one more layer in each of the last ones."""
+    each, rest = divmod(layers, stages)
+    sizes = [each + (s >= stages - rest) for s in range(stages)]
+    return tuple(itertools.accumulate(sizes, initial=0))

@@ -1,0 +1,1 @@
+"""Candidate pipelines, and mixes of them."""

@@ -1,0 +1,191 @@
+"""Fleets: how many pipelines of which template, so that together they finish soonest."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.paper_search.formula_tables import Shape
+from planner.pipelines.pipeline_template import Array, Step, Template, TemplateMaker
+from planner.problem.inventory import Lot
+from simulator.inputs.plan_check import share_out
+from simulator.spec.plan import Plan
+
+ROUGH_HALVINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Templates of one micro batch size with how many pipelines there are of each."""
+
+    templates: tuple[Template, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def pipelines(self) -> int:
+        return sum(self.counts)
+
+    def groups(self) -> dict[int, dict[int, int]]:
+        """Groups taken, by lot and TP degree."""
+        found: dict[int, dict[int, int]] = {}
+        for template, count in zip(self.templates, self.counts, strict=True):
+            for (lot, tp), groups in template.gpus.items():
+                of_lot = found.setdefault(lot, {})
+                of_lot[tp] = of_lot.get(tp, 0) + groups * count
+        return found
+
+
+def fleet_of(shape: Shape, maker: TemplateMaker) -> Fleet:
+    """A plan with common boundaries as a fleet of templates."""
+    columns = [
+        [(lot, tp) for lot, tp, count in column for _ in range(count)] for column in shape.columns
+    ]
+    rows = Counter(zip(*columns, strict=True))
+    templates = tuple(
+        maker.timed(tuple(Step(lot, tp, "none") for lot, tp in row), shape.micro_batch, shape.cuts)
+        for row in rows
+    )
+    return Fleet(templates, tuple(rows.values()))
+
+
+def fleet_of_plan(plan: Plan, maker: TemplateMaker) -> Fleet | None:
+    """A plan as a fleet of templates, where no stage of it is split."""
+    lot_of = {lot.place: index for index, lot in enumerate(maker.lots)}
+    if any(len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
+        return None
+    rows = Counter(pipeline.stages for pipeline in plan.pipelines)
+    templates = tuple(
+        maker.timed(
+            tuple(Step(lot_of[stage.place], stage.tp, stage.recompute) for stage in stages),
+            plan.micro_batch_size,
+            (0, *(stage.layers[1] for stage in stages)),
+        )
+        for stages in rows
+    )
+    return Fleet(templates, tuple(rows.values()))
+
+
+def room_for(
+    template: Template, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
+) -> int:
+    """How many pipelines of a template fit beside what is taken."""
+    most = min(
+        (lots[lot].gpus - sum(tp_ * n for tp_, n in taken.get(lot, {}).items())) // (tp * groups)
+        for (lot, tp), groups in template.gpus.items()
+    )
+    while most > 0 and not _holds(template, most, lots, taken):
+        most -= 1
+    return max(most, 0)
+
+
+def _holds(
+    template: Template, count: int, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
+) -> bool:
+    wanted = {lot: dict(groups) for lot, groups in taken.items()}
+    for (lot, tp), groups in template.gpus.items():
+        of_lot = wanted.setdefault(lot, {})
+        of_lot[tp] = of_lot.get(tp, 0) + groups * count
+    return all(lots[lot].holds(groups) for lot, groups in wanted.items())
+
+
+def seconds_of(fleet: Fleet, total: int) -> float:
+    """The least time in which the fleet runs so many micro batches, each pipeline at least one."""
+    if fleet.pipelines > total:
+        return math.inf
+    low = max(t.fill_s for t, n in zip(fleet.templates, fleet.counts, strict=True) if n)
+    if capacity(fleet, low) >= total:
+        return low
+    high = low + total * max(t.level_s for t in fleet.templates)
+    rate = sum(n / t.level_s for t, n in zip(fleet.templates, fleet.counts, strict=True))
+    low = max(low, (total - fleet.pipelines) / rate)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if capacity(fleet, middle) >= total:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def rough_seconds(fleets: Sequence[Fleet], totals: Sequence[int]) -> Array:
+    """The same of many fleets side by side, within a few parts in ten thousand."""
+    width = max(len(fleet.templates) for fleet in fleets)
+
+    def table(of: Callable[[Fleet], Iterable[float]], rest: float) -> Array:
+        rows = [list(of(fleet)) for fleet in fleets]
+        return np.array([row + [rest] * (width - len(row)) for row in rows], dtype=float)
+
+    count = table(lambda fleet: fleet.counts, 0.0)
+    level = table(lambda fleet: (t.level_s for t in fleet.templates), 1.0)
+    fill = table(lambda fleet: (t.fill_s for t in fleet.templates), 0.0)
+    total = np.array(totals, dtype=float)
+    low = fill.max(axis=1)
+    high = low + total * level.max(axis=1)
+
+    def is_enough(seconds: Array) -> NDArray[np.bool_]:
+        done = 1 + np.floor((seconds[:, None] - fill) / level * (1 + 1e-12))
+        enough: NDArray[np.bool_] = (count * done).sum(axis=1) >= total
+        return enough
+
+    at_once = is_enough(low)
+    first = low
+    for _ in range(ROUGH_HALVINGS):
+        middle = (low + high) / 2
+        enough = is_enough(middle)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    seconds = np.where(at_once, first, high)
+    return np.where(count.sum(axis=1) > total, np.inf, seconds)
+
+
+def capacity(fleet: Fleet, seconds: float) -> int:
+    """Micro batches that the fleet runs in so much time."""
+    return sum(
+        n * t.micro_batches_within(seconds)
+        for t, n in zip(fleet.templates, fleet.counts, strict=True)
+    )
+
+
+def micro_batches_of(fleet: Fleet, total: int) -> tuple[int, ...]:
+    """Micro batches of each pipeline, template by template, that add up to the total."""
+    seconds = seconds_of(fleet, total)
+    counts = [
+        max(1, t.micro_batches_within(seconds))
+        for t, n in zip(fleet.templates, fleet.counts, strict=True)
+        for _ in range(n)
+    ]
+    levels = [
+        t.level_s for t, n in zip(fleet.templates, fleet.counts, strict=True) for _ in range(n)
+    ]
+    fills = [t.fill_s for t, n in zip(fleet.templates, fleet.counts, strict=True) for _ in range(n)]
+    spare = sum(counts) - total
+    # Too many: taken from the pipelines that would end last.
+    while spare > 0:
+        index = max(
+            (i for i in range(len(counts)) if counts[i] > 1),
+            key=lambda i: (fills[i] + (counts[i] - 1) * levels[i], -i),
+        )
+        counts[index] -= 1
+        spare -= 1
+    if spare < 0:
+        counts = share_out(total, counts)
+    return tuple(counts)
+
+
+def plan_of(fleet: Fleet, total: int, lots: Sequence[Lot]) -> Plan:
+    """The fleet as a plan that runs so many micro batches."""
+    counts = iter(micro_batches_of(fleet, total))
+    pipelines = []
+    for template, n in zip(fleet.templates, fleet.counts, strict=True):
+        of_count = {}
+        for _ in range(n):
+            micro_batches = next(counts)
+            # Equal pipelines are one object: the estimator computes them once.
+            if micro_batches not in of_count:
+                of_count[micro_batches] = template.pipeline(micro_batches, lots)
+            pipelines.append(of_count[micro_batches])
+    return Plan(fleet.templates[0].micro_batch, tuple(pipelines))

@@ -1,0 +1,309 @@
+"""Pipelines to build a fleet of: boundaries balanced for given GPU kinds, within their memory."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.problem.inventory import Lot
+from simulator.cluster.place_facts import Sites
+from simulator.estimate.memory import RESERVED_OVER_LIVE
+from simulator.hardware.runtime_constants import platform_of
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.network.network import Network
+from simulator.spec.job import OPTIMIZER_MOMENTS
+from simulator.spec.plan import Pipeline, Recompute, Stage
+
+Array = NDArray[np.float64]
+
+BACKWARD_SHARE = 2 / 3
+"""Of a micro batch's time on a stage, roughly."""
+MANY = 1 << 30
+"""More pipelines than any plan has."""
+
+
+HALVINGS = 10
+"""After which boundaries hardly change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How one stage of a template runs."""
+
+    lot: int
+    tp: int
+    recompute: Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A pipeline of some micro batch size, with its rough times."""
+
+    micro_batch: int
+    # Times tell nearly all templates apart, so that the rest need not be hashed.
+    cuts: tuple[int, ...] = field(hash=False)
+    steps: tuple[Step, ...] = field(hash=False)
+    level_s: float
+    """Seconds between two micro batches in the steady state."""
+    fill_s: float
+    """Seconds of one micro batch through the whole pipeline, there and back."""
+    synced: tuple[tuple[float, float], ...] = field(hash=False)
+    """By stage: bytes that a GPU of it sums, and seconds from its last backward to the end of
+    the pipeline's."""
+    gpus: Mapping[tuple[int, int], int] = field(compare=False)
+    """Groups by (lot, TP)."""
+
+    def pipeline(self, micro_batches: int, lots: Sequence[Lot]) -> Pipeline:
+        return Pipeline(
+            micro_batches,
+            tuple(
+                Stage(
+                    (self.cuts[s], self.cuts[s + 1]),
+                    step.tp,
+                    (lots[step.lot].place,),
+                    step.recompute,
+                )
+                for s, step in enumerate(self.steps)
+            ),
+        )
+
+    def micro_batches_within(self, seconds: float) -> int:
+        """How many micro batches it runs in so much time, roughly."""
+        if seconds < self.fill_s:
+            return 0
+        return 1 + int((seconds - self.fill_s) / self.level_s * (1 + 1e-12))
+
+
+@dataclass(eq=False)
+class TemplateMaker:
+    """Rough times and memory of stages, and the templates made by them."""
+
+    costs: LayerCosts
+    network: Network
+    sites: Sites
+    lots: tuple[Lot, ...]
+    _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
+    _rooms: dict[tuple[str, int, int, Recompute, int], Array] = field(default_factory=dict)
+    _parameters: dict[int, list[float]] = field(default_factory=dict)
+    _furthest: dict[tuple[Step, int, int], list[int]] = field(default_factory=dict)
+    _made: dict[object, Template | None] = field(default_factory=dict)
+    _balanced: dict[object, tuple[int, ...] | None] = field(default_factory=dict)
+    """Boundaries by GPU kinds, wherever they are."""
+
+    def seconds(self, gpu: str, tp: int, micro_batch: int, recompute: Recompute) -> list[float]:
+        """Forward and backward up to each layer."""
+        key = (gpu, tp, micro_batch, recompute)
+        found = self._seconds.get(key)
+        if found is None:
+            layers = (0, self.costs.layer_count)
+            times = self.costs.times(gpu, tp=tp, samples=micro_batch)
+            back = self.costs.backward_by_layer(
+                gpu, tp=tp, samples=micro_batch, layers=layers, recompute=recompute
+            )
+            found = [0.0, *np.cumsum(times.forward + back).tolist()]
+            self._seconds[key] = found
+        return found
+
+    def end_of(
+        self, step: Step, micro_batch: int, *, first: int, in_flight: int, level_s: float
+    ) -> int:
+        """The furthest end of a stage from ``first`` within a time and its devices' memory."""
+        row = self.seconds(self.lots[step.lot].gpu, step.tp, micro_batch, step.recompute)
+        end = bisect_right(row, row[first] + level_s * (1 + 1e-12)) - 1
+        return min(end, self._ends(step, micro_batch, in_flight)[first])
+
+    def _ends(self, step: Step, micro_batch: int, in_flight: int) -> list[int]:
+        """By first layer, the furthest end that fits the step's devices."""
+        key = (step, micro_batch, in_flight)
+        found = self._furthest.get(key)
+        if found is None:
+            fits = self.most_in_flight(step, micro_batch, MANY) >= in_flight
+            firsts = np.arange(self.costs.layer_count)
+            counts = np.array([int(fits[first, first + 1 :].sum()) for first in firsts])
+            found = self._furthest[key] = (firsts + counts).tolist()
+        return found
+
+    def most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Array:
+        """Micro batches of which a device of the step can keep the activations.
+
+        By [first layer, end], by the same sums as the memory model.
+        """
+        gpu = self.lots[step.lot].gpu
+        key = (gpu, step.tp, micro_batch, step.recompute, self._sharing(pipelines))
+        found = self._rooms.get(key)
+        if found is None:
+            found = self._rooms[key] = self._most_in_flight(step, micro_batch, pipelines)
+        return found
+
+    def _sharing(self, pipelines: int) -> int:
+        """What of the number of pipelines memory depends on."""
+        return pipelines if self.costs.job.zero else min(pipelines, 2)
+
+    def _most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Array:
+        costs, job, lot = self.costs, self.costs.job, self.lots[step.lot]
+        platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
+        first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
+        full = job.precision == "fp32"
+        moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full else 4)
+        held = _ranges_of(costs.parameters(step.tp))
+        held[0, -1] -= costs.tied_parameters(step.tp)
+        shares = pipelines if job.zero else 1
+        states = ((4 if full else 2) + 4 + moments / shares) * held
+        sizes = np.array([0.0, *(costs.output_bytes(n) for n in range(layers - 1)), 0.0])
+        sizes *= micro_batch
+        messages = np.maximum(sizes[first], sizes[end])
+        if runtime.flattens_gradients:
+            messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
+        elif pipelines > 1:
+            messages = messages + 2 * runtime.sync_bucket_bytes
+        kept = _ranges_of(
+            costs.kept_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
+        )
+        if runtime.keeps_stage_outputs:
+            kept = kept + sizes[end]
+        kept = kept * (1 + platform.fragmentation)
+        work = costs.workspace_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
+        room = self.sites.capacity_bytes(lot.place) - platform.context_bytes - states - messages
+        room = room - RESERVED_OVER_LIVE * _largest(work)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count = np.where(kept > 0, np.floor(room / kept * (1 + 1e-12)), np.inf)
+        fits: Array = np.where((room >= 0) & (first < end), count, 0.0)
+        return fits
+
+    def template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
+        """The best balanced boundaries for a sequence of steps, or none if it cannot fit."""
+        key = (steps, micro_batch, min(most, len(steps)))
+        if key not in self._made:
+            self._made[key] = self._template(steps, micro_batch, most)
+        return self._made[key]
+
+    def _template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
+        kinds = tuple((self.lots[x.lot].gpu, x.tp, x.recompute) for x in steps)
+        key = (kinds, micro_batch, min(most, len(steps)))
+        if key not in self._balanced:
+            self._balanced[key] = self._balance(steps, micro_batch, most)
+        cuts = self._balanced[key]
+        return None if cuts is None else self.timed(steps, micro_batch, cuts)
+
+    def _balance(
+        self, steps: tuple[Step, ...], micro_batch: int, most: int
+    ) -> tuple[int, ...] | None:
+        if len(steps) > self.costs.layer_count:
+            return None
+        if self._cuts(steps, micro_batch, most, math.inf) is None:
+            return None
+        totals = [
+            self.seconds(self.lots[x.lot].gpu, x.tp, micro_batch, x.recompute)[-1] for x in steps
+        ]
+        low, high = min(totals) / len(steps) / 2, max(totals)
+        for _ in range(HALVINGS):
+            middle = math.sqrt(low * high)
+            if self._cuts(steps, micro_batch, most, middle) is None:
+                low = middle
+            else:
+                high = middle
+        return self._cuts(steps, micro_batch, most, high)
+
+    def timed(self, steps: tuple[Step, ...], micro_batch: int, cuts: tuple[int, ...]) -> Template:
+        """A template with given boundaries."""
+        levels, hops, synced, home = [], [], [], 0.0
+        for s, step in enumerate(steps):
+            gpu = self.lots[step.lot].gpu
+            row = self.seconds(gpu, step.tp, micro_batch, step.recompute)
+            platform = platform_of(gpu)
+            level = row[cuts[s + 1]] - row[cuts[s]] + (platform.load_s if s == 0 else 0.0)
+            level += platform.message_s * 2 * ((s > 0) + (s + 1 < len(steps)))
+            levels.append(level)
+            if s + 1 < len(steps):
+                hops.append(2 * self._message_s(step, steps[s + 1], micro_batch, cuts[s + 1]))
+            synced.append((4 * self._held(step.tp, cuts[s], cuts[s + 1]), home))
+            home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
+        # A micro batch is back before the one that is as many behind it as there are stages left
+        # begins.
+        rounds = [(sum(levels[s:]) + sum(hops[s:])) / (len(steps) - s) for s in range(len(steps))]
+        return Template(
+            micro_batch,
+            cuts,
+            steps,
+            max(levels + rounds),
+            sum(levels) + sum(hops),
+            tuple(synced),
+            Counter((step.lot, step.tp) for step in steps),
+        )
+
+    def _held(self, tp: int, first: int, end: int) -> float:
+        """Parameters of a range of layers on one rank."""
+        sums = self._parameters.get(tp)
+        if sums is None:
+            sums = [0.0, *np.cumsum(self.costs.parameters(tp)).tolist()]
+            self._parameters[tp] = sums
+        return sums[end] - sums[first]
+
+    def _message_s(self, one: Step, other: Step, micro_batch: int, cut: int) -> float:
+        flows = min(one.tp, other.tp)
+        return self.network.between_nodes(
+            self.lots[one.lot].place,
+            self.lots[other.lot].place,
+            flows=flows,
+            bytes_each=self.costs.output_bytes(cut - 1) * micro_batch / flows,
+        )
+
+    def _cuts(
+        self, steps: tuple[Step, ...], micro_batch: int, most: int, level_s: float
+    ) -> tuple[int, ...] | None:
+        """Boundaries laid from the first layer on, each stage as far as it reaches."""
+        layers, cuts = self.costs.layer_count, [0]
+        for s, step in enumerate(steps):
+            left = len(steps) - s
+            end = self.end_of(
+                step,
+                micro_batch,
+                first=cuts[-1],
+                in_flight=min(most, left),
+                level_s=level_s,
+            )
+            end = min(end, layers - (left - 1))
+            if end <= cuts[-1]:
+                return None
+            cuts.append(end)
+        return tuple(cuts) if cuts[-1] == layers else None
+
+
+def step_sequences(
+    lots: Sequence[int], options: Sequence[Step], stages_max: int
+) -> Iterator[tuple[Step, ...]]:
+    """Stages all alike, or first some of one lot and then some of another."""
+    for option in options:
+        if option.lot in lots:
+            for stages in range(1, stages_max + 1):
+                yield (option,) * stages
+    for one in options:
+        for other in options:
+            if one.lot != other.lot and one.lot in lots and other.lot in lots:
+                for ahead in range(1, min(4, stages_max)):
+                    for behind in range(1, min(4, stages_max - ahead) + 1):
+                        yield (one,) * ahead + (other,) * behind
+
+
+def _ranges_of(row: Array) -> Array:
+    """Sums of all ranges, by [first, end]."""
+    sums = np.concatenate([[0.0], np.cumsum(row)])
+    ranges: Array = sums[None, :] - sums[:, None]
+    return ranges
+
+
+def _largest(work: Array) -> Array:
+    """The largest transient of each range; the head's comes on top, as in the memory model."""
+    layers = len(work)
+    found = np.zeros((layers + 1, layers + 1))
+    for first in range(layers):
+        body = np.maximum.accumulate(work[first:-1]) if first < layers - 1 else work[:0]
+        found[first, first + 1 : layers] = body
+        found[first, layers] = (body[-1] if len(body) else 0.0) + work[-1]
+    return found

@@ -1,0 +1,1 @@
+"""The planner's question: supply, limits and objective."""

@@ -1,0 +1,152 @@
+"""What a cluster has for a plan: lots of equal GPUs, and how many TP groups fit into each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.place_facts import Sites
+from simulator.inputs.supply_check import PlaceKey, offers_of
+from simulator.spec.plan import Place, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """All the GPUs of one kind in machines of one type in one zone; they are interchangeable."""
+
+    gpu: str
+    machine: str
+    zone: str
+    gpus: int
+    gpus_per_machine: int
+    machines: tuple[tuple[int, int], ...]
+    """(GPUs of a machine, how many such machines there are)."""
+    price_usd_per_gpu_hour: float | None
+    spot_gpus: int = 0
+
+    @property
+    def place(self) -> Place:
+        return Place(self.gpu, self.machine, self.zone)
+
+    def room(self, tp: int) -> int:
+        """How many groups of ``tp`` GPUs fit, if there are no others."""
+        return sum(times * (size // tp) for size, times in self.machines)
+
+    def holds(self, groups: Mapping[int, int]) -> bool:
+        """Whether groups of these sizes fit together, each within a machine."""
+        sizes = sorted(size for size, count in groups.items() if count)
+        if any(larger % smaller for smaller, larger in pairwise(sizes)):
+            return self._packs({size: groups[size] for size in sizes})
+        # Where each size divides the next, whatever is left over by larger ones is of use.
+        return all(
+            sum(groups[size] * (size // tp) for size in sizes if size >= tp) <= self.room(tp)
+            for tp in sizes
+        )
+
+    def _packs(self, groups: Mapping[int, int]) -> bool:
+        """The same for any sizes: the largest first, each where it leaves the least over."""
+        free = Counter(dict(self.machines))
+        for tp in sorted(groups, reverse=True):
+            left = groups[tp]
+            while left:
+                fitting = [size for size, times in free.items() if size >= tp and times]
+                if not fitting:
+                    return False
+                best = min(fitting, key=lambda size: (size % tp, size))
+                each = best // tp
+                # Machines that are filled as full as they can be, and one for the rest.
+                whole = min(free[best], left // each)
+                free[best] -= whole or 1
+                taken = each if whole else left
+                free[best - taken * tp] += whole or 1
+                left -= taken * (whole or 1)
+        return True
+
+
+def lots_of(cluster: Cluster, sites: Sites) -> tuple[Lot, ...]:
+    """The cluster's GPUs that are up and granted, sorted by name: pool order must not matter."""
+    lots = []
+    for (gpu, machine, zone), pools in sorted(offers_of(cluster).items()):
+        sizes: Counter[int] = Counter()
+        for pool in pools:
+            whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
+            sizes[pool.gpus_per_machine] += whole
+            sizes[rest] += 1
+        machines = tuple((size, sizes[size]) for size in sorted(sizes) if size and sizes[size])
+        count = sum(size * times for size, times in machines)
+        if count:
+            lots.append(
+                Lot(
+                    gpu,
+                    machine,
+                    zone,
+                    count,
+                    max(size for size, _ in machines),
+                    machines,
+                    sites.price_usd_per_gpu_hour(Place(gpu, machine, zone)),
+                    sum(pool.gpus for pool in pools if pool.spot),
+                )
+            )
+    return tuple(lots)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Most GPUs that may be taken from some lots together."""
+
+    where: str
+    gpu: str
+    lots: frozenset[int]
+    gpus_max: int
+
+
+def grants_of(cluster: Cluster, lots: Iterable[Lot]) -> tuple[Grant, ...]:
+    """The quotas that are smaller than what is up."""
+    lots = tuple(lots)
+    declared = dict(cluster.zone_regions)
+    found = []
+    for quota in cluster.quotas:
+        bound = frozenset(
+            index
+            for index, lot in enumerate(lots)
+            if lot.gpu == quota.gpu
+            and quota.where
+            in (lot.zone, declared.get(lot.zone, cluster.catalogue.zones.get(lot.zone)))
+        )
+        if sum(lots[index].gpus for index in bound) > quota.gpus_max:
+            found.append(Grant(quota.where, quota.gpu, bound, quota.gpus_max))
+    return tuple(found)
+
+
+def groups_by_lot(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
+    """How many groups of which TP degree a plan takes from each lot."""
+    found: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
+    for pipeline in plan.pipelines:
+        for stage in plan.owning_stages(pipeline):
+            for place in stage.places:
+                found[place.gpu, place.machine, place.zone][stage.tp] += 1
+    return {key: dict(counts) for key, counts in sorted(found.items())}
+
+
+def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[Grant] = ()) -> bool:
+    """Whether the plan takes only GPUs that are there, and no more than is granted."""
+    return are_supplied(groups_by_lot(plan), tuple(lots), tuple(grants))
+
+
+def are_supplied(
+    wanted: Mapping[PlaceKey, Mapping[int, int]], lots: Sequence[Lot], grants: Sequence[Grant]
+) -> bool:
+    """The same for groups by lot and TP degree."""
+    by_key = {(lot.gpu, lot.machine, lot.zone): index for index, lot in enumerate(lots)}
+    used: dict[int, int] = {}
+    for key, groups in wanted.items():
+        index = by_key.get(key)
+        if index is None or not lots[index].holds(groups):
+            return False
+        used[index] = sum(tp * count for tp, count in groups.items())
+    return all(
+        sum(used.get(index, 0) for index in grant.lots) <= grant.gpus_max for grant in grants
+    )

@@ -1,0 +1,114 @@
+"""What a plan is worth to the user, and which of the job's limits it keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from simulator.spec.job import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What limits are about."""
+
+    seconds: float
+    usd: float | None
+    """Dollars of one iteration, egress included; ``None`` where a price is unknown."""
+    spot_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A limit that a plan breaks: by which factor it would have to be eased for this plan."""
+
+    limit: str
+    allowed: float
+    needed: float
+
+    @property
+    def excess(self) -> float:
+        """How far the plan is from keeping the limit, as a factor."""
+        low, high = sorted((self.allowed, self.needed))
+        return high / low if low > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The objective with all its limits; smaller worth is better."""
+
+    objective: Objective
+    steps: int | None = None
+    seconds_left: float | None = None
+    """Until the job's deadline, where it has one."""
+
+    @property
+    def goal_is_cost(self) -> bool:
+        return self.objective.goal == "cost"
+
+    @property
+    def needs_prices(self) -> bool:
+        o = self.objective
+        money = (o.max_usd_per_iteration, o.max_usd_per_hour, o.max_usd_total)
+        return self.goal_is_cost or any(limit is not None for limit in money)
+
+    def worth(self, figures: Figures) -> tuple[float, float] | None:
+        """The objective first, then what breaks ties; ``None`` if a limit is broken."""
+        if next(self.breaches(figures), None) is not None:
+            return None
+        if self.goal_is_cost:
+            assert figures.usd is not None, "a cost objective refuses unknown prices"
+            return figures.usd, figures.seconds
+        return figures.seconds, figures.usd if figures.usd is not None else 0.0
+
+    def breaches(self, figures: Figures) -> Iterator[Breach]:
+        """The limits that a plan of these figures breaks."""
+        o, seconds, usd = self.objective, figures.seconds, figures.usd
+        if usd is not None:
+            if o.max_usd_per_iteration is not None and usd > o.max_usd_per_iteration:
+                yield Breach("max_usd_per_iteration", o.max_usd_per_iteration, usd)
+            hourly = usd / seconds * 3600
+            if o.max_usd_per_hour is not None and hourly > o.max_usd_per_hour:
+                yield Breach("max_usd_per_hour", o.max_usd_per_hour, hourly)
+            if o.max_usd_total is not None and self.steps is not None:
+                total = usd * self.steps
+                if total > o.max_usd_total:
+                    yield Breach("max_usd_total", o.max_usd_total, total)
+        if o.min_iterations_per_s is not None and seconds * o.min_iterations_per_s > 1:
+            yield Breach("min_iterations_per_s", o.min_iterations_per_s, 1 / seconds)
+        if self.seconds_left is not None and self.steps is not None:
+            total = seconds * self.steps
+            if total > self.seconds_left:
+                yield Breach("deadline", self.seconds_left, total)
+        if o.max_spot_share is not None and figures.spot_share > o.max_spot_share + 1e-12:
+            yield Breach("max_spot_share", o.max_spot_share, figures.spot_share)
+
+    def eased(self) -> Iterator[Limits]:
+        """Easier questions whose answers may keep all limits: what is limited is the goal."""
+        o = self.objective
+        if not self.goal_is_cost and (self.usd_max is not None or o.max_usd_per_hour is not None):
+            money = dict.fromkeys(("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total"))
+            yield replace(self, objective=replace(o, goal="cost", **money))
+        if self.goal_is_cost and self.seconds_max is not None:
+            quick = replace(o, goal="throughput", min_iterations_per_s=None, deadline=None)
+            yield replace(self, objective=quick, seconds_left=None)
+
+    @property
+    def usd_max(self) -> float | None:
+        """The most that an iteration may cost."""
+        o = self.objective
+        found = [o.max_usd_per_iteration] if o.max_usd_per_iteration is not None else []
+        if o.max_usd_total is not None and self.steps:
+            found.append(o.max_usd_total / self.steps)
+        return min(found, default=None)
+
+    @property
+    def seconds_max(self) -> float | None:
+        """The longest that an iteration may take."""
+        found = []
+        if self.objective.min_iterations_per_s:
+            found.append(1 / self.objective.min_iterations_per_s)
+        if self.seconds_left is not None and self.steps:
+            found.append(self.seconds_left / self.steps)
+        return min(found, default=None)

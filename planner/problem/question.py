@@ -1,0 +1,218 @@
+"""A question to a planner, and its answer: the plan, its estimate, and how sure we are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster
+from simulator.documents.problems import Problem
+from simulator.estimate.result import Estimate
+from simulator.hardware.catalogue import Catalogue
+from simulator.inputs.plan_file import plan_to_json
+from simulator.layer_costs.profile import Profile
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+
+Space = Literal["full", "paper"]
+SPACES: tuple[Space, ...] = ("full", "paper")
+DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
+"""Plans judged by default: the paper estimator's short form is judged a hundred times faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMeasurements(Measurements):
+    """Measurements whose profiles were read beforehand, so that a search touches no file."""
+
+    known: Mapping[str, Profile] = field(default_factory=dict)
+
+    def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
+        if name in self.known:
+            return self.known[name]
+        return Measurements.profile(self, name, catalogue=catalogue)
+
+
+def read_ahead(measurements: Measurements, job: Job, catalogue: Catalogue) -> ReadMeasurements:
+    """Read the profile that a job names."""
+    known = {}
+    if job.profile is not None:
+        known[job.profile] = measurements.profile(job.profile, catalogue=catalogue)
+    return ReadMeasurements(measurements.folder, measurements.paths, measurements.network, known)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """Which plan should the job run on?"""
+
+    job: Job
+    cluster: Cluster
+    measurements: Measurements
+    estimator: str = "event"
+    space: Space = "full"
+    budget: int | None = None
+    """Plans that may be judged; never a time, so that the answer is the same everywhere.
+    ``None`` is the estimator's default."""
+    seconds_left: float | None = None
+    """Until the job's deadline, where it has one."""
+    proves: bool = True
+    """Whether all plans of a small case are looked at; one that waits for an answer need not know
+    that nothing is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The best plan of a family that was not chosen."""
+
+    family: str
+    iteration_s: float
+    usd: float | None
+    loses: float
+    """By how much it is worse than the chosen plan, as a share of the objective."""
+
+    def __str__(self) -> str:
+        return f"rejected: {self.family}: {self.iteration_s:.4g} s, {self.loses:+.1%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """GPUs that the plan leaves out."""
+
+    gpu: str
+    zone: str
+    gpus: int
+    of: int
+    loses: float | None
+    """How much worse the best plan is that was judged with more of them; ``None``: none was."""
+    reason: Literal["", "does not fit", "does not pay", "does not help"] = ""
+    """Why, where it was asked."""
+    because: str = ""
+
+    def __str__(self) -> str:
+        if self.loses is None:
+            evidence = "no plan that was judged could use more of them"
+        else:
+            evidence = f"the best plan judged with more of them is {self.loses:.1%} worse"
+        parts = [self.reason, self.because or evidence]
+        said = ": ".join(part for part in parts if part)
+        return f"idle: {self.gpus} of {self.of} {self.gpu} in {self.zone}; {said}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneMore:
+    """What one more machine of a kind in a zone would bring."""
+
+    gpu: str
+    zone: str
+    gpus: int
+    iteration_s: float
+    usd: float | None
+    seconds_gained: float
+    usd_gained: float | None
+    """Per iteration; less than 0 where the better plan costs more."""
+    why_none: str = ""
+    """Where it brings nothing."""
+
+    def __str__(self) -> str:
+        what = f"one more: {self.gpus} x {self.gpu} in {self.zone}"
+        if self.why_none:
+            return f"{what}: {self.why_none}"
+        said = f"{what}: {self.iteration_s:.4g} s an iteration ({-self.seconds_gained:+.3g} s)"
+        if self.usd is not None and self.usd_gained is not None:
+            said += f", ${self.usd:.4g} (${-self.usd_gained:+.3g})"
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The reasons of an answer."""
+
+    sentences: tuple[str, ...] = ()
+    idle: tuple[Idle, ...] = ()
+    one_more: tuple[OneMore, ...] = ()
+    """Only where it was asked for: each is a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A planner's word: a plan with its estimate, or why there is none."""
+
+    plan: Plan | None
+    estimate: Estimate | None
+    evaluations: int
+    lower_bound: float
+    """No plan of the space has a better objective: seconds, or dollars where the goal is cost."""
+    lower_bound_s: float
+    """No plan of the space iterates faster."""
+    goal: str
+    batch_exact: bool = True
+    rejected: tuple[Rejected, ...] = ()
+    why: Why = field(default_factory=Why)
+    problems: tuple[Problem, ...] = ()
+    """Where there is no plan: what stands in the way, and what would help."""
+
+    @property
+    def objective(self) -> float | None:
+        """What was minimised: seconds or dollars of an iteration."""
+        if self.estimate is None:
+            return None
+        return self.estimate.money.total_usd if self.goal == "cost" else self.estimate.iteration_s
+
+    @property
+    def explain(self) -> tuple[str, ...]:
+        """All that there is to say of why this plan, as sentences."""
+        idle, one_more = map(str, self.why.idle), map(str, self.why.one_more)
+        return (*self.why.sentences, *idle, *one_more, *map(str, self.rejected))
+
+    @property
+    def gap(self) -> float | None:
+        """By which share of itself the objective could still be better, at the very most."""
+        objective = self.objective
+        if objective is None or objective <= 0:
+            return None
+        return max(0.0, 1 - self.lower_bound / objective)
+
+    def to_json(self, *, seconds: float) -> dict[str, Any]:
+        """The form that ``sailorctl plan --json`` prints."""
+        assert self.plan is not None
+        assert self.estimate is not None
+        return plan_document(self.plan, self.estimate) | {
+            "planner": "sailor",
+            "search": {
+                "seconds": seconds,
+                "evaluations": self.evaluations,
+                "lower_bound_s": self.lower_bound_s,
+                "lower_bound": self.lower_bound,
+                "gap": self.gap,
+                "goal": self.goal,
+            },
+            "batch_exact": self.batch_exact,
+            "explain": list(self.explain),
+            "idle": [asdict(idle) for idle in self.why.idle],
+            "one_more": [asdict(one) for one in self.why.one_more],
+            "rejected": [
+                {
+                    "family": r.family,
+                    "iteration_s": r.iteration_s,
+                    "cost_usd_per_iteration": r.usd,
+                    "loses": r.loses,
+                }
+                for r in self.rejected
+            ],
+        }
+
+
+def plan_document(plan: Plan, estimate: Estimate) -> dict[str, Any]:
+    """What is said of every plan, whoever found it."""
+    found = estimate.to_json()
+    kept = (
+        *("iteration_s", "iteration_error", "throughput_samples_per_s"),
+        *("cost_usd_per_iteration", "egress_usd_per_iteration", "cost_usd_per_hour"),
+        *("peak_memory_bytes", "capacity_bytes", "fits", "estimator", "bottleneck", "notes"),
+    )
+    return {
+        "plan": plan_to_json(plan),
+        "estimate": {key: found[key] for key in kept},
+        "gpus_used": plan.gpus_used(),
+    }

@@ -1,0 +1,56 @@
+"""What several searches of one job need not work out again: layer costs, stages, judged plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import Lot
+from planner.problem.question import Question
+from simulator.api import estimator
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.estimate.result import Estimate
+from simulator.spec.job import RecomputePolicy
+from simulator.spec.plan import Plan
+
+
+class Remembering(EventEstimator):
+    """The event estimator that judges each plan once."""
+
+    def __init__(self, judge: EventEstimator) -> None:
+        super().__init__(judge.costs, judge.network, judge.sites)
+        self._known: dict[Plan, Estimate] = {}
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """What is known of the plan, or found out now."""
+        if plan not in self._known:
+            self._known[plan] = super().estimate(plan)
+        return self._known[plan]
+
+
+@dataclass(slots=True, eq=False)
+class Tables:
+    """Kept from one search to the next; the job's objective and limits may differ between them."""
+
+    judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
+    """Plans that kept the limits of the search that judged them."""
+    _made: dict[tuple[tuple[Lot, ...], RecomputePolicy], tuple[EventEstimator, TemplateMaker]] = (
+        field(default_factory=dict)
+    )
+
+    def event(
+        self, question: Question, lots: tuple[Lot, ...]
+    ) -> tuple[EventEstimator, TemplateMaker]:
+        """The event estimator, and a maker of pipelines for these GPUs."""
+        key = (lots, question.job.recompute)
+        if key not in self._made:
+            judge = estimator(
+                question.estimator,
+                job=question.job,
+                cluster=question.cluster,
+                measurements=question.measurements,
+            )
+            assert isinstance(judge, EventEstimator)
+            maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
+            self._made[key] = (Remembering(judge), maker)
+        return self._made[key]

@@ -1,0 +1,331 @@
+"""A plan's device groups are given to concrete nodes so that the least has to be moved.
+
+Each pool place is a problem of its own: a plan says already how many groups of which layers
+stand in which zone on which machines. There, groups with equal layers are equal, and so are
+nodes that hold the same and have as much room; what is left is a small transport problem. What
+runs on unchanged stays exactly where it is unless moving it makes room or saves bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.replan.min_cost_flow import cheapest_flow
+from planner.replan.nodes import Node, unplaced
+from planner.replan.state_map import (
+    Flags,
+    Floats,
+    Span,
+    State,
+    devices_left,
+    held_by_node,
+    overlap,
+    spans_by_device,
+)
+from planner.replan.transfer_prices import Routes
+from simulator.inputs.supply_check import PlaceKey
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One device group of the plan to be placed."""
+
+    pipeline: int
+    stage: int
+    tp: int
+    layers: tuple[int, int]
+    home: Place | None
+    """Where it runs already, if its pipeline goes on as it is."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """The nodes of one pool place, and what has been put on them so far."""
+
+    nodes: tuple[Node, ...]
+    taken: Counter[str] = field(default_factory=Counter)
+    """GPUs by node."""
+    chosen: dict[tuple[int, int], tuple[str, bool]] = field(default_factory=dict)
+    """Node of each group by its pipeline and stage, and whether it is its home."""
+
+    def put(self, group: _Group, node: str, *, at_home: bool) -> None:
+        self.taken[node] += group.tp
+        self.chosen[group.pipeline, group.stage] = (node, at_home)
+
+
+def assign(
+    plan: Plan,
+    nodes: Sequence[Node],
+    *,
+    running: Plan | None,
+    state: State,
+    routes: Routes,
+) -> Plan | None:
+    """The plan placed on live nodes, moving as little as possible; none if it has no room there.
+
+    ``running`` is the placed plan whose state the nodes hold; it may name nodes that are gone.
+    Pipelines of ``plan`` that name live nodes already stay there if that is best
+    (``with_homes``).
+    """
+    by_id = {node.id: node for node in nodes}
+    held = held_by_node(running, nodes, state)
+    groups = _groups(plan, by_id, held, state)
+    at_place: defaultdict[PlaceKey, list[Node]] = defaultdict(list)
+    for node in nodes:
+        at_place[node.key].append(node)
+    chosen: dict[tuple[int, int], tuple[str, bool]] = {}
+    for key in sorted(groups):
+        room = _Room(tuple(sorted(at_place[key], key=lambda node: node.id)))
+        if not _fill(room, groups[key], held, _FetchUsd(key, by_id, held, state, routes), state):
+            return None
+        chosen |= room.chosen
+    return _placed(plan, groups, chosen, nodes, running, state)
+
+
+def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
+    """The plan with each pipeline that runs already, and whose nodes all live, where it runs."""
+    by_id = {node.id: node for node in nodes}
+    alive: defaultdict[tuple[Stage, ...], list[tuple[Stage, ...]]] = defaultdict(list)
+    for pipeline in running.pipelines:
+        if all(stage_lives(stage, by_id) for stage in pipeline.stages):
+            alive[tuple(map(unplaced, pipeline.stages))].append(pipeline.stages)
+    pipelines = []
+    for pipeline in plan.pipelines:
+        equal = alive.get(tuple(map(unplaced, pipeline.stages)))
+        stages = equal.pop(0) if equal else tuple(map(unplaced, pipeline.stages))
+        pipelines.append(replace(pipeline, stages=stages))
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def _groups(
+    plan: Plan, nodes: Mapping[str, Node], held: Mapping[str, Flags], state: State
+) -> dict[PlaceKey, list[_Group]]:
+    """The groups by pool place, large ones first, equal ones side by side."""
+    needs: dict[tuple[int, int], Flags] = {}
+    found: defaultdict[PlaceKey, list[_Group]] = defaultdict(list)
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            place = stage.place
+            home = None
+            if place.node is not None and stage_lives(stage, nodes):
+                if stage.layers not in needs:
+                    needs[stage.layers] = state.needs(stage.layers)
+                # A place is a home only where the state is.
+                home = place if held[place.node][needs[stage.layers]].all() else None
+            group = _Group(p, s, stage.tp, stage.layers, home)
+            found[place.gpu, place.machine, place.zone].append(group)
+    for some in found.values():
+        some.sort(key=lambda group: (-group.tp, group.stage, group.layers, group.pipeline))
+    return found
+
+
+def stage_lives(stage: Stage, nodes: Mapping[str, Node]) -> bool:
+    """Whether all devices of a placed stage are still there."""
+    place = stage.place
+    node = nodes.get(place.node or "")
+    return (
+        node is not None
+        and node.key == (place.gpu, place.machine, place.zone)
+        and all(device < node.gpus for device in place.devices)
+    )
+
+
+@dataclass(eq=False)
+class _FetchUsd:
+    """What each unit costs to bring to a node of a place that lacks it, from its best holder."""
+
+    target: PlaceKey
+    nodes: Mapping[str, Node]
+    held: Mapping[str, Flags]
+    state: State
+    routes: Routes
+
+    def by_unit(self) -> Floats:
+        at_place: dict[PlaceKey, Flags] = {}
+        for name, node in self.nodes.items():
+            at_place[node.key] = at_place.get(node.key, False) | self.held[name]
+        best = np.full(len(self.state.bytes_by_unit), np.inf)
+        dearest = 0.0
+        for source, units in sorted(at_place.items(), key=lambda pair: pair[0]):
+            usd = self.routes.usd_per_byte(source, self.target)
+            dearest = max(dearest, usd)
+            best[units] = np.minimum(best[units], usd)
+        # What nobody holds comes from a snapshot, from as far as anything does.
+        best[np.isinf(best)] = dearest
+        found: Floats = best * self.state.bytes_by_unit
+        return found
+
+
+def _fill(
+    room: _Room, groups: list[_Group], held: Mapping[str, Flags], fetch: _FetchUsd, state: State
+) -> bool:
+    """Give every group of one pool place a node, large groups first; false if they do not fit."""
+    if all(group.home is not None for group in groups):
+        # Nobody has to move, and nobody gains by it.
+        for group in groups:
+            assert group.home is not None
+            room.put(group, group.home.node or "", at_home=True)
+        return True
+    fetch_usd = fetch.by_unit()
+    for tp in sorted({group.tp for group in groups}, reverse=True):
+        some = [group for group in groups if group.tp == tp]
+        # Smaller groups that may stay keep their place, unless the room is needed.
+        smaller: Counter[str] = Counter()
+        for group in groups:
+            if group.tp < tp and group.home is not None:
+                smaller[group.home.node or ""] += group.tp
+        for reserved in (smaller, Counter[str]()):
+            slots = [
+                (node.gpus - room.taken[node.id] - reserved[node.id]) // tp for node in room.nodes
+            ]
+            if sum(max(0, n) for n in slots) >= len(some):
+                break
+        else:
+            return False
+        _ship(room, some, np.maximum(np.array(slots, dtype=np.int64), 0), held, fetch_usd, state)
+    return True
+
+
+def _ship(
+    room: _Room,
+    groups: list[_Group],
+    slots: np.ndarray[tuple[int], np.dtype[np.int64]],
+    held: Mapping[str, Flags],
+    fetch: Floats,
+    state: State,
+) -> None:
+    """Share groups of one TP degree out over the nodes at the least cost."""
+    kinds = sorted({group.layers for group in groups})
+    row_of = {layers: row for row, layers in enumerate(kinds)}
+    number = {node.id: n for n, node in enumerate(room.nodes)}
+    # Nodes that hold the same and have as many slots are one column.
+    columns: dict[tuple[int, bytes], int] = {}
+    column_of = [
+        columns.setdefault((int(slots[n]), held[node.id].tobytes()), len(columns))
+        for n, node in enumerate(room.nodes)
+    ]
+    stays: list[_Group] = []
+    left = slots.copy()
+    for group in groups:
+        here = number.get(group.home.node or "") if group.home is not None else None
+        if here is not None and left[here] > 0:
+            left[here] -= 1
+            stays.append(group)
+    needs = np.stack([state.needs(layers) for layers in kinds]) * fetch
+    lacks = np.stack(
+        [~np.frombuffer(units, dtype=np.bool_) for _, units in columns], axis=1
+    ).astype(float)
+    start = np.zeros((len(kinds), len(columns)), dtype=np.int64)
+    for group in stays:
+        assert group.home is not None
+        start[row_of[group.layers], column_of[number[group.home.node or ""]]] += 1
+    supply = np.bincount([row_of[group.layers] for group in groups], minlength=len(kinds))
+    space = np.bincount(column_of, weights=slots, minlength=len(columns)).astype(np.int64)
+    flow = cheapest_flow(needs @ lacks, supply, space, start=start)
+    _hand_out(room, groups, stays, flow, row_of, column_of, slots)
+
+
+def _hand_out(
+    room: _Room,
+    groups: list[_Group],
+    stays: list[_Group],
+    flow: np.ndarray[tuple[int, int], np.dtype[np.int64]],
+    row_of: Mapping[tuple[int, int], int],
+    column_of: list[int],
+    slots: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> None:
+    """Turn a flow between kinds into a node for each group: who can stays, the rest fill up."""
+    number = {node.id: n for n, node in enumerate(room.nodes)}
+    left, settled = slots.copy(), set()
+    for group in stays:
+        assert group.home is not None
+        here = number[group.home.node or ""]
+        way = (row_of[group.layers], column_of[here])
+        if flow[way] > 0:
+            flow[way] -= 1
+            left[here] -= 1
+            settled.add((group.pipeline, group.stage))
+            room.put(group, room.nodes[here].id, at_home=True)
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for n, column in enumerate(column_of):
+        members[column].append(n)
+    for group in groups:
+        if (group.pipeline, group.stage) in settled:
+            continue
+        row = row_of[group.layers]
+        column = int(flow[row].argmax())
+        flow[row, column] -= 1
+        here = next(n for n in members[column] if left[n] > 0)
+        left[here] -= 1
+        room.put(group, room.nodes[here].id, at_home=False)
+
+
+def _placed(
+    plan: Plan,
+    groups: Mapping[PlaceKey, list[_Group]],
+    chosen: Mapping[tuple[int, int], tuple[str, bool]],
+    nodes: Iterable[Node],
+    running: Plan | None,
+    state: State,
+) -> Plan:
+    """Choose the devices on each node, and write node and devices into the plan."""
+    places: dict[tuple[int, int], Place] = {}
+    taken: defaultdict[str, set[int]] = defaultdict(set)
+    moving = []
+    for some in groups.values():
+        for group in some:
+            node, at_home = chosen[group.pipeline, group.stage]
+            if at_home:
+                assert group.home is not None
+                places[group.pipeline, group.stage] = group.home
+                taken[node].update(group.home.devices)
+            else:
+                moving.append((group, node))
+    touched = {node for _, node in moving}
+    free = devices_left((node for node in nodes if node.id in touched), taken)
+    atoms = state.atoms((plan, running))
+    spans = spans_by_device(running, atoms) if running is not None and moving else {}
+    layer_bytes = np.concatenate([[0.0], np.cumsum(state.bytes_by_unit)])
+    for group, node in moving:
+        place = unplaced(plan.pipelines[group.pipeline].stages[group.stage]).place
+        devices = _devices(group, node, free[node], spans, layer_bytes, atoms)
+        places[group.pipeline, group.stage] = replace(place, node=node, devices=devices)
+    return replace(plan, pipelines=tuple(_at(p, n, places) for n, p in enumerate(plan.pipelines)))
+
+
+def _at(pipeline: Pipeline, number: int, places: Mapping[tuple[int, int], Place]) -> Pipeline:
+    """The pipeline at its places; where nothing changes, the same object."""
+    there = [places[number, s] for s in range(len(pipeline.stages))]
+    if all(stage.place is place for stage, place in zip(pipeline.stages, there, strict=True)):
+        return pipeline
+    stages = zip(pipeline.stages, there, strict=True)
+    return replace(pipeline, stages=tuple(replace(s, places=(place,)) for s, place in stages))
+
+
+def _devices(
+    group: _Group,
+    node: str,
+    free: list[int],
+    spans: Mapping[tuple[str, int], Span],
+    layer_bytes: Floats,
+    atoms: int,
+) -> tuple[int, ...]:
+    """Devices for the ranks of a group, where possible those that hold what the rank needs."""
+    share = atoms // group.tp
+    pairs = []
+    for rank in range(group.tp):
+        wanted = (group.layers, (rank * share, (rank + 1) * share))
+        for device in free:
+            has = overlap(spans.get((node, device)), wanted, layer_bytes, atoms)
+            pairs.append((-has, rank, device))
+    chosen: dict[int, int] = {}
+    for _, rank, device in sorted(pairs):
+        if rank not in chosen and device in free:
+            chosen[rank] = device
+            free.remove(device)
+    return tuple(chosen[rank] for rank in range(group.tp))

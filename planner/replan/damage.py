@@ -1,0 +1,86 @@
+"""The plan that runs, looked at once: its pipelines as templates, and what each node does in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
+from planner.replan.assign_nodes import stage_lives
+from planner.replan.nodes import Node
+from simulator.documents.problems import Problems
+from simulator.estimate.result import Estimate
+from simulator.inputs.supply_check import PlaceKey
+from simulator.spec.plan import Pipeline, Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Running:
+    """A placed plan with what replanning asks of it again and again."""
+
+    plan: Plan
+    estimate: Estimate
+    templates: tuple[Template, ...]
+    """Of each pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A pipeline that lost some of its stages."""
+
+    template: Template
+    lost_stages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What of the running plan is left on the nodes that are there."""
+
+    alive: tuple[int, ...]
+    """Pipelines that have all their devices."""
+    broken: tuple[Broken, ...]
+
+
+def damage(running: Running, nodes: Sequence[Node]) -> Damage:
+    """Tell the pipelines that can go on from those that cannot."""
+    by_id = {node.id: node for node in nodes}
+    alive, broken = [], []
+    for p, pipeline in enumerate(running.plan.pipelines):
+        lost = tuple(s for s, stage in enumerate(pipeline.stages) if not stage_lives(stage, by_id))
+        if lost:
+            broken.append(Broken(running.templates[p], lost))
+        else:
+            alive.append(p)
+    return Damage(tuple(alive), tuple(broken))
+
+
+def template_of(
+    pipeline: Pipeline, micro_batch: int, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
+) -> Template:
+    """A pipeline as the template that it is made by."""
+    steps = tuple(
+        Step(lot_of[s.place.gpu, s.place.machine, s.place.zone], s.tp, s.recompute)
+        for s in pipeline.stages
+    )
+    cuts = (0, *(stage.layers[1] for stage in pipeline.stages))
+    return maker.timed(steps, micro_batch, cuts)
+
+
+def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str = "plan") -> None:
+    """Refuse plans that replanning does not know, all that is wrong at once."""
+    problems = Problems()
+    if plan.schedule != "1f1b":
+        problems.add(
+            place, f'has the schedule "{plan.schedule}"', "replanning knows 1f1b; plan anew"
+        )
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    if any(len(stage.places) > 1 for stage in stages):
+        problems.add(place, "has stages that are split", "replanning knows whole ones; plan anew")
+    keys = {(p.gpu, p.machine, p.zone) for stage in stages for p in stage.places}
+    for gpu, machine, zone in sorted(keys - set(known)):
+        problems.add(
+            place,
+            f"uses {gpu} in {machine} in {zone}, which the cluster file does not name",
+            "name the pool with gpus = 0 if all of it is gone",
+        )
+    problems.raise_if_any()

@@ -1,0 +1,148 @@
+"""Which nodes a plan ran on and which are there now, where a cluster file only counts machines."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from planner.replan.nodes import Node, is_placed, nodes_of
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.documents.problems import Problems, nearest
+from simulator.inputs.supply_check import PlaceKey
+from simulator.spec.plan import Place, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Nodes before and after a change; a node that is in both is the same life."""
+
+    before: tuple[Node, ...]
+    now: tuple[Node, ...]
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Ids of those that are gone."""
+        return tuple(sorted({node.id for node in self.before} - {node.id for node in self.now}))
+
+    @property
+    def besides(self) -> tuple[str, ...]:
+        """Ids of those that are there and were not in use."""
+        return tuple(sorted({node.id for node in self.now} - {node.id for node in self.before}))
+
+
+def roster_of(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Roster:
+    """Match the machines that are up with the nodes that a plan names.
+
+    The plan's nodes that are not said to be lost keep their names for as many machines as
+    there are; where there are fewer, the last by name are taken to be gone. A plan that names
+    no nodes ran on the first machines of each pool place.
+    """
+    problems = Problems()
+    gone = set(lost)
+    named = _named(plan, problems)
+    for name in sorted(gone - named.keys()):
+        if is_placed(plan):
+            problems.add("--lost", f'no stage runs on "{name}"', nearest(name, named))
+        else:
+            problems.add("--lost", f'"{name}" is not known: the plan names no nodes', "place it")
+    problems.raise_if_any()
+    up: defaultdict[PlaceKey, list[Node]] = defaultdict(list)
+    for node in nodes_of(cluster):
+        up[node.key].append(node)
+    if not is_placed(plan):
+        return _counted(plan, up)
+    before, now = [], []
+    names: defaultdict[PlaceKey, list[str]] = defaultdict(list)
+    for name in sorted(named, key=_natural):
+        place, devices = named[name]
+        key = (place.gpu, place.machine, place.zone)
+        size = max([devices, *(node.gpus for node in up[key])])
+        before.append(Node(name, *key, size))
+        if name not in gone:
+            names[key].append(name)
+    for key, machines in sorted(up.items()):
+        # Nodes that need more devices take the larger machines.
+        largest_first = sorted(machines, key=lambda node: -node.gpus)
+        kept = sorted(names[key][: len(machines)], key=lambda name: -named[name][1])
+        now += [replace(m, id=name) for m, name in zip(largest_first, kept, strict=False)]
+        fresh = _fresh_names(key, named)
+        now += [replace(m, id=next(fresh)) for m in largest_first[len(kept) :]]
+    return Roster(tuple(before), tuple(now))
+
+
+def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
+    """The cluster with an empty pool wherever the plan runs and nothing is left."""
+    known = {(pool.gpu, pool.machine, pool.zone) for pool in cluster.pools}
+    sizes: dict[PlaceKey, int] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for place in stage.places:
+                key = (place.gpu, place.machine, place.zone)
+                most = max([stage.tp, *(device + 1 for device in place.devices)])
+                sizes[key] = max(sizes.get(key, 1), most)
+    gone = tuple(
+        Pool(zone, gpu, machine, size, 0)
+        for (gpu, machine, zone), size in sorted(sizes.items())
+        if (gpu, machine, zone) not in known
+    )
+    return replace(cluster, pools=(*cluster.pools, *gone)) if gone else cluster
+
+
+def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
+    """The nodes that a plan names: their place, and how many devices they must have."""
+    named: dict[str, tuple[Place, int]] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for place in stage.places:
+                if place.node is None:
+                    continue
+                site = Place(place.gpu, place.machine, place.zone)
+                known, devices = named.get(place.node, (site, 0))
+                if known != site:
+                    problems.add("plan", f"has {place.node} in two places", "a node is one machine")
+                named[place.node] = (known, max([devices, *(d + 1 for d in place.devices)]))
+    if named and not is_placed(plan):
+        problems.add("plan", "names nodes or devices for some stages only", "name them for all")
+    return named
+
+
+def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> Roster:
+    """Before: as many machines as the plan can need, those that are up being the first."""
+    groups: Counter[PlaceKey] = Counter()
+    sizes: dict[PlaceKey, int] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for place in stage.places:
+                key = (place.gpu, place.machine, place.zone)
+                groups[key] += 1
+                sizes[key] = max(sizes.get(key, 0), stage.tp)
+    before: list[Node] = []
+    for key, count in sorted(groups.items()):
+        machines = up.get(key, [])
+        size = max([sizes[key], *(node.gpus for node in machines)])
+        more = (
+            Node(f"{key[2]}/{key[1]}/{number}", *key, size)
+            for number in range(len(machines) + 1, count + 1)
+        )
+        before += [*machines, *more]
+    return Roster(tuple(before), tuple(node for key in sorted(up) for node in up[key]))
+
+
+def _fresh_names(key: PlaceKey, taken: Collection[str]) -> Iterator[str]:
+    """Names as ``nodes_of`` gives them that the plan does not use."""
+    for number in itertools.count(1):
+        name = f"{key[2]}/{key[1]}/{number}"
+        if name not in taken:
+            yield name
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """So that node-10 comes after node-9."""
+    parts: list[str] = [""]
+    for letter in name:
+        if letter.isdigit() != parts[-1][-1:].isdigit() and parts[-1]:
+            parts.append("")
+        parts[-1] += letter
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

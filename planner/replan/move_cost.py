@@ -1,0 +1,206 @@
+"""What it costs to move a running job to another plan: seconds by phase, dollars, lost steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from planner.replan.nodes import Node
+from planner.replan.state_map import State, placed_stages
+from planner.replan.transfer_prices import place_of
+from planner.replan.transfers import Transfers, bytes_between_zones
+from simulator.inputs.supply_check import PlaceKey
+from simulator.network.network import Network
+from simulator.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTimes:
+    """Times that follow from no plan; each can be replaced by what was measured.
+
+    The defaults are what the parts were seen to take with 4 to 8 processes on one machine
+    (broken connections, groups, first collectives), rounded up.
+    """
+
+    probe_s: float = 0.2
+    """A broken connection is believed once the node's agent leaves this long a probe unanswered."""
+    coalesce_s: float = 0.1
+    """Losses that come together are answered together."""
+    replan_s: float = 0.05
+    abort_s: float = 0.5
+    """Waiting collectives are broken off, and ranks come back to their agents."""
+    copy_bytes_per_s: float = 10e9
+    """Between a device and its host's memory."""
+    restore_bytes_per_s: float = 0.5e9
+    """What one node reads from a buddy's copy or a checkpoint."""
+    groups_s: float = 0.3
+    """All groups are made anew."""
+    group_s_per_node: float = 0.005
+    """More nodes take longer to meet."""
+    check_bytes_per_s: float = 5e9
+    """Checksums over what was loaded."""
+    collectives_s: float = 0.3
+    """One dry collective in each group."""
+    first_step_slower: float = 0.5
+    """The first iteration takes longer by this share of itself: caches and allocators are cold."""
+    snapshot_every_steps: int = 1
+    """How often state is kept in memory; what was done since is done again after a loss."""
+
+
+DEFAULT_TIMES = MoveTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds in which nobody trains, in the order in which they pass."""
+
+    detect_s: float
+    plan_s: float
+    quiesce_s: float
+    fetch_s: float
+    rebuild_s: float
+    verify_s: float
+    first_step_s: float
+
+    @property
+    def total_s(self) -> float:
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCost:
+    """A move as it is predicted, to be compared with what it then took."""
+
+    phases: Phases
+    steps_lost: float
+    """Iterations of the old plan that are done again, on average."""
+    step_s: float
+    """What an iteration of the old plan takes."""
+    egress_usd: float
+    rent_usd: float | None
+    """For the machines of the new plan while nobody trains; ``None`` where a price is unknown."""
+
+    @property
+    def seconds(self) -> float:
+        """All that the move takes from training."""
+        return self.phases.total_s + self.steps_lost * self.step_s
+
+    def to_json(self) -> dict[str, Any]:
+        phases = {f.name: getattr(self.phases, f.name) for f in fields(self.phases)}
+        return {
+            "seconds": self.seconds,
+            "downtime_s": self.phases.total_s,
+            "phases": phases,
+            "steps_lost": self.steps_lost,
+            "egress_usd": self.egress_usd,
+            "rent_usd": self.rent_usd,
+        }
+
+
+def cost_of_move(
+    plan: Plan,
+    transfers: Transfers,
+    nodes: Sequence[Node],
+    *,
+    state: State,
+    network: Network,
+    old_iteration_s: float,
+    new_iteration_s: float,
+    is_planned: bool,
+    usd_per_hour: float | None,
+    times: MoveTimes = DEFAULT_TIMES,
+) -> MoveCost:
+    """Predict a move: planned ones stop between two steps, others lose what was not kept."""
+    most = _largest_device_bytes(plan, state)
+    seal_s = most / times.copy_bytes_per_s
+    # Devices that keep what they have need not load it again.
+    load_s = seal_s if is_placed_anew(transfers) else 0.0
+    node_count = len({place.node for _, place in placed_stages(plan)})
+    phases = Phases(
+        detect_s=0.0 if is_planned else times.probe_s + times.coalesce_s,
+        # Before a planned move the search runs beside the training.
+        plan_s=0.0 if is_planned else times.replan_s,
+        # Parked at a boundary, each device seals its state; else what waits is broken off.
+        quiesce_s=seal_s if is_planned else times.abort_s,
+        fetch_s=fetch_seconds(transfers, nodes, network, times) + load_s,
+        rebuild_s=times.groups_s + times.group_s_per_node * node_count,
+        verify_s=most / times.check_bytes_per_s + times.collectives_s,
+        first_step_s=times.first_step_slower * new_iteration_s,
+    )
+    # A loss finds the job in the middle of a step, and somewhere between two snapshots.
+    steps_lost = 0.0 if is_planned else 0.5 + (times.snapshot_every_steps - 1) / 2
+    egress = sum(
+        size * network.egress_usd_per_byte(*zones)
+        for zones, size in bytes_between_zones(transfers, nodes).items()
+    )
+    return MoveCost(
+        phases, steps_lost, old_iteration_s, egress, _rent(usd_per_hour, phases.total_s)
+    )
+
+
+def is_placed_anew(transfers: Transfers) -> bool:
+    """Whether any device gets state that it did not have."""
+    return bool(transfers.between_nodes or transfers.restored or transfers.same_node_bytes > 0)
+
+
+def fetch_seconds(
+    transfers: Transfers, nodes: Sequence[Node], network: Network, times: MoveTimes
+) -> float:
+    """How long the slowest network card or link is busy, all transfers running at once."""
+    key = {node.id: node.key for node in nodes}
+    by_zones = bytes_between_zones(transfers, nodes)
+    ends: defaultdict[tuple[str, str], defaultdict[PlaceKey, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for transfer in transfers.between_nodes:
+        ends["in", transfer.target][key[transfer.source]].append(transfer.size_bytes)
+        ends["out", transfer.source][key[transfer.target]].append(transfer.size_bytes)
+    slowest = 0.0
+    for (way, node), peers in sorted(ends.items()):
+        busy = 0.0
+        for peer, sizes in sorted(peers.items()):
+            source, target = (peer, key[node]) if way == "in" else (key[node], peer)
+            busy += network.between_nodes(
+                place_of(source),
+                place_of(target),
+                flows=len(sizes),
+                bytes_each=sum(sizes) / len(sizes),
+                zone_bytes=by_zones.get((source[2], target[2]), 0.0),
+            )
+        slowest = max(slowest, busy)
+    restored: defaultdict[str, float] = defaultdict(float)
+    for restore in transfers.restored:
+        restored[restore.target] += restore.size_bytes
+    from_store = max(restored.values(), default=0.0) / times.restore_bytes_per_s
+    return max(slowest, from_store)
+
+
+def usd_per_hour_of(
+    plan: Plan, price_usd_per_gpu_hour: Mapping[PlaceKey, float | None]
+) -> float | None:
+    """The rent of a plan's devices."""
+    total = 0.0
+    for stage, place in placed_stages(plan):
+        price = price_usd_per_gpu_hour[place.gpu, place.machine, place.zone]
+        if price is None:
+            return None
+        total += price * stage.tp
+    return total
+
+
+def _rent(usd_per_hour: float | None, seconds: float) -> float | None:
+    return None if usd_per_hour is None else usd_per_hour * seconds / 3600
+
+
+def _largest_device_bytes(plan: Plan, state: State) -> float:
+    """The most state that one device of the plan holds."""
+    return max(
+        float(state.bytes_by_unit[layers[0] : layers[1]].sum()) / tp
+        for layers, tp in _different(placed_stages(plan))
+    )
+
+
+def _different(stages: Iterable[tuple[Any, Any]]) -> set[tuple[tuple[int, int], int]]:
+    return {(stage.layers, stage.tp) for stage, _ in stages}

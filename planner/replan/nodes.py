@@ -1,0 +1,108 @@
+"""Nodes: the machines that are really there, by name, and where a placed plan stands on them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.problem.inventory import Lot
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.inputs.supply_check import PlaceKey
+from simulator.spec.plan import Place, Plan, Stage
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Node:
+    """One life of one machine; a machine that comes back is another node."""
+
+    id: str
+    gpu: str
+    machine: str
+    zone: str
+    gpus: int
+    """Devices 0 to ``gpus - 1`` can be used."""
+    spot: bool = False
+    domain: str = ""
+    """What fails with it beyond its own zone, such as a rack; empty if that is not known."""
+
+    @property
+    def key(self) -> PlaceKey:
+        return (self.gpu, self.machine, self.zone)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.gpu, self.machine, self.zone)
+
+
+def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
+    """Nodes for a cluster that names none, numbered from 1 in each pool place."""
+    numbers: Counter[PlaceKey] = Counter()
+    nodes = []
+    for pool in cluster.pools:
+        key = (pool.gpu, pool.machine, pool.zone)
+        whole, rest = divmod(pool.gpus, pool.gpus_per_machine)
+        for gpus in [pool.gpus_per_machine] * whole + [rest] * (rest > 0):
+            numbers[key] += 1
+            name = f"{pool.zone}/{pool.machine}/{numbers[key]}"
+            nodes.append(Node(name, *key, gpus, pool.spot))
+    return tuple(nodes)
+
+
+def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
+    """The cluster with exactly these machines up; prices, quotas and links stay."""
+    up: defaultdict[tuple[PlaceKey, bool], Counter[int]] = defaultdict(Counter)
+    for node in nodes:
+        up[node.key, node.spot][node.gpus] += 1
+    pools: list[Pool] = []
+    for pool in cluster.pools:
+        sizes = up.pop(((pool.gpu, pool.machine, pool.zone), pool.spot), Counter())
+        # Largest machines first: a pool's size of machine is read from its first entry.
+        for size in sorted(sizes, reverse=True):
+            pools.append(replace(pool, gpus_per_machine=size, gpus=size * sizes[size]))
+        if not sizes:
+            pools.append(replace(pool, gpus=0))
+    assert not up, f"nodes of no pool: {sorted(up)}"
+    return replace(cluster, pools=tuple(pools))
+
+
+def lots_on(lots: Sequence[Lot], nodes: Iterable[Node]) -> tuple[Lot, ...]:
+    """The same lots in the same order with only what these nodes have."""
+    sizes: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
+    spot: Counter[PlaceKey] = Counter()
+    for node in nodes:
+        sizes[node.key][node.gpus] += 1
+        spot[node.key] += node.gpus * node.spot
+    found = []
+    for lot in lots:
+        key = (lot.gpu, lot.machine, lot.zone)
+        machines = tuple(sorted(sizes[key].items()))
+        count = sum(size * times for size, times in machines)
+        found.append(replace(lot, gpus=count, machines=machines, spot_gpus=spot[key]))
+    return tuple(found)
+
+
+def is_placed(plan: Plan) -> bool:
+    """Whether every device group of the plan names its node and devices."""
+    return all(
+        place.node is not None and place.devices
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for place in stage.places
+    )
+
+
+def nodes_used(plan: Plan) -> frozenset[str]:
+    """The ids of the nodes on which a placed plan runs."""
+    return frozenset(
+        place.node
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for place in stage.places
+        if place.node is not None
+    )
+
+
+def unplaced(stage: Stage) -> Stage:
+    """The stage without the node and devices that it runs on."""
+    return replace(stage, places=tuple(Place(p.gpu, p.machine, p.zone) for p in stage.places))

@@ -1,0 +1,174 @@
+"""Fleets worth a look after a change: what survives, and what could be made of the rest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.pipelines.pipeline_mix import Fleet, room_for
+from planner.pipelines.pipeline_template import MANY, Step, Template
+from planner.problem.inventory import Lot
+from planner.replan.damage import Broken
+from planner.search.local_search import EventSearch
+
+PURE_PER_LOT = 2
+MIXED_PER_PAIR = 2
+FILLERS_MAX = 12
+FILL_WITH = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafts:
+    """Drafts fleets for the GPUs that are there now, from the ones that run."""
+
+    atlas: EventSearch
+    """Knows good templates of every lot, whatever is up at the moment."""
+    lots: tuple[Lot, ...]
+    total: int
+    """Micro batches of an iteration."""
+    micro_batch: int
+
+    def around(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Fleet]:
+        """Fleets that keep most of what runs, in no order."""
+        running = (*base.templates, *(one.template for one in broken))
+        near = {step.lot for template in running for step in template.steps}
+        spare = self._fitting(base, [*self._mended(base, broken), *self._known(base, broken)])
+        yield from self._refilled(base, spare, near)
+        for index in range(len(base.templates)):
+            # One pipeline given up: by itself where dollars count, else for what it makes room.
+            fewer = _one_less(base, index)
+            if fewer is None:
+                continue
+            yield fewer
+            others = self._known(fewer, broken)
+            given_up = base.templates[index]
+            spare = [t for t in self._fitting(fewer, others) if t != given_up]
+            yield from self._refilled(fewer, spare[:FILL_WITH], near)
+
+    def _refilled(
+        self, base: Fleet, spare: Sequence[Template], lots: Collection[int]
+    ) -> Iterator[Fleet]:
+        """More of one template; then also of others in these lots; then of anything."""
+        near = [t for t in spare if all(step.lot in lots for step in t.steps)]
+        for first in spare:
+            yield self.filled(base, [first])
+            if first in near:
+                yield self.filled(base, [first, *near[:FILL_WITH]])
+        for first in spare[:FILL_WITH]:
+            yield self.filled(base, [first, *spare[:FILL_WITH]])
+
+    def filled(self, base: Fleet, templates: Iterable[Template]) -> Fleet:
+        """The fleet with as many pipelines more of each template as fit, in this order."""
+        counts = dict(zip(base.templates, base.counts, strict=True))
+        left, taken = self.total - base.pipelines, base.groups()
+        spare = self._spare(base)
+        for template in templates:
+            if not _may_fit(template, spare):
+                continue
+            more = min(room_for(template, self.lots, taken), left)
+            if more <= 0:
+                continue
+            left -= more
+            counts[template] = counts.get(template, 0) + more
+            for (lot, tp), groups in template.gpus.items():
+                of_lot = taken.setdefault(lot, {})
+                of_lot[tp] = of_lot.get(tp, 0) + groups * more
+                spare[lot] -= tp * groups * more
+        return Fleet(tuple(counts), tuple(counts.values()))
+
+    def _spare(self, base: Fleet) -> list[int]:
+        """GPUs by lot that the fleet does not use."""
+        spare = [lot.gpus for lot in self.lots]
+        for lot, groups in base.groups().items():
+            spare[lot] -= sum(tp * count for tp, count in groups.items())
+        return spare
+
+    def _fitting(self, base: Fleet, templates: Iterable[Template]) -> list[Template]:
+        """Those of which at least one fits beside what runs, each once."""
+        taken, spare = base.groups(), self._spare(base)
+        found: dict[Template, None] = {}
+        for template in templates:
+            if len(found) >= FILLERS_MAX:
+                break
+            fits = template not in found and _may_fit(template, spare)
+            if fits and room_for(template, self.lots, taken) > 0:
+                found[template] = None
+        return list(found)
+
+    def _known(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Template]:
+        """What ran before, then what is good by itself on lots with GPUs to spare."""
+        yield from (one.template for one in broken)
+        yield from base.templates
+        spare = self._spare(base)
+        some = [k for k in sorted(range(len(spare)), key=lambda k: (-spare[k], k)) if spare[k] > 0]
+        for lot in some:
+            yield from self.atlas.templates((lot,), self.micro_batch, self.total)[:PURE_PER_LOT]
+        for pair in template_lots(self.lots):
+            if len(pair) == 2 and all(spare[lot] > 0 for lot in pair):
+                mixed = self.atlas.templates(pair, self.micro_batch, self.total)
+                yield from mixed[:MIXED_PER_PAIR]
+
+    def _mended(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Template]:
+        """Broken pipelines without what they lost, or with something else in its place."""
+        maker = self.atlas.maker
+        for one in dict.fromkeys(broken):
+            template = one.template
+            lost = set(one.lost_stages)
+            kept = tuple(step for s, step in enumerate(template.steps) if s not in lost)
+            if kept:
+                fewer = maker.template(kept, self.micro_batch, self.total)
+                if fewer is not None:
+                    yield fewer
+            spare = self._spare(base)
+            for s, step in enumerate(template.steps):
+                if s not in lost:
+                    spare[step.lot] -= step.tp
+            for other in self._stand_ins(template.steps[one.lost_stages[0]], spare):
+                steps = tuple(other if s in lost else step for s, step in enumerate(template.steps))
+                if self._holds(steps, template.cuts):
+                    yield maker.timed(steps, self.micro_batch, template.cuts)
+                balanced = maker.template(steps, self.micro_batch, self.total)
+                if balanced is not None:
+                    yield balanced
+
+    def _holds(self, steps: Sequence[Step], cuts: Sequence[int]) -> bool:
+        """Whether stages with these boundaries fit their devices."""
+        maker, b = self.atlas.maker, self.micro_batch
+        return all(
+            maker.most_in_flight(step, b, MANY)[cuts[s], cuts[s + 1]]
+            >= min(self.total, len(steps) - s)
+            for s, step in enumerate(steps)
+        )
+
+    def _stand_ins(self, step: Step, spare: Sequence[int]) -> Iterator[Step]:
+        """Steps that could take the place of a lost one, with as many GPUs or fewer."""
+        for lot in sorted(range(len(spare)), key=lambda k: (-spare[k], k)):
+            degrees = [tp for tp in self.atlas.degrees if tp <= spare[lot]]
+            near = [tp for tp in degrees if tp <= step.tp] or degrees[:1]
+            if near and self.lots[lot].room(near[-1]):
+                yield replace(step, lot=lot, tp=near[-1])
+
+
+def template_lots(lots: Sequence[Lot]) -> list[tuple[int, ...]]:
+    """The lots whose templates are drafted with: each by itself, and two kinds of one zone."""
+    pairs = itertools.combinations(range(len(lots)), 2)
+    near = [(a, b) for a, b in pairs if lots[a].zone == lots[b].zone]
+    return [*((lot,) for lot in range(len(lots))), *near]
+
+
+def _may_fit(template: Template, spare: Sequence[int]) -> bool:
+    """Whether there are GPUs enough, however they stand."""
+    needs: dict[int, int] = {}
+    for step in template.steps:
+        needs[step.lot] = needs.get(step.lot, 0) + step.tp
+    return all(count <= spare[lot] for lot, count in needs.items())
+
+
+def _one_less(fleet: Fleet, index: int) -> Fleet | None:
+    counts = (*fleet.counts[:index], fleet.counts[index] - 1, *fleet.counts[index + 1 :])
+    if counts[index]:
+        return Fleet(fleet.templates, counts)
+    templates = fleet.templates[:index] + fleet.templates[index + 1 :]
+    rest = counts[:index] + counts[index + 1 :]
+    return Fleet(templates, rest) if templates else None

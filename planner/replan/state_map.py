@@ -1,0 +1,122 @@
+"""Who holds which state: units of a model, the nodes that have them, what a stage needs.
+
+A TP group stays within one machine and its ranks together hold every atom of their layers, so
+between machines the unit is the whole layer. Inside a machine atoms matter: they tell which
+device already has what it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.replan.nodes import Node
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.spec.job import OPTIMIZER_MOMENTS
+from simulator.spec.plan import Place, Plan, Stage
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+STATE_BYTES = 4
+"""Master weights and each moment are kept in fp32; lower-precision weights are derived."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Bytes of a job's training state by unit: each layer, then what head and embedding share."""
+
+    bytes_by_unit: Floats
+    max_tp: int
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.bytes_by_unit) - 1
+
+    def needs(self, layers: tuple[int, int]) -> Flags:
+        """The units that a stage with these layers must have."""
+        first, end = layers
+        found = np.zeros(len(self.bytes_by_unit), dtype=np.bool_)
+        found[first:end] = True
+        # The shared tensor is one, whichever of its two layers asks for it.
+        found[-1] = first == 0 or end == self.layer_count
+        return found
+
+    def atoms(self, plans: Iterable[Plan | None]) -> int:
+        """Pieces into which each layer is cut so that every TP degree takes whole ones."""
+        degrees = {
+            stage.tp
+            for plan in plans
+            if plan is not None
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+        }
+        return math.lcm(self.max_tp, *degrees)
+
+
+def state_of(costs: LayerCosts) -> State:
+    """The state of a job: master weights and moments, one copy of each."""
+    each = STATE_BYTES * (1 + OPTIMIZER_MOMENTS[costs.job.optimizer])
+    layers = each * costs.parameters(1)
+    shared = each * costs.tied_parameters(1)
+    layers[-1] -= shared
+    return State(np.append(layers, shared), costs.job.max_tp)
+
+
+def held_by_node(running: Plan | None, nodes: Collection[Node], state: State) -> dict[str, Flags]:
+    """The units on each live node, from the plan that runs."""
+    held = {node.id: np.zeros(len(state.bytes_by_unit), dtype=np.bool_) for node in nodes}
+    if running is None:
+        return held
+    rows: dict[tuple[int, int], Flags] = {}
+    for stage, place in placed_stages(running):
+        if place.node in held:
+            needed = rows.get(stage.layers)
+            if needed is None:
+                needed = rows[stage.layers] = state.needs(stage.layers)
+            held[place.node] |= needed
+    return held
+
+
+def placed_stages(plan: Plan) -> Iterable[tuple[Stage, Place]]:
+    """Each stage with its place, in the order of the plan."""
+    return ((stage, stage.place) for pipeline in plan.pipelines for stage in pipeline.stages)
+
+
+Span = tuple[tuple[int, int], tuple[int, int]]
+"""Layers and atoms, each as first and end: what one device holds of one stage."""
+
+
+def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
+    """What each device of a placed plan holds."""
+    found = {}
+    for stage, place in placed_stages(plan):
+        assert place.node is not None
+        share = atoms // stage.tp
+        for rank, device in enumerate(place.devices):
+            found[place.node, device] = (stage.layers, (rank * share, (rank + 1) * share))
+    return found
+
+
+def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> float:
+    """Bytes that both hold, where the layers take so many bytes up to each of them."""
+    if one is None:
+        return 0.0
+    (first, end), (low, high) = one
+    (first_, end_), (low_, high_) = other
+    start, stop = max(first, first_), min(end, end_)
+    shared = max(0, min(high, high_) - max(low, low_))
+    if start >= stop or not shared:
+        return 0.0
+    return float(layer_bytes[stop] - layer_bytes[start]) * shared / atoms
+
+
+def devices_left(nodes: Iterable[Node], taken: Mapping[str, set[int]]) -> dict[str, list[int]]:
+    """The devices of each node that nothing has taken yet."""
+    return {
+        node.id: [d for d in range(node.gpus) if d not in taken.get(node.id, ())] for node in nodes
+    }

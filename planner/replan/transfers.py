@@ -1,0 +1,146 @@
+"""What must be moved before a placed plan runs: from which node to which, and what is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.replan.nodes import Node
+from planner.replan.state_map import State, held_by_node, overlap, placed_stages, spans_by_device
+from planner.replan.transfer_prices import Routes
+from simulator.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """State that one node fetches from another."""
+
+    source: str
+    target: str
+    layers: tuple[int, ...]
+    size_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """State that no live node holds: it comes from a buddy's copy, a snapshot or a checkpoint."""
+
+    target: str
+    layers: tuple[int, ...]
+    size_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """All that moves for a new plan, and what need not."""
+
+    between_nodes: tuple[Transfer, ...]
+    restored: tuple[Restore, ...]
+    lost_layers: tuple[int, ...]
+    """Layers with no live holder left, all their atoms."""
+    own_device_bytes: float
+    """Already on the very device that needs it."""
+    same_node_bytes: float
+    """On another device of the node, or come to the node for another device."""
+
+    @property
+    def network_bytes(self) -> float:
+        return sum(transfer.size_bytes for transfer in self.between_nodes)
+
+    @property
+    def restored_bytes(self) -> float:
+        return sum(restore.size_bytes for restore in self.restored)
+
+
+def transfers_of(
+    plan: Plan,
+    nodes: Sequence[Node],
+    *,
+    running: Plan | None,
+    state: State,
+    routes: Routes,
+) -> Transfers:
+    """Choose a source for everything that a node lacks: the cheapest, of those the idlest."""
+    held = held_by_node(running, nodes, state)
+    needed = held_by_node(plan, nodes, state)
+    by_id = {node.id: node for node in nodes}
+    holders: dict[int, list[str]] = {
+        unit: [name for name in sorted(held) if held[name][unit]]
+        for unit in range(len(state.bytes_by_unit))
+    }
+    sent: defaultdict[str, float] = defaultdict(float)
+    moves: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    restored: defaultdict[str, list[int]] = defaultdict(list)
+    lost: set[int] = set()
+    for target in sorted(needed):
+        key = by_id[target].key
+        for unit in np.flatnonzero(needed[target] & ~held[target]).tolist():
+            size = float(state.bytes_by_unit[unit])
+            if not size:
+                continue
+            if not holders[unit]:
+                restored[target].append(unit)
+                lost.add(unit)
+                continue
+            source = min(
+                holders[unit],
+                key=lambda name: (routes.usd_per_byte(by_id[name].key, key), sent[name], name),
+            )
+            sent[source] += size
+            moves[source, target].append(unit)
+    own, total = _device_bytes(plan, running, state)
+    network = tuple(
+        Transfer(source, target, _layers(units, state), _size(units, state))
+        for (source, target), units in sorted(moves.items())
+    )
+    restores = tuple(
+        Restore(target, _layers(units, state), _size(units, state))
+        for target, units in sorted(restored.items())
+    )
+    elsewhere = sum(t.size_bytes for t in network) + sum(r.size_bytes for r in restores)
+    return Transfers(
+        network, restores, _layers(lost, state), own, max(0.0, total - own - elsewhere)
+    )
+
+
+def bytes_between_zones(
+    transfers: Transfers, nodes: Iterable[Node]
+) -> dict[tuple[str, str], float]:
+    """Bytes that leave a zone, by (from, to)."""
+    zone = {node.id: node.zone for node in nodes}
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for transfer in transfers.between_nodes:
+        ends = zone[transfer.source], zone[transfer.target]
+        if ends[0] != ends[1]:
+            found[ends] += transfer.size_bytes
+    return dict(sorted(found.items()))
+
+
+def _layers(units: Iterable[int], state: State) -> tuple[int, ...]:
+    """The layers of some units; what embedding and head share counts as the embedding's."""
+    return tuple(sorted({0 if unit == state.layer_count else unit for unit in units}))
+
+
+def _size(units: Iterable[int], state: State) -> float:
+    return float(sum(state.bytes_by_unit[unit] for unit in units))
+
+
+def _device_bytes(plan: Plan, running: Plan | None, state: State) -> tuple[float, float]:
+    """Bytes that devices need and already have themselves, and all that they need."""
+    atoms = state.atoms((plan, running))
+    layer_bytes = np.concatenate([[0.0], np.cumsum(state.bytes_by_unit)])
+    had = spans_by_device(running, atoms) if running is not None else {}
+    own = total = 0.0
+    for stage, place in placed_stages(plan):
+        assert place.node is not None
+        first, end = stage.layers
+        total += float(layer_bytes[end] - layer_bytes[first])
+        share = atoms // stage.tp
+        for rank, device in enumerate(place.devices):
+            span = had.get((place.node, device))
+            wanted = (stage.layers, (rank * share, (rank + 1) * share))
+            own += overlap(span, wanted, layer_bytes, atoms)
+    return own, total

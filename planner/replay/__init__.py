@@ -1,0 +1,1 @@
+"""Policies on traces of availability: goodput, cost, lost steps."""

@@ -1,0 +1,286 @@
+"""What no plan can beat under the event estimator.
+
+Take any time. In it, a stage gets only so far (``stage_floors``), so that a pipeline that runs
+so many micro batches has a least price (``event_reach``), whatever prices one puts on GPU kinds.
+A family of plans, with some micro batch size and number of pipelines, is impossible in that time
+if its pipelines cost more than all GPUs do, at any prices that are tried. Dollars are prices too.
+Spans of time are looked at, the most promising one first, and halved until they are narrow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.paper_search.bound import Bounds
+from planner.paper_search.family_bounds import Array
+from planner.problem.inventory import Grant, Lot
+from planner.problem.objective import Limits
+from planner.search.pipeline_floors import pipeline_prices
+from planner.search.pricing import Reach, batch_counts
+from planner.search.stage_limits import StageFloors
+
+SPAN = 1.01
+"""Spans narrower than this are not halved."""
+WORK_MAX = 4e6
+"""Entries of tables that are made before the best bound so far is taken."""
+NARROW = 1.2
+"""Families whose numbers of pipelines are this close are not halved."""
+TILTS = (0.6, 1.6)
+"""By which factors one GPU kind's price is tried to differ from its speed."""
+FOREVER_S = 1e15
+HAIR = 1e-9
+"""For sums of floats in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Plans of one micro batch size with so many pipelines."""
+
+    micro_batch: int
+    fewest: int
+    most: int
+
+    def halves(self) -> tuple[Family, ...]:
+        middle = math.isqrt(self.fewest * self.most)
+        return (
+            Family(self.micro_batch, self.fewest, middle),
+            Family(self.micro_batch, middle + 1, self.most),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tariff:
+    """Prices by choice of a stage, and what all GPUs may cost at them."""
+
+    prices: Array
+    budget: float
+
+
+@dataclass(slots=True, eq=False)
+class EventBound:
+    """One job on one cluster; it holds what all times share."""
+
+    floors: StageFloors
+    lots: Sequence[Lot]
+    grants: Sequence[Grant]
+    limits: Limits
+    global_batch: int
+    micro_batches: Sequence[int]
+    gpus: dict[str, float] = field(default_factory=dict)
+    usd_per_s: dict[str, float] = field(default_factory=dict)
+    work: float = 0.0
+    """Entries of tables so far."""
+    work_max: float = 0.0
+    _known_tariffs: dict[int, list[Tariff]] = field(default_factory=dict)
+    _known_quickest: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for lot in self.lots:
+            self.gpus[lot.gpu] = self.gpus.get(lot.gpu, 0.0) + lot.gpus
+            usd = (lot.price_usd_per_gpu_hour or 0.0) / 3600
+            self.usd_per_s[lot.gpu] = min(usd, self.usd_per_s.get(lot.gpu, math.inf))
+        for grant in self.grants:
+            rest = sum(
+                lot.gpus
+                for index, lot in enumerate(self.lots)
+                if lot.gpu == grant.gpu and index not in grant.lots
+            )
+            self.gpus[grant.gpu] = min(self.gpus[grant.gpu], rest + grant.gpus_max)
+
+    def bounds(self, seconds: float, objective: float) -> Bounds:
+        """Bounds up to the figures of a plan that is known."""
+        self.work_max = WORK_MAX
+        if not self.limits.goal_is_cost:
+            least = self.least(seconds, seconds, is_cost=False)
+            return Bounds(least, least)
+        usd = self.least(math.inf, objective, is_cost=True)
+        self.work_max += WORK_MAX / 4
+        return Bounds(self.least(seconds, seconds, is_cost=False), usd)
+
+    # -- spans ----------------------------------------------------------------------------------
+
+    def least(self, longest_s: float, known: float, *, is_cost: bool) -> float:
+        """The least worth, up to the known one, that any plan of these times can have."""
+        start = min(self._quickest_s(b) for b in self.micro_batches)
+        longest_s = min(longest_s, self.limits.seconds_max or math.inf)
+        if is_cost:
+            longest_s = min(longest_s, self._longest_s(known))
+        if start >= longest_s:
+            return known
+        root = _Span(
+            self._least_usd() if is_cost else start, start, longest_s, self._every_family()
+        )
+        queue = [root]
+        while self.work < self.work_max:
+            if not queue or queue[0].worth >= known:
+                return known * (1 - HAIR)
+            span = heapq.heappop(queue)
+            if not span.is_seen:
+                span = self._seen(span, known, is_cost=is_cost)
+                if span.worth < known:
+                    heapq.heappush(queue, span)
+            elif span.high <= span.low * SPAN:
+                heapq.heappush(queue, span)
+                break
+            else:
+                for part in span.halves(is_cost=is_cost):
+                    heapq.heappush(queue, part)
+        return min([known, *(span.worth for span in queue[:1])]) * (1 - HAIR)
+
+    def _seen(self, span: _Span, known: float, *, is_cost: bool) -> _Span:
+        """The span with the families that are possible in it, and what they are worth."""
+        left: list[Family] = []
+        least = math.inf
+        waiting = list(reversed(span.families))
+        while waiting:
+            if self.work >= self.work_max:
+                return span
+            family = waiting.pop()
+            usd_per_s = self._usd_per_s(family, span.low, span.high)
+            worth = usd_per_s * span.low if is_cost else span.low
+            if usd_per_s == math.inf or worth >= known:
+                continue
+            if family.most > NARROW * family.fewest:
+                waiting += family.halves()
+                continue
+            left.append(family)
+            least = min(least, worth)
+            if not is_cost:
+                # One is enough: the others are looked at when it is gone.
+                left += reversed(waiting)
+                break
+        return _Span(max(span.worth, least), span.low, span.high, left, is_seen=True)
+
+    def _usd_per_s(self, family: Family, low: float, high: float) -> float:
+        """The least dollars per second of a family's plans of such times; inf if there is none."""
+        b, total = family.micro_batch, self.global_batch // family.micro_batch
+        if self._quickest_s(b) > high:
+            return math.inf
+        floors, least, tariffs = self.floors, 0.0, self._tariffs(b)
+        counts = batch_counts(total - family.fewest + 1)
+        most = floors.most(b, high, family.fewest, family.most)
+        reach = Reach.of(most, counts)
+        stages_max = min(floors.costs.layer_count, int(sum(self.gpus.values())) // family.fewest)
+        pipelines = np.arange(family.fewest, family.most + 1)
+        possible = np.ones(len(pipelines), dtype=bool)
+        if family.most > NARROW * family.fewest:
+            tariffs = tariffs[:1]
+        self.work += floors.table_size * (1 + len(tariffs))
+        if self.limits.needs_prices:
+            tariffs = [*tariffs, self._in_dollars(low)]
+        for tariff in tariffs:
+            floor = pipeline_prices(
+                floors.times(b),
+                tariff.prices,
+                counts,
+                seconds=high,
+                tail_s=floors.end_s(b, family.fewest, family.most),
+                stages_max=stages_max,
+                per_machine=max(lot.gpus_per_machine for lot in self.lots),
+            )
+            priced = reach.priced(tariff.prices, stages_max=stages_max, floor=floor)
+            price = priced.fleet_price(pipelines, total) * (1 - HAIR)
+            possible &= price <= tariff.budget
+            if not possible.any():
+                return math.inf
+            if tariff is tariffs[-1] and self.limits.needs_prices:
+                least = float(price[possible].min())
+        return least
+
+    # -- prices ---------------------------------------------------------------------------------
+
+    def _tariffs(self, micro_batch: int) -> list[Tariff]:
+        """Prices of GPU kinds by their speed, and a little off it."""
+        if micro_batch not in self._known_tariffs:
+            times = self.floors.times(micro_batch)
+            choices = times.choices
+            speed = {}
+            for gpu in self.gpus:
+                rows = [c.tp * times.work[n] for n, c in enumerate(choices) if c.gpu == gpu]
+                speed[gpu] = 1 / float(np.min(rows, axis=0).sum())
+            tilted = [speed]
+            if len(speed) > 1:
+                tilted += [
+                    {**speed, gpu: speed[gpu] * tilt} for gpu in sorted(speed) for tilt in TILTS
+                ]
+            self._known_tariffs[micro_batch] = [
+                Tariff(
+                    np.array([prices[c.gpu] * c.tp for c in choices]),
+                    sum(prices[gpu] * count for gpu, count in self.gpus.items()),
+                )
+                for prices in tilted
+            ]
+        return self._known_tariffs[micro_batch]
+
+    def _in_dollars(self, low: float) -> Tariff:
+        """Dollars per second, and the most of them that the limits leave."""
+        o, usd_max = self.limits.objective, self.limits.usd_max
+        budget = math.inf if usd_max is None else usd_max / low
+        if o.max_usd_per_hour is not None:
+            budget = min(budget, o.max_usd_per_hour / 3600)
+        choices = self.floors.choices
+        return Tariff(np.array([self.usd_per_s[c.gpu] * c.tp for c in choices]), budget)
+
+    # -- where times begin and end --------------------------------------------------------------
+
+    def _every_family(self) -> list[Family]:
+        gpus = int(sum(self.gpus.values()))
+        return [Family(b, 1, min(self.global_batch // b, gpus)) for b in self.micro_batches]
+
+    def _quickest_s(self, micro_batch: int) -> float:
+        """All GPUs busy with what they do best, without any pause."""
+        if micro_batch not in self._known_quickest:
+            times = self.floors.times(micro_batch)
+            total = self.global_batch // micro_batch
+            self._known_quickest[micro_batch] = float(times.iteration_s.min()) + max(
+                total * float((tariff.prices[:, None] * times.work).min(axis=0).sum())
+                / tariff.budget
+                for tariff in self._tariffs(micro_batch)
+            )  # fmt: skip
+        return self._known_quickest[micro_batch]
+
+    def _least_usd(self) -> float:
+        """All the work on the choice that is the cheapest for each layer."""
+        prices = self._in_dollars(1.0).prices[:, None]
+        return min(
+            self.global_batch // b * float((prices * self.floors.times(b).work).min(axis=0).sum())
+            for b in self.micro_batches
+        )
+
+    def _longest_s(self, usd: float) -> float:
+        """The time in which the cheapest pipeline that holds the model costs so much."""
+        prices = self._in_dollars(1.0).prices
+        least = math.inf
+        for b in self.micro_batches:
+            most = self.floors.most(b, FOREVER_S, 1, 1)
+            stages_max = min(self.floors.costs.layer_count, int(sum(self.gpus.values())))
+            priced = Reach.of(most, batch_counts(1)).priced(prices, stages_max=stages_max)
+            least = min(least, float(priced.least[0]))
+        return usd / least if least > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """Times from low to high, and the families that may be possible in them."""
+
+    worth: float
+    low: float
+    high: float
+    families: list[Family]
+    is_seen: bool = False
+
+    def __lt__(self, other: _Span) -> bool:
+        return (self.worth, self.low) < (other.worth, other.low)
+
+    def halves(self, *, is_cost: bool) -> tuple[_Span, _Span]:
+        middle = math.sqrt(self.low * self.high)
+        late = self.worth if is_cost else max(self.worth, middle)
+        return (
+            _Span(self.worth, self.low, middle, self.families),
+            _Span(late, middle, self.high, self.families),
+        )

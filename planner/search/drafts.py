@@ -1,0 +1,357 @@
+"""Fleets to begin with, and how long they take, roughly.
+
+Templates of one lot or of two are ranked by what they take for all the work; fleets are filled
+with the best of them, with fewer pipelines where that may be worth more. Rough times cost
+microseconds, so that thousands of fleets can be drafted for each one that is judged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from planner.pipelines.pipeline_mix import Fleet, room_for, rough_seconds
+from planner.pipelines.pipeline_template import Step, Template, TemplateMaker, step_sequences
+from planner.problem.inventory import Grant, Lot
+from planner.problem.objective import Limits
+from planner.search.line_up import lines_of
+from planner.search.stage_limits import StageFloors
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.hardware.runtime_constants import platform_of
+from simulator.spec.job import Job
+from simulator.spec.plan import Recompute
+
+STAGES_MAX = 12
+TEMPLATES_PER_LOT = 5
+PAIRS_KEPT = 4
+THREES_KEPT = 3
+SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
+SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
+"""Shares of the pipelines that fit, where fewer may be worth more."""
+ROUGH_BREACH = 40.0
+"""How fast a draft falls back that breaks a limit by rough times."""
+FAMILIES_SHARE = 0.5
+"""Of those, for the best of each family."""
+LINES_MAX = 12
+"""Line-ups of equal pipelines that are judged."""
+LINED_LOTS_MAX = 2
+LINED_TABLE_MAX = 60_000
+"""Beyond so many entries of tables line-ups take too long to find."""
+LOTS_MAX = 5
+"""Up to so many lots every subset of them is tried."""
+
+
+@dataclass(slots=True, eq=False)
+class EventDrafts:
+    """What there is to choose from, and the fleets that may be good."""
+
+    job: Job
+    lots: tuple[Lot, ...]
+    grants: tuple[Grant, ...]
+    maker: TemplateMaker
+    judge: EventEstimator
+    limits: Limits
+    micro_batches: tuple[int, ...]
+    degrees: tuple[int, ...]
+    _templates: dict[tuple[tuple[int, ...], int], list[Template]] = field(
+        init=False, default_factory=dict
+    )
+    _twins: dict[object, tuple[int, ...]] = field(init=False, default_factory=dict)
+    _syncs: dict[object, float] = field(init=False, default_factory=dict)
+    _steps: dict[object, float] = field(init=False, default_factory=dict)
+    floors: StageFloors = field(init=False)
+    """What stages take at least."""
+
+    def __post_init__(self) -> None:
+        self.floors = StageFloors(
+            self.maker,
+            self.lots,
+            degrees=self.degrees,
+            recomputes=self.recomputes,
+            per_layer_sync=self.judge.overlaps,
+        )
+
+    def ranked(self) -> list[Fleet]:
+        """Fleets by their rough worth."""
+        fleets = list(self.fleets())
+        if not fleets:
+            return []
+        totals = [self.job.global_batch // fleet.templates[0].micro_batch for fleet in fleets]
+        seconds = rough_seconds(fleets, totals).tolist()
+        worths = [self.rough(*pair) for pair in zip(fleets, seconds, strict=True)]
+        order = sorted(range(len(fleets)), key=lambda n: (worths[n], n))
+        return [fleets[n] for n in order if worths[n] < math.inf]
+
+    def fleets(self) -> Iterator[Fleet]:
+        """Different fleets to begin with."""
+        seen = set()
+        for b in self.micro_batches:
+            total = self.job.global_batch // b
+            pure = {lot: self.templates((lot,), b, total) for lot in range(len(self.lots))}
+            for chosen in self.lot_sets():
+                for whole in self._fleets_of(chosen, pure, b, total):
+                    for fleet in self._smaller(whole, total) if whole.counts else ():
+                        if fleet not in seen:
+                            seen.add(fleet)
+                            yield fleet
+
+    def _smaller(self, fleet: Fleet, total: int) -> Iterator[Fleet]:
+        """The fleet, and with fewer pipelines: where dollars count, or sums of gradients."""
+        yield fleet
+        if self.limits.needs_prices:
+            for share in SMALLER if len(fleet.counts) == 1 else SMALLER_MIXED:
+                yield replace(fleet, counts=tuple(math.ceil(n * share) for n in fleet.counts))
+        elif len(fleet.counts) == 1:
+            # As few as do with so many micro batches each.
+            most = fleet.counts[0]
+            rounds = -(-total // most)
+            fewer = [-(-total // (rounds + more)) for more in range(3)]
+            # Or so few that the replicas of a stage share a machine.
+            size = max(self.lots[lot].gpus_per_machine for lot, _ in fleet.templates[0].gpus)
+            fewer += [n for n in range(2, min(size, most)) if size % n == 0]
+            for count in dict.fromkeys(fewer):
+                yield replace(fleet, counts=(count,))
+
+    def lot_sets(self) -> list[tuple[int, ...]]:
+        """Which lots to use together."""
+        every = range(len(self.lots))
+        if len(self.lots) <= LOTS_MAX:
+            return [
+                chosen
+                for size in range(1, len(self.lots) + 1)
+                for chosen in itertools.combinations(every, size)
+            ]
+        found: dict[tuple[int, ...], None] = {(lot,): None for lot in every}
+        kinds = sorted({lot.gpu for lot in self.lots})
+        zones = sorted({lot.zone for lot in self.lots})
+        for size in range(1, len(kinds) + 1):
+            for some in itertools.combinations(kinds, size):
+                found[tuple(k for k in every if self.lots[k].gpu in some)] = None
+        for size in range(1, len(zones) + 1):
+            found[tuple(k for k in every if self.lots[k].zone in zones[:size])] = None
+            found[tuple(k for k in every if self.lots[k].zone == zones[size - 1])] = None
+        return list(found)
+
+    def templates(self, lots: tuple[int, ...], micro_batch: int, total: int) -> list[Template]:
+        """The best templates of some lots, the most work per GPU first."""
+        key = (lots, micro_batch)
+        if key not in self._templates:
+            # Lots that offer the same in other zones suit the same templates.
+            kind = (self._offers(lots), micro_batch)
+            if kind not in self._twins:
+                found = self._sorted_templates(lots, micro_batch, total)[:TEMPLATES_PER_LOT]
+                self._templates[key], self._twins[kind] = found, lots
+            else:
+                twin = self._twins[kind]
+                lot_of = dict(zip(twin, lots, strict=True))
+                self._templates[key] = [
+                    self.maker.timed(
+                        tuple(replace(step, lot=lot_of[step.lot]) for step in t.steps),
+                        micro_batch,
+                        t.cuts,
+                    )
+                    for t in self._templates[twin, micro_batch]
+                ]
+        return self._templates[key]
+
+    def _offers(self, lots: tuple[int, ...]) -> tuple[object, ...]:
+        """What templates depend on, apart from how far zones are from each other."""
+        some = [self.lots[lot] for lot in lots]
+        zones = sorted({lot.zone for lot in some})
+        return tuple((lot.gpu, lot.machine, lot.machines, zones.index(lot.zone)) for lot in some)
+
+    def _sorted_templates(
+        self, lots: tuple[int, ...], micro_batch: int, total: int
+    ) -> list[Template]:
+        options = [
+            Step(lot, tp, recompute)
+            for lot in lots
+            for tp in self.degrees
+            if self.lots[lot].room(tp)
+            for recompute in self.recomputes
+        ]
+        found: list[Fleet] = []
+        for steps in step_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
+            if len(lots) > 1 and len({step.lot for step in steps}) < len(lots):
+                continue
+            template = self.maker.template(steps, micro_batch, total)
+            if template is None:
+                continue
+            count = min(room_for(template, self.lots, {}), total)
+            if count:
+                # All the work with nothing but this template, whatever it costs.
+                found += self._smaller(Fleet((template,), (count,)), total)
+        if not found:
+            return []
+        passes = rough_seconds(found, [total] * len(found)).tolist()
+        worths = [s + self._sync_s(fleet) for s, fleet in zip(passes, found, strict=True)]
+        order = sorted(range(len(found)), key=worths.__getitem__)
+        return list(dict.fromkeys(found[n].templates[0] for n in order))
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        return {"none": ("none",), "full": ("full",), "auto": ("none", "full")}[  # type: ignore[return-value]  # the literals of Recompute
+            self.job.recompute
+        ]
+
+    def _fleets_of(
+        self,
+        chosen: tuple[int, ...],
+        pure: dict[int, list[Template]],
+        micro_batch: int,
+        total: int,
+    ) -> Iterator[Fleet]:
+        for first in range(TEMPLATES_PER_LOT):
+            some = [pure[lot][min(first, len(pure[lot]) - 1)] for lot in chosen if pure[lot]]
+            yield self.filled([], some, total)
+        if len(chosen) <= 3:
+            kept = TEMPLATES_PER_LOT if len(chosen) <= 2 else THREES_KEPT
+            lists = [pure[lot][:kept] for lot in chosen if pure[lot]]
+            if lists:
+                for each in itertools.product(*lists):
+                    yield self.filled([], list(each), total)
+        if 2 <= len(chosen) <= LOTS_MAX:
+            rest = [pure[lot][0] for lot in chosen if pure[lot]]
+            for pair in itertools.combinations(chosen, 2):
+                for mixed in self.templates(pair, micro_batch, total)[:PAIRS_KEPT]:
+                    yield self.filled([mixed], rest, total)
+                    yield self.filled([mixed], [], total)
+
+    def filled(self, first: list[Template], rest: list[Template], total: int) -> Fleet:
+        """As many pipelines as fit of each template in turn, and no more than there is work."""
+        taken: dict[int, dict[int, int]] = {}
+        templates: list[Template] = []
+        counts: list[int] = []
+        for template in [*first, *rest]:
+            count = min(room_for(template, self.lots, taken), total - sum(counts))
+            if count <= 0 or template in templates:
+                continue
+            templates.append(template)
+            counts.append(count)
+            for (lot, tp), groups in template.gpus.items():
+                of_lot = taken.setdefault(lot, {})
+                of_lot[tp] = of_lot.get(tp, 0) + groups * count
+        return Fleet(tuple(templates), tuple(counts))
+
+    def rough(self, fleet: Fleet, seconds: float) -> float:
+        """Rough seconds or dollars of an iteration, given those of its passes."""
+        seconds += self._sync_s(fleet)
+        if not self.limits.needs_prices:
+            return seconds
+        hourly = sum(
+            (self.lots[lot].price_usd_per_gpu_hour or 0.0) * tp * groups
+            for lot, of_lot in fleet.groups().items()
+            for tp, groups in of_lot.items()
+        )
+        usd = hourly / 3600 * seconds
+        worth = usd if self.limits.goal_is_cost else seconds
+        limits = (
+            (usd, self.limits.usd_max),
+            (hourly, self.limits.objective.max_usd_per_hour),
+            (seconds, self.limits.seconds_max),
+        )
+        for value, most in limits:
+            if most is not None and value > most:
+                # Rough times are no proof: what breaks a limit comes later, not never.
+                worth *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
+        return worth
+
+    def _sync_s(self, fleet: Fleet) -> float:
+        members = fleet.pipelines
+        if members < 2:
+            return 0.0
+        used = sorted({key for template in fleet.templates for key in template.gpus})[:6]
+        synced = [pair for template in fleet.templates for pair in template.synced]
+        most = max(size for size, _ in synced)
+        near = self._is_near(fleet, used)
+        piece = min(self.maker.costs.runtime.sync_bucket_bytes, most)
+        key = (*used, members, piece, near)
+        per_byte = self._syncs.get(key)
+        if per_byte is None:
+            pairs = [(one, other) for one in used for other in used]
+            per_byte = max(self._step_s(*pair, piece / members, near=near) for pair in pairs)
+            per_byte *= 2 * (members - 1) / piece
+            self._syncs[key] = per_byte
+        return max(0.0, *(per_byte * size - home for size, home in synced))
+
+    def _is_near(self, fleet: Fleet, used: list[tuple[int, int]]) -> bool:
+        """Whether all replicas of a stage stand on one machine, where they are side by side."""
+        if len({lot for lot, _ in used}) > 1:
+            return False
+        lot = self.lots[used[0][0]]
+        side_by_side = all(lot.gpus_per_machine % (fleet.pipelines * tp) == 0 for _, tp in used)
+        gpus = sum(tp * n for tp, n in fleet.groups()[used[0][0]].items())
+        return side_by_side or gpus <= lot.gpus_per_machine
+
+    def _step_s(
+        self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, *, near: bool
+    ) -> float:
+        """Roughly one step of a ring over this hop, within a machine or between two."""
+        key = (one, other, bytes_each, near)
+        found = self._steps.get(key)
+        if found is not None:
+            return found
+        a, b = self.lots[one[0]].place, self.lots[other[0]].place
+        flows = min(one[1], other[1])
+        network = self.maker.network
+        if near:
+            found = network.within_node(a, gpus=2 * flows, bytes_each=bytes_each)
+        else:
+            found = network.between_nodes(a, b, flows=flows, bytes_each=bytes_each)
+            ring = min(platform_of(a.gpu).ring_efficiency, platform_of(b.gpu).ring_efficiency)
+            found /= ring
+        self._steps[key] = found
+        return found
+
+    def byfamily_of(self, ranked: list[Fleet], count: int) -> list[Fleet]:
+        """The best of each family before the second of any, for a part of what is judged."""
+        firsts: dict[object, Fleet] = {}
+        for fleet in ranked:
+            firsts.setdefault(family_of(fleet), fleet)
+        some = list(firsts.values())[: int(count * FAMILIES_SHARE)]
+        chosen = set(some)
+        return some + [fleet for fleet in ranked if fleet not in chosen]
+
+    def lines(self, longest_s: float | None) -> list[Fleet]:
+        """The quickest line-ups of equal pipelines on each of the largest lots.
+
+        They take no longer than what is known; where nothing is, as long as they need.
+        """
+        found: list[tuple[float, Fleet]] = []
+        shapes: dict[object, int] = {}
+        for index in sorted(range(len(self.lots)), key=lambda n: (-self.lots[n].gpus, n)):
+            shapes.setdefault((self.lots[index].gpu, self.lots[index].machine), index)
+        for lot in list(shapes.values())[:LINED_LOTS_MAX]:
+            floors = StageFloors(
+                self.maker,
+                [self.lots[lot]],
+                degrees=self.degrees,
+                recomputes=self.recomputes,
+                per_layer_sync=self.judge.overlaps,
+                typical=True,
+            )
+            if floors.table_size > LINED_TABLE_MAX:
+                continue
+            for line in lines_of(
+                self.maker,
+                floors,
+                lot,
+                micro_batches=self.micro_batches,
+                global_batch=self.job.global_batch,
+                longest_s=longest_s,
+            ):
+                total = self.job.global_batch // line.template.micro_batch
+                count = min(room_for(line.template, self.lots, {}), line.pipelines, total)
+                if count:
+                    found.append((line.seconds, Fleet((line.template,), (count,))))
+        found.sort(key=lambda pair: pair[0])
+        return [fleet for _, fleet in found[:LINES_MAX]]
+
+
+def family_of(fleet: Fleet) -> object:
+    """What makes plans of one kind: their GPUs, TP degrees, stages and micro batch."""
+    steps = {(step.lot, step.tp) for template in fleet.templates for step in template.steps}
+    stages = {len(template.steps) for template in fleet.templates}
+    return fleet.templates[0].micro_batch, frozenset(steps), frozenset(stages)

@@ -1,0 +1,320 @@
+"""Every plan of a small case under an estimator that judges whole plans.
+
+Pipelines may differ in everything, so all lines of stages that the GPUs allow are listed with
+what they take at least for each number of micro batches (``stage_floors``). Only those matter
+that may be as good as the best plan known; sets of them that fit together share the micro
+batches in all ways that may still be as good. What is left is judged in the order of its bounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.paper_search.family_bounds import Array
+from planner.pipelines.pipeline_template import Step, Template
+from planner.problem.inventory import Lot
+from planner.problem.objective import Limits
+from planner.search.stage_limits import Ints, StageFloors
+from simulator.spec.plan import Recompute
+
+GPUS_MAX = 6
+ORDERS_MAX = 4000
+"""Sequences of stages, boundaries aside."""
+ENTRIES_MAX = 1_500_000
+"""Of a table of lines by micro batches."""
+WORK_MAX = 100_000
+"""Sets of pipelines and ways to deal micro batches."""
+ORDER_WORK = 10
+"""What a sequence of stages counts as."""
+HAIR = 1e-9
+
+_Groups = tuple[tuple[tuple[int, int], int], ...]
+"""How many groups of which (lot, TP degree), sorted."""
+
+
+class _TooManyError(Exception):
+    """There are more plans than can be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A pipeline's stages, and its least seconds for 1, 2, ... micro batches."""
+
+    steps: tuple[Step, ...]
+    cuts: tuple[int, ...]
+    least_s: list[float] = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Pipelines with their micro batches, and what they are worth at the very best."""
+
+    least: float
+    micro_batch: int
+    lines: tuple[Line, ...]
+    counts: tuple[int, ...]
+
+    def templates(self, floors: StageFloors) -> tuple[Template, ...]:
+        made = floors.maker.timed
+        return tuple(made(line.steps, self.micro_batch, line.cuts) for line in self.lines)
+
+
+def every_deal(
+    floors: StageFloors,
+    recomputes: Sequence[Recompute],
+    degrees: Sequence[int],
+    limits: Limits,
+    *,
+    micro_batches: Sequence[int],
+    global_batch: int,
+    known: float | None,
+) -> list[Deal] | None:
+    """All plans that may be worth no more than is known, by bounds, or none if too many."""
+    lots = floors.lots
+    gpus = sum(lot.gpus for lot in lots)
+    if gpus > GPUS_MAX:
+        return None
+    options = [
+        Step(lot, tp, recompute)
+        for lot in range(len(lots))
+        for tp in degrees
+        if lots[lot].room(tp)
+        for recompute in recomputes
+    ]
+    found: list[Deal] = []
+    work = _Work()
+    try:
+        orders = _orders(options, lots, min(floors.costs.layer_count, gpus))
+        for b in micro_batches:
+            total = global_batch // b
+            for pipelines in range(1, min(total, gpus) + 1):
+                # Each of the others has a GPU.
+                some = [one for one in orders if _gpus(one[1]) <= gpus - pipelines + 1]
+                lister = _Lister(floors, limits, some, b, total, pipelines, known, work)
+                found += lister.deals()
+    except _TooManyError:
+        return None
+    found.sort(key=lambda deal: deal.least)
+    return found
+
+
+def _orders(
+    options: Sequence[Step], lots: Sequence[Lot], stages_max: int
+) -> list[tuple[tuple[Step, ...], _Groups]]:
+    """All sequences of stages that the lots can hold, with their groups."""
+    found: list[tuple[tuple[Step, ...], _Groups]] = []
+    last: list[tuple[Step, ...]] = [()]
+    for _ in range(stages_max):
+        longer = []
+        for steps in last:
+            for step in options:
+                groups: dict[tuple[int, int], int] = {}
+                for each in (*steps, step):
+                    groups[each.lot, each.tp] = groups.get((each.lot, each.tp), 0) + 1
+                if _holds(groups, lots):
+                    longer.append((*steps, step))
+                    found.append(((*steps, step), tuple(sorted(groups.items()))))
+            if len(found) > ORDERS_MAX:
+                raise _TooManyError
+        last = longer
+    return found
+
+
+def _holds(groups: dict[tuple[int, int], int], lots: Sequence[Lot]) -> bool:
+    by_lot: dict[int, dict[int, int]] = {}
+    for (lot, tp), count in groups.items():
+        by_lot.setdefault(lot, {})[tp] = count
+    return all(lots[lot].holds(of_lot) for lot, of_lot in by_lot.items())
+
+
+def _gpus(groups: _Groups) -> int:
+    return sum(tp * count for (_, tp), count in groups)
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """What was looked at so far."""
+
+    done: int = 0
+
+    def add(self, work: int) -> None:
+        self.done += work
+        if self.done > WORK_MAX:
+            raise _TooManyError
+
+
+@dataclass(slots=True, eq=False)
+class _Lister:
+    """The deals of one micro batch size and number of pipelines."""
+
+    floors: StageFloors
+    limits: Limits
+    orders: Sequence[tuple[tuple[Step, ...], _Groups]]
+    micro_batch: int
+    total: int
+    pipelines: int
+    known: float | None
+    work: _Work
+
+    def deals(self) -> Iterator[Deal]:
+        lines = self._lines()
+        for kinds in self._kinds(sorted(lines)):
+            within_s = self._seconds_max(kinds)
+            some = {groups: self._within(lines[groups], within_s) for groups in set(kinds)}
+            for chosen in self._sets([some[groups] for groups in kinds]):
+                caps = [cap for _, _, cap in chosen]
+                for counts in self._counts(caps, [index for _, index, _ in chosen], kinds):
+                    self.work.add(1)
+                    rows = tuple(line for line, _, _ in chosen)
+                    seconds = max(line.least_s[n - 1] for line, n in zip(rows, counts, strict=True))
+                    yield Deal(self._worth(seconds, kinds), self.micro_batch, rows, counts)
+
+    # -- worth ----------------------------------------------------------------------------------
+
+    def _usd_per_s(self, kinds: Sequence[_Groups]) -> float:
+        lots = self.floors.lots
+        return sum(
+            (lots[lot].price_usd_per_gpu_hour or 0.0) / 3600 * tp * count
+            for groups in kinds
+            for (lot, tp), count in groups
+        )
+
+    def _worth(self, seconds: float, kinds: Sequence[_Groups]) -> float:
+        if self.limits.goal_is_cost:
+            seconds *= self._usd_per_s(kinds)
+        return seconds * (1 - HAIR)
+
+    def _seconds_max(self, kinds: Sequence[_Groups]) -> float:
+        """The longest that plans on these GPUs may take to keep all limits and be no worse."""
+        limits, hourly = self.limits, self.limits.objective.max_usd_per_hour
+        usd_per_s = self._usd_per_s(kinds)
+        if hourly is not None and usd_per_s * 3600 * (1 - HAIR) > hourly:
+            return 0.0
+        longest_s = math.inf if limits.seconds_max is None else limits.seconds_max
+        usd_max = math.inf if limits.usd_max is None else limits.usd_max
+        if self.known is not None and limits.goal_is_cost:
+            usd_max = min(usd_max, self.known)
+        elif self.known is not None:
+            longest_s = min(longest_s, self.known)
+        if usd_per_s > 0:
+            longest_s = min(longest_s, usd_max / usd_per_s)
+        return longest_s * (1 + HAIR)
+
+    # -- lines ----------------------------------------------------------------------------------
+
+    def _lines(self) -> dict[_Groups, list[Line]]:
+        """By their GPUs, the lines that may be part of a plan no worse than what is known."""
+        layers = self.floors.costs.layer_count
+        found: dict[_Groups, list[Line]] = {}
+        for steps, groups in self.orders:
+            within_s = self._seconds_max([groups])
+            inner = math.comb(layers - 1, len(steps) - 1)
+            entries = inner * self.total * len(steps)
+            if entries > ENTRIES_MAX:
+                raise _TooManyError
+            self.work.add(ORDER_WORK * len(steps) + entries // 500)
+            cuts = np.array(
+                [(0, *c, layers) for c in itertools.combinations(range(1, layers), len(steps) - 1)]
+            )
+            least_s = self._least_s(steps, cuts)
+            for row in np.flatnonzero(least_s[:, 0] <= within_s).tolist():
+                line = Line(steps, tuple(cuts[row].tolist()), least_s[row].tolist())
+                found.setdefault(groups, []).append(line)
+        if sum(map(len, found.values())) * self.total > ENTRIES_MAX:
+            raise _TooManyError
+        return found
+
+    def _least_s(self, steps: tuple[Step, ...], cuts: Ints) -> Array:
+        """Least seconds by [line, micro batches]."""
+        floors, b = self.floors, self.micro_batch
+        least = np.zeros((len(cuts), self.total))
+        for s, step in enumerate(steps):
+            choice = floors.index_of(floors.lots[step.lot].gpu, step.tp, step.recompute)
+            seconds = floors.stage_s(
+                b,
+                self.total,
+                self.pipelines,
+                behind=len(steps) - 1 - s,
+                where=(choice, cuts[:, s], cuts[:, s + 1]),
+            )
+            np.maximum(least, seconds, out=least)
+        return least
+
+    # -- sets -----------------------------------------------------------------------------------
+
+    def _kinds(self, known: Sequence[_Groups]) -> Iterator[tuple[_Groups, ...]]:
+        """Which GPUs the pipelines may have, side by side."""
+        lots = self.floors.lots
+
+        def walk(start: int, chosen: tuple[_Groups, ...]) -> Iterator[tuple[_Groups, ...]]:
+            if len(chosen) == self.pipelines:
+                yield chosen
+                return
+            for index in range(start, len(known)):
+                taken: dict[tuple[int, int], int] = {}
+                for groups in (*chosen, known[index]):
+                    for key, count in groups:
+                        taken[key] = taken.get(key, 0) + count
+                if _holds(taken, lots):
+                    yield from walk(index, (*chosen, known[index]))
+
+        return walk(0, ())
+
+    def _within(self, lines: Sequence[Line], seconds: float) -> list[tuple[Line, int, int]]:
+        """Lines with their indices and the most micro batches they run in that time."""
+        found = [(x, n, bisect_right(x.least_s, seconds)) for n, x in enumerate(lines)]
+        return sorted((one for one in found if one[2]), key=lambda one: (-one[2], one[1]))
+
+    def _sets(
+        self, some: Sequence[Sequence[tuple[Line, int, int]]]
+    ) -> Iterator[tuple[tuple[Line, int, int], ...]]:
+        """One line for each pipeline, all of which can run all micro batches together."""
+        best = [lines[0][2] if lines else 0 for lines in some]
+        if min(best, default=0) == 0:
+            return
+
+        def walk(
+            chosen: tuple[tuple[Line, int, int], ...], start: int, done: int
+        ) -> Iterator[tuple[tuple[Line, int, int], ...]]:
+            place = len(chosen)
+            if place == len(some):
+                yield chosen
+                return
+            rest = sum(best[place + 1 :])
+            for index in range(start, len(some[place])):
+                one = some[place][index]
+                self.work.add(1)
+                if done + one[2] + rest < self.total:
+                    return
+                # Equal GPUs: the same set in another order is the same plan.
+                same = place + 1 < len(some) and some[place + 1] is some[place]
+                yield from walk((*chosen, one), index if same else 0, done + one[2])
+
+        yield from walk((), 0, 0)
+
+    def _counts(
+        self, caps: Sequence[int], indices: Sequence[int], kinds: Sequence[_Groups]
+    ) -> Iterator[tuple[int, ...]]:
+        """Ways to deal micro batches; equal pipelines take them in falling order."""
+        last = len(caps) - 1
+
+        def walk(counts: tuple[int, ...], left: int) -> Iterator[tuple[int, ...]]:
+            place = len(counts)
+            most = min(caps[place], left - (last - place))
+            if place and (indices[place], kinds[place]) == (indices[place - 1], kinds[place - 1]):
+                most = min(most, counts[-1])
+            if place == last:
+                if left <= most:
+                    yield (*counts, left)
+                return
+            least = max(1, left - sum(caps[place + 1 :]))
+            for n in range(most, least - 1, -1):
+                yield from walk((*counts, n), left - n)
+
+        return walk((), self.total)

@@ -1,0 +1,364 @@
+"""How many micro batches a stage can take in a given time, at the very best.
+
+A stage of a pipeline under 1F1B waits for its first micro batch to come through the layers
+before it, has its share of every micro batch, and the last gradient then goes back through the
+layers before it. With ``k`` stages behind it, no more than ``k + 1`` micro batches are ahead of
+their backwards, so that it also waits for the first one to come back. What is before and behind
+takes no less than the best GPUs need for it. Then come the sums of its gradients and its step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.paper_search.family_bounds import Array
+from planner.pipelines.pipeline_template import Step, TemplateMaker
+from planner.problem.inventory import Lot
+from planner.search.sync_floor import SyncFloor
+from simulator.hardware.runtime_constants import platform_of
+from simulator.spec.plan import Recompute
+
+Ints = NDArray[np.int64]
+
+BEHIND_MAX = 11
+"""Stages with more behind them than this are taken as those with so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a stage may run, wherever its GPUs are."""
+
+    gpu: str
+    tp: int
+    recompute: Recompute
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """What stages of one micro batch size take; arrays are [choice, first layer, end]."""
+
+    micro_batch: int
+    choices: tuple[Choice, ...]
+    work: Array
+    """Computing alone, forward and backward, by [choice, layer]."""
+    forward_work: Array
+    """The forward's part of it."""
+    forward: Array
+    """With what it is held up by messages, as the backward."""
+    backward: Array
+    below_top: Array
+    """The backward of all its layers but the last one."""
+    last_send: Array
+    """Of the last backward, by [choice]."""
+    optimizer: Array
+    ahead: Array
+    """By [choice, first layer]: the first micro batch's way through the layers before it."""
+    home: Array
+    """By [choice, first layer]: the last gradient's way back through them."""
+    behind: Array
+    """By [choice, end]: a micro batch's way through the layers behind and back, in one stage."""
+    hop_s: float
+    """What each further stage adds to that."""
+    way_out_s: float
+    """What a hop between machines adds to one inside a machine, there and back."""
+    iteration_s: Array
+    """By choice, what every iteration takes besides."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.work[0])
+
+
+class StageFloors:
+    """The tables of one search's bound."""
+
+    def __init__(
+        self,
+        maker: TemplateMaker,
+        lots: Sequence[Lot],
+        *,
+        degrees: Sequence[int],
+        recomputes: Sequence[Recompute],
+        per_layer_sync: bool,
+        typical: bool = False,
+    ) -> None:
+        """With ``typical``, no floors but guesses: all stages alike, each on its own machine."""
+        self.typical = typical
+        self.maker, self.lots, self.costs = maker, lots, maker.costs
+        self.per_layer_sync = per_layer_sync
+        self.sync = SyncFloor(self.costs, maker.network, lots, degrees, per_layer_sync)
+        self.lot_of = {lot.gpu: index for index, lot in reversed(list(enumerate(lots)))}
+        self.choices = tuple(
+            Choice(gpu, tp, recompute)
+            for gpu in sorted(self.lot_of)
+            for tp in degrees
+            if any(lot.gpu == gpu and lot.room(tp) for lot in lots)
+            for recompute in recomputes
+        )
+        self._times: dict[int, Times] = {}
+        self._room: dict[tuple[int, int], Array] = {}
+        self._rests: dict[tuple[int, int], Array] = {}
+        self._index = {choice: index for index, choice in enumerate(self.choices)}
+
+    @property
+    def table_size(self) -> int:
+        """Entries of the tables that each question makes."""
+        layers = self.costs.layer_count
+        return min(BEHIND_MAX + 1, layers) * len(self.choices) * layers * layers
+
+    def times(self, micro_batch: int) -> Times:
+        if micro_batch not in self._times:
+            self._times[micro_batch] = self._timed(micro_batch)
+        return self._times[micro_batch]
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def _timed(self, micro_batch: int) -> Times:
+        costs, layers = self.costs, self.costs.layer_count
+        first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
+        has_before, has_behind = first > 0, end < layers
+        sizes = np.array([costs.output_bytes(n) * micro_batch for n in range(layers)])
+        transfers = np.array([self._transfers_s(choice, sizes) for choice in self.choices])
+        transfer = transfers.min(axis=0)
+        rows: list[list[Array]] = []
+        ahead_rows, back_rows = [], []
+        for choice in self.choices:
+            times = costs.times(choice.gpu, tp=choice.tp, samples=micro_batch)
+            back = costs.backward_by_layer(
+                choice.gpu,
+                tp=choice.tp,
+                samples=micro_batch,
+                layers=(0, layers),
+                recompute=choice.recompute,
+            )
+            ahead_rows.append(times.forward)
+            back_rows.append(back)
+            forward, backward = _ranges_of(times.forward), _ranges_of(back)
+            platform = platform_of(choice.gpu)
+            message = platform.message_s
+            gather = self._gather_s(choice, sizes)
+            forward = forward + np.where(has_before, message + gather[first], platform.load_s)
+            forward = forward + message * has_behind
+            top = np.concatenate([[0.0], back])
+            below_top = backward - top[end]
+            backward = backward + has_behind * (message + gather[end]) + message * has_before
+            held = costs.parameters(choice.tp)
+            both = ~(has_before | has_behind)
+            count = _ranges_of(held) - both * costs.tied_parameters(choice.tp)
+            optimizer = count * times.optimizer_s_per_parameter
+            rows.append([forward, backward, below_top, optimizer])
+        # By choice, how long the layers of other stages take.
+        forwards, backwards = np.array(ahead_rows), np.array(back_rows)
+        if not self.typical:
+            forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
+            backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
+        fills, drains = (np.stack([_up_to(row) for row in rows]) for rows in (forwards, backwards))
+        out_s = min(map(self.sync.way_out_s, sorted(set(sizes[:-1].tolist()))), default=0.0)
+        gpus = sorted({choice.gpu for choice in self.choices})
+        message = min(platform_of(gpu).message_s for gpu in gpus)
+        load = min(platform_of(gpu).load_s for gpu in gpus)
+        before = has_before[:, 0]
+        return Times(
+            micro_batch,
+            self.choices,
+            np.array(ahead_rows) + np.array(back_rows),
+            np.array(ahead_rows),
+            forward=np.stack([row[0] for row in rows]),
+            backward=np.stack([row[1] for row in rows]),
+            below_top=np.stack([row[2] for row in rows]),
+            last_send=np.array([platform_of(choice.gpu).message_s for choice in self.choices]),
+            optimizer=np.stack([row[3] for row in rows]),
+            ahead=fills + before * (load + message + transfers),
+            home=drains + before * (message + transfers),
+            behind=(fills + drains)[:, -1:]
+            - fills
+            - drains
+            + has_behind[0] * 2 * (message + transfers),
+            hop_s=4 * message + 2 * float(transfer[1:-1].min(initial=math.inf)),
+            way_out_s=2 * max(0.0, out_s - float(transfer[1:-1].min(initial=math.inf))),
+            iteration_s=np.array([platform_of(choice.gpu).iteration_s for choice in self.choices]),
+        )
+
+    def _gather_s(self, choice: Choice, sizes: Array) -> Array:
+        """By boundary: how long a group's ranks take to gather what comes over it."""
+        if choice.tp == 1:
+            return np.zeros(len(sizes) + 1)
+        places = dict.fromkeys(lot.place for lot in self.lots if lot.gpu == choice.gpu)
+        found: dict[float, float] = {}
+        for size in dict.fromkeys(sizes.tolist()):
+            found[size] = min(
+                self.maker.network.all_gather(place, gpus=choice.tp, total_bytes=size)
+                for place in places
+            )
+        return np.array([0.0, *(found[size] for size in sizes.tolist())])
+
+    def _transfers_s(self, choice: Choice, sizes: Array) -> Array:
+        """By boundary: the least time of a message over it, from or to such a group."""
+        transfer_s = self.sync.transfer_out_s if self.typical else self.sync.transfer_s
+        inner = [transfer_s(choice.gpu, choice.tp, size) for size in sizes[:-1].tolist()]
+        return np.array([0.0, *inner, 0.0])
+
+    # -- micro batches in a given time ----------------------------------------------------------
+
+    def most(self, micro_batch: int, seconds: float, fewest: int, most: int) -> Array:
+        """Micro batches by [stages behind, choice, first layer, end], with so many pipelines."""
+        times = self.times(micro_batch)
+        forward, backward = times.forward, times.backward
+        work = forward + backward
+        sync = self._sync(fewest, most)
+        optimizer = times.optimizer / (most if self.costs.job.zero else 1)
+        tail = self._tail(times, sync, optimizer)
+        left = seconds - times.iteration_s[:, None, None] - times.ahead[:, :, None] - tail
+        layers = times.layers
+        behind_max = min(BEHIND_MAX, layers - 1)
+        k = np.arange(behind_max + 1)[:, None, None, None]
+        # A machine holds only so many GPUs, so that some of the hops lead out of it.
+        tp = np.array([choice.tp for choice in self.choices])[:, None, None]
+        outward = (tp + k - 1) // max(lot.gpus_per_machine for lot in self.lots)
+        behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
+        behind = behind + np.maximum(outward - 1, 0) * times.way_out_s
+        slack = left[None] - np.where(k > 0, behind, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            straight = left / work
+            few = (slack - forward) / backward
+            many = np.where(few <= k + 1, few, (slack + k * forward) / work)
+            # A micro batch is back before the one that is k + 1 behind it begins.
+            rounds = np.floor(left[None] / (work + behind) + 1e-9)
+            many = np.where(k > 0, np.minimum(many, (k + 1) * rounds), many)
+        if layers - 1 > behind_max:
+            # The last row stands for all stages that are further ahead, too.
+            many[-1] = np.inf
+        count = np.floor(np.minimum(straight[None], many) + 1e-9)
+        room = self._in_flight(micro_batch, fewest, most)
+        count = np.where(room[None] > k, count, np.minimum(count, room[None]))
+        ranged = np.arange(layers + 1)[:, None] < np.arange(layers + 1)[None, :]
+        return np.where(ranged, np.maximum(count, 0.0), 0.0)
+
+    def _sync(self, fewest: int, most: int) -> Array:
+        """By [choice, layer]."""
+        return np.stack([self.sync.by_layer(c.gpu, c.tp, fewest, most) for c in self.choices])
+
+    def end_s(self, micro_batch: int, fewest: int, most: int) -> float:
+        """The least time between the last backward of all and the iteration's end."""
+        times = self.times(micro_batch)
+        sync = [self.sync.by_layer(c.gpu, c.tp, fewest, most)[0] for c in self.choices]
+        shares = most if self.costs.job.zero else 1
+        return float(min(sync)) + float(times.optimizer[:, 0, 1].min()) / shares
+
+    def seconds(self, micro_batch: int, count: int, pipelines: int) -> Array:
+        """Least seconds by [stages behind, choice, first layer, end] for that many micro batches.
+
+        Of one of so many pipelines; inf where memory does not hold them.
+        """
+        times = self.times(micro_batch)
+        forward, backward = times.forward, times.backward
+        rest, room = self._rest_and_room(micro_batch, pipelines)
+        k = np.arange(min(BEHIND_MAX, times.layers - 1) + 1)[:, None, None, None]
+        behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
+        later = np.maximum(count - k - 1, 0)
+        straight = count * (forward + backward)
+        waiting = forward + behind + count * backward + later * forward
+        rounds = -(-count // (k + 1)) * (forward + backward + behind)
+        spent = np.maximum(straight[None], np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
+        ranged = np.arange(times.layers + 1)[:, None] < np.arange(times.layers + 1)[None, :]
+        fits = room[None] >= np.minimum(count, k + 1)
+        seconds: Array = np.where(ranged & fits, spent, np.inf)
+        return seconds
+
+    def stage_s(
+        self,
+        micro_batch: int,
+        most: int,
+        pipelines: int,
+        *,
+        behind: int,
+        where: tuple[int, Ints, Ints],
+    ) -> Array:
+        """The same of stages at (choice, first layers, ends), by [stage, 1 ... most micro batches].
+
+        There are exactly so many stages behind them.
+        """
+        times = self.times(micro_batch)
+        rest, room = (
+            table[where][:, None] for table in self._rest_and_room(micro_batch, pipelines)
+        )
+        forward, backward = times.forward[where][:, None], times.backward[where][:, None]
+        n = np.arange(1, most + 1)
+        spent = n * (forward + backward)
+        if behind:
+            choice, _, end = where
+            back = (times.behind[choice, end] + (behind - 1) * times.hop_s)[:, None]
+            later = np.maximum(n - behind - 1, 0)
+            spent = np.maximum(spent, forward + back + n * backward + later * forward)
+            spent = np.maximum(spent, -(-n // (behind + 1)) * (forward + backward + back))
+        seconds: Array = np.where(room >= np.minimum(n, behind + 1), spent + rest, np.inf)
+        return seconds
+
+    def index_of(self, gpu: str, tp: int, recompute: Recompute) -> int:
+        return self._index[Choice(gpu, tp, recompute)]
+
+    def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Array, Array]:
+        """What a stage takes besides its passes, and the micro batches it may hold at once.
+
+        By [choice, first layer, end], in one of so many pipelines.
+        """
+        key = (micro_batch, pipelines)
+        if key not in self._rests:
+            times = self.times(micro_batch)
+            sync = self._sync(pipelines, pipelines)
+            optimizer = times.optimizer / (pipelines if self.costs.job.zero else 1)
+            tail = self._tail(times, sync, optimizer)
+            self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]
+        return self._rests[key], self._in_flight(micro_batch, pipelines, pipelines)
+
+    def _tail(self, times: Times, sync: Array, optimizer: Array) -> Array:
+        """Least seconds from the end of a stage's last backward to that of the iteration."""
+        layers = times.layers
+        start = optimizer[:, 0, 1].min() + sync[:, 0].min()
+        home = np.broadcast_to((times.home + start)[:, :, None], optimizer.shape).copy()
+        home[:, 0, :] = sync[:, :1] + optimizer[:, 0, :]
+        ranges = np.stack([_ranges_of(row) for row in sync])
+        if not self.per_layer_sync:
+            serial: Array = np.maximum(home, ranges + optimizer)
+            return serial
+        # The topmost layer is summed while those below are still at their last backward.
+        sent = times.last_send[:, None, None] * (np.arange(layers + 1) > 0)[None, :, None]
+        beside = np.maximum(ranges - times.below_top - sent, 0.0)
+        tail: Array = np.maximum(home, beside + optimizer)
+        return tail
+
+    def _in_flight(self, micro_batch: int, fewest: int, most: int) -> Array:
+        """Micro batches that a stage may hold at once, by [choice, first layer, end]."""
+        # Fewer buffers for one pipeline, smaller optimizer shards for many.
+        pipelines = 1 if fewest == 1 and not self.costs.job.zero else most
+        key = (micro_batch, pipelines)
+        if key not in self._room:
+            self._room[key] = np.stack(
+                [
+                    self.maker.most_in_flight(
+                        Step(self.lot_of[choice.gpu], choice.tp, choice.recompute),
+                        micro_batch,
+                        pipelines,
+                    )
+                    for choice in self.choices
+                ]
+            )
+        return self._room[key]
+
+
+def _up_to(row: Array) -> Array:
+    """Sums of all entries before each index."""
+    sums: Array = np.concatenate([[0.0], np.cumsum(row)])
+    return sums
+
+
+def _ranges_of(row: Array) -> Array:
+    """Sums of all ranges, by [first, end]."""
+    sums = _up_to(row)
+    ranges: Array = sums[None, :] - sums[:, None]
+    return ranges

@@ -1,0 +1,160 @@
+"""What is found out by asking again: what one more machine would bring, and why GPUs are idle.
+
+Each question is a search of its own with a smaller budget. The plan that is explained can run on
+any larger cluster too, so that a search that finds nothing better brings nothing, never less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.api import find_plan, tp_degrees
+from planner.problem.inventory import grants_of, lots_of
+from planner.problem.question import DEFAULT_BUDGETS, Answer, Idle, OneMore, Question, Why
+from planner.problem.search_cache import Tables
+from simulator.api import estimator
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.place_facts import Sites
+from simulator.documents.problems import InputError
+from simulator.estimate.result import Estimate
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+
+BUDGET_SHARE = 4
+"""A question gets so much less than the search that is explained."""
+POOLS_MAX = 12
+"""Of more pools than that the largest are asked about: each is a search."""
+LEAST = 1e-3
+"""A gain below this share is none: searches end where they end."""
+
+
+def explained(question: Question, answer: Answer) -> Answer:
+    """The answer with the reasons that take further searches."""
+    assert answer.plan is not None
+    budget = question.budget or DEFAULT_BUDGETS[question.estimator]
+    asked = replace(question, budget=max(1, budget // BUDGET_SHARE))
+    idle = tuple(_reasons(asked, answer))
+    one_more = tuple(_one_more(asked, answer))
+    return replace(answer, why=Why(answer.why.sentences, idle, one_more))
+
+
+# -- one more machine -----------------------------------------------------------------------------
+
+
+def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
+    """One more machine of each pool, the largest pools first where there are many."""
+    assert answer.estimate is not None
+    here, now = answer.estimate, _worth(answer, answer.estimate)
+    pools = sorted(question.cluster.pools, key=lambda p: (-p.gpus, p.gpu, p.zone, p.machine))
+    for pool in sorted(pools[:POOLS_MAX], key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
+        found, why_none = _with(question, _grown(question.cluster, pool))
+        same = (here.iteration_s, here.money.total_usd, 0.0, 0.0)
+        if found is None or _worth(answer, found) > now * (1 - LEAST):
+            why_none = why_none or "brings nothing that was found"
+            yield OneMore(pool.gpu, pool.zone, pool.gpus_per_machine, *same, why_none)
+            continue
+        usd, before = found.money.total_usd, here.money.total_usd
+        yield OneMore(
+            pool.gpu,
+            pool.zone,
+            pool.gpus_per_machine,
+            found.iteration_s,
+            usd,
+            here.iteration_s - found.iteration_s,
+            None if usd is None or before is None else before - usd,
+        )
+
+
+def _grown(cluster: Cluster, pool: Pool) -> Cluster:
+    more = replace(pool, gpus=pool.gpus + pool.gpus_per_machine)
+    return replace(cluster, pools=tuple(more if p is pool else p for p in cluster.pools))
+
+
+def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
+    """The best on another cluster, or why there is nothing to gain."""
+    sites = Sites(cluster, question.measurements.network)
+    before = grants_of(question.cluster, lots_of(question.cluster, sites))
+    grants = grants_of(cluster, lots_of(cluster, sites))
+    if len(grants) > len(before):
+        return None, "no quota is left for it"
+    try:
+        return find_plan(replace(question, cluster=cluster), Tables()).estimate, ""
+    except InputError as error:
+        return None, str(error.problems[0])
+
+
+def _worth(answer: Answer, estimate: Estimate) -> float:
+    if answer.goal == "cost":
+        assert estimate.money.total_usd is not None, "a cost objective refuses unknown prices"
+        return estimate.money.total_usd
+    return estimate.iteration_s
+
+
+# -- why GPUs are idle ----------------------------------------------------------------------------
+
+
+def _reasons(question: Question, answer: Answer) -> Iterator[Idle]:
+    """For each kind that is left out in part: does it fit, does it pay, does it help?"""
+    assert answer.plan is not None
+    used = Counter(answer.plan.gpus_used())
+    free = _without_dollars(question) if answer.why.idle else None
+    for idle in answer.why.idle:
+        name = f"{idle.gpu}@{idle.zone}"
+        misfit = _misfit(question, idle) if idle.gpus == idle.of else ""
+        if misfit:
+            yield replace(idle, reason="does not fit", because=misfit)
+        elif free is not None and Counter(free[0].gpus_used())[name] > used[name]:
+            more = Counter(free[0].gpus_used())[name] - used[name]
+            usd = free[1].money.total_usd or 0.0
+            because = (
+                f"were dollars no matter, {more} more of them would work, and an iteration would"
+                f" take {free[1].iteration_s:.4g} s and $ {usd:.4g}"
+            )
+            yield replace(idle, reason="does not pay", because=because)
+        else:
+            yield replace(idle, reason="does not help")
+
+
+def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
+    """The quickest plan if money were no matter; none where it is no matter anyway."""
+    objective = question.job.objective
+    rich = replace(
+        objective,
+        goal="throughput",
+        max_usd_per_iteration=None,
+        max_usd_per_hour=None,
+        max_usd_total=None,
+    )
+    if rich == objective:
+        return None
+    found = find_plan(replace(question, job=replace(question.job, objective=rich)), Tables())
+    if found.plan is None or found.estimate is None:
+        return None
+    return found.plan, found.estimate
+
+
+def _misfit(question: Question, idle: Idle) -> str:
+    """Why not even one layer fits on such a GPU, where that is so."""
+    pool = next(p for p in question.cluster.pools if (p.gpu, p.zone) == (idle.gpu, idle.zone))
+    place = Place(pool.gpu, pool.machine, pool.zone)
+    degrees = [tp for tp in tp_degrees(question.job) if tp <= pool.gpus_per_machine]
+    judge = estimator(
+        question.estimator,
+        job=question.job,
+        cluster=question.cluster,
+        measurements=question.measurements,
+    )
+    size = min(question.job.micro_batches or (1,))
+    layers = range(len(question.job.model.layers))
+    why = f"no layer of {question.job.model.name} fits into the memory of one"
+    for tp in degrees:
+        stages = tuple(Stage((k, k + 1), tp, (place,)) for k in layers)
+        try:
+            memory = judge.estimate(Plan(size, (Pipeline(1, stages),))).memory
+        except InputError as error:
+            why = str(error.problems[0])
+            continue
+        if any(device.fits for device in memory[0]):
+            return ""
+    return why

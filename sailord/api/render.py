@@ -1,0 +1,291 @@
+"""How the controller's state is shown: the same for every client."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.protocol.records import JobId, JobRecord, NodeId, Report
+from sailord.api.types import (
+    ActiveView,
+    Jobs,
+    JobView,
+    Leaving,
+    Measured,
+    Nodes,
+    NodeView,
+    PhaseView,
+    Predicted,
+    SeenState,
+    Spent,
+    Why,
+)
+from sailord.cluster_records import Transition
+from sailord.controller.step_rate import Pace
+from sailord.core.drain_status import drained
+from sailord.core.job_cost import billed, costs
+from sailord.core.learn import in_queue
+from sailord.core.nodes import Node
+from sailord.core.state import Active, Planning, Running, Starting, State, Stopping
+from sailord.core.straggler_rules import told_slow
+from sailord.notify.outbox import committed_id
+
+
+def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> NodeView:
+    """One node."""
+    record, report = node.record, node.report
+    return NodeView(
+        id=record.id,
+        name=record.name,
+        state=_node_state(node),
+        zone=record.zone,
+        machine=record.machine,
+        gpu=record.gpu,
+        gpus=record.gpus,
+        spot=record.spot,
+        address=record.address,
+        cordoned=node.is_cordoned,
+        leaves_at=record.leaves_at,
+        taking=None if report is None else report.taking,
+        generation=None if report is None else report.generation,
+        step=None if report is None else report.step,
+        failure="" if report is None else report.failure,
+        why_lost=node.why_lost,
+        trouble=_unheard(node) if report is None else report.trouble,
+        safe_to_stop=safe_to_stop,
+        unsound=node.why_unsound,
+        slow=slow,
+    )
+
+
+def _unheard(node: Node) -> str:
+    """Why nothing is known of a node that is there."""
+    if node.unreachable_since is None or node.absent_since is not None:
+        return ""
+    return f"its agent said nothing and does not answer at {node.record.address}"
+
+
+def _node_state(node: Node) -> SeenState:
+    if node.is_lost:
+        return "lost"
+    if node.absent_since is not None:
+        return "suspect"
+    if node.leaving_since is not None:
+        return "draining"
+    if node.slow:
+        return "slow"
+    return "cordoned" if node.is_cordoned else node.record.state
+
+
+def nodes_view(state: State) -> Nodes:
+    """All nodes, by name."""
+    free = drained(state)
+    slow = told_slow(state)
+    views = [
+        node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
+        for id_, node in state.nodes.items()
+    ]
+    return Nodes(tuple(sorted(views, key=lambda view: (view.name, view.id))))
+
+
+def counts_view(state: State) -> dict[str, int]:
+    """How many nodes are in which state."""
+    return dict(sorted(Counter(_node_state(node) for node in state.nodes.values()).items()))
+
+
+def leaving_view(state: State) -> tuple[Leaving, ...]:
+    """The nodes that go away; the first to go first, and those of unknown time last."""
+    free = drained(state)
+    leaving = [
+        Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
+        for id_, node in state.nodes.items()
+        if node.leaving_since is not None and not node.is_lost
+    ]
+    return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
+
+
+def jobs_view(state: State) -> Jobs:
+    """All jobs: the active one first, then the queue."""
+    active = [] if state.active is None else [state.active.job]
+    rest = sorted(state.jobs.values(), key=lambda j: (-j.priority, j.submitted_at, j.id))
+    return Jobs((*active, *rest))
+
+
+def job_view(state: State, id_: JobId) -> JobView | None:
+    """One job, with its generation."""
+    active, durable = state.active, state.durables.get(id_)
+    if active is not None and active.job.id == id_:
+        return JobView(
+            **fields_of(active.job),
+            generation=active.generation,
+            phase=phase_view(active),
+            step=active.step,
+            durable=durable,
+        )
+    job = state.jobs.get(id_)
+    if job is None:
+        return None
+    generation = state.generations.get(id_)
+    step = None if generation is None else generation.restore.point.step
+    return JobView(**fields_of(job), generation=generation, step=step, durable=durable)
+
+
+def fields_of(job: JobRecord) -> dict[str, Any]:
+    """A record's own, for a shape that adds to them."""
+    return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+
+
+def phase_view(active: Active) -> PhaseView:
+    """What the job is at, and until when that may take."""
+    phase = active.phase
+    deadline = phase.deadline if isinstance(phase, Planning | Starting | Stopping) else None
+    if isinstance(phase, Stopping) and active.securing is not None:
+        deadline = max(phase.deadline, active.securing.until)  # It stands, and is made durable.
+    reason = getattr(phase, "reason", None)
+    name: Any = type(phase).__name__.lower()
+    return PhaseView(
+        name=name,
+        since=getattr(phase, "since", None),
+        deadline=deadline,
+        reason=active.job.reason if reason is None else reason,
+    )
+
+
+def active_view(
+    state: State,
+    pace: Pace,
+    plan: Mapping[str, Any] | None,
+    about: Mapping[str, Any],
+    told_at: Mapping[str, float],
+    now: float,
+) -> ActiveView | None:
+    """The job that has the cluster: where it stands, and against what was predicted.
+
+    ``told_at`` says of each message when that happened of which it tells.
+    """
+    active = state.active
+    if active is None:
+        return None
+    durable = state.durables.get(active.job.id)
+    durable_step = 0 if durable is None else durable.point.step
+    durable_at = None if durable is None else told_at.get(committed_id(active.job.id, durable))
+    members = () if active.generation is None else active.generation.members
+    return ActiveView(
+        id=active.job.id,
+        state=active.job.state,
+        priority=active.job.priority,
+        steps=active.job.steps,
+        step=active.step,
+        step_age_s=max(now - active.advanced_at, 0.0),
+        phase=phase_view(active),
+        generation=active.generation,
+        members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
+        plan=plan,
+        predicted=_predicted(about),
+        measured=_measured(state, active, pace, about),
+        durable_step=None if durable is None else durable_step,
+        durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
+        steps_at_risk=max(active.step - durable_step, 0),
+        storage_trouble=active.storage_trouble,
+        troubles=_troubles(state, members),
+        failures=active.failures,
+        spent=_spent(active, now),
+    )
+
+
+def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
+    nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
+    slow = told_slow(state)
+    return (
+        *(
+            f"{node.record.name}: {node.report.trouble}"
+            for node in nodes
+            if node.report is not None and node.report.trouble
+        ),
+        *(
+            f"{node.record.name} is slow: {slow[node.record.id]}"
+            for node in nodes
+            if node.record.id in slow
+        ),
+    )
+
+
+def _spent(active: Active, now: float) -> Spent:
+    generation = active.generation
+    bill = billed(active.job, generation, now)
+    rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
+    return Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
+
+
+def _predicted(about: Mapping[str, Any]) -> Predicted:
+    estimate = about.get("estimate") or {}
+    seconds = estimate.get("iteration_s")
+    rate = _rate(about.get("tokens_per_iteration"), seconds)
+    return Predicted(seconds, rate, estimate.get("cost_usd_per_hour"))
+
+
+def _measured(state: State, active: Active, pace: Pace, about: Mapping[str, Any]) -> Measured:
+    """What workers say of themselves; their pace as it was seen from here, where they do not."""
+    seen_s = pace.iteration_s if isinstance(active.phase, Running | Planning) else None
+    reports = _reports(state, active)
+    said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
+    rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said
+    loss = next((r.loss for r in reports if r.loss is not None), None)
+    stalls = [r.stall_s for r in reports if r.stall_s is not None]
+    return Measured(seen_s, rate, loss, max(stalls, default=None))
+
+
+def _reports(state: State, active: Active) -> list[Report]:
+    """What members said last of the present generation, those that are ahead first."""
+    generation = active.generation
+    if generation is None:
+        return []
+    nodes = (state.nodes.get(id_) for id_ in generation.members)
+    reports = [node.report for node in nodes if node is not None and node.report is not None]
+    ours = [report for report in reports if report.speaks_of(generation)]
+    return sorted(ours, key=lambda report: -report.step)
+
+
+def _rate(tokens: Any, seconds: Any) -> float | None:
+    return tokens / seconds if tokens and seconds else None
+
+
+def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
+    """The jobs before it, if it waits for its turn: who has the cluster, then the queue."""
+    queue = [job.id for job in in_queue(state)]
+    if id_ not in queue:
+        return ()
+    active = () if state.active is None else (state.active.job.id,)
+    return (*active, *queue[: queue.index(id_)])
+
+
+def why_view(
+    state: State,
+    job: JobView,
+    about: Mapping[str, Any],
+    history: tuple[Transition, ...],
+    away: float | None,
+) -> Why:
+    """Why the job is where it is: the last transitions, and the planner's own reasons."""
+    return Why(
+        job=job.id,
+        state=job.state,
+        reason=job.reason,
+        phase=job.phase,
+        generation_reason=None if job.generation is None else job.generation.reason,
+        plan=tuple(about.get("why", ())),
+        move=about.get("move"),
+        last=history[-5:],
+        waits_for=waits_for(state, job.id),
+        store_away_since=away,
+    )
+
+
+def read_plan(text: bytes | None) -> dict[str, Any] | None:
+    """A stored plan as plain values."""
+    value = None if text is None else json.loads(text)
+    assert value is None or isinstance(value, dict)
+    return value

@@ -1,0 +1,1 @@
+"""Which machines to rent: pure decisions, and the loop that runs them."""

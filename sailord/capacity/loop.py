@@ -1,0 +1,391 @@
+"""Carries messages between the decisions about capacity and a provider, and decides nothing.
+
+The books are stored under our term as leader before anything is asked for, so that whoever leads
+next knows what may have been made. Whatever takes long runs by itself and ends in an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+
+import structlog
+
+from agents.daemon.clock import Clock
+from agents.daemon.tasks import Tasks
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.records import Intent, JobId
+from agents.store import Put, StoreError
+from sailord.capacity.budget import usd_left, usd_per_hour_most
+from sailord.capacity.decide import books_of, decide
+from sailord.capacity.model import (
+    AgentsCounted,
+    Answered,
+    Books,
+    Capacity,
+    Command,
+    Create,
+    Delete,
+    DeletionAnswered,
+    Drain,
+    Event,
+    Observed,
+    Passed,
+    Policy,
+    Priced,
+    QuotasRead,
+    Say,
+    SteppedDown,
+    StopWork,
+    Targeted,
+    TookOver,
+)
+from sailord.capacity.planner_view import agents_of, question_of, target_of
+from sailord.cluster_records import Gateway
+from sailord.config import Config
+from sailord.controller.loop import Shell
+from sailord.core.state import Held
+from sailord.planning.pool import Wanted, WantedPool, WantRequest
+from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
+from simulator.documents.problems import InputError
+
+log = structlog.get_logger("sailord")
+
+TICK_S = 0.5
+READ_S = 300.0
+"""How often prices and quotas are read, ..."""
+READ_AGAIN_S = 30.0
+"""... again if that fails, as nothing is asked for without them, ..."""
+QUOTAS_S = 5.0
+"""... and quotas as soon as machines have come or gone, if they were not just read."""
+SAVE_S = 10.0
+"""The books are stored at the latest, as long as they change."""
+RETRY_S = 0.5
+WANT_S = 2.0
+"""Between two questions which machines to want."""
+WANT_AGAIN_S = 300.0
+"""An answer is asked for anew after so long, though nothing has changed."""
+WANT_TIMEOUT_S = 120.0
+MOVE_S = 60.0
+"""Assumed for a move to machines that are not there yet; the move itself is judged by its own
+price when they are."""
+
+
+@dataclass(eq=False)
+class Procurer:
+    """One leader's hands at a provider."""
+
+    config: Config
+    provider: Provider
+    policy: Policy
+    shell: Shell
+    gateway: Gateway
+    clock: Clock
+    is_store_away: Callable[[], bool]
+    new_id: Callable[[], str] = lambda: str(uuid.uuid4())
+    """Something that nobody ever gave before, nor will."""
+    state: Capacity = field(init=False)
+    _term: int | None = None
+    _events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Machines have come or gone, so that quotas are other ones."""
+    _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
+    """The same, and the books do not show it yet."""
+    _saving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tasks: Tasks = field(default_factory=Tasks)
+    _saved: Books | None = None
+    _asked: tuple[object, ...] = ()
+    _asked_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.state = Capacity(self.policy, self.clock.now())
+
+    async def check(self) -> None:
+        """Raise ``InputError`` for what a person must put right; a provider that is away is not.
+
+        What is rented already needs its head more than a faultless file: a key that expired is
+        then told, and no reason to stay away.
+        """
+        try:
+            await self.provider.check()
+        except ProviderError as error:
+            log.warning("the provider cannot be asked yet", error=str(error))
+        except InputError as error:
+            if not await self._may_have_machines():
+                raise
+            log.error("nothing more can be rented", error=str(error))
+
+    async def _may_have_machines(self) -> bool:
+        try:
+            entry = await self.gateway.store.get(self.gateway.keys.capacity)
+            books = Books() if entry is None else decode(Books, entry.value)
+        except (StoreError, WireError):
+            return True
+        return bool(books.machines or books.asks)
+
+    async def run(self) -> None:
+        """Follow the leadership for ever, and look, ask and delete while we have it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (
+                    self._decide_all(),
+                    self._tick(),
+                    self._every(self.policy.look_s, self._look),
+                    self._every(READ_S, self._read),
+                    self._follow_quotas(),
+                    self._keep(),
+                    self._every(WANT_S, self._want),
+                    self._hear(),
+                ):
+                    group.create_task(work)
+        finally:
+            self._tasks.cancel()
+            await self.provider.close()
+
+    async def _decide_all(self) -> None:
+        while True:
+            event = await self._events.get()
+            before = _there(self.state)
+            self.state, commands = decide(self.state, event)
+            if _there(self.state) != before:
+                self._moved.set()
+                self._unsaved.set()
+            for command in commands:
+                self._perform(command)
+
+    def _feed(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Create():
+                self._tasks.start(self._create(command.ask))
+            case Delete():
+                self._tasks.start(self._delete(command.ids))
+            case Drain():
+                self._tasks.start(self._drain(command))
+            case StopWork():
+                self._tasks.start(self._pause(command.why))
+            case Say():
+                log.info("capacity", text=command.text)
+            case _:
+                assert_never(command)
+
+    # ---- leading ------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            term, now = self.shell.state.term, self.clock.now()
+            if self._term is not None and term != self._term:
+                self._term = None
+                self._feed(SteppedDown(now))
+            if self._term is None and term is not None:
+                await self._take_over(term)
+            if self._term is not None:
+                if not self.is_store_away():
+                    agents, in_use = agents_of(self.shell.state)
+                    self._feed(AgentsCounted(now, agents, in_use))
+                self._feed(Passed(now))
+            await asyncio.sleep(TICK_S)
+
+    async def _take_over(self, term: int) -> None:
+        try:
+            entry = await self.gateway.store.get(self.gateway.keys.capacity)
+            books = Books() if entry is None else decode(Books, entry.value)
+        except StoreError:
+            return  # The next tick tries again; until then nothing is asked for.
+        except WireError as error:
+            log.error("the books of capacity cannot be read: nothing is rented", error=str(error))
+            return
+        self._term, self._asked, self._saved = term, (), books
+        # Not the term: a store that was made anew counts from the same number again.
+        self._feed(TookOver(self.clock.now(), self.new_id(), books))
+        self._tasks.start(self._read())
+        self._tasks.start(self._look())
+
+    async def _save(self) -> bool:
+        """Store what the next leader must know; ``False``: somebody else leads."""
+        async with self._saving:  # Older books never come after newer ones.
+            while True:
+                term, books = self._term, books_of(self.state)
+                if term is None or not self.state.prefix:
+                    return False
+                order = Put(self.gateway.keys.capacity, encode(books))
+                try:
+                    if not await self.gateway.write_as_leader(term, [order]):
+                        return False
+                except StoreError as error:
+                    log.warning("the store did not take the books", error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    self._saved = books
+                    return True
+
+    async def _keep(self) -> None:
+        """Store the books at times, and as soon as machines have come or gone."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._unsaved.wait(), SAVE_S)
+            self._unsaved.clear()
+            if self._term is not None and self._saved != books_of(self.state):
+                await self._save()
+
+    # ---- the provider -------------------------------------------------------------------------
+
+    async def _every(self, seconds: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            if self._term is not None:
+                await act()
+            await asyncio.sleep(seconds)
+
+    async def _look(self) -> None:
+        try:
+            seen = await self.provider.observe()
+        except ProviderError as error:
+            log.warning("the provider cannot be seen", error=str(error))
+        else:
+            self._feed(Observed(self.clock.now(), seen))
+
+    async def _read(self) -> None:
+        term = self._term
+        while term is not None and self._term == term:
+            read = [await self._read_prices(), await self._read_quotas()]
+            if all(read):
+                return
+            await asyncio.sleep(READ_AGAIN_S)
+
+    async def _read_prices(self) -> bool:
+        try:
+            prices = await self.provider.prices()
+        except ProviderError as error:
+            log.warning("prices cannot be read", error=str(error))
+            return False
+        self._feed(Priced(self.clock.now(), prices))
+        return True
+
+    async def _read_quotas(self) -> bool:
+        try:
+            quotas = await self.provider.quotas()
+        except ProviderError as error:
+            log.warning("quotas cannot be read", error=str(error))
+            return False
+        self._feed(QuotasRead(self.clock.now(), tuple(quotas)))
+        return True
+
+    async def _follow_quotas(self) -> None:
+        """What an ask took away, and a machine that went gave back, is known soon."""
+        while True:
+            await self._moved.wait()
+            await asyncio.sleep(QUOTAS_S)
+            self._moved.clear()
+            if self._term is not None:
+                await self._read_quotas()
+
+    async def _create(self, ask: Ask) -> None:
+        if not await self._save():
+            return  # Nobody was asked, and whoever leads now does not know of it.
+        try:
+            outcome = await self.provider.create(ask)
+        except ProviderError as error:
+            outcome = InDoubt(ask.request_id, str(error))
+        self._feed(Answered(self.clock.now(), outcome))
+
+    async def _delete(self, ids: tuple[str, ...]) -> None:
+        try:
+            deleted = await self.provider.delete(ids)
+        except ProviderError as error:
+            deleted = Deleted((), dict.fromkeys(ids, str(error)))
+        self._feed(DeletionAnswered(self.clock.now(), deleted))
+
+    async def _hear(self) -> None:
+        async for notice in self.provider.notices():
+            if self._term is not None:
+                self._tasks.start(self._warn(notice))
+
+    async def _warn(self, notice: Notice) -> None:
+        """The same as if the agent had warned: once for each machine."""
+        leaves_at = notice.at + notice.seconds
+        id_ = f"capacity-{notice.kind}-{notice.instance}"
+        reason = f"the provider announced {notice.kind}"
+        await self._give(Intent(id_, "preempt", notice.node, leaves_at, reason))
+
+    async def _drain(self, order: Drain) -> None:
+        if await self._save():
+            id_ = f"capacity-drain-{order.node}"
+            await self._give(Intent(id_, "drain", order.node, reason=order.why))
+
+    async def _give(self, intent: Intent) -> None:
+        while self._term is not None:
+            try:
+                await self.gateway.give_intent(intent)
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _pause(self, why: str) -> None:
+        active = self.shell.state.active
+        if active is not None:
+            id_ = f"capacity-budget-{self._term}-{active.job.id}"
+            await self._give(Intent(id_, "pause", active.job.id, reason=why))
+
+    # ---- the planner --------------------------------------------------------------------------
+
+    async def _want(self) -> None:
+        active, now = self.shell.state.active, self.clock.now()
+        if active is not None and isinstance(active.phase, Held):
+            return  # A person decides; what it has in memory stays.
+        if active is None or self.state.stop:
+            self._asked = ()
+            self._feed(Targeted(now, {}))
+            return
+        pools = question_of(self.state, self.provider.pools, self.shell.state)
+        key = (active.job.id, pools)
+        if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
+            return
+        wanted = await self._ask_planner(active.job.id, pools)
+        if wanted is None:
+            return
+        self._asked, self._asked_at = key, now
+        log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
+        after = question_of(self.state, self.provider.pools, self.shell.state)
+        if _up(after) != _up(pools):
+            self._asked = ()  # What came meanwhile was not in the question: it is no surplus yet.
+        elif wanted.counts is not None:
+            target = target_of(self.provider.pools, pools, wanted.counts)
+            self._feed(Targeted(self.clock.now(), target))
+
+    async def _ask_planner(self, job: JobId, pools: tuple[WantedPool, ...]) -> Wanted | None:
+        try:
+            spec = await self.gateway.read_spec(job)
+        except StoreError:
+            return None
+        if spec is None:
+            return None
+        request = WantRequest(
+            spec=spec,
+            cluster_file=self.config.cluster_file,
+            profiles=self.config.profiles,
+            pools=pools,
+            usd_per_hour_max=usd_per_hour_most(self.state),
+            move_s=MOVE_S,
+            usd_left=usd_left(self.state),
+            mix=self.policy.mix,
+            past=self.shell.observed.past(self.shell.state),
+        )
+        return await self.shell.planning.want(request, timeout_s=WANT_TIMEOUT_S)
+
+
+def _there(state: Capacity) -> tuple[frozenset[str], frozenset[str]]:
+    """What draws on quotas: machines, and asks that are not answered."""
+    up = (id_ for id_, machine in state.machines.items() if machine.ended_at is None)
+    return frozenset(up), frozenset(state.asks)
+
+
+def _up(pools: tuple[WantedPool, ...]) -> list[WantedPool]:
+    """What is there, without what could be had."""
+    return [replace(pool, obtainable=0, usd_per_hour=None) for pool in pools]

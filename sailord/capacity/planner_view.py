@@ -1,0 +1,92 @@
+"""The job and the cluster as decisions about capacity see them, and the question to the planner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from agents.protocol.records import NodeId
+from sailord.capacity.decide import is_out, obtainable, supply
+from sailord.capacity.model import Agent, Capacity
+from sailord.core.proposal import Proposal
+from sailord.core.state import Opening, State, Stopping
+from sailord.planning.pool import WantedPool
+from sailord.planning.spot_mix import restrained
+from sailord.providers.interface import Pool
+
+
+def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
+    """The agents that are there, by the names of their nodes, and those that the job stands on."""
+    agents = {
+        node.record.name: Agent(
+            node.record.gpus,
+            node.leaving_since is not None or node.record.leaves_at is not None,
+        )
+        for node in state.nodes.values()
+        if not node.is_lost and node.absent_since is None
+    }
+    active = state.active
+    if active is None:
+        return agents, frozenset()
+    members: set[NodeId] = set()
+    if active.generation is not None and active.generation.state != "closed":
+        members.update(active.generation.members)
+    match active.phase:
+        case Opening(proposal=proposal) | Stopping(then=Proposal() as proposal):
+            members.update(proposal.members)
+        case _:
+            pass
+    names = {id_: node.record.name for id_, node in state.nodes.items()}
+    return agents, frozenset(names[id_] for id_ in members if id_ in names)
+
+
+def question_of(
+    capacity: Capacity, offered: Sequence[Pool], state: State
+) -> tuple[WantedPool, ...]:
+    """What is up, or on its way, and what could be had: machines that nobody rents among it."""
+    there = supply(capacity)
+    rented = {machine.instance.node for machine in capacity.machines.values()}
+    others: Counter[Pool] = Counter()
+    for node in state.nodes.values():
+        record = node.record
+        is_useful = not node.is_lost and node.leaving_since is None and not node.is_cordoned
+        if is_useful and record.gpus and record.name not in rented:
+            pool = Pool(record.zone, record.machine, record.gpu, record.gpus, record.spot)
+            others[pool] += 1
+    pools = sorted({*offered, *there, *others})
+    asked = tuple(
+        WantedPool(
+            pool.zone,
+            pool.machine,
+            pool.gpu,
+            pool.gpus,
+            pool.spot,
+            there[pool] + others[pool],
+            obtainable(capacity, pool, there) if pool in offered else 0,
+            capacity.prices.get(pool),
+            others[pool],
+        )
+        for pool in pools
+        if there[pool] + others[pool] or pool in offered
+    )
+    mix = capacity.policy.mix
+    wait_s = mix.on_demand_after_s or 0.0
+    return restrained(asked, mix, lambda wanted: is_out(capacity, _pool_of(wanted), wait_s))
+
+
+def _pool_of(wanted: WantedPool) -> Pool:
+    return Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
+
+
+def target_of(
+    offered: Sequence[Pool],
+    pools: Sequence[WantedPool],
+    counts: Sequence[int],
+) -> dict[Pool, int]:
+    """The planner's answer as a target; only what the provider offers can be one."""
+    found = {}
+    for wanted, count in zip(pools, counts, strict=True):
+        pool = _pool_of(wanted)
+        if pool in offered:
+            found[pool] = max(count - wanted.unrented, 0)
+    return found

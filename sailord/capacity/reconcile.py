@@ -1,0 +1,98 @@
+"""What a look at the provider says of machines and of asks: pure.
+
+What a machine costs is told by the provider's own moments, of its creation and of its end. A look
+that does not show a machine any more may be younger than the list of ends that came with it, so
+that the moment is awaited for one more look before its account is closed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sailord.capacity.model import Capacity, Command, Machine, Outstanding, Say
+from sailord.providers.interface import Instance, Observation
+
+
+def adopt(state: Capacity, instance: Instance, price: float | None, *, was_seen: bool) -> Capacity:
+    """Take a machine as it is now into the books."""
+    if instance.id in state.deleted:
+        return state
+    known = state.machines.get(instance.id)
+    if known is None:
+        known = Machine(instance, price, instance.created_at, state.now)
+    if known.is_missed:
+        known = replace(known, is_missed=False, ended_at=None)
+    since = known.running_since
+    if since is None and instance.state == "running":
+        since = state.now
+    known = replace(
+        known, instance=instance, was_seen=known.was_seen or was_seen, running_since=since
+    )
+    return replace(state, machines={**state.machines, instance.id: known})
+
+
+def look(state: Capacity, seen: Observation) -> tuple[Capacity, tuple[Command, ...]]:
+    """Take in what there is; close the accounts of machines that are gone."""
+    there = {i.id: i for i in seen.instances if i.state != "gone"}
+    taken = {p.instance: p.at for p in seen.preemptions}
+    for instance in there.values():
+        asked = state.asks.get(instance.request_id)
+        price = state.prices.get(instance.pool) if asked is None else asked.usd_per_hour
+        state = adopt(state, instance, price, was_seen=True)
+    machines, closed_usd, told = {}, 0.0, []
+    for id_, machine in state.machines.items():
+        name, end = machine.instance.name, _end_of(machine, taken, seen.ended_at)
+        is_gone = id_ not in there and (id_ in seen.ended_at or _is_gone(state, machine, seen))
+        is_taken = id_ in taken or machine.instance.state == "preempted"
+        if is_gone and end is None:
+            machines[id_] = replace(machine, ended_at=seen.at, is_missed=True)
+        elif is_gone:
+            closed_usd += replace(machine, ended_at=end).usd(max(state.now, seen.at))
+            told.append(Say(f"{name} is gone: {machine.why or 'it was taken'}"))
+        elif is_taken and machine.ended_at is None:
+            told.append(Say(f"{name} was preempted"))
+            machines[id_] = replace(machine, ended_at=end or seen.at, why="it was preempted")
+        else:
+            machines[id_] = replace(machine, ended_at=end)
+    asks = _made_by(state, seen, there)
+    spent = state.spent_usd + closed_usd
+    deleted = state.deleted | (state.machines.keys() & seen.ended_at.keys() - machines.keys())
+    state = replace(state, machines=machines, asks=asks, spent_usd=spent, observed_at=seen.at)
+    state = replace(state, deleted=deleted)
+    return state, tuple(told)
+
+
+def _end_of(
+    machine: Machine, taken: Mapping[str, float], ended_at: Mapping[str, float]
+) -> float | None:
+    """When a machine ended, as far as is known: by the provider's word, or by our looks."""
+    id_ = machine.instance.id
+    if id_ in taken:
+        return taken[id_]
+    told = ended_at.get(id_)
+    if told is None or (machine.ended_at is not None and not machine.is_missed):
+        return machine.ended_at  # It was taken, so that it was at no cost when it was deleted.
+    return told
+
+
+def _is_gone(state: Capacity, machine: Machine, seen: Observation) -> bool:
+    """Whether a look that does not show a machine means that there is none."""
+    if machine.instance.pool.zone in seen.unseen_zones:
+        return False
+    return machine.was_seen or seen.at >= machine.known_since + state.policy.doubt_s
+
+
+def _made_by(
+    state: Capacity, seen: Observation, there: Mapping[str, Instance]
+) -> dict[str, Outstanding]:
+    """The asks that are still open: those in doubt are settled by what they have made."""
+    made = Counter(i.request_id for i in there.values())
+    left = {}
+    for id_, asked in state.asks.items():
+        is_whole = made[id_] >= asked.ask.count
+        is_over = made[id_] and asked.is_in_doubt and id_ not in seen.pending_requests
+        if not is_whole and not is_over:
+            left[id_] = asked
+    return left

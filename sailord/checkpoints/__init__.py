@@ -1,0 +1,1 @@
+"""Durable checkpoints: manifests, verification, retention, resume."""

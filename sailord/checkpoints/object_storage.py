@@ -1,0 +1,230 @@
+"""Where checkpoints go: any folder or object store that fsspec knows, and what goes wrong there.
+
+Whatever a backend raises becomes a sentence that says what cannot be done where, and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from simulator.documents.problems import InputError, Problem
+
+T = TypeVar("T")
+
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "s3a": "s3fs", "az": "adlfs"}
+CREDENTIALS = {
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or give the machine a service account",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
+}
+REFUSED = re.compile(
+    r"credential|unauthorized|forbidden|access ?denied|anonymous|\b40[13]\b", re.IGNORECASE
+)
+
+
+class StorageError(Exception):
+    """Something could not be read or written; the message says what, where and why."""
+
+
+class Missing(StorageError):  # noqa: N818 - an answer like any other: nothing is there
+    """Nothing stands under the name."""
+
+
+class Away(StorageError):  # noqa: N818 - it says nothing of what the storage holds
+    """The storage does not answer, or lets us not in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object, by its name below the place that was listed."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One place for checkpoints. Its operations block: call them in a thread."""
+
+    uri: str
+    files: Any
+    root: str
+
+    def uri_of(self, name: str) -> str:
+        return f"{self.uri.rstrip('/')}/{name}"
+
+    def read(self, name: str) -> bytes:
+        """Read an object as a whole."""
+        data = self._tried(name, "read", lambda: self.files.cat_file(self._path(name)))
+        assert isinstance(data, bytes)
+        return data
+
+    def read_range(self, name: str, first: int, end: int) -> bytes:
+        """Read some of an object's bytes; fewer where it ends before."""
+        path = self._path(name)
+        data = self._tried(name, "read", lambda: self.files.cat_file(path, start=first, end=end))
+        assert isinstance(data, bytes)
+        return data
+
+    def size(self, name: str) -> int:
+        return int(self._tried(name, "read", lambda: self.files.size(self._path(name))))
+
+    def entries(self, folder: str) -> list[Entry]:
+        """All objects below a folder; none if it is not there."""
+        base = self._path(folder)
+        try:
+            self.files.invalidate_cache()
+            found = self._tried(folder, "listed", lambda: self.files.find(base, detail=True))
+        except Missing:
+            return []
+        prefix = self.files._strip_protocol(base).rstrip("/") + "/"
+        return sorted(
+            (Entry(path.removeprefix(prefix), int(about["size"] or 0))
+             for path, about in found.items() if path.startswith(prefix)),
+            key=lambda entry: entry.name,
+        )  # fmt: skip
+
+    def make_root(self) -> None:
+        """Make the place where it is a folder that is not there; an object store needs none."""
+        if isinstance(self.files, LocalFileSystem):
+            path = Path(self.root)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = os.strerror(error.errno or errno.EIO)
+                raise StorageError(f"{self.uri} cannot be made: {why}") from None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write an object as a whole, so that it is there or not, also after a power cut.
+
+        What a name has stood for once it stands for: names hold all that tells contents apart.
+        """
+        path = self._path(name)
+        if isinstance(self.files, LocalFileSystem):
+            self._tried(name, "written", lambda: _write_locally(Path(path), data))
+        else:
+            self._tried(name, "written", lambda: self._create(path, data))
+
+    def _create(self, path: str, data: bytes) -> None:
+        """Write where nothing is, if the backend can tell; the same once more is well."""
+        try:
+            self.files.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            found = self.files.cat_file(path)
+            if found == data:
+                return
+            if not data.startswith(found):
+                raise FileExistsError("another object has that name already") from None
+            self.files.rm_file(path)  # Half of an earlier try, which would be in the way for ever.
+            raise OSError("what stood there was not whole, and is removed") from None
+        except (NotImplementedError, TypeError):
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        else:
+            self._check(path, data)
+            return
+        self.files.pipe_file(path, data)
+        self._check(path, data)
+
+    def _check(self, path: str, data: bytes) -> None:
+        """Read back what we have just written; what is only half there must not keep the name."""
+        if self.files.cat_file(path) != data:
+            with contextlib.suppress(Exception):
+                self.files.rm_file(path)
+            raise OSError("what is read there is not what was written")
+
+    def delete(self, name: str) -> None:
+        """Remove an object; one that is gone already is well."""
+        path = self._path(name)
+        with contextlib.suppress(Missing):
+            self._tried(name, "deleted", lambda: self.files.rm_file(path))
+        if isinstance(self.files, LocalFileSystem):
+            # Folders are not objects: an empty one would be found by nobody.
+            with contextlib.suppress(OSError):
+                Path(path).parent.rmdir()
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def _tried(self, name: str, what: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except Exception as error:
+            raise _told(self.uri_of(name), what, self.uri, error) from None
+
+
+def open_storage(uri: str) -> Storage:
+    """Open a place by its address; ``InputError`` where it can be none."""
+    scheme, separator, _ = uri.partition("://")
+    if not separator:
+        if not PurePosixPath(uri).is_absolute():
+            what = f"{uri!r} is a relative path, which means another folder on each machine"
+            raise InputError(Problem("checkpoint: uri", what, "give gs://, s3:// or file:///..."))
+        uri = f"file://{uri}"
+    try:
+        files, root = fsspec.core.url_to_fs(uri)
+    except ImportError:
+        package = PACKAGES.get(scheme, "the package for it")
+        what = f"{uri} needs {package}, which is not installed"
+        raise InputError(Problem("checkpoint: uri", what, f"pip install {package}")) from None
+    except ValueError as error:
+        cure = "give gs://, s3:// or file:///..."
+        raise InputError(Problem("checkpoint: uri", f"{uri}: {error}", cure)) from None
+    except Exception as error:
+        raise _told(uri, "opened", uri, error) from None
+    return Storage(uri, files, root.rstrip("/"))
+
+
+def _told(place: str, what: str, uri: str, error: Exception) -> StorageError:
+    """An error of a backend, in a sentence."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"{place} is not there")
+    if number == errno.ENOSPC:
+        return StorageError(f"{place} cannot be {what}: the storage is full")
+    if number == errno.EDQUOT:
+        return StorageError(f"{place} cannot be {what}: the quota is used up")
+    if number == errno.EROFS:
+        return StorageError(f"{place} cannot be {what}: the file system is read-only")
+    scheme = uri.partition("://")[0]
+    text = f"{type(error).__name__}: {error}"
+    if scheme in PACKAGES and (isinstance(error, PermissionError) or REFUSED.search(text)):
+        cure = CREDENTIALS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), "see its documents")
+        return Away(f"{place} cannot be {what}: the credentials are missing or refused; {cure}")
+    if isinstance(error, PermissionError):
+        return StorageError(f"{place} cannot be {what}: the permission is missing")
+    if isinstance(error, OSError) and number is not None and scheme == "file":
+        return StorageError(f"{place} cannot be {what}: {os.strerror(number)}")
+    return Away(f"{place} cannot be {what}: {str(error) or type(error).__name__}")
+
+
+def _write_locally(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    early = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with early.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        early.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            early.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

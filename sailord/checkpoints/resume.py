@@ -1,0 +1,135 @@
+"""From which checkpoint a job that is submitted begins: none, or one that somebody names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.protocol.records import (
+    FIRST,
+    Durable,
+    GenerationRecord,
+    Holding,
+    JobId,
+    JobRecord,
+    Point,
+    Saving,
+    Uploaded,
+)
+from sailord.checkpoints.catalog import Unreadable, complete_at, folders_at, look_at
+from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, manifest_name
+from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
+from sailord.checkpoints.verify import compose, faults_of
+from sailord.core.checkpoint_records import WriteManifest
+from sailord.planning.pool import job_shape, read_job
+from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job
+from worker.checkpoint.compatibility import differences, model_of
+from worker.checkpoint.snapshot_file import head_checksum, read_head, read_header
+
+NEWEST = "newest"
+
+
+def begins_from(job: Job, id_: JobId, uri: str | None, resume: str | None) -> Durable | None:
+    """The checkpoint that the job goes on from; ``InputError`` says why that cannot be.
+
+    A place that holds checkpoints of a job of that name is not begun in anew: two histories in
+    one place could never be told apart again.
+    """
+    if uri is None:
+        if resume is None:
+            return None
+        cure = "name it under [checkpoint] uri"
+        raise InputError(Problem("resume", "the job names no place for checkpoints", cure))
+    try:
+        storage = open_storage(uri)
+        if resume is None:
+            if folders_at(storage, id_) and complete_at(storage, id_):
+                what = f"{uri} holds checkpoints of a job {id_} already"
+                cure = "give --resume newest, or another --id"
+                raise InputError(Problem("checkpoint: uri", what, cure))
+            storage.make_root()
+            return None
+        found, unreadable = look_at(storage, id_)
+        manifest, durable = _chosen(found, unreadable, resume, f"{uri}/{id_}")
+        _check(storage, manifest, job, id_, found)
+    except StorageError as error:
+        raise InputError(Problem("checkpoint: uri", str(error))) from None
+    return durable
+
+
+def _chosen(
+    found: list[tuple[Manifest, Durable]], unreadable: list[Unreadable], resume: str, place: str
+) -> tuple[Manifest, Durable]:
+    """By step; of several, that of the latest generation and term. The newest is by generation.
+
+    A newer one that cannot be read is not passed over in silence.
+    """
+    if resume == NEWEST:
+        wanted = found
+    else:
+        wanted = [pair for pair in found if str(pair[0].point.step) == resume]
+    best = max(wanted, key=_order, default=None)
+    for each in unreadable:
+        is_meant = best is None and str(each.point.step) == resume
+        newest = (each.point.generation, each.point.step)
+        if is_meant or (resume == NEWEST and (best is None or newest > _order(best)[:2])):
+            steps = sorted({m.point.step for m, _ in found}, reverse=True)
+            cure = f"give --resume {steps[0]} to go on from there" if steps else "see that file"
+            what = f"the checkpoint of step {each.point.step} cannot be read: {each.why}"
+            raise InputError(Problem("resume", what, cure))
+    if best is None:
+        known = ", ".join(sorted({str(m.point.step) for m, _ in found}, key=int))
+        if not found:
+            cure = "give the --id that the job had, or leave --resume out to begin anew"
+            raise InputError(Problem("resume", f"there is no checkpoint at {place}", cure))
+        what = f"there is no checkpoint {resume[:20]!r} at {place}"
+        raise InputError(Problem("resume", what, f"there are: {known}"))
+    return best
+
+
+def _order(pair: tuple[Manifest, Durable]) -> tuple[int, int, int]:
+    manifest, _ = pair
+    return manifest.point.generation, manifest.point.step, manifest.term
+
+
+def _check(
+    storage: Storage,
+    manifest: Manifest,
+    job: Job,
+    id_: JobId,
+    found: list[tuple[Manifest, Durable]],
+) -> None:
+    """It must be the job's, whose data and model go on, and all of its objects must be there."""
+    step = manifest.point.step
+    changed = differences(job, read_job(manifest.spec), step=step, place="resume")
+    if changed:
+        raise InputError(changed)
+    if model_of(job) != manifest.model:
+        what = f"the checkpoint of step {step} is of another model than the job it names"
+        raise InputError(Problem("resume", what, "see who wrote it; give another step, or id"))
+    faults = faults_of(storage, manifest, job=id_, is_thorough=False)
+    if faults:
+        older = max((m.point.step for m, _ in found if m.point.step < step), default=None)
+        cure = (
+            "no older one is there" if older is None else f"the next older one is of step {older}"
+        )
+        raise InputError([Problem("resume", fault, cure) for fault in faults[:9]])
+
+
+def take_in(storage: Storage, id_: JobId, job: Job, spec: str, file: Path) -> Durable:
+    """Make a checkpoint of one file that holds every piece; its generation is 0."""
+    header, head = read_header(file), read_head(file)
+    point = Point(header.step, 0)
+    name = f"{folder_of(id_, point)}/{header.file_name}"
+    data = file.read_bytes()
+    storage.write(name, data)
+    holds = tuple(Holding(layer, 0, header.atoms + 1) for layer in range(header.layers))
+    part = Uploaded(point, storage.uri_of(name), len(data), head_checksum(head), holds)
+    layers, atoms = job_shape(job)
+    record = JobRecord(id_, "queued", layers=layers, atoms=atoms, saving=Saving(storage.uri))
+    nobody = GenerationRecord(id_, 0, "closed", "", (), FIRST, 0, "imported")
+    order = WriteManifest(record, nobody, (part,), point, None)
+    described, sha256 = manifest_bytes(compose(storage, order, term=0, spec=spec))
+    manifest = manifest_name(id_, point, 0)
+    storage.write(manifest, described)
+    return Durable(point, storage.uri_of(manifest), sha256)

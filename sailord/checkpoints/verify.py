@@ -1,0 +1,187 @@
+"""Whether a checkpoint can be read: its manifest, its objects, and every byte of them.
+
+``compose`` makes a manifest of what was uploaded and believes nothing that it can look at;
+``faults_of`` says of a manifest all that is wrong with what it names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import xxhash
+
+from agents.protocol.records import JobId, Uploaded
+from sailord.checkpoints.manifest import Manifest, Object, Tensor, folder_of
+from sailord.checkpoints.object_storage import Missing, Storage, StorageError
+from sailord.core.checkpoint_records import WriteManifest
+from sailord.planning.pool import read_job
+from simulator.spec.job import Job
+from worker.checkpoint.snapshot_file import (
+    Header,
+    Piece,
+    SlotError,
+    head_checksum,
+    head_length,
+    number_of,
+    parse_head,
+)
+from worker.layout.rank_layout import own_tensors
+from worker.layout.tensor_table import table_of
+
+FIRST_BYTES = 1 << 16
+"""Read at once of an object: most headers are shorter."""
+CHUNK_BYTES = 64 << 20
+
+
+def read_head(storage: Storage, name: str) -> tuple[Header, str]:
+    """The header of an object, and its checksum."""
+    uri = storage.uri_of(name)
+    data = storage.read_range(name, 0, FIRST_BYTES)
+    length = head_length(data, name=uri)
+    if length > len(data):
+        data += storage.read_range(name, len(data), length)
+    return parse_head(data, name=uri), head_checksum(data)
+
+
+# ---- making one ---------------------------------------------------------------------------------
+
+
+def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> Manifest:
+    """Put together the manifest of what was uploaded; ``StorageError`` says why that cannot be."""
+    job, point = order.job, order.point
+    headers: list[Header] = []
+    objects: list[Object] = []
+    for part in order.parts:
+        name = _object_name(storage, job.id, part)
+        folder = folder_of(job.id, point)
+        try:
+            header, checksum = read_head(storage, f"{folder}/{name}")
+        except SlotError as error:
+            raise StorageError(str(error)) from None
+        if checksum != part.checksum:
+            raise StorageError(f"{part.uri} is not what was uploaded: its header is another one")
+        if (header.job, header.generation, header.step) != (job.id, point.generation, point.step):
+            said = f"step {header.step} of generation {header.generation} of {header.job}"
+            raise StorageError(f"{part.uri} is of {said}")
+        has = {piece.key for piece in header.pieces}
+        missing = [key for key in _pieces(part) if key not in has]
+        if missing:
+            raise StorageError(f"{part.uri} has no piece {missing[0][1]} of layer {missing[0][0]}")
+        headers.append(header)
+        objects.append(Object(name, part.bytes, checksum, part.holds))
+    first = headers[0]
+    for header, part in zip(headers, order.parts, strict=True):
+        if _what(header) != _what(first):
+            raise StorageError(f"{part.uri} is of another model than {order.parts[0].uri}")
+        if header.progress != first.progress:
+            raise StorageError(f"{part.uri} has come to something else than {order.parts[0].uri}")
+    return Manifest(
+        job=job.id,
+        point=point,
+        term=term,
+        plan=order.record.plan,
+        model=first.model,
+        layers=first.layers,
+        atoms=first.atoms,
+        dtype=first.dtype,
+        moments=first.moments,
+        tensors=tensors_of(read_job(spec)),
+        objects=tuple(objects),
+        progress=first.progress,
+        spec=spec,
+        parent=order.parent,
+    )
+
+
+def _what(header: Header) -> tuple[object, ...]:
+    return header.model, header.layers, header.atoms, header.dtype, header.moments
+
+
+def _object_name(storage: Storage, job: JobId, part: Uploaded) -> str:
+    prefix = f"{storage.uri_of(folder_of(job, part.point))}/"
+    name = part.uri.removeprefix(prefix)
+    if name == part.uri or "/" in name:
+        raise StorageError(f"{part.uri} does not stand directly below {prefix}")
+    return name
+
+
+def _pieces(part: Uploaded | Object) -> Iterator[tuple[int, int]]:
+    for holding in part.holds:
+        for piece in range(holding.first, holding.end):
+            yield holding.layer, piece
+
+
+def tensors_of(job: Job) -> tuple[Tensor, ...]:
+    """The tensor table of a job."""
+    count = len(job.model.layers)
+    tables = own_tensors(table_of(job, index) for index in range(count))
+    return tuple(
+        Tensor(number_of(layer, layers=count), spec.name, spec.shape, spec.split_dim)
+        for layer, specs in sorted(
+            tables.items(), key=lambda item: number_of(item[0], layers=count)
+        )
+        for spec in specs
+    )
+
+
+# ---- judging one --------------------------------------------------------------------------------
+
+
+def faults_of(storage: Storage, manifest: Manifest, *, job: JobId, is_thorough: bool) -> list[str]:
+    """All that is wrong with a checkpoint; a thorough look reads every byte."""
+    if manifest.job != job:
+        return [f"it is a checkpoint of {manifest.job}, not of {job}"]
+    found = list(_coverage(manifest))
+    for each in manifest.objects:
+        found += _object_faults(storage, manifest, each, is_thorough=is_thorough)
+    return found
+
+
+def _coverage(manifest: Manifest) -> Iterator[str]:
+    """Every piece must stand in exactly one object."""
+    held = Counter(key for each in manifest.objects for key in _pieces(each))
+    for layer in range(manifest.layers):
+        for piece in range(manifest.atoms + 1):
+            count = held.pop((layer, piece), 0)
+            if count != 1:
+                times = "in no object" if count == 0 else f"in {count} objects"
+                yield f"piece {piece} of layer {layer} stands {times}"
+    for layer, piece in sorted(held):
+        yield f"piece {piece} of layer {layer} is none of this model"
+
+
+def _object_faults(
+    storage: Storage, manifest: Manifest, each: Object, *, is_thorough: bool
+) -> list[str]:
+    name = f"{folder_of(manifest.job, manifest.point)}/{each.name}"
+    uri = storage.uri_of(name)
+    try:
+        size = storage.size(name)
+        header, checksum = read_head(storage, name)
+    except Missing:
+        return [f"{uri} is missing"]
+    except SlotError as error:
+        return [str(error)]
+    if checksum != each.checksum:
+        return [f"{uri} is another object than the manifest names: its header is another one"]
+    if size < header.total_bytes:
+        return [f"{uri} is cut short: {size} bytes instead of {header.total_bytes}"]
+    if header.model != manifest.model:
+        return [f"{uri} is of another model"]
+    if not is_thorough:
+        return []
+    wanted = set(_pieces(each))
+    pieces = [piece for piece in header.pieces if piece.key in wanted]
+    return [fault for piece in pieces if (fault := _piece_fault(storage, name, piece))]
+
+
+def _piece_fault(storage: Storage, name: str, piece: Piece) -> str:
+    end = piece.offset + piece.bytes
+    total = xxhash.xxh3_128()
+    for first in range(piece.offset, end, CHUNK_BYTES):
+        total.update(storage.read_range(name, first, min(first + CHUNK_BYTES, end)))
+    if total.hexdigest() == piece.checksum:
+        return ""
+    where = f"piece {piece.piece} of layer {piece.layer}, bytes {piece.offset} to {end - 1}"
+    return f"{storage.uri_of(name)}: {where}: damaged, its checksum does not fit"

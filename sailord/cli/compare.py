@@ -1,0 +1,187 @@
+"""The command ``compare``: all planners on one case, judged by one simulator."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.api import plan_job
+from planner.compare.interface import Mode
+from planner.compare.judge_all import Entry, case_of, enter
+from planner.compare.registry import SAILOR, baseline, names
+from planner.problem.question import Question, read_ahead
+from sailord.cli.deadline import seconds_left
+from sailord.cli.inputs import FILE, JSON, PROFILES, load_job_and_cluster
+from sailord.cli.table import table
+from simulator.api import ESTIMATORS, estimator, load_measurements
+from simulator.documents.problems import InputError, Problem, nearest
+
+NO_PLAN = 1
+
+
+@click.command()
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@click.option(
+    "--planners",
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help=f"Separated by commas: {', '.join(names())}.",
+)
+@PROFILES
+@click.option(
+    "--mode",
+    type=click.Choice(["fixed", "published"]),
+    default="fixed",
+    show_default=True,
+    help="Planners of the literature with their known defects mended, or as published.",
+)
+@click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"What judges all plans: one of {', '.join(ESTIMATORS)}.",
+)
+@click.option("--budget", type=click.IntRange(min=1), help="Plans that our own planner may judge.")
+@JSON
+def compare(
+    job: Path,
+    cluster: Path,
+    planners: str,
+    profiles: Path | None,
+    mode: Mode,
+    estimator_name: str,
+    budget: int | None,
+    as_json: bool,
+) -> None:
+    """Let all planners plan JOB on CLUSTER, and judge their plans by one simulator.
+
+    Each planner's plans are taken in its own order; the first that the job and the cluster allow
+    and that fits the devices' memory counts. Exits with 1 if no planner has one.
+    """
+    the_job, the_cluster = load_job_and_cluster(job, cluster)
+    wanted = _wanted(planners)
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
+    left = seconds_left(the_job)
+    question = Question(
+        the_job, the_cluster, measurements, estimator_name, budget=budget, seconds_left=left
+    )
+    contest = _Contest(question, mode)
+    rows = []
+    for name in wanted:
+        started = time.perf_counter()
+        entry = contest.enter(name)
+        rows.append((entry, time.perf_counter() - started))
+    if as_json:
+        click.echo(json.dumps([_to_json(*row) for row in rows], indent=1, allow_nan=False))
+    else:
+        click.echo(_text(rows, the_job.objective.goal))
+    if all(entry.plan is None for entry, _ in rows):
+        raise SystemExit(NO_PLAN)
+
+
+def _wanted(text: str) -> list[str]:
+    if text == "all":
+        return list(names())
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in names()]
+    if unknown or not wanted:
+        name = unknown[0] if unknown else text
+        raise InputError(Problem("--planners", f'"{name}" is not known', nearest(name, names())))
+    return wanted
+
+
+class _Contest:
+    """One case, with the tables that all planners share."""
+
+    def __init__(self, question: Question, mode: Mode) -> None:
+        self.question = question
+        self.mode: Mode = mode
+        self.case = case_of(question)
+        self.judge = estimator(
+            question.estimator,
+            job=question.job,
+            cluster=question.cluster,
+            measurements=question.measurements,
+        )
+
+    def enter(self, name: str) -> Entry:
+        """One planner's entry; a planner that cannot start on this case says why."""
+        try:
+            if name == SAILOR:
+                return self._own()
+            left = self.question.seconds_left
+            return enter(baseline(name), self.case, self.mode, self.judge, left)
+        except InputError as error:
+            return Entry(name, None, None, why_not=str(error.problems[0]))
+
+    def _own(self) -> Entry:
+        answer = plan_job(self.question)
+        why_not = str(answer.problems[0]) if answer.problems else ""
+        return Entry(SAILOR, answer.plan, answer.estimate, why_not=why_not)
+
+
+def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
+    estimate = entry.estimate
+    found: dict[str, Any] = {
+        "planner": entry.planner,
+        "found": entry.plan is not None,
+        "search_s": seconds,
+        "rejected": dict(entry.passed_over),
+    }
+    if entry.plan is None or estimate is None:
+        return found | {"why_not": entry.why_not}
+    return found | {
+        "iteration_s": estimate.iteration_s,
+        "throughput_samples_per_s": estimate.throughput_samples_per_s,
+        "cost_usd_per_iteration": estimate.money.total_usd,
+        "gpus_used": entry.plan.gpus_used(),
+        "own_iteration_s": entry.own_seconds,
+        "own_error": entry.own_error,
+    }
+
+
+def _text(rows: list[tuple[Entry, float]], goal: str) -> str:
+    header = ["planner", "s/iteration", "samples/s", "$/iteration", "GPUs", "pipelines",
+              "passed over", "own error", "search s"]  # fmt: skip
+
+    def worth(row: tuple[Entry, float]) -> float:
+        estimate = row[0].estimate
+        if estimate is None:
+            return math.inf
+        worth = estimate.money.total_usd if goal == "cost" else estimate.iteration_s
+        return math.inf if worth is None else worth
+
+    ranked = sorted(rows, key=worth)
+    cells, reasons = [], []
+    for entry, seconds in ranked:
+        cells.append([entry.planner, *_cells(entry), f"{seconds:.2f}"])
+        if entry.plan is None:
+            reasons.append(f"no plan of {entry.planner}: {entry.why_not}")
+    return "\n".join([table(header, cells), *reasons])
+
+
+def _cells(entry: Entry) -> list[str]:
+    passed = [f"{n} {what.replace('_', ' ')}" for what, n in entry.passed_over.items() if n]
+    counts = ", ".join(passed) or "-"
+    if entry.plan is None or entry.estimate is None:
+        return ["-"] * 5 + [counts, "-"]
+    estimate, usd = entry.estimate, entry.estimate.money.total_usd
+    return [
+        f"{estimate.iteration_s:.3f}",
+        f"{estimate.throughput_samples_per_s:.4g}",
+        "-" if usd is None else f"{usd:.4g}",
+        str(entry.plan.device_count),
+        str(len(entry.plan.pipelines)),
+        counts,
+        "-" if entry.own_error is None else f"{entry.own_error:+.0%}",
+    ]

@@ -1,0 +1,165 @@
+"""What ``sailorctl`` says to a person: an estimate, and a comparison with measured runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from sailord.cli.table import table
+from simulator.estimate.result import Estimate
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan, Stage
+from simulator.validate_runs import Comparison, Report
+
+GIB = 2**30
+ROWS_MAX = 40
+
+
+def estimate_text(plan: Plan, job: Job, estimate: Estimate) -> str:
+    """An estimate as a page: the sums, each kind of stage, and where the numbers come from."""
+    lines = [*_sums(plan, job, estimate), ""]
+    lines += [_stages(plan, estimate), ""]
+    lines.append(f"bottleneck  {estimate.bottleneck}")
+    error = estimate.provenance.relative_error
+    lines.append(f"source      {estimate.provenance.source}, within about {error:.0%}")
+    notes = dict.fromkeys((*estimate.notes, *estimate.provenance.notes))
+    lines += [f"note        {note}" for note in notes]
+    return "\n".join(lines)
+
+
+def _sums(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
+    money = estimate.money
+    used = ", ".join(f"{count} x {name}" for name, count in plan.gpus_used().items())
+    tokens = estimate.throughput_samples_per_s * job.sequence
+    yield f"job         {job.name}: {job.model.name}, {job.precision}, sequence {job.sequence}"
+    yield (
+        f"plan        {_counted(len(plan.pipelines), 'pipeline')}, micro batch "
+        f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
+    )
+    yield f"devices     {used}"
+    yield f"iteration   {_seconds(estimate.iteration_s)} ({estimate.estimator} estimator)"
+    yield (f"throughput  {estimate.throughput_samples_per_s:.4g} samples/s, {tokens:,.0f} tokens/s")
+    if money.total_usd is None:
+        yield f"cost        unknown: no price for {', '.join(money.unpriced)}"
+    else:
+        hourly = money.total_usd / estimate.iteration_s * 3600
+        yield (
+            f"cost        ${money.total_usd:.4g} an iteration (${money.egress_usd:.3g} of it "
+            f"egress), ${hourly:,.2f} an hour"
+        )
+    if estimate.fits:
+        yield "memory      fits"
+    else:
+        full = sum(not device.fits for row in estimate.memory for device in row)
+        yield f"memory      DOES NOT FIT on {_counted(full, 'device group')}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def _stages(plan: Plan, estimate: Estimate) -> str:
+    """One row per different device group."""
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(plan.owning_stages(pipeline)):
+            device = estimate.memory[p][s]
+            place = stage.places[0]
+            row = [
+                str(s),
+                f"{stage.layers[0]}-{stage.layers[1] - 1}",
+                _devices(stage),
+                place.zone,
+                str(pipeline.micro_batches),
+                f"{device.total / GIB:.1f}/{device.capacity / GIB:.1f}"
+                + ("" if device.fits else " !"),
+            ]
+            if estimate.stages:
+                time = estimate.stages[p][s]
+                row += [
+                    f"{part / estimate.iteration_s:.0%}"
+                    for part in (time.compute_s, time.communication_s, time.idle_s)
+                ]
+            rows.setdefault(tuple(row), []).append(p)
+    header = ["pipelines", "stage", "layers", "devices", "zone", "micro batches", "GiB"]
+    if estimate.stages:
+        header += ["compute", "comm.", "idle"]
+    listed = [[_spans(pipelines), *row] for row, pipelines in rows.items()]
+    text = table(header, listed[:ROWS_MAX])
+    rest = len(listed) - ROWS_MAX
+    return text + (f"\n... and {rest} more (--json has them all)" if rest > 0 else "")
+
+
+def _devices(stage: Stage) -> str:
+    """A100-40 x2; of a split stage, each kind with the number of its groups."""
+    kinds: dict[str, int] = {}
+    for place in stage.places:
+        kinds[place.gpu] = kinds.get(place.gpu, 0) + 1
+    return " + ".join(
+        f"{gpu} x{stage.tp}" + (f" ({groups} groups)" if groups > 1 else "")
+        for gpu, groups in kinds.items()
+    )
+
+
+def _spans(numbers: list[int]) -> str:
+    """0-3, 5"""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    texts = ["-".join(map(str, part)) for part in parts]
+    return ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
+
+
+def validation_text(report: Report, estimator_name: str) -> str:
+    """Measured against predicted, then the mean errors of each campaign."""
+    cases = [
+        [
+            c.case,
+            _number(c.time_measured_s, "{:.3f}"),
+            f"{c.time_predicted_s:.3f}",
+            _number(c.time_error_pct, "{:+.1f}"),
+            _number(c.memory_measured_bytes, "{:.2f}", GIB),
+            f"{c.memory_predicted_bytes / GIB:.2f}",
+            _number(c.memory_error_pct, "{:+.1f}"),
+            c.provenance,
+        ]
+        for c in report.comparisons
+    ]
+    header = ["case", "s", "predicted", "%", "GiB", "predicted", "%", "source"]
+    campaigns = [*report.by_source().items()]
+    if len(campaigns) > 1:
+        campaigns.append(("all", list(report.comparisons)))
+    sums = [[name, *_errors(comparisons)] for name, comparisons in campaigns]
+    sum_header = ["campaign", "cases", "time mean %", "max %", "memory mean %", "max %"]
+    return "\n".join(
+        [
+            f"estimator {estimator_name}",
+            "",
+            table(header, cases),
+            "",
+            table(sum_header, sums),
+        ]
+    )
+
+
+def _errors(comparisons: list[Comparison]) -> list[str]:
+    times = [abs(c.time_error_pct) for c in comparisons if c.time_error_pct is not None]
+    memories = [abs(c.memory_error_pct) for c in comparisons if c.memory_error_pct is not None]
+    cells = [str(len(comparisons))]
+    for errors in (times, memories):
+        if errors:
+            cells += [f"{statistics.fmean(errors):.2f}", f"{max(errors):.2f}"]
+        else:
+            cells += ["-", "-"]
+    return cells
+
+
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "-" if value is None else form.format(value / unit)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.3f} s"

@@ -1,0 +1,154 @@
+"""The command ``frontier``: throughput against dollars, with the plans that are worth having."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.api import plan_job
+from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point, frontier
+from planner.problem.question import Question, read_ahead
+from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.cli.table import table
+from sailord.plots.figure import check_picture
+from sailord.plots.frontier import draw_frontier
+from simulator.api import ESTIMATORS, load_measurements
+from simulator.documents.problems import InputError, Problem
+from simulator.inputs.plan_file import plan_text, plan_to_json
+
+NO_PLAN = 1
+
+
+@click.command("frontier")
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
+@click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"What judges the plans: one of {', '.join(ESTIMATORS)}.",
+)
+@click.option("--budget", type=click.IntRange(min=1), help="Plans judged in each search.")
+@click.option(
+    "--points",
+    type=click.IntRange(min=2, max=100),
+    default=DEFAULT_POINTS,
+    show_default=True,
+    help="Plans to print at most; about as many searches are made.",
+)
+@click.option("--save", type=FILE, metavar="DIR", help="Write each plan into this folder.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the front as .svg or .png.")
+@JSON
+def frontier_command(
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    estimator_name: str,
+    budget: int | None,
+    points: int,
+    save: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the plans for JOB on CLUSTER of which none is both faster and cheaper.
+
+    The first is the fastest, the last the cheapest; limits of the job hold for all. Exits with 1
+    if no plan keeps them.
+    """
+    check_outputs((plot,), (job, cluster))
+    if plot is not None:
+        check_picture(plot)
+    the_job, the_cluster = load_job_and_cluster(job, cluster)
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
+    question = Question(the_job, the_cluster, measurements, estimator_name, budget=budget)
+    started = time.perf_counter()
+    found = frontier(question, points=points)
+    seconds = time.perf_counter() - started
+    if not found.points:
+        for problem in plan_job(question).problems:
+            click.echo(f"no plan: {problem}", err=True)
+        raise SystemExit(NO_PLAN)
+    files: Sequence[Path | None] = (
+        _save(found, save) if save is not None else [None] * len(found.points)
+    )
+    if plot is not None:
+        draw_frontier(found, the_job.name, plot)
+    if as_json:
+        click.echo(json.dumps(_to_json(found, files, seconds), indent=1, allow_nan=False))
+    else:
+        click.echo(_text(found, files, seconds))
+
+
+def _save(found: Frontier, folder: Path) -> list[Path]:
+    """Write the plans, numbered as they are printed."""
+    width = len(str(len(found.points)))
+    files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, point in enumerate(found.points, start=1):
+            path = folder / f"plan-{number:0{width}}.json"
+            path.write_text(plan_text(point.plan), encoding="utf-8")
+            files.append(path)
+    except OSError as error:
+        raise InputError(
+            Problem(str(folder), f"cannot be written: {error.strerror}", "name another folder")
+        ) from None
+    return files
+
+
+def _to_json(found: Frontier, files: Sequence[Path | None], seconds: float) -> dict[str, Any]:
+    return {
+        "points": [
+            _point_json(point, file) for point, file in zip(found.points, files, strict=True)
+        ],
+        "search": {"seconds": seconds, "judged": found.judged, "on_front": found.found},
+    }
+
+
+def _point_json(point: Point, file: Path | None) -> dict[str, Any]:
+    estimate = point.estimate
+    return {
+        "iteration_s": point.seconds,
+        "throughput_samples_per_s": estimate.throughput_samples_per_s,
+        "cost_usd_per_iteration": point.usd,
+        "cost_usd_per_hour": point.usd_per_hour,
+        "gpus_used": point.plan.gpus_used(),
+        "plan": plan_to_json(point.plan),
+        "file": None if file is None else str(file),
+    }
+
+
+def _text(found: Frontier, files: Sequence[Path | None], seconds: float) -> str:
+    header = ["", "samples/s", "s/iteration", "$/iteration", "$/hour", "pipelines", "GPUs"]
+    rows = [
+        [
+            str(number),
+            f"{point.estimate.throughput_samples_per_s:.4g}",
+            f"{point.seconds:.3f}",
+            f"{point.usd:.5f}",
+            f"{point.usd_per_hour:.2f}",
+            str(len(point.plan.pipelines)),
+            gpus_text(point),
+        ]
+        for number, point in enumerate(found.points, start=1)
+    ]
+    lines = [table(header, rows), ""]
+    lines.append(
+        f"search  {seconds:.3f} s, {found.judged} plans judged, {found.found} on the front"
+    )
+    lines += [f"plan    {files[0]} to {files[-1]}"] if files[0] is not None else []
+    return "\n".join(lines)
+
+
+def gpus_text(point: Point) -> str:
+    """Which GPUs a plan takes."""
+    return ", ".join(f"{count} x {name}" for name, count in point.plan.gpus_used().items())

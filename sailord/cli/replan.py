@@ -1,0 +1,218 @@
+"""The command ``replan``: the next plan after a change, what moves, and whether it is worth it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.move_policy.decide_move import DEFAULT_RULES, Verdict, judge_move
+from planner.move_policy.move_gain import offer_of
+from planner.move_policy.node_lifetimes import History
+from planner.problem.question import read_ahead
+from planner.replan.damage import Running
+from planner.replan.match_nodes import Roster, roster_of, with_pools_of
+from planner.replan.nodes import cluster_with, is_placed, nodes_used
+from planner.replan.replanner import Replan, Replanner
+from planner.replan.transfers import Transfers
+from sailord.cli import estimate_text
+from sailord.cli.errors import Finite
+from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_all
+from simulator.api import load_measurements
+from simulator.cluster.cluster import Cluster
+from simulator.documents.problems import Problems
+from simulator.inputs.plan_check import check_plan
+from simulator.inputs.plan_file import complete_plan, plan_text, plan_to_json
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+
+NO_PLAN = 1
+
+
+@click.command("replan")
+@click.argument("plan", type=FILE)
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
+@click.option("--lost", multiple=True, metavar="NODE", help="A node that is gone; repeatable.")
+@click.option(
+    "--life",
+    "life_s",
+    type=Finite(min=0),
+    help="Seconds that the new state is expected to last at most.",
+)
+@click.option("--deep", is_flag=True, help="Search on, also from nothing, as when there is time.")
+@click.option("--save", type=FILE, metavar="PLAN", help="Write the next plan to this file.")
+@JSON
+def replan_command(
+    plan: Path,
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    lost: tuple[str, ...],
+    life_s: float | None,
+    deep: bool,
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the plan that should follow PLAN for JOB, now that CLUSTER is what is there.
+
+    Prints what would move, what that costs, and whether it is worth it. Exits with 0 exactly
+    when there is a next plan, with 1 if there is none.
+    """
+    check_outputs((save,), (plan, job, cluster))
+    the_job, the_cluster, old = load_all(job, cluster, plan)
+    old = complete_plan(old, the_cluster)
+    the_cluster = with_pools_of(the_cluster, old)
+    roster = roster_of(old, the_cluster, lost)
+    _check(old, the_job, the_cluster, roster, plan.name)
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    ready = read_ahead(measurements, the_job, the_cluster.catalogue)
+    replanner = Replanner(the_job, the_cluster, ready)
+    placed = old if is_placed(old) else replanner.place(old, roster.before)
+    assert placed is not None, "a plan that was checked has room"
+    running = replanner.look_at(placed)
+    started = time.perf_counter()
+    found = (replanner.improve if deep else replanner.replan)(running, roster.now)
+    seconds = time.perf_counter() - started
+    if found.plan is None:
+        for problem in found.problems:
+            click.echo(f"no plan: {problem}", err=True)
+        raise SystemExit(NO_PLAN)
+    verdict = _verdict(running, found, roster, the_job, life_s)
+    if save is not None:
+        save.write_text(plan_text(found.plan), encoding="utf-8")
+    gone = tuple(name for name in roster.lost if name in nodes_used(placed))
+    if as_json:
+        document = _document(running, found, roster, gone, verdict, seconds)
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        click.echo(_text(running, found, roster, gone, verdict, the_job, seconds))
+
+
+def _check(old: Plan, job: Job, cluster: Cluster, roster: Roster, name: str) -> None:
+    """The running plan must suit the job and the machines on which it ran."""
+    before = cluster_with(
+        cluster, (replace(node, spot=_is_spot(cluster, node.key)) for node in roster.before)
+    )
+    wide = replace(before, quotas=())  # What runs was granted once.
+    Problems(list(check_plan(old, job, wide, place=name))).raise_if_any()
+
+
+def _is_spot(cluster: Cluster, key: tuple[str, str, str]) -> bool:
+    return all(p.spot for p in cluster.pools if (p.gpu, p.machine, p.zone) == key)
+
+
+def _verdict(
+    running: Running, found: Replan, roster: Roster, job: Job, life_s: float | None
+) -> Verdict:
+    """Nothing is known of the past here: newcomers count as settled."""
+    offer = offer_of(
+        running,
+        found,
+        roster.now,
+        goal=job.objective.goal,
+        age_s={node.id: math.inf for node in roster.now},
+    )
+    rules = DEFAULT_RULES if life_s is None else replace(DEFAULT_RULES, horizon_s=life_s)
+    return judge_move(offer, History(), now_s=0.0, rules=rules)
+
+
+def _document(
+    running: Running,
+    found: Replan,
+    roster: Roster,
+    gone: tuple[str, ...],
+    verdict: Verdict,
+    seconds: float,
+) -> dict[str, Any]:
+    plan, estimate, transfers, move = found.found
+    return {
+        "plan": plan_to_json(plan),
+        "estimate": estimate.to_json(),
+        "gpus_used": plan.gpus_used(),
+        "running": {
+            "iteration_s": running.estimate.iteration_s,
+            "cost_usd_per_iteration": running.estimate.money.total_usd,
+            "lost_nodes": list(gone),
+            "other_nodes": list(roster.besides),
+            "cannot_go_on": found.needed,
+        },
+        "moves": _moves(transfers),
+        "cost": move.to_json(),
+        "verdict": verdict.to_json(),
+        "search": {"seconds": seconds, "evaluations": found.evaluations},
+    }
+
+
+def _moves(transfers: Transfers) -> dict[str, Any]:
+    return {
+        "network_bytes": transfers.network_bytes,
+        "restored_bytes": transfers.restored_bytes,
+        "own_device_bytes": transfers.own_device_bytes,
+        "same_node_bytes": transfers.same_node_bytes,
+        "lost_layers": list(transfers.lost_layers),
+        "transfers": [
+            {"from": t.source, "to": t.target, "layers": list(t.layers), "bytes": t.size_bytes}
+            for t in transfers.between_nodes
+        ],
+        "restored": [
+            {"to": r.target, "layers": list(r.layers), "bytes": r.size_bytes}
+            for r in transfers.restored
+        ],
+    }
+
+
+def _text(
+    running: Running,
+    found: Replan,
+    roster: Roster,
+    gone: tuple[str, ...],
+    verdict: Verdict,
+    job: Job,
+    seconds: float,
+) -> str:
+    plan, estimate, transfers, move = found.found
+    phases = ", ".join(
+        f"{field.name.removesuffix('_s').replace('_', ' ')} {getattr(move.phases, field.name):.2g}"
+        for field in fields(move.phases)
+        if getattr(move.phases, field.name) > 0
+    )
+    is_same = plan == running.plan
+    lines = [
+        estimate_text.estimate_text(plan, job, estimate),
+        "",
+        f"before      {running.estimate.iteration_s:.4g} s an iteration"
+        + (f"; {found.needed}" if found.needed else ""),
+        f"lost        {_listed(gone)}",
+        f"besides     {_listed(roster.besides)}",
+        f"moves       {_gb(transfers.network_bytes)} between nodes in"
+        f" {len(transfers.between_nodes)} transfers, {_gb(transfers.restored_bytes)} from copies"
+        f" elsewhere; {_gb(transfers.own_device_bytes)} stay on their devices",
+    ]
+    if not is_same:
+        rent = "" if move.rent_usd is None else f", ${move.rent_usd:.2f} of rent"
+        lines.append(
+            f"takes       {move.seconds:.1f} s ({phases} s; {move.steps_lost:g} steps again),"
+            f" ${move.egress_usd:.2f} of egress{rent}"
+        )
+    lines += [
+        f"verdict     {verdict.reason}",
+        f"search      {seconds * 1e3:.0f} ms, {found.evaluations} plans judged",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    if not names:
+        return "no node"
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.3g} GB"

@@ -1,0 +1,279 @@
+"""The command ``replay``: what a job would have done on a trace, under each policy."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from planner.api import find_plan, plan_job
+from planner.problem.question import Question, read_ahead
+from planner.problem.search_cache import Tables
+from planner.replay.plan_library import DEFAULT_SEARCHES
+from planner.replay.run_replay import POLICIES, Replay, replayed
+from sailord.cli.errors import Finite
+from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.cli.table import table
+from sailord.plots.figure import check_picture
+from sailord.plots.replay import draw_replay
+from simulator.api import ESTIMATORS, load_measurements
+from simulator.cluster.cluster import Cluster
+from simulator.documents.problems import InputError, Problem, nearest
+from simulator.traces.player import MoveCosts, Tale
+from simulator.traces.trace import Taken, Trace, cluster_at
+from simulator.traces.trace_file import TraceChoice, load_trace
+
+NEVER_RAN = 1
+_COSTS = MoveCosts()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
+    return click.option(name, type=Finite(min=0), default=default, show_default=True, help=what)
+
+
+@click.command()
+@click.argument("trace", type=FILE)
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
+@click.option(
+    "--policy",
+    "policies",
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help=f"Separated by commas: {', '.join(POLICIES)}.",
+)
+@click.option("--trace", "trace_name", metavar="NAME", help="Which trace of a file that has many.")
+@click.option(
+    "--pool", metavar="GPU@ZONE", help="Which pool a trace is about that names none itself."
+)
+@click.option("--until", "until_s", type=Finite(min=0, min_open=True), metavar="SECONDS")
+@click.option("--seed", default=0, show_default=True, help="Draws which machines a loss takes.")
+@click.option(
+    "--searches",
+    type=click.IntRange(min=1),
+    default=DEFAULT_SEARCHES,
+    show_default=True,
+    help="Different availabilities for which a plan is searched, the longest first.",
+)
+@click.option("--budget", type=click.IntRange(min=1), help="Plans judged in each search.")
+@click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"What judges the plans: one of {', '.join(ESTIMATORS)}.",
+)
+@_seconds("--planned-s", _COSTS.planned_s, "Downtime of a move in place.")
+@_seconds("--unplanned-s", _COSTS.unplanned_s, "Downtime of a move in place after a loss.")
+@_seconds("--restart-s", _COSTS.restart_s, "Downtime of a restart from the durable checkpoint.")
+@_seconds("--checkpoint-every-s", _COSTS.checkpoint_every_s, "Between durable checkpoints.")
+@click.option(
+    "--snapshot-steps",
+    type=click.IntRange(min=1),
+    default=_COSTS.snapshot_steps,
+    show_default=True,
+    help="Between snapshots in the nodes' memory.",
+)
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw all of it over time, .svg or .png.")
+@JSON
+def replay(
+    trace: Path,
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    policies: str,
+    trace_name: str | None,
+    pool: str | None,
+    until_s: float | None,
+    seed: int,
+    searches: int,
+    budget: int | None,
+    estimator_name: str,
+    planned_s: float,
+    unplanned_s: float,
+    restart_s: float,
+    checkpoint_every_s: float,
+    snapshot_steps: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Play the availability TRACE, and say what JOB on CLUSTER trains, loses and pays.
+
+    Exits with 1 if the trace never has enough GPUs for the job.
+    """
+    check_outputs((plot,), (trace, job, cluster))
+    if plot is not None:
+        check_picture(plot)
+    wanted = _wanted(policies)
+    the_job, the_cluster = load_job_and_cluster(job, cluster)
+    the_trace = load_trace(trace, the_cluster, TraceChoice(trace_name, pool, until_s))
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
+    question = Question(the_job, the_cluster, measurements, estimator_name, budget=budget)
+    costs = MoveCosts(planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps)
+    result = replayed(
+        question,
+        the_trace,
+        costs,
+        taken=machines_taken(the_trace, the_cluster, seed),
+        search=lambda asked: find_plan(asked, Tables()),
+        searches=searches,
+    )
+    shown = [tale for tale in result.tales if tale.policy in wanted]
+    if plot is not None:
+        draw_replay(result, shown, plot)
+    if as_json:
+        click.echo(json.dumps(_to_json(result, shown), indent=1, allow_nan=False))
+    else:
+        click.echo(_text(result, shown, the_job.name))
+    if not result.plans.known:
+        _refuse(question, result)
+
+
+def _wanted(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return POLICIES
+    wanted = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in wanted if name not in POLICIES]
+    if unknown or not wanted:
+        name = unknown[0] if unknown else text
+        raise InputError(Problem("--policy", f'"{name}" is not known', nearest(name, POLICIES)))
+    return wanted
+
+
+def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[Taken]:
+    """Draw which GPUs of each pool go at each change: whole machines, in random order."""
+    chance = random.Random(seed)
+    before = trace.intervals[0].gpus
+    found = []
+    for interval in trace.intervals:
+        found.append(
+            tuple(
+                _slots(chance, was, was - up, pool.gpus_per_machine)
+                for pool, was, up in zip(cluster.pools, before, interval.gpus, strict=True)
+            )
+        )
+        before = interval.gpus
+    return found
+
+
+def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int, ...]:
+    """Numbers of the GPUs that go, machine after machine."""
+    if gone <= 0:
+        return ()
+    machines = list(range(-(-count // size)))
+    chance.shuffle(machines)
+    slots = [
+        slot
+        for machine in machines
+        for slot in range(machine * size, min((machine + 1) * size, count))
+    ]
+    return tuple(sorted(slots[:gone]))
+
+
+def _refuse(question: Question, result: Replay) -> None:
+    """Say why nothing ran, and end."""
+    most = max(result.plans.states, key=lambda gpus: (sum(gpus), gpus))
+    click.echo(
+        f"nothing runs: at no moment of {result.trace.name} is there a plan for the job;"
+        f" at most {sum(most)} GPUs are up",
+        err=True,
+    )
+    if sum(most):
+        asked = replace(question, cluster=cluster_at(question.cluster, most))
+        for problem in plan_job(asked).problems:
+            click.echo(f"no plan: {problem}", err=True)
+    raise SystemExit(NEVER_RAN)
+
+
+def _to_json(result: Replay, shown: Sequence[Tale]) -> dict[str, Any]:
+    trace, plans = result.trace, result.plans
+    return {
+        "trace": trace.name,
+        "duration_s": trace.end_s,
+        "changes": len(trace.intervals) - 1,
+        "availabilities": len(trace.distinct()),
+        "searches": plans.searched,
+        "plans": len(plans.known),
+        "ideal_samples": result.ideal_samples,
+        "policies": [_tale_json(result, tale) for tale in shown],
+    }
+
+
+def _tale_json(result: Replay, tale: Tale) -> dict[str, Any]:
+    names = ["/".join(key) for key in result.plans.places]
+    return {
+        "policy": tale.policy,
+        "goodput_samples_per_s": tale.goodput_samples_per_s,
+        "share_of_ideal": _share(result, tale),
+        "samples": tale.samples,
+        "steps": tale.steps,
+        "steps_lost": tale.steps_lost,
+        "reconfigurations": tale.moves,
+        "losses": tale.losses,
+        "cost_usd": tale.usd,
+        "useful_s": tale.useful_s,
+        "lost_s": tale.lost_s,
+        "downtime_s": tale.moving_s,
+        "standing_s": tale.standing_s,
+        "gpu_seconds": dict(zip(names, tale.gpu_seconds, strict=False)),
+    }
+
+
+def _share(result: Replay, tale: Tale) -> float | None:
+    return tale.samples / result.ideal_samples if result.ideal_samples else None
+
+
+def _text(result: Replay, shown: Sequence[Tale], job: str) -> str:
+    trace, plans = result.trace, result.plans
+    gpus = [sum(interval.gpus) for interval in trace.intervals]
+    lines = [
+        f"trace       {trace.name}: {_span(trace.end_s)}, {len(gpus) - 1} changes,"
+        f" {min(gpus)} to {max(gpus)} GPUs",
+        f"job         {job}: {len(plans.known)} plans for {len(trace.distinct())}"
+        f" different availabilities, {plans.searched} searches",
+        f"ideal       {result.ideal_samples / trace.end_s:.4g} samples/s, if changes cost nothing",
+        "",
+        _table(result, shown),
+    ]
+    return "\n".join(lines)
+
+
+def _table(result: Replay, shown: Sequence[Tale]) -> str:
+    header = ["policy", "samples/s", "of ideal", "$", "$/1000 samples", "steps", "steps lost",
+              "moves", "down", "lost", "standing"]  # fmt: skip
+    rows = []
+    for tale in shown:
+        share = _share(result, tale)
+        each = None if tale.usd is None or not tale.samples else tale.usd / tale.samples * 1000
+        rows.append(
+            [
+                tale.policy,
+                f"{tale.goodput_samples_per_s:.4g}",
+                "-" if share is None else f"{share:.1%}",
+                "-" if tale.usd is None else f"{tale.usd:.2f}",
+                "-" if each is None else f"{each:.4g}",
+                f"{tale.steps:,.0f}",
+                f"{tale.steps_lost:,.0f}",
+                str(tale.moves),
+                *(f"{s / tale.duration_s:.1%}" for s in (tale.moving_s, tale.lost_s,
+                                                         tale.standing_s)),
+            ]
+        )  # fmt: skip
+    return table(header, rows)
+
+
+def _span(seconds: float) -> str:
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.3g} days"
+    return f"{seconds / 3600:.3g} h" if seconds >= 7200 else f"{seconds:.5g} s"

@@ -1,0 +1,148 @@
+"""Commands that need no daemon: a plan's estimate, and the simulator's accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from sailord.cli import estimate_text
+from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_all
+from sailord.plots.plan import write_plot
+from sailord.plots.timeline import write_timeline
+from simulator.api import ESTIMATORS, Estimator, estimator, load_measurements
+from simulator.documents.files import load_document
+from simulator.documents.problems import InputError, Problem, Problems
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.estimate.memory_advice import Misfit
+from simulator.estimate.result import Estimate
+from simulator.hardware.catalogue import load_catalogue
+from simulator.inputs.plan_check import check_plan
+from simulator.inputs.plan_file import complete_plan
+from simulator.spec.plan import Plan
+from simulator.validate_runs import validate as validate_cases
+
+DOES_NOT_FIT = 3
+SOME_FAILED = 1
+MISFITS_SHOWN_MAX = 6
+
+_ESTIMATOR = click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"One of {', '.join(ESTIMATORS)}.",
+)
+
+
+@click.command()
+@click.argument("plan", type=FILE)
+@click.argument("job", type=FILE)
+@click.argument("cluster", type=FILE)
+@PROFILES
+@_ESTIMATOR
+@click.option("--timeline", type=FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
+@JSON
+def simulate(
+    plan: Path,
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    estimator_name: str,
+    timeline: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Estimate the time, memory and money of PLAN for JOB on CLUSTER.
+
+    Exits with 3 if the plan does not fit the memory of its devices.
+    """
+    check_outputs((timeline, plot), (plan, job, cluster))
+    the_job, the_cluster, the_plan = load_all(job, cluster, plan)
+    the_plan = complete_plan(the_plan, the_cluster)
+    Problems(list(check_plan(the_plan, the_job, the_cluster, place=plan.name))).raise_if_any()
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    judge = estimator(estimator_name, job=the_job, cluster=the_cluster, measurements=measurements)
+    estimate = judge.estimate(the_plan)
+    too_full: tuple[Misfit, ...] = ()
+    if not estimate.fits and isinstance(judge, EventEstimator):
+        too_full = judge.misfits(the_plan)
+    if timeline is not None or plot is not None:
+        _draw(the_plan, judge, estimate, timeline=timeline, picture=plot)
+    if as_json:
+        document = estimate.to_json() | {
+            "gpus_used": the_plan.gpus_used(),
+            "misfits": [str(misfit) for misfit in too_full],
+        }
+        click.echo(json.dumps(document, indent=1, allow_nan=False))
+    else:
+        click.echo(estimate_text.estimate_text(the_plan, the_job, estimate))
+    for misfit in too_full[:MISFITS_SHOWN_MAX]:
+        click.echo(f"does not fit: {misfit}", err=True)
+    if len(too_full) > MISFITS_SHOWN_MAX:
+        rest = len(too_full) - MISFITS_SHOWN_MAX
+        click.echo(f"does not fit: {rest} more kinds of device groups (--json has all)", err=True)
+    if not estimate.fits:
+        raise SystemExit(DOES_NOT_FIT)
+
+
+def _draw(
+    plan: Plan,
+    judge: Estimator,
+    estimate: Estimate,
+    *,
+    timeline: Path | None,
+    picture: Path | None,
+) -> None:
+    """Write the pictures that were asked for."""
+    if timeline is not None:
+        if not isinstance(judge, EventEstimator):
+            raise InputError(
+                Problem("--timeline", f"the estimator {judge.name} knows no schedule",
+                        "use --estimator event")
+            )  # fmt: skip
+        write_timeline(plan, judge, timeline)
+    if picture is not None:
+        write_plot(plan, estimate, judge, picture)
+
+
+@click.command()
+@click.argument("cases", type=FILE)
+@PROFILES
+@_ESTIMATOR
+@click.option("--catalogue", type=FILE, metavar="FILE", help="Your own facts, laid over ours.")
+@JSON
+def validate(
+    cases: Path,
+    profiles: Path | None,
+    estimator_name: str,
+    catalogue: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare predictions with measured runs: per case, per campaign and in sum.
+
+    Exits with 0 when every case with a valid measurement was estimated, whatever the error.
+    """
+    if estimator_name not in ESTIMATORS:
+        known = ", ".join(ESTIMATORS)
+        raise InputError(Problem("--estimator", f'"{estimator_name}" is not known', f"try {known}"))
+    facts = load_catalogue(catalogue)
+    document = load_document(cases)
+    result = validate_cases(
+        document.data,
+        place=document.name,
+        measurements=load_measurements(profiles, catalogue=facts),
+        catalogue=facts,
+        estimator_name=estimator_name,
+    )
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    else:
+        click.echo(estimate_text.validation_text(result, estimator_name))
+    for case, reason in result.failures:
+        click.echo(f"error: {case}: {reason}", err=True)
+    if result.failures:
+        raise SystemExit(SOME_FAILED)

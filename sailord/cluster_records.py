@@ -1,0 +1,301 @@
+"""The store as sailord uses it: records in and out, and every write of a leader fenced.
+
+Whatever is read is read as a whole; a write whose fate is unknown is settled by reading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.compression import pack, unpack
+from agents.protocol.records import Durable, GenerationRecord, Intent, JobId, JobRecord, NodeRecord
+from agents.protocol.store_keys import Keys
+from agents.store import (
+    Compare,
+    CreatedAt,
+    Delete,
+    Entry,
+    ModifiedAt,
+    Order,
+    Put,
+    Store,
+    WriteUnknown,
+)
+from sailord.core.reconfiguration_timing import Move
+
+T = TypeVar("T")
+Commitment = Literal["committed", "late", "deposed"]
+"""What became of a checkpoint: it counts; it came too late to; or somebody else leads."""
+Given = Literal["new", "known", "other"]
+"""What became of an order: it is stored; it was before; or its id is that of another one."""
+SPECS_MAX = 16
+HISTORY_MAX = 200
+"""Transitions kept of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One line of a job's history."""
+
+    id: int
+    at: float
+    text: str
+    generation: int | None = None
+    step: int | None = None
+    term: int = 0
+    move: Move | None = None
+    """The move that came to its end here, phase by phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything in the store that a decision may stand on, as it was at one revision."""
+
+    revision: int
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    generations: tuple[GenerationRecord, ...]
+    durables: tuple[tuple[JobId, Durable], ...]
+    intents: tuple[Intent, ...]
+    unreadable: tuple[str, ...] = ()
+    """What stands there and is none of ours, in words."""
+
+
+@dataclass(eq=False)
+class Gateway:
+    """One way to the store for one cluster."""
+
+    store: Store
+    keys: Keys
+    _read: dict[str, tuple[int, object]] = field(default_factory=dict)
+    """Records by key, as they were read at a revision: what did not change is not read again."""
+    _specs: dict[JobId, str] = field(default_factory=dict)
+    """Jobs' files: the planner is asked though the store is away."""
+
+    async def read_world(self) -> World:
+        """Look at everything at once."""
+        snapshot = await self.store.snapshot(self.keys.all)
+        faults: list[str] = []
+        known, self._read = self._read, {}
+        nodes: list[NodeRecord] = []
+        jobs: list[JobRecord] = []
+        generations: list[GenerationRecord] = []
+        durables: list[tuple[JobId, Durable]] = []
+        intents: list[tuple[int, Intent]] = []
+        for entry in snapshot.entries:
+            part = self.keys.job_part(entry.key)
+            if entry.key.startswith(self.keys.nodes):
+                nodes += self._record(NodeRecord, entry, known, faults)
+            elif entry.key.startswith(self.keys.intents):
+                for intent in self._record(Intent, entry, known, faults):
+                    intents.append((entry.created, intent))
+            elif part is None:
+                continue
+            elif part[1] == "state":
+                jobs += self._record(JobRecord, entry, known, faults)
+            elif part[1] == "gen":
+                generations += self._record(GenerationRecord, entry, known, faults)
+            elif part[1] == "durable":
+                found = self._record(Durable, entry, known, faults)
+                durables += [(part[0], durable) for durable in found]
+        return World(
+            snapshot.revision,
+            tuple(nodes),
+            tuple(jobs),
+            tuple(generations),
+            tuple(durables),
+            tuple(intent for _, intent in sorted(intents, key=lambda pair: pair[0])),
+            tuple(faults),
+        )
+
+    def _record(
+        self, kind: type[T], entry: Entry, known: dict[str, tuple[int, object]], faults: list[str]
+    ) -> Iterator[T]:
+        before = known.get(entry.key)
+        if before is not None and before[0] == entry.modified:
+            value = before[1]
+        else:
+            try:
+                value = decode(kind, unpack(entry.value))
+            except WireError as error:
+                faults.append(f"{entry.key}: {error}")
+                return
+        self._read[entry.key] = (entry.modified, value)
+        assert isinstance(value, kind)
+        yield value
+
+    # ---- what only a leader writes ------------------------------------------------------------
+
+    async def write_generation(
+        self,
+        record: GenerationRecord,
+        replaces: GenerationRecord | None,
+        *,
+        plan: bytes | None,
+        about: bytes | None,
+        lowers: Durable | None = None,
+        also: Sequence[Order] = (),
+    ) -> bool:
+        """Store the record in the place of ``replaces``; ``False``: something else stands there.
+
+        With it ``lowers`` becomes the newest checkpoint, if given, and ``also`` is carried out.
+        May be repeated at will; raises
+        what the store raises.
+        """
+        key = self.keys.generation(record.job)
+        there = await self.store.get(key)
+        present = None if there is None else decode(GenerationRecord, unpack(there.value))
+        if present == record:
+            return True
+        if present != replaces:
+            return False
+        orders: list[Order] = [Put(key, pack(encode(record))), *also]
+        if replaces is None or record.number != replaces.number:
+            if plan is not None:
+                orders.append(Put(self.keys.plan(record.job, record.plan), pack(plan)))
+            if about is not None:
+                orders.append(Put(self.keys.about(record.job, record.plan), pack(about)))
+        if lowers is not None:
+            orders.append(Put(self.keys.durable(record.job), encode(lowers)))
+        compares: list[Compare] = [
+            ModifiedAt(key, 0 if there is None else there.modified),
+            CreatedAt(self.keys.leader, record.term),
+        ]
+        return (await self.store.transact(compares, orders)).is_applied
+
+    async def commit(self, durable: Durable, record: GenerationRecord, term: int) -> Commitment:
+        """Make a checkpoint of the generation the newest, in one transaction.
+
+        May be repeated at will; what stands there says what became of it.
+        """
+        generation_key = self.keys.generation(record.job)
+        durable_key = self.keys.durable(record.job)
+        while True:
+            there = await self.store.get(durable_key)
+            known = None if there is None else decode(Durable, there.value)
+            if known == durable:
+                return "committed"
+            if known is not None and known.point.step >= durable.point.step:
+                return "late"
+            present = await self.store.get(generation_key)
+            if present is None:
+                return "late"
+            now = decode(GenerationRecord, unpack(present.value))
+            if now.number != record.number or now.state == "closed":
+                return "late"
+            compares: list[Compare] = [
+                CreatedAt(self.keys.leader, term),
+                ModifiedAt(generation_key, present.modified),
+                ModifiedAt(durable_key, 0 if there is None else there.modified),
+            ]
+            order = Put(durable_key, encode(durable))
+            if (await self.store.transact(compares, [order])).is_applied:
+                return "committed"
+            leader = await self.store.get(self.keys.leader)
+            if leader is None or leader.created != term:
+                return "deposed"
+
+    async def write_as_leader(self, term: int, orders: Sequence[Order]) -> bool:
+        """Carry out the orders if the term is still ours."""
+        return (await self.store.transact([CreatedAt(self.keys.leader, term)], orders)).is_applied
+
+    def put_job(self, job: JobRecord) -> Order:
+        return Put(self.keys.state(job.id), encode(job))
+
+    def put_intent(self, intent: Intent) -> Order:
+        return Put(self.keys.intent(intent.id), encode(intent))
+
+    def forget_intent(self, id_: str) -> Order:
+        return Delete(self.keys.intent(id_))
+
+    async def forget_plans(self, job: JobId, *, but: Iterable[str], term: int) -> None:
+        """Delete plans that no generation needs any more."""
+        kept = set(but)
+        stale = []
+        for part in ("plan", "about"):
+            snapshot = await self.store.snapshot(f"{self.keys.papers}{job}/{part}/")
+            stale += [e.key for e in snapshot.entries if e.key.rpartition("/")[2] not in kept]
+        if stale:
+            await self.write_as_leader(term, [Delete(key) for key in stale[:100]])
+
+    async def write_transition(self, job: JobId, transition: Transition) -> None:
+        """Add one line to a job's history, and forget the oldest beyond a limit.
+
+        What happened stays true when its leader's term is over meanwhile.
+        """
+        prefix = f"{self.keys.papers}{job}/history/"
+        orders: list[Order] = [Put(self.keys.history(job, transition.id), encode(transition))]
+        lines = (await self.store.snapshot(prefix)).entries
+        orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
+        await self.store.transact([], orders)
+
+    # ---- what anybody may ask or write --------------------------------------------------------
+
+    async def read_history(self, job: JobId) -> tuple[Transition, ...]:
+        """The transitions of a job, oldest first."""
+        snapshot = await self.store.snapshot(f"{self.keys.papers}{job}/history/")
+        return tuple(decode(Transition, entry.value) for entry in snapshot.entries)
+
+    async def read_plan(self, job: JobId, sha: str) -> bytes | None:
+        entry = await self.store.get(self.keys.plan(job, sha))
+        try:
+            return None if entry is None else unpack(entry.value)
+        except WireError:
+            return None
+
+    async def read_about(self, job: JobId, sha: str) -> dict[str, object]:
+        """What the planner said of a plan; nothing, where nobody can read it."""
+        entry = await self.store.get(self.keys.about(job, sha))
+        try:
+            value = {} if entry is None else json.loads(unpack(entry.value))
+        except ValueError:
+            return {}
+        assert isinstance(value, dict)
+        return value
+
+    async def read_spec(self, job: JobId) -> str | None:
+        """The job's file, as it was submitted; it never changes."""
+        if job not in self._specs:
+            entry = await self.store.get(self.keys.spec(job))
+            if entry is None:
+                return None
+            while len(self._specs) >= SPECS_MAX:
+                del self._specs[next(iter(self._specs))]
+            self._specs[job] = entry.value.decode()
+        return self._specs[job]
+
+    async def submit(self, job: JobRecord, spec: str, durable: Durable | None = None) -> bool:
+        """Put a new job into the queue; ``False``: there is one of that name.
+
+        ``durable`` is the checkpoint that it goes on from.
+        """
+        state = self.keys.state(job.id)
+        orders = [Put(self.keys.spec(job.id), spec.encode()), self.put_job(job)]
+        if durable is not None:
+            orders.append(Put(self.keys.durable(job.id), encode(durable)))
+        try:
+            return (await self.store.transact([ModifiedAt(state, 0)], orders)).is_applied
+        except WriteUnknown:
+            # Its moment tells our job from another of the same name.
+            there = await self.store.get(state)
+            if there is None:
+                raise
+            return decode(JobRecord, there.value).submitted_at == job.submitted_at
+
+    async def give_intent(self, intent: Intent) -> Given:
+        """Store an order under its id, unless one stands there."""
+        key = self.keys.intent(intent.id)
+        outcome = await self.store.transact([ModifiedAt(key, 0)], [Put(key, encode(intent))])
+        if outcome.is_applied:
+            return "new"
+        there = await self.store.get(key)
+        if there is None:
+            return "known"  # It was carried out just now.
+        known = decode(Intent, there.value)
+        # Who repeats "in 30 s" names another moment each time, and means the same.
+        is_same = (known.kind, known.target) == (intent.kind, intent.target)
+        return "known" if is_same else "other"

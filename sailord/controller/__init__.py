@@ -1,0 +1,1 @@
+"""Runs the core: leader election, event loop, store writes, effects."""

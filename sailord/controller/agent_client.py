@@ -1,0 +1,62 @@
+"""What sailord says to agents over HTTP, signed both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.records import Abort, Report
+from agents.rpc.client import TIMEOUT_S, CallFailed, Peers
+
+PROBE_S = 0.2
+ANSWER_BYTES_MAX = 16 << 20
+
+
+@dataclass(eq=False)
+class Calls:
+    """One session for all agents."""
+
+    key: bytes
+    _session: aiohttp.ClientSession | None = field(default=None)
+
+    async def abort(self, address: str, word: Abort) -> None:
+        """Say that everything of a job up to a generation is over."""
+        await self.call(address, "POST", "/v1/abort", encode(word))
+
+    async def wake(self, address: str) -> None:
+        """Ask the agent to read the store now."""
+        await self.call(address, "POST", "/v1/wake")
+
+    async def report(self, address: str) -> Report:
+        """Ask how the node stands."""
+        body = await self.call(address, "GET", "/v1/report", timeout_s=PROBE_S)
+        try:
+            return decode(Report, body)
+        except WireError as error:
+            raise CallFailed(str(error)) from None
+
+    async def call(
+        self,
+        address: str,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> bytes:
+        """Ask, and check that the cluster's own answered."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=256), auto_decompress=False
+            )
+        peers = Peers(self._session, self.key, ANSWER_BYTES_MAX)
+        status, answer = await peers.call(address, method, path, body, timeout_s=timeout_s)
+        if status >= 400:
+            raise CallFailed(f"{address}{path} answered {status}")
+        return answer
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,1 @@
+"""The controller's decisions, pure: (state, event) to (state, commands)."""

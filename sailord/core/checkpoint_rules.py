@@ -1,0 +1,241 @@
+"""Checkpoints as the controller sees them: when one counts, and which one can be gone back to.
+
+Phase 1: agents upload what their workers sealed and report it. Phase 2: what covers every piece
+of a point exactly once gets a manifest, and then one transaction makes it the newest checkpoint:
+our term, the present generation, a later step than the last. Commits are in order of their steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, Intent, Point, Restore, Uploaded
+from sailord.core.checkpoint_records import (
+    Check,
+    CheckDurable,
+    CheckpointCommitted,
+    CollectGarbage,
+    Commit,
+    CommitCheckpoint,
+    CommitFailed,
+    DurableChecked,
+    ManifestWritten,
+    Securing,
+    WriteManifest,
+)
+from sailord.core.queries import in_memory
+from sailord.core.restore_point import complete_points
+from sailord.core.state import (
+    Active,
+    Closing,
+    Command,
+    Note,
+    Opening,
+    Outcome,
+    Running,
+    SettleIntent,
+    State,
+)
+
+# ---- what is known ----------------------------------------------------------------------------
+
+
+def hear_of_storage(
+    state: State, event: ManifestWritten | CheckpointCommitted | CommitFailed | DurableChecked
+) -> State:
+    """Learn what became of a commit, or of a look at what is durable."""
+    if isinstance(event, CheckpointCommitted):
+        before = state.durables.get(event.job)
+        if before is None or before.point.step < event.durable.point.step:
+            state = replace(state, durables={**state.durables, event.job: event.durable})
+    active = state.active
+    if active is None or active.job.id != event.job:
+        return state
+    commit = active.commit
+    match event:
+        case DurableChecked() if active.check is not None and active.check.of == event.of:
+            if event.is_away:
+                later = _later(state)
+                active = replace(active, check=None, storage_after=later, storage_trouble=event.why)
+            else:
+                why_none = event.why if event.found is None else ""
+                active = replace(active, check=Check(event.of, event.found, why_none))
+        case ManifestWritten() if commit == Commit(event.durable.point):
+            active = replace(active, commit=Commit(commit.point, event.durable))
+        case CheckpointCommitted() if commit is not None and commit.durable == event.durable:
+            active = replace(active, commit=None, storage_trouble="")
+        case CommitFailed() if commit is not None and commit.point == event.point:
+            later = _later(state)
+            active = replace(active, commit=None, storage_after=later, storage_trouble=event.why)
+            active = replace(active, failed_at=event.point)
+        case _:
+            pass
+    return replace(state, active=active)
+
+
+def _later(state: State) -> float:
+    return state.now + state.options.commit_pause_s
+
+
+# ---- committing -------------------------------------------------------------------------------
+
+
+def covering(
+    uploads: Iterable[Uploaded], *, layers: int, atoms: int
+) -> tuple[Uploaded, ...] | None:
+    """Objects that together have every piece exactly once; ``None``: there are none yet.
+
+    An agent that was started anew may have uploaded the same again under another name.
+    """
+    chosen: list[Uploaded] = []
+    held: set[tuple[int, int]] = set()
+    for each in sorted(uploads, key=lambda upload: upload.uri):
+        own = {(part.layer, piece) for part in each.holds for piece in range(part.first, part.end)}
+        if own and not own & held:
+            chosen.append(each)
+            held |= own
+    whole = {(layer, piece) for layer in range(layers) for piece in range(atoms)}
+    return tuple(chosen) if held == whole else None
+
+
+def commit_next(state: State, active: Active) -> Outcome | None:
+    """Take a checkpoint one step further: to its manifest, then into the store."""
+    record, commit = active.generation, active.commit
+    if record is None or record.state == "closed" or isinstance(active.phase, Opening | Closing):
+        return None
+    if commit is None:
+        return _describe(state, active, record) if state.now >= active.storage_after else None
+    if commit.durable is None or commit.is_storing:
+        return None
+    storing = replace(active, commit=replace(commit, is_storing=True))
+    return replace(state, active=storing), (CommitCheckpoint(commit.durable, record),)
+
+
+def _describe(state: State, active: Active, record: GenerationRecord) -> Outcome | None:
+    """Begin with the oldest point that was uploaded as a whole and is not yet durable.
+
+    One that failed comes last: what is wrong with it need not be wrong with the next.
+    """
+    last = state.durables.get(active.job.id)
+    by_point: dict[Point, list[Uploaded]] = {}
+    for node in state.nodes.values():
+        report = node.report
+        # Of thousands few have any to tell of.
+        if report is None or not report.uploaded or report.job not in (None, active.job.id):
+            continue
+        for upload in report.uploaded:
+            by_point.setdefault(upload.point, []).append(upload)
+    for point in sorted(by_point, key=lambda point: (point == active.failed_at, point)):
+        is_late = last is not None and point.step <= last.point.step
+        if is_late or point.generation != record.number:
+            continue
+        parts = covering(by_point[point], layers=active.job.layers, atoms=active.job.atoms)
+        if parts is not None:
+            begun = replace(active, commit=Commit(point))
+            order = WriteManifest(active.job, record, parts, point, last)
+            return replace(state, active=begun), (order,)
+    return None
+
+
+def sweep(state: State, active: Active) -> Outcome | None:
+    """Tidy up the durable store once a generation runs, and after each commit."""
+    record, durable = active.generation, state.durables.get(active.job.id)
+    if durable is None or record is None or not isinstance(active.phase, Running):
+        return None
+    if active.swept == (record.number, durable):
+        return None
+    if any(order.kind == "rollback" for order in active.orders):
+        return None  # What is gone back to may be older than all that is kept.
+    order = CollectGarbage(active.job, record, durable)
+    return replace(state, active=replace(active, swept=(record.number, durable))), (order,)
+
+
+# ---- what is to become durable now --------------------------------------------------------------
+
+
+def secure(state: State, active: Active, point: Point | None) -> Outcome | None:
+    """Have the last point made durable before the job leaves its nodes; ``None``: that is over.
+
+    ``None`` also where there is none, where nothing is kept, or where it takes too long.
+    """
+    if point is None:
+        return None
+    durable = state.durables.get(active.job.id)
+    is_done = durable is not None and durable.point.step >= point.step
+    if active.job.saving.uri is None or is_done:
+        return None
+    wanted = active.securing
+    if wanted is None or wanted.point != point:
+        wanted = Securing(point, state.now + state.options.secure_s)
+        text = f"waiting for step {point.step} to become durable"
+        note = Note(text, active.job.id)
+        return replace(state, active=replace(active, securing=wanted)), (note,)
+    return None if state.now >= wanted.until else (state, ())
+
+
+def obey_checkpoint(state: State, active: Active) -> Outcome | None:
+    """Make the newest complete snapshot durable, as an operator ordered."""
+    orders = tuple(order for order in active.orders if order.kind == "checkpoint")
+    record = active.generation
+    if not orders or isinstance(active.phase, Opening | Closing):
+        return None
+    if active.job.saving.uri is None:
+        return _answer(state, active, orders, "no checkpoint: the job names no place for them")
+    if record is None or record.state == "closed":
+        return _answer(state, active, orders, "no checkpoint: the job does not run")
+    durable, wanted = state.durables.get(active.job.id), active.securing
+    if wanted is None:
+        point = newest_complete(state, active, record)
+        if point is None:
+            return None
+        wanted = Securing(point, state.now + state.options.secure_s)
+        return replace(state, active=replace(active, securing=wanted)), ()
+    if durable is not None and durable.point.step >= wanted.point.step:
+        return _answer(state, active, orders, f"step {durable.point.step} is durable, as ordered")
+    if state.now >= wanted.until:
+        text = f"step {wanted.point.step} did not become durable in time"
+        return _answer(state, active, orders, text)
+    return None
+
+
+def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str) -> Outcome:
+    rest = tuple(order for order in active.orders if order not in orders)
+    settled = replace(active, orders=rest, securing=None)
+    settle = (SettleIntent(order.id) for order in orders)
+    commands: tuple[Command, ...] = (Note(text, active.job.id), *settle)
+    return replace(state, active=settled), commands
+
+
+def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
+    """The newest point of the generation of which memory has every piece."""
+    held = in_memory(state, active)
+    shape = active.job.layers, active.job.atoms
+    points = (p for p in complete_points(held, *shape) if p.generation == record.number)
+    return max(points, default=None)
+
+
+# ---- going back -------------------------------------------------------------------------------
+
+
+def look_first(state: State, active: Active, restore: Restore) -> Outcome | None:
+    """Before a generation begins from a checkpoint, see that it can be read.
+
+    ``None``: it is known to be, or that none is. While somebody looks, nothing else happens.
+    """
+    durable = state.durables.get(active.job.id)
+    if restore.source != "durable" or durable is None or restore.point.step > durable.point.step:
+        return None
+    check = active.check
+    if check is not None and check.of == durable:
+        is_known = check.found is not None or check.why_none
+        return None if is_known else (state, ())
+    if state.now < active.storage_after:
+        return state, ()
+    last = active.generation
+    # What was read and came to nothing may be damaged where a quick look does not go.
+    came_to_nothing = (
+        last is not None and last.restore == restore and active.step == restore.point.step
+    )
+    order = CheckDurable(active.job, durable, came_to_nothing)
+    return replace(state, active=replace(active, check=Check(durable))), (order,)

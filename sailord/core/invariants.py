@@ -1,0 +1,83 @@
+"""What must hold after every decision, whatever happened. A breach is our bug, and stops us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sailord.core.state import (
+    AbortGeneration,
+    Closing,
+    Command,
+    Opening,
+    Running,
+    Starting,
+    State,
+    Stopping,
+    WriteGeneration,
+)
+
+
+def check(before: State, after: State, commands: Iterable[Command]) -> None:
+    """Stop at once if a decision broke a rule of the protocol."""
+    assert after.now >= before.now, "time went back"
+    orders = tuple(commands)
+    writes = [order for order in orders if isinstance(order, WriteGeneration)]
+    assert len(writes) <= 1, f"one decision writes several records: {writes}"
+    if after.term is None:
+        assert after.active is None, "a job is run by somebody who does not lead"
+        assert not writes, "somebody writes who does not lead"
+        return
+    for write in writes:
+        _check_write(after, write)
+    for order in orders:
+        if isinstance(order, AbortGeneration):
+            _check_abort(after, order)
+    _check_phase(after)
+
+
+def _check_write(state: State, write: WriteGeneration) -> None:
+    record, last = write.record, write.replaces
+    assert record.term == state.term, "a record is written under another's term"
+    assert record.members == tuple(sorted(set(record.members))), "members are a sorted set"
+    if last is None or record.number != last.number:
+        assert record.number == (1 if last is None else last.number + 1), "a number was left out"
+        assert record.state == "open", "a generation begins open"
+        assert record.members, "a generation without members"
+        durable = write.lowers or state.durables.get(record.job)
+        if durable is not None:
+            assert record.restore.point.step >= durable.point.step, "durable steps are given up"
+        return
+    order = ("open", "stopping", "closed")
+    assert order.index(record.state) > order.index(last.state), "a generation's state went back"
+    same = (record.plan, record.members, record.restore) == (last.plan, last.members, last.restore)
+    assert same, "what a generation is was changed after it was opened"
+
+
+def _check_abort(state: State, order: AbortGeneration) -> None:
+    active = state.active
+    assert active is not None, "a generation is aborted and no job is active"
+    generation = active.generation
+    assert generation is not None, "a generation is aborted and there is none"
+    assert order.generation < generation.number, "the present generation is aborted"
+
+
+def _check_phase(state: State) -> None:
+    active = state.active
+    if active is None:
+        return
+    assert active.job.id not in state.jobs, "the active job is in the queue too"
+    generation = active.generation
+    match active.phase:
+        case Starting() | Running():
+            assert generation is not None, "something runs without a generation"
+            assert generation.state != "closed", "a closed generation runs"
+        case Stopping():
+            assert generation is not None, "something stops without a generation"
+        case Opening():
+            number = 0 if generation is None else generation.number
+            gap = active.phase.record.number - number
+            assert gap in {0, 1}, "a generation is opened out of turn"
+        case Closing() if generation is not None:
+            assert generation.job == active.job.id, "another job's generation is closed"
+        case _:
+            pass

@@ -1,0 +1,51 @@
+"""What operators order of a job, carried out as soon as its phase allows it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import Intent
+from sailord.core.job_cost import over_budget
+from sailord.core.queries import is_alive, is_writing
+from sailord.core.replan_triggers import order_at_hand
+from sailord.core.state import Active, Held, Note, Outcome, SettleIntent, State, Stopping, Waiting
+from sailord.core.transitions import close, enter, stop, without
+
+
+def obey(state: State, active: Active) -> Outcome | None:
+    """Carry out the first order that is not yet done."""
+    order = order_at_hand(active)
+    if order is None or is_writing(active):
+        return None
+    reason = order.reason or f"{order.kind} was ordered"
+    match order.kind:
+        case "cancel":
+            return close(state, active, "cancelled", reason)
+        case "pause" if isinstance(active.phase, Stopping) and active.phase.then == "paused":
+            return None
+        case "pause" if is_alive(state, active):
+            return stop(state, active, "paused", reason)
+        case "pause":
+            return close(state, active, "paused", reason)
+        case "rollback" if isinstance(active.phase, Held) and over_budget(state):
+            said = Note(f"does not go back: {over_budget(state)}", active.job.id)
+            return _settled(state, active, order, said)
+        case "resume" | "rollback" if isinstance(active.phase, Held):
+            job = replace(active.job, state="running", reason=reason)
+            again = replace(active, job=job, failures=0, not_before=state.now, is_refused=False)
+            again = replace(again, considered=frozenset(), check=None)
+            waiting = Waiting(reason, state.now)
+            if order.kind == "rollback":
+                return enter(replace(state, active=again), waiting)
+            again = without(again, order)
+            return enter(replace(state, active=again), waiting, SettleIntent(order.id))
+        case "replan" if isinstance(active.phase, Held):
+            return _settled(state, active, order)  # Whoever resumes it has it planned anew.
+        case "replan" | "rollback":
+            return None  # ``changes`` asks for it.
+        case _:  # It goes on already.
+            return _settled(state, active, order)
+
+
+def _settled(state: State, active: Active, order: Intent, *said: Note) -> Outcome:
+    return replace(state, active=without(active, order)), (SettleIntent(order.id), *said)

@@ -1,0 +1,114 @@
+"""Why an order would change nothing, told to who gives it instead of being taken without effect."""
+
+from __future__ import annotations
+
+from agents.protocol.records import Intent, IntentKind, JobId, JobRecord, JobState
+from sailord.core.job_cost import over_budget
+from sailord.core.learn import learn
+from sailord.core.nodes import Node
+from sailord.core.replan_triggers import last_word
+from sailord.core.state import Active, Closing, Held, IntentGiven, State
+from simulator.documents.problems import Problem
+
+INSTEAD: dict[JobState, str] = {
+    "queued": "it runs when its turn comes; it can be paused or cancelled",
+    "paused": "it can be resumed or cancelled",
+    "failed": "it can be resumed",
+    "done": "submit it again, under another id",
+    "cancelled": "submit it again, under another id",
+}
+"""What can be done with a job that does not have the cluster."""
+
+
+def objection(state: State, intent: Intent) -> Problem | None:
+    """Why the order would have no effect, and what would; ``None``: it has one.
+
+    One that was heard of before is no mistake: its sender only did not hear our answer.
+    """
+    active = state.active
+    if state.term is None or intent.id in state.intents:
+        return None
+    if intent.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
+        return _of_node(state, intent)
+    if active is not None and active.job.id == intent.target:
+        if intent.kind == "rollback" and (why := over_budget(state)):
+            return _nothing(active.job.id, intent.kind, why, "submit it again with more to spend")
+        return _of_active(active, intent.kind)
+    job = state.jobs.get(JobId(intent.target))
+    return None if job is None else _of_job(state, job, intent)
+
+
+# ---- jobs ---------------------------------------------------------------------------------------
+
+
+def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
+    """Of one that does not have the cluster, what is known changes at once or never."""
+    if learn(state, IntentGiven(state.now, intent)).jobs != state.jobs:
+        return None
+    return _nothing(job.id, intent.kind, f"it is {job.state}", INSTEAD[job.state])
+
+
+def _of_active(active: Active, kind: IntentKind) -> Problem | None:
+    job, record, heading = active.job, active.generation, last_word(active)
+    if heading == "cancel" or _ends(active):
+        return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
+    is_held = isinstance(active.phase, Held)
+    match kind:
+        case "pause" if heading == "pause":
+            return _nothing(job.id, kind, "it is being paused", "it can be resumed or cancelled")
+        case "resume" if not is_held and heading != "pause" and not _will_be_held(active):
+            return _nothing(job.id, kind, "it has the cluster", "it can be paused or cancelled")
+        case "replan" if is_held:
+            return _nothing(job.id, kind, "it is on hold", "resume it: that plans anew")
+        case "replan" if heading == "pause":
+            return _nothing(job.id, kind, "it is being paused", "resume it: that plans anew")
+        case "rollback" if heading == "pause":
+            return _nothing(job.id, kind, "it is being paused", "resume it first")
+        case "checkpoint" if job.saving.uri is None:
+            cure = "submit jobs with a uri under [checkpoint]"
+            return _nothing(job.id, kind, "it names no place for checkpoints", cure)
+        case "checkpoint" if record is None or record.state == "closed":
+            return _nothing(job.id, kind, "it does not run", "see sailorctl why")
+        case _:
+            return None
+
+
+def _ends(active: Active) -> bool:
+    return isinstance(active.phase, Closing) and active.phase.then in {"done", "cancelled"}
+
+
+def _will_be_held(active: Active) -> bool:
+    return isinstance(active.phase, Closing) and active.phase.then == "held"
+
+
+def _nothing(id_: str, kind: IntentKind, why: str, cure: str) -> Problem:
+    return Problem(id_, f"{kind} would change nothing: {why}", cure)
+
+
+# ---- nodes --------------------------------------------------------------------------------------
+
+
+def _of_node(state: State, intent: Intent) -> Problem | None:
+    lives = [
+        node for node in state.nodes.values() if intent.target in (node.record.id, node.record.name)
+    ]
+    after = learn(state, IntentGiven(state.now, intent)).nodes
+    if not lives or any(after.get(node.record.id) != node for node in lives):
+        return None
+    node = max(lives, key=lambda node: (not node.is_lost, node.since))
+    why, cure = _why_nothing(node, intent.kind)
+    return _nothing(node.record.name, intent.kind, why, cure)
+
+
+def _why_nothing(node: Node, kind: IntentKind) -> tuple[str, str]:
+    if node.is_lost:
+        return f"it is lost ({node.why_lost})", "when its agent is back, it is another life of it"
+    match kind:
+        case "drain" | "preempt":
+            return "it is to go away already", "sailorctl withdraw takes that back"
+        case "withdraw":
+            return "nothing was said of its going away", "it can be drained or cordoned"
+        case "cordon":
+            return "it is cordoned already", "sailorctl uncordon takes that back"
+        case _:
+            return "it is not cordoned", "it can be cordoned or drained"

@@ -1,0 +1,355 @@
+"""Questions that the controller's rules ask of what is known; each has one answer and no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agents.protocol.records import (
+    LIVE,
+    Answer,
+    Durable,
+    GenerationRecord,
+    JobId,
+    JobRecord,
+    NodeId,
+    Point,
+    Report,
+    Restore,
+    Sealed,
+)
+from sailord.core.nodes import Node
+from sailord.core.proposal import Proposal
+from sailord.core.replan_triggers import Change, broken_members, is_gone, order_at_hand, usable
+from sailord.core.restore_point import failure_domains, release_point, restore_point
+from sailord.core.state import (
+    Active,
+    Closing,
+    Elected,
+    Event,
+    JobSubmitted,
+    Opening,
+    Planning,
+    State,
+    Stopping,
+    Waiting,
+)
+
+PROBES_AT_ONCE = 32
+"""More of them would wait for each other's connections until they count as unanswered."""
+REPORTS_PER_S_MAX = 500.0
+"""That all goes on is heard so often of all nodes together; what is news comes besides."""
+REPORTS_EVERY_S_MIN = 0.2
+
+
+def is_alive(state: State, active: Active) -> bool:
+    """The generation can go on: it is not closed, and every member is there and sound."""
+    generation = active.generation
+    if generation is None or generation.state == "closed" or isinstance(active.phase, Waiting):
+        return False
+    if isinstance(active.phase, Planning) and isinstance(active.phase.before, Waiting):
+        return False
+    return not broken_members(state, generation)
+
+
+def is_writing(active: Active) -> bool:
+    """Say whether a record of the generation is on its way into the store: one after the other."""
+    match active.phase:
+        case Opening() | Closing():
+            return True
+        case Stopping():
+            return active.generation is not None and active.generation.state == "open"
+        case _:
+            return False
+
+
+def is_explained(state: State, generation: GenerationRecord) -> bool:
+    """Say whether a lost machine, or a broken device, explains that the generation cannot go on.
+
+    It need not be a member: one from which state was to be fetched may be gone, too.
+    """
+    broken = broken_members(state, generation)
+    reports = (node.report for id_ in broken if (node := state.nodes.get(id_)) is not None)
+    peers = (peer for report in reports if report is not None for peer in report.broken_peers)
+    involved = (state.nodes.get(id_) for id_ in (*broken, *peers))
+    return any(is_gone(node) for node in involved)
+
+
+def is_due(state: State, active: Active, change: Change | None) -> bool:
+    """Say whether the change may be asked about now, and is not the question just refused."""
+    if change is None or state.now < change.due or state.now < active.not_before:
+        return False
+    order = order_at_hand(active)
+    if order is not None and order.kind == "replan":
+        return True
+    is_same_question = active.is_refused and active.considered == frozenset(usable(state, active))
+    return not is_same_question or state.now >= active.considered_at + state.options.reconsider_s
+
+
+def ask_again_in(state: State, active: Active, seconds: float | None) -> Active:
+    """The question may come again earlier than usual: what it was too early for will be in time."""
+    if seconds is None or seconds >= state.options.reconsider_s:
+        return active
+    return replace(active, considered_at=state.now + seconds - state.options.reconsider_s)
+
+
+def is_running_plan(active: Active, proposal: Proposal) -> bool:
+    """Say whether the proposal is what runs already."""
+    last = active.generation
+    assert last is not None
+    same = last.plan == proposal.plan and set(last.members) == set(proposal.members)
+    return same and last.state == "open"
+
+
+def goes_back(active: Active) -> bool:
+    """An operator ordered to go back to an older checkpoint: what runs is to be left as it is."""
+    order = order_at_hand(active)
+    return order is not None and order.kind == "rollback"
+
+
+def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> bool:
+    """A member goes before one more step would end: its last snapshot is what counts."""
+    assert active.generation is not None
+    leaving = [
+        node.record.leaves_at
+        for id_ in active.generation.members
+        if (node := state.nodes.get(id_)) is not None and node.leaving_since is not None
+    ]
+    needed = state.now + 1.5 * proposal.iteration_s
+    return any(leaves_at is not None and leaves_at < needed for leaves_at in leaving)
+
+
+def stopped_at(state: State, generation: GenerationRecord) -> Point | None:
+    """The point that all members have sealed, once all of them are parked at it."""
+    if not all_members(state, generation, "stopped"):
+        return None
+    points = set()
+    for id_ in generation.members:
+        report = state.nodes[id_].report
+        assert report is not None
+        point = Point(report.step, generation.number)
+        if all(sealed.point != point for sealed in report.sealed):
+            return None
+        points.add(point)
+    return points.pop() if len(points) == 1 else None
+
+
+def all_members(state: State, generation: GenerationRecord, *taking: str) -> bool:
+    """Say whether every member takes part in the generation in one of these ways."""
+    return all(
+        (node := state.nodes.get(id_)) is not None
+        and node.report is not None
+        and node.report.speaks_of(generation)
+        and node.report.taking in taking
+        for id_ in generation.members
+    )
+
+
+def has_started(state: State, generation: GenerationRecord) -> bool:
+    """Say whether every member trains.
+
+    Each says so; or one does that has done a step, which proves it also of those that a new leader
+    cannot hear.
+    """
+    reports = (node.report for id_ in generation.members if (node := state.nodes.get(id_)))
+    has_stepped = any(
+        report is not None
+        and report.speaks_of(generation)
+        and report.taking in {"running", "stopped"}
+        and report.step > generation.restore.point.step
+        for report in reports
+    )
+    return has_stepped or all_members(state, generation, "running", "stopped")
+
+
+def is_informed(state: State, active: Active) -> bool:
+    """Say whether all who may hold snapshots were heard, or had their time to speak.
+
+    A leader that has just come knows nothing yet of what stands in the nodes' memory; and a node
+    that lost its lease may be cut off from the store alone.
+    """
+    if active.generation is None:
+        return True
+    members = (state.nodes.get(id_) for id_ in active.generation.members)
+    heard = all(n is None or n.is_lost or _speaks(n) or _is_mute(state, n) for n in members)
+    # Copies stand with those as well that only stand by.
+    return heard and not any(
+        node.report is None and node.absent_since is None and not _is_mute(state, node)
+        for node in state.nodes.values()
+        if not node.is_lost
+    )
+
+
+def _is_mute(state: State, node: Node) -> bool:
+    """It is there, and cannot be heard: it left a probe unanswered when its time to speak was over.
+
+    A wall may stand between it and us, or its clock be far from ours.
+    """
+    is_over = state.now >= state.trusted_since(node)
+    return node.absent_since is None and node.unreachable_since is not None and is_over
+
+
+def _speaks(node: Node) -> bool:
+    """Its agent reports, even if it is not in the store."""
+    is_there = node.absent_since is None or node.heard_at > node.absent_since
+    return node.report is not None and is_there
+
+
+def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]:
+    """The job's snapshots in the memory of nodes that live."""
+    return tuple(
+        (id_, sealed)
+        for id_, node in sorted(state.nodes.items())
+        if node.report is not None and not node.is_lost and _speaks(node)
+        if node.report.job in {None, active.job.id}
+        for sealed in node.report.sealed
+    )
+
+
+def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
+    """Choose the restore point, and the older checkpoint that then counts as the newest, if any."""
+    durable = state.durables.get(active.job.id)
+    lowers = None
+    check = active.check
+    if check is not None and check.of == durable and check.found not in {None, durable}:
+        durable = lowers = check.found
+    order = order_at_hand(active)
+    if order is not None and order.durable is not None:
+        return Restore(order.durable.point, "durable"), order.durable
+    restore = restore_point(
+        in_memory(state, active),
+        layers=active.job.layers,
+        atoms=active.job.atoms,
+        last=active.generation,
+        durable=durable,
+    )
+    return restore, lowers
+
+
+def release_now(state: State) -> Point | None:
+    """The snapshots of the active job before this one may be forgotten; ``None``: none of them."""
+    active = state.active
+    if active is None or active.generation is None or isinstance(active.phase, Opening):
+        return None
+    point = release_point(
+        in_memory(state, active),
+        layers=active.job.layers,
+        atoms=active.job.atoms,
+        record=active.generation,
+        durable=state.durables.get(active.job.id),
+        domains=failure_domains(_copy_zones(state, active), active.job.saving.survive),
+    )
+    if point is not None and active.securing is not None:
+        point = min(point, active.securing.point)
+    return point
+
+
+def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
+    """The zones of all nodes that hold copies, or could: members, and those that stand by.
+
+    A member without a lease may be back in a moment; until it is lost, two copies are two.
+    """
+    members = frozenset(() if active.generation is None else active.generation.members)
+    return {
+        id_: node.record.zone
+        for id_, node in state.nodes.items()
+        if not node.is_lost
+        if id_ in members or (node.absent_since is None and node.record.state == "ready")
+    }
+
+
+def answer_to(state: State, report: Report, release: Point | None) -> Answer:
+    """What an agent may forget of the active job, and what it is to make durable now."""
+    active = state.active
+    every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
+    if active is None or report.job != active.job.id:
+        return Answer(state.term, every_s=every_s)
+    upload = None if active.securing is None else active.securing.point
+    return Answer(state.term, release, upload, every_s)
+
+
+def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
+    """Jobs whose record is another one than the store's, and so must be written."""
+    stored = _stored_jobs(before, event)
+    return _in_order(job for id_, job in _all_jobs(after).items() if stored.get(id_) != job)
+
+
+def turned_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
+    """Jobs that came into another state."""
+    # Whose submission is heard stands in the store already, and has yet to be told of.
+    known = _all_jobs(before) if isinstance(event, JobSubmitted) else _stored_jobs(before, event)
+    now = _all_jobs(after).items()
+    return _in_order(j for id_, j in now if id_ not in known or known[id_].state != j.state)
+
+
+def _in_order(jobs: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
+    # Who leaves the cluster comes before who gets it: never do two have it in the store.
+    return tuple(sorted(jobs, key=lambda job: (job.state in LIVE, job.id)))
+
+
+def _stored_jobs(before: State, event: Event) -> dict[JobId, JobRecord]:
+    """What stands in the store when the event is heard."""
+    match event:
+        case Elected():
+            return {job.id: job for job in event.jobs}
+        case JobSubmitted():
+            return {event.job.id: event.job, **_all_jobs(before)}
+        case _:
+            return _all_jobs(before)
+
+
+def _all_jobs(state: State) -> dict[JobId, JobRecord]:
+    active = {} if state.active is None else {state.active.job.id: state.active.job}
+    return {**state.jobs, **active}
+
+
+def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
+    """Who seems gone and was not asked lately how it is; those first who wait longest.
+
+    A peer lost its connection to it; or a member has no lease, and has not spoken for a while; or
+    somebody is there and never spoke.
+    """
+    members = frozenset(generation.members)
+    named: set[NodeId] = set()
+    for id_ in state.nodes.notable:
+        node = state.nodes[id_]
+        if node.report is not None and node.report.speaks_of(generation):
+            named.update(node.report.broken_peers)
+        if (id_ in members and _is_silent(state, node)) or _is_unheard(state, node):
+            named.add(id_)
+    suspects = [state.nodes[id_] for id_ in named if id_ in state.nodes]
+    asked = sum(_was_just_probed(state, suspect) for suspect in suspects)
+    due = sorted(
+        (suspect.probed_at or 0.0, suspect.record.id)
+        for suspect in suspects
+        if _is_to_probe(state, suspect)
+    )
+    return tuple(id_ for _, id_ in due[: max(PROBES_AT_ONCE - asked, 0)])
+
+
+def _is_silent(state: State, node: Node) -> bool:
+    """It has no lease and says nothing, at a time when that may soon count against it."""
+    if node.absent_since is None or not node.record.address:
+        return False
+    options = state.options
+    quiet_since = node.heard_at + options.suspect_s / 3
+    return state.now >= max(quiet_since, state.trusted_since(node) - options.suspect_s)
+
+
+def _is_unheard(state: State, node: Node) -> bool:
+    """It had a moment to speak by itself."""
+    since = max(state.leases_since, node.since) + state.options.suspect_s
+    is_there = node.absent_since is None and bool(node.record.address)
+    return node.report is None and is_there and state.now >= since
+
+
+def _is_to_probe(state: State, suspect: Node) -> bool:
+    if suspect.is_lost:
+        return False
+    if suspect.unreachable_since is not None and suspect.absent_since is None:
+        return False  # Where only its answers speak for a node, one that was late is not the last.
+    return not _was_just_probed(state, suspect)
+
+
+def _was_just_probed(state: State, node: Node) -> bool:
+    return node.probed_at is not None and state.now < node.probed_at + state.options.probe_s

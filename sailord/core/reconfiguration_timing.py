@@ -1,0 +1,222 @@
+"""What each move to another generation took, phase by phase, beside what was predicted.
+
+Put together from what the controller goes through and from what the nodes' reports measure:
+
+- *detect*: from the first sign of the reason to the question to the planner, with the time in
+  which further signs are gathered
+- *plan*: until the planner answers
+- *retries*: generations in between that were opened and never ran, if there were any
+- *quiesce*: until the old generation is left and the next one stands in the store
+- *fetch*, *rebuild*, *verify*, *first_step*: as the slowest node reports; what nobody reports is
+  left out
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sailord.core.state import (
+    Active,
+    Held,
+    Opening,
+    Planning,
+    Running,
+    Starting,
+    State,
+    Stopping,
+    Waiting,
+)
+
+START = "start"
+"""The kind of a move before which nothing ran: the first one, or one after a pause."""
+MEASURED = ("fetch", "rebuild", "verify", "first_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One move, from its first sign to the end of the first step after it."""
+
+    generation: int
+    at: float
+    """When the first sign was seen."""
+    kind: str
+    reason: str
+    is_planned: bool
+    """All parked at one step's end before it; else the generation was left as it was."""
+    source: str
+    restored_step: int
+    steps_lost: int
+    downtime_s: float
+    """From the last step before to the end of the first after, less what a step takes; none at a
+    start, before which nothing ran."""
+    total_s: float
+    predicted_s: float
+    """What the planner said that the move itself takes."""
+    phases: tuple[tuple[str, float], ...]
+    predicted: tuple[tuple[str, float], ...] = ()
+    """The same phases, as the planner said them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """The move that is under way, as far as it has come."""
+
+    sign_at: float
+    asked_at: float
+    kind: str
+    reason: str
+    answered_at: float | None = None
+    is_planned: bool = False
+    stood_at: float | None = None
+    """Since when no step was done."""
+    reached: int = 0
+    """The highest step before."""
+    retried_s: float = 0.0
+    """For generations in between that never ran."""
+    steps_lost: int = 0
+    predicted_s: float = 0.0
+    predicted: tuple[tuple[str, float], ...] = ()
+    opened_at: float | None = None
+    step_s: float = 0.0
+
+
+def watch(under_way: Watch | None, before: State, after: State) -> tuple[Watch | None, Move | None]:
+    """Follow one decision; a move that has come to its end is returned with it."""
+    active = after.active
+    if after.term is None or active is None or isinstance(active.phase, Held):
+        return None, None
+    was = None if before.active is None else before.active.phase
+    match active.phase:
+        case Planning() as phase:
+            if under_way is None:
+                sign_at, kind = _sign(before, after, active)
+                under_way = Watch(sign_at, after.now, kind, phase.reason)
+            elif under_way.opened_at is not None and isinstance(phase.before, Starting | Running):
+                # A question about what runs already; the move is over with its first step.
+                return _running(under_way, after, active)
+            elif under_way.opened_at is not None:
+                under_way = _again(under_way, after.now)
+            if phase.answer is not None and under_way.answered_at is None:
+                under_way = replace(under_way, answered_at=after.now, reason=phase.reason)
+            elif phase.answer is None:
+                under_way = replace(under_way, answered_at=None)
+        case Stopping() | Opening() if under_way is not None and under_way.opened_at is not None:
+            under_way = replace(_again(under_way, after.now), answered_at=after.now)
+            if isinstance(active.phase, Opening):
+                under_way = _left(under_way, after, active, is_planned=isinstance(was, Stopping))
+        case Stopping() if under_way is not None and under_way.answered_at is None:
+            under_way = replace(under_way, answered_at=after.now)
+        case Opening() if under_way is not None and not isinstance(was, Opening):
+            under_way = _left(under_way, after, active, is_planned=isinstance(was, Stopping))
+        case Starting() if under_way is not None and under_way.opened_at is None:
+            under_way = replace(under_way, opened_at=after.now)
+        case Running() if under_way is not None:
+            return _running(under_way, after, active)
+        case _:
+            pass
+    return under_way, None
+
+
+def _again(seen: Watch, now: float) -> Watch:
+    """What was opened never trained; another generation is to come of it."""
+    retried_s = seen.retried_s + now - seen.asked_at
+    return replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
+
+
+def _left(seen: Watch, state: State, active: Active, *, is_planned: bool) -> Watch:
+    """The old generation is over, and the next one's record is on its way."""
+    assert isinstance(active.phase, Opening)
+    stood_at, reached = seen.stood_at, max(seen.reached, active.step)
+    if stood_at is None:
+        stood_at = seen.sign_at if active.phase.record.number == 1 else active.advanced_at
+    answered_at = state.now if seen.answered_at is None else seen.answered_at
+    return replace(
+        seen,
+        answered_at=answered_at,
+        is_planned=is_planned and active.phase.record.restore.source == "memory",
+        stood_at=stood_at,
+        reached=reached,
+        steps_lost=max(reached - active.phase.record.restore.point.step, 0),
+        predicted_s=active.phase.proposal.move_s,
+        predicted=active.phase.proposal.move_phases,
+        step_s=active.step_s or active.phase.proposal.iteration_s,
+        reason=active.phase.record.reason,
+    )
+
+
+def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, Move | None]:
+    record = active.generation
+    if record is None or seen.opened_at is None:
+        return None, None  # Nothing came of it: the old generation goes on.
+    if active.step <= record.restore.point.step:
+        return seen, None
+    assert seen.answered_at is not None, "who opens a generation has an answer"
+    assert seen.stood_at is not None, "who opens a generation left another, or had none"
+    is_start = seen.kind == START
+    downtime_s = 0.0 if is_start else active.advanced_at - seen.stood_at - seen.step_s
+    phases = {
+        "detect": seen.asked_at - seen.sign_at - seen.retried_s,
+        **({"retries": seen.retried_s} if seen.retried_s > 0 else {}),
+        "plan": seen.answered_at - seen.asked_at,
+        "quiesce": seen.opened_at - seen.answered_at,
+        **_measured(state, active),
+    }
+    return None, Move(
+        generation=record.number,
+        at=seen.sign_at,
+        kind=seen.kind,
+        reason=seen.reason,
+        is_planned=seen.is_planned,
+        source=record.restore.source,
+        restored_step=record.restore.point.step,
+        steps_lost=seen.steps_lost,
+        downtime_s=max(downtime_s, 0.0),
+        total_s=active.advanced_at - seen.sign_at,
+        predicted_s=seen.predicted_s,
+        phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
+        predicted=seen.predicted,
+    )
+
+
+def _measured(state: State, active: Active) -> dict[str, float]:
+    """The slowest node's times; all wait for it."""
+    assert active.generation is not None
+    found: dict[str, float] = {}
+    for id_ in active.generation.members:
+        node = state.nodes.get(id_)
+        report = None if node is None else node.report
+        if report is not None and report.speaks_of(active.generation):
+            for name, seconds in report.phases:
+                found[name] = max(found.get(name, 0.0), seconds)
+    return {name: found[name] for name in MEASURED if name in found}
+
+
+def _sign(before: State, state: State, active: Active) -> tuple[float, str]:
+    """When it was first seen that something changes, and what kind of change it is."""
+    assert isinstance(active.phase, Planning)
+    phase, generation = active.phase.before, active.generation
+    if isinstance(phase, Waiting) and (generation is None or generation.state == "closed"):
+        return phase.since, START
+    members = () if generation is None else generation.members
+    nodes = [node for id_ in members if (node := state.nodes.get(id_)) is not None]
+    kinds = {
+        "loss": [n.absent_since or n.lost_at for n in nodes if n.is_lost],
+        "failure": [n.failed_since or n.broken_since for n in nodes],
+        "notice": [n.leaving_since for n in nodes],
+    }
+    for kind, moments in kinds.items():
+        seen = [moment for moment in moments if moment is not None]
+        if seen:
+            broken = [n.broken_since for n in nodes if n.broken_since is not None]
+            return min([*seen, *(broken if kind == "loss" else ())]), kind
+    if isinstance(phase, Waiting):
+        return phase.since, "failure"
+    if active.phase.slow:
+        return state.now, "slow"
+    if active.phase.is_forced:
+        return state.now, "order"
+    # Who was asked about before and is in no plan yet is no news: the time was not ripe.
+    old = {*members, *(() if before.active is None else before.active.considered)}
+    new = [state.nodes[id_].free_since for id_ in active.phase.asked_for if id_ not in old]
+    # Nor was anybody overlooked who came in the middle of the last move.
+    return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")

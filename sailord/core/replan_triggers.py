@@ -1,0 +1,205 @@
+"""What asks for another plan: losses, failures, notices, additions, orders, or time gone by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from agents.protocol.records import GenerationRecord, Intent, IntentKind, NodeId
+from sailord.core.nodes import Node
+from sailord.core.state import Active, Running, Starting, State, Waiting
+from sailord.core.straggler_detection import Slow
+from sailord.core.straggler_rules import to_leave_out
+from sailord.core.timeouts import stall_s
+
+STEERING = ("cancel", "pause", "resume")
+"""Orders about whether a job goes on; the last that was given says where it is heading."""
+NAMED_MAX = 5
+"""So many things of a kind a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A reason to plan anew, not before ``due``: what else is on its way may join it."""
+
+    reason: str
+    due: float
+    is_forced: bool
+    """The present generation cannot go on, or must not."""
+    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    """Members to be left out, as they are slow."""
+
+
+def change_wanted(state: State, active: Active) -> Change | None:
+    """The most pressing reason to plan anew; ``None`` if all is well."""
+    if isinstance(active.phase, Waiting):
+        return _first_plan(state, active, active.phase)
+    found = [
+        *_losses(state, active),
+        *_notices(state, active),
+        *_slow_nodes(state, active),
+        *_additions(state, active),
+        *_orders(active, state.now),
+        *_standstill(state, active),
+    ]
+    if not found:
+        return None
+    # The forced ones first: an addition never delays the answer to a loss.
+    first = min(found, key=lambda change: (not change.is_forced, change.due, change.reason))
+    joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
+    reasons = dict.fromkeys(change.reason for change in joined)
+    slow = {id_: each for change in joined for id_, each in change.slow.items()}
+    return Change(few(reasons, "; "), first.due, first.is_forced, slow)
+
+
+def few(words: Collection[str], between: str) -> str:
+    """The first of them, and how many more there are: a rack that goes is one sentence, too."""
+    first = list(words)[:NAMED_MAX]
+    rest = len(words) - len(first)
+    return between.join([*first, f"{rest} more"] if rest else first)
+
+
+def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
+    """Nothing runs: plan as soon as it is likely that no more is about to change."""
+    options, last = state.options, active.generation
+    due = max(phase.since + options.failures_gather_s, active.not_before)
+    if last is None or last.state == "closed":
+        ready = [state.nodes[id_].since for id_ in usable(state, active)]
+        due = max(due, max(ready, default=state.now) + options.start_gather_s)
+    return Change(phase.reason, due, is_forced=True)
+
+
+def usable(state: State, active: Active) -> tuple[NodeId, ...]:
+    """Nodes that a new plan may use, in the order of their names."""
+    nodes, members = state.nodes, active.generation.members if active.generation else ()
+    kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_cordoned)
+    stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
+    return tuple(sorted((*nodes.free, *stay))) if stay else nodes.free
+
+
+def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
+    """Members that are lost, failed, or cut from a peer for too long: the generation is over."""
+    nodes, notable = state.nodes, state.nodes.notable
+    suspects = (id_ for id_ in generation.members if id_ in notable or id_ not in nodes)
+    return tuple(id_ for id_ in suspects if _broken_since(state, id_) is not None)
+
+
+def _broken_since(state: State, id_: NodeId) -> float | None:
+    node = state.nodes.get(id_)
+    if node is None:
+        return state.now
+    if node.lost_at is not None:
+        return node.lost_at
+    if node.failed_since is not None:
+        return node.failed_since
+    if node.broken_since is not None and state.now >= node.broken_since + state.options.broken_s:
+        return node.broken_since
+    return None
+
+
+def is_gone(node: Node | None) -> bool:
+    """The machine itself is why nothing goes on there: it is away, broken, or too small."""
+    return node is None or node.is_lost or node.is_unsound
+
+
+def _losses(state: State, active: Active) -> list[Change]:
+    if active.generation is None:
+        return []
+    broken = broken_members(state, active.generation)
+    lost = tuple(id_ for id_ in broken if is_gone(state.nodes.get(id_)))
+    found = []
+    # Where a machine is lost, what its loss did to the others goes without saying.
+    for id_ in lost or broken:
+        since = _broken_since(state, id_)
+        assert since is not None
+        due = since + state.options.failures_gather_s
+        found.append(Change(_what_broke(state, id_), due, is_forced=True))
+    return found
+
+
+def _what_broke(state: State, id_: NodeId) -> str:
+    node = state.nodes.get(id_)
+    if node is None:
+        return f"{id_} is gone"
+    if node.is_lost:
+        return f"{node.record.name} is lost: {node.why_lost}"
+    why = node.report.failure if node.report is not None else ""
+    return f"{node.record.name} failed: {why or 'it lost the connection to a peer'}"
+
+
+def _notices(state: State, active: Active) -> list[Change]:
+    if active.generation is None:
+        return []
+    found = []
+    for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
+        node = state.nodes[id_]
+        if node.is_lost or node.leaving_since is None:
+            continue
+        due = node.leaving_since + state.options.notices_gather_s
+        if node.record.leaves_at is not None:
+            due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
+        found.append(Change(f"{node.record.name} is leaving", due, is_forced=True))
+    return found
+
+
+def _slow_nodes(state: State, active: Active) -> list[Change]:
+    return [
+        Change(f"{state.nodes[id_].record.name} is slow: {slow}", state.now, False, {id_: slow})
+        for id_, slow in to_leave_out(state, active).items()
+    ]
+
+
+def _additions(state: State, active: Active) -> list[Change]:
+    if not isinstance(active.phase, Running) or active.generation is None:
+        return []
+    known = active.considered.union(active.generation.members)
+    unknown = sorted(state.nodes.keys() - known)
+    new = [id_ for id_ in unknown if state.nodes[id_].is_usable(is_member=False)]
+    if not new:
+        return []
+    names = few([state.nodes[id_].record.name for id_ in new], ", ")
+    due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
+    return [Change(f"{names} could help", due, is_forced=False)]
+
+
+def order_at_hand(active: Active) -> Intent | None:
+    """What operators ordered first; a cancel waits for nothing that was ordered before it.
+
+    A checkpoint is made beside it and holds up nothing.
+    """
+    orders = [order for order in active.orders if order.kind != "checkpoint"]
+    return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
+
+
+def last_word(active: Active) -> IntentKind | None:
+    """Where the orders lead that were given and are not yet carried out."""
+    steering = [order.kind for order in active.orders if order.kind in STEERING]
+    return "cancel" if "cancel" in steering else next(reversed(steering), None)
+
+
+def _orders(active: Active, now: float) -> list[Change]:
+    order = order_at_hand(active)
+    if order is not None and order.kind == "replan":
+        return [Change("a new plan was ordered", now, is_forced=True)]
+    if order is not None and order.kind == "rollback":
+        assert order.durable is not None, "who goes back says where to"
+        reason = f"going back to step {order.durable.point.step} was ordered"
+        return [Change(reason, now, is_forced=True)]
+    if active.generation is not None and active.generation.state == "stopping":
+        return [Change("the generation was told to stop", now, is_forced=True)]
+    return []
+
+
+def _standstill(state: State, active: Active) -> list[Change]:
+    options = state.options
+    match active.phase:
+        case Starting() if state.now >= active.phase.deadline:
+            return [Change("the generation did not start in time", state.now, is_forced=True)]
+        case Running() if state.now >= active.advanced_at + (limit_s := stall_s(options, active)):
+            reason = f"no step was done for {limit_s:.0f} s"
+            return [Change(reason, state.now, is_forced=True)]
+        case Running():
+            due = active.considered_at + options.reconsider_s
+            return [Change("a better plan may exist by now", due, is_forced=False)]
+        case _:
+            return []

@@ -1,0 +1,112 @@
+"""From where a job goes on: the newest point of which every piece has a live, sealed copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from agents.protocol.records import FIRST, Durable, GenerationRecord, NodeId, Point, Restore, Sealed
+
+Held = Iterable[tuple[NodeId, Sealed]]
+"""Snapshots in memory, each with the node that has it."""
+
+
+def restore_point(
+    held: Held,
+    *,
+    layers: int,
+    atoms: int,
+    last: GenerationRecord | None,
+    durable: Durable | None,
+) -> Restore:
+    """Choose where the next generation begins.
+
+    ``held`` is of nodes that live. A point counts only if it lies on the line of generations
+    that led to the last one: what a generation did after it was left is void.
+    """
+    complete = complete_points(held, layers, atoms)
+    on_line = [point for point in complete if last is not None and is_on_line(point, last)]
+    newest = max(on_line, default=None)
+    if newest is not None and (durable is None or newest.step >= durable.point.step):
+        return Restore(newest, "memory")
+    if durable is not None:
+        return Restore(durable.point, "durable")
+    return FIRST
+
+
+def complete_points(
+    held: Held,
+    layers: int,
+    atoms: int,
+    *,
+    copies: int = 1,
+    domains: Mapping[NodeId, str] | None = None,
+) -> set[Point]:
+    """The points of which each piece stands in so many failure domains.
+
+    Who belongs to none does not count; without ``domains`` each node is one by itself.
+    """
+    holders: dict[Point, dict[tuple[int, int], set[str]]] = {}
+    for node, sealed in held:
+        domain = node if domains is None else domains.get(node)
+        if domain is None:
+            continue
+        pieces = holders.setdefault(sealed.point, {})
+        for part in sealed.holds:
+            for piece in range(part.first, part.end):
+                pieces.setdefault((part.layer, piece), set()).add(domain)
+    whole = {(layer, piece) for layer in range(layers) for piece in range(atoms)}
+    return {
+        point
+        for point, pieces in holders.items()
+        if pieces.keys() >= whole and all(len(pieces[piece]) >= copies for piece in whole)
+    }
+
+
+def release_point(
+    held: Held,
+    *,
+    layers: int,
+    atoms: int,
+    record: GenerationRecord,
+    durable: Durable | None,
+    domains: Mapping[NodeId, str],
+) -> Point | None:
+    """The newest point of a generation that the loss of one failure domain cannot take away.
+
+    ``domains`` are those of all nodes that can hold copies, members or not, and of nobody else.
+    Of snapshots before the point nobody will ask again. ``None``: everything must be kept, as the
+    only safe copy may be one of another generation.
+    """
+    copies = min(2, len(set(domains.values())))
+    safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
+    if durable is not None:
+        safe.add(durable.point)
+    return max((point for point in safe if point.generation == record.number), default=None)
+
+
+def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:
+    """To what each node belongs that one event may take away: its zone, if the job is to survive
+    one and there is another; else itself."""
+    by_zone = survive == "zone" and len(set(zones.values())) > 1
+    return {id_: zone if by_zone else id_ for id_, zone in zones.items()}
+
+
+def is_on_line(point: Point, last: GenerationRecord) -> bool:
+    """Say whether the point's state is one that the last generation's state came from, or its own.
+
+    The line is the last generation, then each restore point on the way back: of the generation
+    it names only the steps up to it count.
+    """
+    if point.generation == last.number:
+        return point.step >= last.restore.point.step
+    end = float("inf")
+    for left in (last.restore.point, *last.lineage):
+        end = min(end, left.step)
+        if point.generation == left.generation:
+            return point.step <= end
+    return False
+
+
+def lineage_of(last: GenerationRecord, *, length: int = 8) -> tuple[Point, ...]:
+    """The restore points on the way back from a generation that follows ``last``."""
+    return (last.restore.point, *last.lineage)[:length]

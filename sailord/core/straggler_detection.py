@@ -1,0 +1,170 @@
+"""Which nodes compute slower than they should, held against what was predicted of their work.
+
+A prediction may be off for a whole kind of GPU, or for some layers, and says nothing of a node
+alone. So it is corrected first: by nodes that do the same work on the same kind of GPU, else by
+all others of its kind, with room for what the prediction itself may be off; and by what the node
+itself took for the same work before, less what has become slower for all. Nothing is judged
+before some steps were measured, and nobody called slow before it has been so for long.
+
+Pure: moments, steps and what was measured are arguments.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from agents.protocol.records import NodeId
+
+PEERS_MIN = 2
+"""A median of fewer others says nothing."""
+
+Work = tuple[str, str]
+"""A kind of GPU, and how long a rank is predicted to compute on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From when on a node counts as slow."""
+
+    times: float
+    """So many times as long as it should take."""
+    steps: int
+    seconds: float
+    """For so many steps and so long without a break; and nothing is judged before as many steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a node's slowest rank computes in a step."""
+
+    gpu: str
+    step: int
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def factor(self) -> float:
+        return self.measured_s / self.predicted_s
+
+    @property
+    def work(self) -> Work:
+        """Equal for ranks of the same kind with the same layers, TP degree and micro batches."""
+        return self.gpu, f"{self.predicted_s:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A node that takes longer than it should, without a break since then."""
+
+    times: float
+    against: str
+    """What it is compared with, in words."""
+    since: float
+    since_step: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"it computes {self.times:.1f} times as long as {self.against}"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is known of one generation's speed."""
+
+    generation: int = 0
+    begun_step: int = 0
+    """The step at which it was looked at first."""
+    looked_at: float = 0.0
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By kind of GPU: what was measured over what was predicted, the median over its nodes."""
+    at_first: Mapping[NodeId, float] = field(default_factory=dict)
+    """Each node's own, when it was judged first."""
+    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+
+    def found(self, now: float, limits: Limits) -> dict[NodeId, Slow]:
+        """Those that have been slow for long enough, the slowest first."""
+        long = {
+            id_: slow
+            for id_, slow in self.slow.items()
+            if now - slow.since >= limits.seconds and slow.step - slow.since_step >= limits.steps
+        }
+        return dict(sorted(long.items(), key=lambda pair: (-pair[1].times, pair[0])))
+
+
+def look(
+    watch: Watch,
+    samples: Mapping[NodeId, Sample],
+    *,
+    now: float,
+    relative_error: float,
+    limits: Limits,
+) -> Watch:
+    """Compare what is measured now; ``relative_error`` is the prediction's own."""
+    settled = {
+        id_: sample
+        for id_, sample in sorted(samples.items())
+        if sample.step >= watch.begun_step + limits.steps
+    }
+    at_first = {id_: sample.factor for id_, sample in settled.items()} | dict(watch.at_first)
+    by_work, by_gpu = _grouped(settled)
+    grown = sorted(settled[id_].factor / at_first[id_] for id_ in settled)
+    slow: dict[NodeId, Slow] = {}
+    for id_, sample in settled.items():
+        own = sample.factor / at_first[id_]
+        others = _median_without(grown, own)
+        found = [(own / max(others or 1.0, 1.0), "it did before")]
+        like, kind = by_work[sample.work], by_gpu[sample.gpu]
+        if len(like) > PEERS_MIN:
+            with_them = _median_without(like, sample.factor)
+            found.append((sample.factor / with_them, "others with the same work"))
+        elif len(kind) > PEERS_MIN:
+            with_them = _median_without(kind, sample.factor) * (1 + relative_error)
+            found.append((sample.factor / with_them, f"other {sample.gpu} do for their work"))
+        times, against = max(found)
+        if times > limits.times:
+            before = watch.slow.get(id_)
+            since, at = (now, sample.step) if before is None else (before.since, before.since_step)
+            slow[id_] = Slow(times, against, since, at, sample.step)
+    return Watch(
+        watch.generation,
+        watch.begun_step,
+        now,
+        {gpu: statistics.median(factors) for gpu, factors in sorted(by_gpu.items())},
+        at_first,
+        slow,
+    )
+
+
+def _grouped(
+    samples: Mapping[NodeId, Sample],
+) -> tuple[dict[Work, list[float]], dict[str, list[float]]]:
+    """The factors of equal work and of equal kind, each in rising order."""
+    by_work: defaultdict[Work, list[float]] = defaultdict(list)
+    by_gpu: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in sorted(samples.values(), key=lambda each: each.factor):
+        by_work[sample.work].append(sample.factor)
+        by_gpu[sample.gpu].append(sample.factor)
+    return by_work, by_gpu
+
+
+def _median_without(ordered: list[float], one: float) -> float:
+    """The median of all but one of them; 0 if there is no other."""
+    others = len(ordered) - 1
+    if others == 0:
+        return 0.0
+    place = bisect.bisect_left(ordered, one)
+
+    def other(number: int) -> float:
+        return ordered[number if number < place else number + 1]
+
+    return (other((others - 1) // 2) + other(others // 2)) / 2
+
+
+def worst(ranks: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
+    """Of (measured, predicted) of a node's ranks that which is furthest behind."""
+    known = [(measured, predicted) for measured, predicted in ranks if min(measured, predicted) > 0]
+    return max(known, key=lambda pair: pair[0] / pair[1], default=None)

@@ -1,0 +1,199 @@
+"""Nodes that compute slower than they should: seen, planned around, and marked; or kept, and why.
+
+What slow means is decided by ``straggling``. A node found slow is not simply left out: the planner
+is asked what is best without it, and only if that is better than going on with it, slow as it is,
+does the job stop at a step's end and move. Then the node is marked until somebody gives it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, Intent, NodeId
+from sailord.core.nodes import Node
+from sailord.core.options import Options
+from sailord.core.state import (
+    Active,
+    Command,
+    GiveIntent,
+    Kept,
+    Note,
+    Outcome,
+    Planning,
+    Running,
+    State,
+)
+from sailord.core.straggler_detection import Limits, Sample, Slow, Watch, look, worst
+
+LOOK_S = 1.0
+"""How often speeds are compared."""
+
+
+def limits_of(options: Options) -> Limits:
+    """From when on a node counts as slow."""
+    return Limits(options.slow_times, options.slow_steps, options.slow_s)
+
+
+def watched(state: State) -> State:
+    """Compare the speeds of the nodes that train, now and then."""
+    active = state.active
+    if active is None or active.generation is None or active.generation.busy is None:
+        return state
+    number, busy = active.generation.number, active.generation.busy
+    is_new = active.watch.generation != number
+    if not is_new and state.now < active.watch.looked_at + LOOK_S:
+        return state
+    phase = active.phase.before if isinstance(active.phase, Planning) else active.phase
+    if not isinstance(phase, Running):
+        return state
+    before = Watch(number, active.step) if is_new else active.watch
+    watch = look(
+        before,
+        _samples(state, active.generation),
+        now=state.now,
+        relative_error=busy.relative_error,
+        limits=limits_of(state.options),
+    )
+    kept = {id_: each for id_, each in active.kept_slow.items() if state.now < each.until}
+    return replace(state, active=replace(active, watch=watch, kept_slow=kept))
+
+
+def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
+    """What each member measures of itself, where it trains."""
+    assert generation.busy is not None
+    predicted, found = generation.busy.seconds, {}
+    for id_ in generation.members:
+        node = state.nodes.get(id_)
+        report = None if node is None else node.report
+        if node is None or report is None or report.taking != "running":
+            continue
+        if not report.speaks_of(generation):
+            continue
+        ranks = ((s, predicted[rank]) for rank, s in report.busy if rank < len(predicted))
+        slowest = worst(ranks)
+        if slowest is not None:
+            found[id_] = Sample(node.record.gpu, report.step, slowest[1], slowest[0])
+    return found
+
+
+def to_leave_out(state: State, active: Active) -> dict[NodeId, Slow]:
+    """Nodes that are to be planned around; those beyond the share that may be are not."""
+    found = _undecided(state, active)
+    return dict(list(found.items())[: _room(state)]) if found else {}
+
+
+def _undecided(state: State, active: Active) -> dict[NodeId, Slow]:
+    """Found slow, slowest first, and nothing was said of it yet."""
+    if not active.watch.slow or not isinstance(active.phase, Running):
+        return {}
+    if active.generation is None or active.watch.generation != active.generation.number:
+        return {}
+    found = active.watch.found(state.now, limits_of(state.options))
+    return {id_: slow for id_, slow in found.items() if id_ not in active.kept_slow}
+
+
+def _room(state: State) -> int:
+    """How many more nodes may be left out."""
+    living = [node for node in state.nodes.values() if not node.is_lost]
+    most = int(state.options.slow_share * len(living))
+    return max(most - sum(bool(node.slow) for node in living), 0)
+
+
+def keep_too_many(state: State, active: Active) -> Outcome | None:
+    """Where more nodes are slow than may be left out, the others stay."""
+    undecided = list(_undecided(state, active).items())
+    found = undecided and undecided[_room(state) :]  # Mostly there are none, and many nodes.
+    if not found:
+        return None
+    why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
+    return keep(state, active, dict(found), why)
+
+
+def keep(
+    state: State,
+    active: Active,
+    slow: Mapping[NodeId, Slow],
+    why: str,
+    ask_again_s: float | None = None,
+) -> Outcome:
+    """Go on with slow nodes, and say why; they are not asked about again for a while."""
+    until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
+    kept = {**active.kept_slow, **{id_: Kept(until, why) for id_ in slow}}
+    active = replace(active, kept_slow=kept)
+    names = ", ".join(_name(state, id_) for id_ in slow)
+    told = f"stays with {names}, slow as it is: {why}"
+    said = Note(told, active.job.id, is_transition=True)
+    return replace(state, active=active), (said,)
+
+
+def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]]:
+    """Mark the nodes that the next plan is without; the mark stands in the store."""
+    marked: dict[NodeId, Node] = {}
+    intents: list[Intent] = []
+    assert state.active is not None
+    number = 0 if state.active.generation is None else state.active.generation.number
+    for id_, slow in phase.slow.items():
+        marked[id_] = replace(state.nodes[id_], slow=str(slow))
+        intents.append(Intent(f"slow-{id_}-{number}", "quarantine", id_, None, str(slow)))
+    return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
+
+
+def take_back(state: State, active: Active) -> Outcome | None:
+    """Where nothing can run without the nodes that were left out, slow ones are better."""
+    if not active.is_refused:
+        return None
+    slow = {id_: node for id_, node in state.nodes.items() if node.slow}
+    back = {id_: replace(node, slow="") for id_, node in slow.items()}
+    back = {id_: node for id_, node in back.items() if node.is_usable(is_member=False)}
+    if not back:
+        return None
+    number = 0 if active.generation is None else active.generation.number
+    why = "there is no plan without it"
+    intents = [Intent(f"slow-back-{id_}-{number}", "uncordon", id_, None, why) for id_ in back]
+    names = ", ".join(node.record.name for node in back.values())
+    said = Note(f"takes back {names}, slow as it is: {why}", active.job.id, is_transition=True)
+    after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)
+    return after, (*orders, said)
+
+
+def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command, ...]]:
+    """Say of nodes what others may say as well, so that it holds under every leader."""
+    marks = dict(state.marks)
+    for intent in intents:
+        marks[intent.target] = (*marks.get(intent.target, ()), intent)
+    known = state.intents | {intent.id for intent in intents}
+    return replace(state, marks=marks, intents=known), tuple(map(GiveIntent, intents))
+
+
+def answer_to_slow(state: State, active: Active, phase: Planning) -> Outcome | None:
+    """Keep the nodes that the question leaves out, if that is what the answer comes to."""
+    answer = phase.answer
+    if not phase.slow or (answer is None and state.now < phase.deadline):
+        return None
+    if any(id_ not in active.watch.slow for id_ in phase.slow):
+        return keep(state, active, phase.slow, "it is as fast as it should be again", 0.0)
+    if answer is None:
+        return keep(state, active, phase.slow, "the planner did not answer in time")
+    if isinstance(answer, str):
+        return keep(state, active, phase.slow, f"there is no plan without it: {answer}")
+    if not answer.is_worth_it:
+        return keep(state, active, phase.slow, answer.why, answer.ask_again_s)
+    return None
+
+
+def told_slow(state: State) -> dict[NodeId, str]:
+    """What is to be said of nodes that are slow, whether they are left out or still in use."""
+    told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
+    active = state.active
+    if active is None:
+        return told
+    for id_, slow in active.watch.found(state.now, limits_of(state.options)).items():
+        kept = active.kept_slow.get(id_)
+        told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
+    return told
+
+
+def _name(state: State, id_: NodeId) -> str:
+    node = state.nodes.get(id_)
+    return id_ if node is None else node.record.name

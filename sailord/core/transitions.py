@@ -1,0 +1,272 @@
+"""The moves between the phases of a job: what is written and ordered with each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import Intent, JobState, NodeId, Point, Restore
+from sailord.core.checkpoint_rules import look_first
+from sailord.core.generation_record import next_record
+from sailord.core.proposal import Proposal
+from sailord.core.queries import ask_again_in, goes_back, is_alive, is_explained, restore_now
+from sailord.core.replan_triggers import (
+    Change,
+    change_wanted,
+    few,
+    last_word,
+    order_at_hand,
+    usable,
+)
+from sailord.core.snapshot_intervals import departures
+from sailord.core.state import (
+    Active,
+    Closing,
+    Command,
+    Held,
+    Note,
+    Opening,
+    Outcome,
+    Phase,
+    Planning,
+    RequestPlan,
+    Running,
+    SettleIntent,
+    Starting,
+    State,
+    Stopping,
+    Waiting,
+    WakeAgents,
+    WriteGeneration,
+)
+from sailord.core.straggler_rules import keep
+from sailord.core.timeouts import stop_s
+
+
+def ask(state: State, active: Active, change: Change | None) -> Outcome:
+    """Ask the planner about all nodes that can be used, for this reason."""
+    assert change is not None
+    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in change.slow)
+    considered = replace(active, considered=frozenset(nodes), considered_at=state.now)
+    settled: tuple[Command, ...] = ()
+    order = order_at_hand(active)
+    if order is not None and order.kind == "replan":
+        settled = (SettleIntent(order.id),)
+        considered = without(considered, order)
+    if not nodes and change.slow:
+        return keep(state, active, change.slow, "nobody else is there")
+    if not nodes:
+        refused = replace(considered, is_refused=True)
+        return replace(state, active=refused), (*settled, note(active, _nobody(state)))
+    alive = is_alive(state, active)
+    before = active.phase if isinstance(active.phase, Starting | Running) and alive else None
+    request = state.requests + 1
+    phase = Planning(
+        request,
+        nodes,
+        change.reason,
+        change.is_forced,
+        state.now + state.options.plan_s,
+        before or Waiting(change.reason, state.now),
+        slow=change.slow,
+    )
+    times = {id_: slow.times for id_, slow in change.slow.items()}
+    factors = active.watch.factors if change.slow else {}
+    is_safe = active.failures >= state.options.failures_until_safe
+    is_urgent = before is None and active.generation is not None
+    repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
+    if repeats:
+        assert active.generation is not None
+        # Of the others nobody is asked now: what they could help with is a question for later.
+        considered = replace(considered, considered=frozenset(active.generation.members))
+    asked = replace(considered, phase=phase, is_refused=False)
+    question = RequestPlan(
+        request,
+        active.job.id,
+        nodes,
+        active.generation,
+        is_safe,
+        times,
+        is_urgent,
+        repeats,
+        factors,
+    )
+    told = note(active, f"planning for {_count(nodes)}: {change.reason}")
+    return replace(state, active=asked, requests=request), (*settled, told, question)
+
+
+def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
+    """What ran last may run again as it was; what failed twice in a row may be at fault itself."""
+    last = active.generation
+    if last is None or last.state == "closed" or active.is_refused or active.failures > 1:
+        return False
+    return set(last.members) <= set(nodes)
+
+
+def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Outcome:
+    """Let all members park at the end of one step, with nothing lost."""
+    last = active.generation
+    assert last is not None
+    phase = Stopping(then, reason, state.now + stop_s(state.options, active))
+    if last.state == "stopping":
+        return enter(state, phase)
+    assert state.term is not None
+    record = replace(
+        last, state="stopping", stop_at=active.step + 1, term=state.term, reason=reason
+    )
+    order = WriteGeneration(record, replaces=last)
+    return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
+
+
+def look_before(state: State, active: Active) -> Outcome | None:
+    """What must still be seen of the checkpoint that the next generation would begin from."""
+    restore, _ = restore_now(state, active)
+    return look_first(state, active, restore)
+
+
+def open_next(
+    state: State,
+    active: Active,
+    proposal: Proposal,
+    reason: str,
+    stopped: Point | None = None,
+) -> Outcome:
+    """Store the next generation; only then is anybody told of it."""
+    lowers, settles = None, ""
+    restore = Restore(stopped or Point(0, 0), "memory")
+    if stopped is None or goes_back(active):
+        restore, lowers = restore_now(state, active)
+        order = order_at_hand(active)
+        if order is not None and order.kind == "rollback":
+            settles = order.id
+        else:
+            looked = look_before(state, active)
+            if looked is not None:
+                return looked
+            if restore.source == "durable" and active.check and active.check.why_none:
+                return close(state, active, "held", active.check.why_none)
+    record = next_record(state, active, proposal, restore, reason)
+    lost = max(active.step - restore.point.step, 0)
+    text = f"generation {record.number} on {_count(record.members)} from step"
+    text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
+    active = ask_again_in(state, active, proposal.ask_again_s)
+    past = replace(active.job.past, departures=departures(state, active))
+    job = replace(active.job, past=past)
+    return enter(
+        replace(state, active=replace(active, job=job)),
+        Opening(record, proposal, lowers),
+        WriteGeneration(record, active.generation, lowers, settles),
+        note(active, text, is_transition=True),
+    )
+
+
+def fail(state: State, active: Active) -> Outcome:
+    """The generation cannot go on. Machines that went away are nobody's fault and count nowhere."""
+    assert active.generation is not None
+    options = state.options
+    is_fault = not is_explained(state, active.generation)
+    change = change_wanted(state, active)
+    reason = change.reason if change is not None else "the generation failed"
+    failures = active.failures + is_fault
+    if is_healthy(state, active):
+        failures = int(is_fault)
+    elif _steps_done(active) >= options.steps_of_health:
+        # Not one more in a row; but it stays on the smallest plan until it is forgiven.
+        failures = options.failures_until_safe
+    pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
+    active = replace(
+        active, failures=failures, not_before=state.now + pause, considered=frozenset()
+    )
+    state = replace(state, active=replace(active, is_refused=False))
+    if failures >= options.failures_until_held:
+        return close(state, active, "held", f"{failures} attempts failed; the last: {reason}")
+    return enter(state, Waiting(reason, state.now), note(active, reason, is_transition=True))
+
+
+def is_healthy(state: State, active: Active) -> bool:
+    """Whether the generation did so many steps that what failed before it counts no more."""
+    steps = state.options.steps_of_health
+    if active.failures >= state.options.failures_until_safe:
+        steps *= 2 ** min(active.comebacks, state.options.comebacks_max)
+    return _steps_done(active) >= steps
+
+
+def _steps_done(active: Active) -> int:
+    assert active.generation is not None
+    return active.step - active.generation.restore.point.step
+
+
+def forgive(state: State, active: Active) -> Outcome:
+    """Forget earlier failures; who was left aside for safety's sake may be asked about again."""
+    assert active.generation is not None
+    was_safe = active.failures >= state.options.failures_until_safe
+    considered = frozenset(active.generation.members) if was_safe else active.considered
+    comebacks = active.comebacks + was_safe
+    forgiven = replace(active, failures=0, considered=considered, comebacks=comebacks)
+    return replace(state, active=forgiven), (
+        note(active, "healthy again: earlier failures count no more"),
+    )
+
+
+def close(state: State, active: Active, then: JobState, reason: str) -> Outcome:
+    """Store that the generation is over, and none follows it for now."""
+    last = active.generation
+    phase = Closing(then, reason)
+    if last is None or last.state == "closed":
+        return enter(state, phase)
+    assert state.term is not None
+    record = replace(last, state="closed", term=state.term, reason=reason)
+    order = WriteGeneration(record, replaces=last)
+    return enter(state, phase, order, note(active, f"closing: {reason}"))
+
+
+def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome:
+    """Give the cluster free; a job that is held keeps it, as its snapshots are in its memory."""
+    job = replace(active.job, state=then, reason=reason)
+    wake: tuple[Command, ...] = ()
+    if active.generation is not None:
+        wake = (WakeAgents(active.generation.members),)
+    if then == "held":
+        held = replace(active, job=job, phase=Held(reason, state.now))
+        return replace(state, active=held), wake
+    wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
+    # What was ordered while the end was on its way into the store.
+    word = last_word(active) if then == "paused" else None
+    if word == "resume":
+        job = replace(job, state="queued", reason="resume was ordered")
+    elif word == "cancel":
+        job = replace(job, state="cancelled", reason="cancel was ordered")
+    generations = dict(state.generations)
+    if active.generation is not None:
+        generations[job.id] = active.generation
+    jobs = {**state.jobs, job.id: job}
+    return replace(state, jobs=jobs, generations=generations, active=None), wake
+
+
+def _nobody(state: State) -> str:
+    """There is nobody to ask the planner about; machines that are there may say why."""
+    unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
+    why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
+    return f"no node is ready: {why}" if why else "no node is ready"
+
+
+# ---- small words --------------------------------------------------------------------------------
+
+
+def enter(state: State, phase: Phase, *commands: Command) -> Outcome:
+    """Go into a phase, with these orders."""
+    assert state.active is not None
+    return replace(state, active=replace(state.active, phase=phase)), commands
+
+
+def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
+    """Say something of the job; a transition stands in its history."""
+    return Note(text, active.job.id, is_transition)
+
+
+def without(active: Active, order: Intent) -> Active:
+    """The job, with the order done."""
+    return replace(active, orders=tuple(each for each in active.orders if each != order))
+
+
+def _count(nodes: tuple[NodeId, ...]) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"

@@ -1,0 +1,154 @@
+"""Where a local cluster lives: one folder, one in memory, and the files that configure it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from simulator.documents.problems import InputError, Problem
+
+DATA = Path(__file__).resolve().parent / "data"
+MEMORY = Path("/dev/shm")
+SOCKET_PATH_MAX = 107
+"""What the kernel takes for the address of a Unix socket."""
+TEMPORARY = "tmp"
+LONGEST = f"{TEMPORARY}/pymp-12345678/listener-12345678"
+"""The socket with the longest path: the one that Python's process pools make for themselves."""
+LEASE_S = 4.0
+OURS = "made-by-sailorctl-up"
+
+
+def temporary(folder: Path) -> dict[str, str]:
+    """Return what makes processes keep their temporary files in the folder, and go with it.
+
+    Python's process pools and torch leave some behind where a process is killed.
+    """
+    return {"TMPDIR": str(folder / TEMPORARY)}
+
+
+def usual_folder() -> Path:
+    """Return where a person's local cluster is unless another place is named."""
+    return Path(tempfile.gettempdir()) / f"sailor-{os.getuid()}"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One local cluster's folders."""
+
+    folder: Path
+    worker: str = "worker.control.worker_process"
+    """The module whose ``main`` is a worker."""
+    port: int = field(default_factory=_free_port)
+    memory_gib: float = 1.455
+    """What an emulated GPU can hold: it decides how many stages a pipeline needs."""
+
+    @property
+    def socket(self) -> Path:
+        """Where sailord listens for people."""
+        return self.folder / "head" / "sailord.sock"
+
+    @property
+    def control(self) -> Path:
+        """Where the launcher listens."""
+        return self.folder / "up.sock"
+
+    @property
+    def memory(self) -> Path:
+        """Where the nodes keep snapshots; each has a folder of its own in it."""
+        name = f"sailor-local-{os.getuid()}-{zlib.crc32(bytes(self.folder)):08x}"
+        return (MEMORY if MEMORY.is_dir() else self.folder) / name
+
+    def node(self, name: str) -> Path:
+        """Return the folder of one node's agent."""
+        return self.folder / name
+
+    def make(self) -> None:
+        """Make both folders anew and write what does not depend on nodes."""
+        if len(bytes(self.folder / LONGEST)) > SOCKET_PATH_MAX:
+            what = "is too long a path for the sockets in it"
+            raise InputError(Problem(str(self.folder), what, "set TMPDIR to a shorter one"))
+        try:
+            self.folder.mkdir(mode=0o700, parents=True)
+            (self.folder / OURS).touch()
+            (self.folder / TEMPORARY).mkdir()
+            self.memory.mkdir(mode=0o700)
+        except OSError as error:
+            what = f"cannot be made: {error.strerror}"
+            raise InputError(Problem(str(error.filename), what)) from None
+        _write_secret(self.folder / "key", secrets.token_hex(32))
+        shutil.copyfile(DATA / "cluster.toml", self.folder / "cluster.toml")
+        catalogue = (DATA / "catalogue.toml").read_text(encoding="utf-8")
+        catalogue = catalogue.replace("= 1.455", f"= {self.memory_gib}")
+        (self.folder / "catalogue.toml").write_text(catalogue, encoding="utf-8")
+        self._write_text()
+        (self.folder / "sailord.toml").write_text(
+            f'cluster_name = "local"\nstate = "head"\nkey = "key"\ncluster = "cluster.toml"\n'
+            f'log = "json"\n[listen]\nport = {self.port}\n'
+            f"[options]\nlease_s = {LEASE_S}\ngrace_s = 0.5\nstart_gather_s = 0.5\n"
+            "additions_gather_s = 2.0\nfailure_pause_s = 0.2\nbroken_s = 0.3\nprobe_s = 0.1\n"
+            # Nodes that share a computer's cores differ by chance.
+            "slow_times = 3.0\n",
+            encoding="utf-8",
+        )
+
+    def _write_text(self) -> None:
+        text = np.frombuffer((DATA / "text.txt").read_bytes(), dtype=np.uint8)
+        np.save(self.folder / "text.npy", text.astype(np.uint16))
+
+    def job(self, name: str) -> str:
+        """Return an example job's text, which names its data wherever it is read."""
+        text = (DATA / name).read_text(encoding="utf-8")
+        return text.replace('"text.npy"', json.dumps(str(self.folder / "text.npy")))
+
+    def write_agent(self, name: str, gpu: str, zone: str, *, spot: bool) -> Path:
+        """Configure one node's agent."""
+        folder, memory = self.node(name), self.memory / name
+        folder.mkdir(mode=0o700)
+        memory.mkdir(mode=0o700)
+        config = folder / "agent.toml"
+        config.write_text(
+            f'cluster_name = "local"\nname = "{name}"\nstate = "."\nkey = "../key"\n'
+            f'store = "unix://{self.folder}/head/store.sock"\ncatalogue = "../catalogue.toml"\n'
+            f'zone = "{zone}"\nmachine = "{gpu}"\nspot = {"true" if spot else "false"}\n'
+            f'worker = "{self.worker}"\nmemory = "{memory}"\nthreads = 1\n'
+            f"lease_s = {LEASE_S}\norphan_s = 10.0\n[listen]\nport = 0\n",
+            encoding="utf-8",
+        )
+        return config
+
+    def forget_memory(self, name: str) -> None:
+        """Remove the snapshots of a machine that is gone; what its workers wrote can be read on."""
+        shutil.rmtree(self.memory / name, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove both folders, if there is a local cluster's, and nothing else ever."""
+        if self.is_ours:
+            shutil.rmtree(self.memory, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def is_ours(self) -> bool:
+        """Only a folder that a launcher made is a launcher's to remove."""
+        return (self.folder / OURS).is_file()
+
+
+def _write_secret(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)

@@ -1,0 +1,1 @@
+"""The tour: a story told by a real cluster on this machine."""

@@ -1,0 +1,207 @@
+"""The story of `make tour`: a job trains, machines go and come, and nothing is lost.
+
+It is told twice: with a small LLaMA, which a person would recognise, and with the exact trainer,
+whose losses must come out the same to the last bit. Both are compared with runs that nobody
+disturbed. What is told is what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sailord.cli.cluster_text import happening_text, nodes_text
+from sailord.client import ServerProblem
+from sailord.local.cluster import FIRST_NODES, Failed, LocalCluster
+from sailord.local.tour.director import Director, Event
+from sailord.local.tour.reference_run import Uninterrupted, largest_difference, start_uninterrupted
+from sailord.local.tour.step_log import Ledger
+
+TOLERANCE = 1e-4
+"""How far apart losses of the LLaMA may be: its sums are in another order under another plan."""
+LINES_LAST = 12
+NEWCOMERS = (("large", "zone-a"), ("large", "zone-b"))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One job's story."""
+
+    job: str
+    events: tuple[Event, ...]
+    losses: dict[int, float]
+    difference: float
+    """The largest of a loss from that of the uninterrupted run, relative."""
+
+    @property
+    def final_step(self) -> int:
+        return max(self.losses, default=0)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(event.steps_lost <= event.steps_allowed for event in self.events)
+
+
+OFTEN = "\n[checkpoint]\nmemory_every = 1\n"
+"""What a loss costs is not to hang on what snapshots cost this machine."""
+
+
+@dataclass(eq=False)
+class Tour:
+    """Both stories on one cluster."""
+
+    cluster: LocalCluster
+    begun_s: float = field(default_factory=time.monotonic)
+    told: dict[str, Told] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Tell a line, with the second at which it happens."""
+        click.echo(f"{time.monotonic() - self.begun_s:6.1f} s  {text}")
+
+    def run(self) -> None:
+        """Tell all of it."""
+        place = self.cluster.place
+        self.say("sailord and eight nodes in three zones are starting")
+        self.cluster.start()
+        names = ("tale", "exact")
+        files = {"tale": "job.toml", "exact": "exact.toml"}
+        jobs = {name: place.job(files[name]) + OFTEN for name in names}
+        references = [start_uninterrupted(place.folder, name, jobs[name]) for name in names]
+        for name in names:
+            self._tell(name, jobs[name])
+        for node in list(self.cluster.nodes):
+            self.cluster.kill_node(node)
+        self._compare(references)
+
+    def _tell(self, name: str, job: str) -> None:
+        self._fill_up()
+        self.cluster.client.ask("POST", "/v1/jobs", {"job": job, "id": name})
+        director = Director(self.cluster, name, Ledger(self.cluster.place.folder, name), self.say)
+        director.begin()
+        self.say(f"{name} trains on {len(self.cluster.nodes)} nodes")
+        director.give_notice()
+        director.lose_a_replica()
+        director.lose_the_only_copy()
+        director.add_machines(*NEWCOMERS)
+        final = director.end()
+        self.say(f"{name} is ended after step {final}")
+        losses = {step: loss for step, loss in director.ledger.losses().items() if step <= final}
+        self.told[name] = Told(name, tuple(director.events), losses, float("inf"))
+
+    def _fill_up(self) -> None:
+        """Have the same eight machines again as at the beginning."""
+        spare = Counter(FIRST_NODES)
+        for node in list(self.cluster.nodes.values()):
+            if spare[node.kind, node.zone] > 0:
+                spare[node.kind, node.zone] -= 1
+            else:
+                self.cluster.kill_node(node.name)
+        for machine in spare.elements():
+            self.cluster.add_node(*machine)
+        wanted = set(self.cluster.nodes)
+        self.cluster.wait("the nodes", lambda: self.cluster.ready_nodes() == wanted)
+
+    def _compare(self, references: list[Uninterrupted]) -> None:
+        self.say("the uninterrupted runs catch up")
+        for reference in references:
+            told = self.told[reference.name]
+            theirs = reference.losses(told.final_step)
+            reference.end()
+            difference = largest_difference(told.losses, theirs)
+            self.told[told.job] = Told(told.job, told.events, told.losses, difference)
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    @property
+    def is_equal(self) -> bool:
+        """Both jobs' losses are those of the uninterrupted runs."""
+        return self.told["exact"].difference == 0.0 and self.told["tale"].difference <= TOLERANCE
+
+    def to_json(self) -> dict[str, Any]:
+        """Build/tour.json."""
+        tale, exact = self.told["tale"], self.told["exact"]
+        return {
+            "events": [event.to_json() for event in tale.events],
+            "final_step": tale.final_step,
+            "loss_equals_uninterrupted": self.is_equal,
+            "largest_relative_difference": tale.difference,
+            "exact": {
+                "events": [event.to_json() for event in exact.events],
+                "final_step": exact.final_step,
+                "largest_relative_difference": exact.difference,
+            },
+            "seconds": round(time.monotonic() - self.begun_s, 1),
+        }
+
+    def sum_up(self) -> bool:
+        """Tell what it came to; whether nothing was lost."""
+        for told in self.told.values():
+            click.echo(f"\n{told.job}, {told.final_step} steps, in four events:")
+            for event in told.events:
+                spent = ", ".join(
+                    f"{name.replace('_', ' ')} {seconds:.2f}"
+                    for name, seconds in event.phases.items()
+                    if seconds is not None
+                )
+                click.echo(
+                    f"  {event.kind:21} {event.lost + ',':13} {event.downtime_s:5.2f} s "
+                    f"without a step (predicted {event.predicted_s or 0.0:.2f} s; {spent})"
+                )
+        exact, tale = self.told["exact"], self.told["tale"]
+        same = "the same bits as" if exact.difference == 0.0 else "NOT the same bits as"
+        click.echo(f"\nthe exact trainer's losses are {same} those of its uninterrupted run;")
+        click.echo(
+            f"the LLaMA's are within {tale.difference:.1e} of theirs "
+            f"(loss {tale.losses[min(tale.losses)]:.3f} -> {tale.losses[tale.final_step]:.3f})"
+        )
+        return self.is_equal and tale.is_complete and exact.is_complete
+
+
+def write(tour: Tour, path: Path) -> None:
+    """Keep the figures for programs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tour.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def tell(cluster: LocalCluster, path: Path) -> bool:
+    """Run the tour; whether nothing was lost."""
+    tour = Tour(cluster)
+    try:
+        tour.run()
+    except Failed as failure:
+        click.echo(f"error: {failure}", err=True)
+        _tell_last(cluster)
+        return False
+    write(tour, path)
+    is_whole = tour.sum_up()
+    steps = sum(event.steps_lost for told in tour.told.values() for event in told.events)
+    click.echo(verdict(is_whole=is_whole, steps_lost=steps), file=sys.stdout)
+    return is_whole
+
+
+def verdict(*, is_whole: bool, steps_lost: int) -> str:
+    """The last line of the story; steps that were done twice are no secret, even where allowed."""
+    if not is_whole:
+        return "something was LOST"
+    if steps_lost:
+        again = "1 step" if steps_lost == 1 else f"{steps_lost} steps"
+        return f"nothing was lost for good; {again} had to be done again"
+    return "nothing was lost"
+
+
+def _tell_last(cluster: LocalCluster) -> None:
+    """Show what happened last, and how the nodes stand, to whoever looks for the cause."""
+    with contextlib.suppress(ServerProblem):
+        nodes = cluster.client.ask("GET", "/v1/nodes")["nodes"]
+        news = cluster.client.ask("GET", "/v1/events?follow=false")["events"]
+        told = [happening_text(one) for one in news[-LINES_LAST:]]
+        failures = [f"{node['name']}: {node['failure']}" for node in nodes if node["failure"]]
+        click.echo("\n".join([*told, nodes_text(nodes), *failures]), err=True)

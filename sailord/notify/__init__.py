@@ -1,0 +1,1 @@
+"""Events for those who follow: feed, outbox, outgoing webhooks."""

@@ -1,0 +1,1 @@
+"""The planner's processes, and the messages to them."""

@@ -1,0 +1,361 @@
+"""What the planner's processes do: a question about live nodes becomes a plan on them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agents.protocol.records import Busy, NodeId, NodeRecord, Peak
+from planner.api import plan_job
+from planner.move_policy.decide_move import DEFAULT_RULES, judge_move
+from planner.move_policy.move_gain import offer_of
+from planner.problem.question import Question, read_ahead
+from planner.replan.answers_ahead import Precomputed
+from planner.replan.damage import Running
+from planner.replan.move_cost import cost_of_move
+from planner.replan.nodes import Node, cluster_with, is_placed, nodes_used
+from planner.replan.replanner import Replan, Replanner
+from planner.replan.state_map import placed_stages
+from planner.replan.transfers import transfers_of
+from sailord.core.proposal import Proposal
+from sailord.planning.machine_lifetimes import Past
+from sailord.planning.pool import Found, Request, phases_of, read_job
+from simulator.api import load_measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.cluster_file import load_cluster
+from simulator.documents.files import parse_document
+from simulator.documents.problems import InputError
+from simulator.estimate.result import Estimate
+from simulator.inputs.plan_file import plan_from_document, plan_text
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+
+
+def answer(request: Request) -> Found | str:
+    """Answer one question."""
+    try:
+        job = read_job(request.spec)
+        nodes = tuple(planner_node(record) for record in request.nodes)
+        if request.is_safe:
+            return _smallest(job, nodes, request)
+        before = _running_plan(request)
+        if before is None:
+            return _from_nothing(job, nodes, request)
+        return _from_running(job, nodes, before, request)
+    except InputError as error:
+        return "; ".join(map(str, error.problems))
+
+
+def planner_node(record: NodeRecord) -> Node:
+    """A node in the planner's words."""
+    return Node(record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot)
+
+
+def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
+    """The cluster of the file, with a place for each node that it does not foresee."""
+    cluster = load_cluster(file)
+    known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
+    prices = {(pool.gpu, pool.zone, pool.spot): pool for pool in cluster.pools}
+    pools: list[Pool] = []
+    for node in sorted(nodes):
+        key = (node.gpu, node.machine, node.zone, node.spot)
+        if key not in known:
+            known.add(key)
+            like = prices.get((node.gpu, node.zone, node.spot))
+            pool = Pool(node.zone, node.gpu, node.machine, node.gpus, 0, spot=node.spot)
+            if like is not None:
+                price = like.price_usd_per_gpu_hour
+                pool = replace(pool, price_usd_per_gpu_hour=price, price_source=like.price_source)
+            pools.append(pool)
+    return replace(cluster, pools=(*cluster.pools, *pools), quotas=())
+
+
+@lru_cache(maxsize=4)
+def _replanner(spec: str, file: Path, profiles: Path | None, kinds: tuple[Node, ...]) -> Replanner:
+    cluster, job = cluster_of(file, kinds), read_job(spec)
+    measurements = load_measurements(profiles, catalogue=cluster.catalogue)
+    return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
+
+
+def _replanner_for(request: Request, nodes: Sequence[Node]) -> Replanner:
+    """The same for all questions about the same kinds of machines."""
+    kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
+    return _replanner(request.spec, request.cluster_file, request.profiles, tuple(kinds.values()))
+
+
+def _running_plan(request: Request) -> Plan | None:
+    if request.running is None:
+        return None
+    plan = plan_from_document(parse_document(request.running, name="the running plan"))
+    return plan if is_placed(plan) else None
+
+
+def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
+    replanner = _replanner_for(request, nodes)
+    cluster = cluster_with(replanner.cluster, nodes)
+    # Nothing runs: a proof that there is nothing better would take longer than the plan itself.
+    found = plan_job(Question(job, cluster, replanner.measurements, proves=False))
+    if found.plan is None:
+        return "; ".join(map(str, found.problems)) or "no plan fits"
+    assert found.estimate is not None
+    placed = replanner.place(found.plan, nodes)
+    assert placed is not None, "a plan for these nodes has room on them"
+    again = _again(replanner, placed, found.estimate, nodes)
+    return _found(job, placed, found.estimate, again=again, why=found.explain)
+
+
+def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Request) -> Found | str:
+    replanner, running = _ready_for(request, before)
+    if request.slow:
+        return _without_slow(job, replanner, running, nodes, request)
+    found = replanner.replan(running, nodes)
+    if found.needed is None and not request.is_urgent:
+        # The running plan goes on, so that nobody waits: the answer may take longer to be better.
+        found = replanner.improve(running, nodes)
+    if found.plan is None:
+        return "; ".join(map(str, found.problems)) or "no plan fits"
+    return _judged(replanner, job, running, found, nodes, request.past)
+
+
+def _without_slow(
+    job: Job, replanner: Replanner, running: Running, nodes: Sequence[Node], request: Request
+) -> Found | str:
+    """The best without the slow nodes, held against going on with them at their speed.
+
+    Both are judged by what each kind of GPU was seen to compute; the search is not.
+    """
+    found = replanner.improve(running, nodes)
+    if found.plan is None:
+        return "; ".join(map(str, found.problems)) or "no plan fits"
+    plan, plain, *_ = found.found
+    factors, slow = dict(request.factors), dict(request.slow)
+    others = statistics.mean(factors.values()) if factors else 1.0
+    times: dict[str, float] = {
+        node.id: factors.get(node.gpu, others) * slow.get(node.id, 1.0)
+        for node in (*request.nodes, *request.ran_on)
+    }
+    judge = replanner.judge
+    limps = replace(running, estimate=judge.estimate_with(running.plan, times_slower=times))
+    # What runs can go on, but no faster than they do.
+    seen = judge.estimate_with(plan, times_slower=times)
+    better = replace(found, estimate=seen, needed=None)
+    told = _judged(replanner, job, limps, better, nodes, request.past)
+    # What will be measured is held against what is predicted, never against corrections.
+    return replace(told, proposal=replace(told.proposal, busy=_busy(job, plan, plain)))
+
+
+def _ran_on(before: Plan, request: Request) -> list[Node]:
+    """The machines of the running plan; of those that nobody knows any more, what it says itself.
+
+    A new leader has never seen those that went before it came.
+    """
+    known: dict[str, Node] = {record.id: planner_node(record) for record in request.ran_on}
+    for _, place in placed_stages(before):
+        if place.node is not None and place.node not in known:
+            gpus = max(place.devices, default=0) + 1
+            known[place.node] = Node(place.node, place.gpu, place.machine, place.zone, gpus)
+    return list(known.values())
+
+
+def _ready_for(request: Request, before: Plan) -> tuple[Replanner, Running]:
+    """The tables for the running plan; the same for all questions about it."""
+    nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
+    replanner = _replanner_for(request, nodes)
+    known = _RUNNING.get(request.running)
+    if known is None or known[0] is not replanner:
+        _RUNNING.clear()
+        known = _RUNNING[request.running] = replanner, replanner.look_at(before)
+    return known
+
+
+_RUNNING: dict[bytes | None, tuple[Replanner, Running]] = {}
+"""What was made ready for the plan that was asked about last."""
+
+
+def _judged(
+    replanner: Replanner,
+    job: Job,
+    running: Running,
+    found: Replan,
+    nodes: Sequence[Node],
+    past: Past,
+) -> Found:
+    """Say of the next plan whether the job should move to it."""
+    plan, estimate, _, move = found.found
+    ages = dict(past.age_s)
+    offer = offer_of(
+        running,
+        found,
+        nodes,
+        goal=job.objective.goal,
+        age_s={node.id: ages.get(node.id, math.inf) for node in nodes},
+    )
+    verdict = judge_move(
+        offer,
+        past.history,
+        now_s=past.now_s,
+        last_move_s=past.last_move_s,
+        rules=replace(DEFAULT_RULES, settle_s=past.settle_s),
+    )
+    return _found(
+        job,
+        plan,
+        estimate,
+        again=_again(replanner, plan, estimate, nodes),
+        why=(verdict.reason,),
+        is_worth_it=verdict.moves,
+        move_s=move.seconds,
+        move=move.to_json(),
+        ask_again_s=verdict.ask_again_s,
+    )
+
+
+# ---- ahead of the questions -----------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Scouting:
+    """What this process works out ahead, and how far it is."""
+
+    request: Request
+    job: Job
+    ahead: Precomputed
+    steps: Iterator[frozenset[str]]
+
+
+_SCOUTING: list[_Scouting] = []
+
+
+def begin_ahead(request: Request) -> None:
+    """Make ready to say what follows the running plan when nodes are lost."""
+    _SCOUTING.clear()
+    before = _running_plan(request)
+    if before is None:
+        return
+    replanner, running = _ready_for(request, before)
+    nodes = tuple(planner_node(record) for record in request.nodes)
+    ahead = Precomputed(replanner, running, nodes)
+    _SCOUTING.append(_Scouting(request, read_job(request.spec), ahead, ahead.steps()))
+
+
+def next_ahead() -> tuple[frozenset[str], frozenset[str], Found] | None:
+    """The next loss, the nodes in use, and what follows; ``None`` when all is foreseen."""
+    for scouting in _SCOUTING:
+        ahead = scouting.ahead
+        for lost in scouting.steps:
+            found = ahead.by_loss[lost]
+            if found.plan is None:
+                continue  # The question itself will say why.
+            nodes = ahead.without(lost)
+            past = scouting.request.past
+            judged = _judged(ahead.replanner, scouting.job, ahead.running, found, nodes, past)
+            return lost, ahead.used, judged
+    return None
+
+
+def make_ready(request: Request) -> None:
+    """Make the tables for questions about the running plan."""
+    before = _running_plan(request)
+    if before is not None:
+        _ready_for(request, before)
+
+
+def _smallest(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
+    """Fewer nodes mean fewer that can fail: the first few of the largest that are enough."""
+    order = sorted(nodes, key=lambda node: (node.spot, -node.gpus, node.id))
+    count, found = 1, "no node is ready"
+    result: Found | str = found
+    while count <= len(order):
+        result = _from_nothing(job, order[:count], request)
+        if isinstance(result, Found):
+            return result
+        count = count + 1 if count == len(order) else min(2 * count, len(order))
+    return result
+
+
+def _again(
+    replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[Node]
+) -> dict[str, Any]:
+    """What it takes to begin the plan anew where it runs, should a process of it fail."""
+    state, routes = replanner.state, replanner.routes
+    cost = cost_of_move(
+        plan,
+        transfers_of(plan, nodes, running=plan, state=state, routes=routes),
+        nodes,
+        state=state,
+        network=replanner.judge.network,
+        old_iteration_s=estimate.iteration_s,
+        new_iteration_s=estimate.iteration_s,
+        is_planned=False,
+        usd_per_hour=estimate.to_json()["cost_usd_per_hour"],
+        times=replanner.times,
+    )
+    return cost.to_json()
+
+
+def _found(
+    job: Job,
+    plan: Plan,
+    estimate: Estimate,
+    *,
+    again: dict[str, Any],
+    why: Sequence[str],
+    is_worth_it: bool = True,
+    move_s: float = 0.0,
+    move: dict[str, Any] | None = None,
+    ask_again_s: float | None = None,
+) -> Found:
+    text = plan_text(plan).encode()
+    sha = hashlib.sha256(text).hexdigest()
+    members = tuple(sorted(NodeId(id_) for id_ in nodes_used(plan)))
+    sentence = why[0] if why else "the best plan that was found"
+    figures = estimate.to_json()
+    proposal = Proposal(
+        sha,
+        members,
+        is_worth_it,
+        sentence,
+        estimate.iteration_s,
+        move_s,
+        ask_again_s,
+        figures["cost_usd_per_hour"],
+        _busy(job, plan, estimate),
+        _peaks(plan, estimate),
+        phases_of(move),
+    )
+    about = {
+        "estimate": figures,
+        "tokens_per_iteration": estimate.samples_per_iteration * job.sequence,
+        "why": list(why),
+        "move": move,
+        "again": again,
+    }
+    return Found(proposal, text, about)
+
+
+def _peaks(plan: Plan, estimate: Estimate) -> tuple[Peak, ...]:
+    """What each rank takes of its device's memory by this estimate."""
+    return tuple(
+        Peak(round(memory.total - memory.context), round(memory.context))
+        for pipeline, memories in zip(plan.pipelines, estimate.memory, strict=True)
+        for stage, memory in zip(pipeline.stages, memories, strict=True)
+        for _ in range(stage.tp)
+    )
+
+
+def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
+    """What each rank computes in a step by this estimate, as workers measure it."""
+    seconds = [
+        # With ZeRO-1 the update waits for others, and is not measured.
+        round(time.compute_s + (0.0 if job.zero else time.optimizer_s), 9)
+        for pipeline, times in zip(plan.pipelines, estimate.stages, strict=True)
+        for stage, time in zip(pipeline.stages, times, strict=True)
+        for _ in range(stage.tp)
+    ]
+    return Busy(tuple(seconds), round(estimate.provenance.relative_error, 3))

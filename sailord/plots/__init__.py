@@ -1,0 +1,1 @@
+"""Pictures and timelines of plans."""

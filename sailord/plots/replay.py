@@ -1,0 +1,145 @@
+"""A picture of a replay: GPUs that are up, those that each policy uses, and how fast it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.replay.run_replay import Replay
+from sailord.plots.figure import write_figure
+from sailord.plots.panels import GREY, SLICE_COLOURS, SLICES_MAX, TOO_MUCH
+from simulator.traces.player import Tale
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POLICY_COLOURS = {
+    "sailor": "#0072B2",
+    "restart": "#E69F00",
+    "ignore-additions": "#CC79A7",
+    "oracle": "#000000",
+}
+_WIDTH, _LEFT, _RIGHT = 12.0, 0.9, 9.3
+"""Inches: the page, and from where to where the time goes."""
+_TOP, _GAP, _BOTTOM = 0.75, 0.3, 0.55
+_GPUS, _POLICY, _SPEED = 1.6, 0.85, 2.1
+"""Inches of height of the three kinds of panels."""
+
+
+def draw_replay(result: Replay, shown: Sequence[Tale], path: Path) -> None:
+    """Draw a replay over time as SVG or PNG, as the file's name says."""
+    write_figure(path, lambda figure: _draw(figure, result, shown))
+
+
+def _draw(figure: Figure, result: Replay, shown: Sequence[Tale]) -> None:
+    height = _TOP + _GPUS + len(shown) * (_POLICY + _GAP) + _GAP + _SPEED + _BOTTOM
+    figure.set_size_inches(_WIDTH, height)
+    unit_s, unit = _unit(result.trace.end_s)
+    title = f"{result.trace.name}: what a job trains while GPUs come and go"
+    figure.text(0.2 / _WIDTH, 1 - 0.35 / height, title, fontsize=13, fontweight="bold")
+    top = height - _TOP
+
+    def panel(size: float) -> Axes:
+        nonlocal top
+        box = (_LEFT / _WIDTH, (top - size) / height, (_RIGHT - _LEFT) / _WIDTH, size / height)
+        top -= size + _GAP
+        axes = figure.add_axes(box)
+        axes.set_xlim(0, result.trace.end_s / unit_s)
+        return axes
+
+    first = panel(_GPUS)
+    _gpus(first, result, unit_s)
+    for tale in shown:
+        axes = panel(_POLICY)
+        _used(axes, result, tale, unit_s)
+        axes.set_xticklabels([])
+        note = _note(result, tale)
+        figure.text((_RIGHT + 0.15) / _WIDTH, (top + _GAP + _POLICY) / height, note, va="top")
+    first.set_xticklabels([])
+    _speeds(panel(_SPEED), result, shown, unit_s).set_xlabel(unit)
+
+
+def _unit(end_s: float) -> tuple[float, str]:
+    for size, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if end_s >= 3 * size:
+            return size, name
+    return 1.0, "seconds"
+
+
+def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
+    """GPUs that are up, place upon place."""
+    edges = [spell.start_s / unit_s for spell in result.spells]
+    edges.append(result.trace.end_s / unit_s)
+    below = [0] * len(result.spells)
+    for number, key in enumerate(result.plans.places):
+        above = [base + spell.up[number] for base, spell in zip(below, result.spells, strict=True)]
+        colour = SLICE_COLOURS[number % SLICES_MAX]
+        axes.stairs(
+            above, edges, baseline=below, fill=True, color=colour, alpha=0.75,
+            label=f"{key[0]} in {key[2]}",
+        )  # fmt: skip
+        below = above
+    axes.set_ylim(0, max(*below, 1) * 1.05)
+    axes.set_title("GPUs that are up")
+    axes.locator_params(axis="y", integer=True, nbins=5)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7.5)
+
+
+def _used(axes: Axes, result: Replay, tale: Tale, unit_s: float) -> None:
+    """GPUs in use under what is up; red where nobody trains."""
+    edges = [spell.start_s / unit_s for spell in result.spells]
+    edges.append(result.trace.end_s / unit_s)
+    up = [sum(spell.up) for spell in result.spells]
+    axes.stairs(up, edges, color=GREY, linewidth=0.7, baseline=None)
+    top = max(*up, 1) * 1.05
+    for stint in tale.stints:
+        span = (stint.start_s / unit_s, (stint.end_s - stint.start_s) / unit_s)
+        if stint.kind == "runs":
+            assert stint.way is not None
+            used = sum(result.ways[stint.way].gpus)
+            axes.broken_barh([span], (0, used), facecolors=POLICY_COLOURS[tale.policy], alpha=0.6)
+        else:
+            # A move of seconds in a trace of days must not vanish.
+            moves = stint.kind == "moves"
+            axes.broken_barh(
+                [span], (0, top), facecolors=TOO_MUCH, edgecolors=TOO_MUCH,
+                linewidth=0.9 if moves else 0.0, alpha=0.9 if moves else 0.25,
+            )  # fmt: skip
+    axes.set_ylim(0, top)
+    axes.locator_params(axis="y", integer=True, nbins=3)
+    axes.set_title(f"{tale.policy}: GPUs used; red: moving, pale red: nothing can run")
+
+
+def _note(result: Replay, tale: Tale) -> str:
+    share = tale.samples / result.ideal_samples if result.ideal_samples else 0.0
+    usd = "price unknown" if tale.usd is None else f"${tale.usd:,.2f}"
+    return (
+        f"{tale.goodput_samples_per_s:.4g} samples/s, {share:.1%} of ideal\n"
+        f"{usd}, {tale.moves} moves, {tale.steps_lost:,.0f} steps lost\n"
+        f"{tale.moving_s / tale.duration_s:.1%} down, {tale.lost_s / tale.duration_s:.1%} lost,"
+        f" {tale.standing_s / tale.duration_s:.1%} standing"
+    )
+
+
+def _speeds(axes: Axes, result: Replay, shown: Sequence[Tale], unit_s: float) -> Axes:
+    """Samples per second of each policy; lines lie beside each other where they are equal."""
+    most = 0.0
+    for tale in shown:
+        edges, rates = [0.0], []
+        for stint in tale.stints:
+            edges.append(stint.end_s / unit_s)
+            way = result.ways[stint.way] if stint.way is not None else None
+            runs = way is not None and stint.kind == "runs"
+            rates.append(way.samples / way.iteration_s if runs and way is not None else 0.0)
+        most = max(most, *rates, 0.0)
+        axes.stairs(
+            rates, edges, baseline=None, color=POLICY_COLOURS[tale.policy], label=tale.policy,
+            linewidth=2.6 if tale.policy == "oracle" else 1.3,
+            alpha=0.35 if tale.policy == "oracle" else 0.9,
+        )  # fmt: skip
+    axes.set_ylim(0, most * 1.08 or 1.0)
+    axes.set_title("samples per second while it trains")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
+    return axes

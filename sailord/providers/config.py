@@ -1,0 +1,200 @@
+"""Which provider sailord's file names, read with all its mistakes at once, and opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sailord.providers.emulated import EmulatedProvider, Kind
+from sailord.providers.gce.config import GceConfig, read_gce
+from sailord.providers.interface import Pool, Provider
+from sailord.providers.static import Host, StaticProvider
+from sailord.providers.trace import ReplayedProvider
+from simulator.cluster.cluster import Cluster
+from simulator.documents.fields import Table
+from simulator.documents.problems import InputError
+from simulator.traces.trace import Trace
+from simulator.traces.trace_file import load_trace
+
+KINDS = ("gce", "static", "emulated", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticChoice:
+    """A list of hosts."""
+
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedChoice:
+    """Agents on this machine, as many as may be, or as a trace has it."""
+
+    folder: Path
+    agent: str
+    kinds: tuple[Kind, ...]
+    trace: Trace | None = None
+    columns: tuple[Pool, ...] = ()
+    speed: float = 1.0
+
+
+Choice = GceConfig | StaticChoice | EmulatedChoice
+
+
+def read_provider(
+    top: Table, *, folder: Path, cluster_name: str, cluster: Cluster | None
+) -> Choice | None:
+    """Read ``[provider]``; ``None`` where there is none, or where something is wrong with it."""
+    if "provider" not in top:
+        return None
+    table = top.section("provider")
+    kind = table.choice("kind", KINDS, required=True)
+    choice: Choice | None = None
+    if cluster is None:
+        return None  # Its own mistakes come first.
+    match kind:
+        case "gce":
+            choice = read_gce(
+                table, folder=folder, cluster_name=cluster_name, catalogue=cluster.catalogue
+            )
+        case "static":
+            choice = _static(table, cluster)
+        case "emulated" | "trace":
+            choice = _emulated(table, folder, cluster, is_replayed=kind == "trace")
+        case _:
+            return None
+    table.finish()
+    return choice
+
+
+def kind_of(choice: Choice) -> str:
+    """Which kind was chosen, as the file has it."""
+    match choice:
+        case StaticChoice():
+            return "static"
+        case EmulatedChoice():
+            return "emulated" if choice.trace is None else "trace"
+        case GceConfig():
+            return "gce"
+
+
+def open_provider(choice: Choice, cluster: Cluster, now: Callable[[], float]) -> Provider:
+    """Make ready to ask it; what it needs is imported only here."""
+    match choice:
+        case StaticChoice():
+            return StaticProvider(choice.hosts, now, now())
+        case EmulatedChoice():
+            emulated = EmulatedProvider(choice.folder, choice.agent, choice.kinds, now)
+            if choice.trace is None:
+                return emulated
+            return ReplayedProvider(
+                emulated, choice.trace, choice.columns, now, now(), choice.speed
+            )
+        case GceConfig():
+            from sailord.providers.gce.provider import open_gce  # noqa: PLC0415 - only who rents needs it
+
+            return open_gce(choice, cluster.catalogue)
+
+
+def _pool(table: Table, cluster: Cluster) -> Pool:
+    """Read a pool; what the catalogue knows of the machine type need not be said."""
+    catalogue, regions = cluster.catalogue, dict(cluster.zone_regions)
+    zone = _known(table, "zone", lambda name: name if catalogue.zone_region(name, regions) else "")
+    machine = _known(table, "machine", lambda name: catalogue.machine(name).name)
+    gpu, gpus = "", 1
+    if machine:
+        gpu, gpus = catalogue.machine(machine).gpu, catalogue.machine(machine).gpus
+    if "gpu" in table:
+        said = _known(table, "gpu", catalogue.gpu_name)
+        if said and gpu and said != gpu:
+            table.say("gpu", f"is {said}, and {machine} has {gpu}", "leave it out")
+    if "gpus" in table:
+        said_gpus, most = table.integer("gpus", default=gpus), gpus
+        if machine and said_gpus > most:
+            table.say("gpus", f"is {said_gpus}, and {machine} has {most}", "leave it out")
+        gpus = said_gpus
+    return Pool(zone, machine, gpu, gpus, table.flag("spot", default=False))
+
+
+def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
+    """A name that the catalogue knows, spelt as it spells it; empty where something is wrong."""
+    text = table.text(key)
+    if text is None:
+        if key not in table:
+            _missing(table, key)
+        return ""
+    try:
+        return named(text)
+    except InputError as error:
+        table.problems.take(error, place=table.place_of(key))
+        return ""
+
+
+def _missing(table: Table, key: str) -> None:
+    table.say(key, "is missing", "say it for each of them")
+
+
+def _static(table: Table, cluster: Cluster) -> StaticChoice:
+    hosts: list[Host] = []
+    for entry in table.tables("host"):
+        name = entry.text("name")
+        if "name" not in entry:
+            _missing(entry, "name")
+        if any(host.name == name for host in hosts):
+            entry.say("name", f'is "{name}" a second time', "list each host once")
+        price = entry.number("usd_per_hour", least=0.0, most=1e6)
+        hosts.append(Host(name or "", _pool(entry, cluster), price))
+        entry.finish()
+    if not hosts and "host" not in table:
+        table.say("host", "is missing", "add [[provider.host]] with name, zone and machine")
+    return StaticChoice(tuple(hosts))
+
+
+def _emulated(
+    table: Table, folder: Path, cluster: Cluster, *, is_replayed: bool
+) -> EmulatedChoice | None:
+    kinds: list[Kind] = []
+    columns = tuple(
+        Pool(p.zone, p.machine, p.gpu, p.gpus_per_machine, p.spot) for p in cluster.pools
+    )
+    for entry in table.tables("pool"):
+        price = entry.number("usd_per_hour", default=0.0, least=0.0, most=1e6)
+        if "usd_per_hour" not in entry:
+            _missing(entry, "usd_per_hour")
+        pool = _pool(entry, cluster)
+        if any(kind.pool == pool for kind in kinds):
+            entry.say("machine", f"is {pool} a second time", "list each pool once")
+        if is_replayed and pool.machine and pool not in columns:
+            cure = "add it there as a [[pool]]: a trace counts the pools of the cluster file"
+            entry.say("machine", f"is {pool}, which the cluster file does not have", cure)
+        kinds.append(Kind(pool, price, entry.integer("machines_max", default=8)))
+        entry.finish()
+    if not kinds:
+        table.say("pool", "is missing", "add [[provider.pool]] with zone, machine and usd_per_hour")
+    place = table.text("folder", required=True)
+    base = table.text("agent", required=True)
+    text = _text(table, "agent", None if base is None else folder / base)
+    trace_file = table.text("trace", required=is_replayed) if is_replayed else None
+    speed = table.number("speed", default=1.0, above=0.0, most=1e4) if is_replayed else 1.0
+    trace = None
+    if trace_file is not None:
+        try:
+            trace = load_trace(folder / trace_file, cluster)
+        except InputError as error:
+            table.problems.take(error, place=table.place_of("trace"))
+            return None
+    if place is None or text is None:
+        return None
+    return EmulatedChoice(folder / place, text, tuple(kinds), trace, columns, speed)
+
+
+def _text(table: Table, key: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        table.say(key, f"{path} cannot be read: {why}", "name the file that agents share")
+        return None

@@ -1,0 +1,204 @@
+"""Google's client library, kept off the event loop: loaded late, called with deadlines.
+
+It is the only module that imports the library. What it raises becomes a ``Failure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sailord.providers.gce.errors import Failure, failure_of
+from simulator.documents.problems import InputError, Problem
+
+T = TypeVar("T")
+
+THREADS = 8
+SPARE_S = 5.0
+"""Waited beyond a request's own deadline, which ends most of them."""
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+LOGIN = (
+    "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS,"
+    " give the machine a service account, or name a key file as provider.credentials"
+)
+
+
+class Api:
+    """The clients of one project, each made when it is first asked for."""
+
+    def __init__(self, credentials: Any, endpoint: str | None, call_s: float) -> None:
+        self._credentials = credentials
+        self._endpoint = endpoint
+        self._clients: dict[str, Any] = {}
+        self._call_s = call_s
+        self._is_loaded = False
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gce")
+
+    async def call(self, client: str, method: str, **fields: Any) -> Any:
+        """Call a method of a client with the fields of its request; once, without retries.
+
+        Whoever calls decides when to ask again, as only that one knows whether it may.
+        """
+        return await self._in_thread(
+            lambda: getattr(self._client(client), method)(
+                request=fields, retry=None, timeout=self._call_s
+            )
+        )
+
+    async def pages(
+        self,
+        client: str,
+        method: str,
+        *,
+        is_enough: Callable[[Any], bool] | None = None,
+        **fields: Any,
+    ) -> list[Any]:
+        """Call a method that lists, and return its pages, up to one that is enough."""
+
+        def read() -> list[Any]:
+            pager = getattr(self._client(client), method)(
+                request=fields, retry=None, timeout=self._call_s
+            )
+            found = []
+            for page in pager.pages:
+                found.append(page)
+                if is_enough is not None and is_enough(page):
+                    break
+            return found
+
+        # Each page is a request with a deadline; all of them may take a few times as long.
+        return await self._in_thread(read, share=4.0)
+
+    async def get_json(self, url: str, query: dict[str, str]) -> dict[str, Any]:
+        """Read a document of another of Google's APIs."""
+
+        def read() -> dict[str, Any]:
+            from google.api_core import exceptions  # noqa: PLC0415 - slow to load
+            from google.auth.transport import requests  # noqa: PLC0415 - slow to load
+
+            sessions: Any = requests
+            errors: Any = exceptions
+            with sessions.AuthorizedSession(self._credentials) as session:
+                answer = session.get(url, params=query, timeout=self._call_s)
+            if answer.status_code != 200:
+                raise errors.from_http_response(answer)
+            told = answer.json()
+            assert isinstance(told, dict)
+            return told
+
+        return await self._in_thread(read)
+
+    def close(self) -> None:
+        """Let go of the threads; what still waits for an answer ends with its own deadline."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _client(self, name: str) -> Any:
+        if name not in self._clients:
+            from google.cloud import compute_v1  # noqa: PLC0415 - see _load
+
+            options = {} if self._endpoint is None else {"api_endpoint": self._endpoint}
+            kind = getattr(compute_v1, f"{name}Client")
+            client = kind(credentials=self._credentials, client_options=options)
+            # Of all hooks of the library and of its session, this one alone may change an address.
+            client.transport._session.auth = _take_part_of_lists
+            self._clients[name] = client
+        return self._clients[name]
+
+    async def _in_thread(self, act: Callable[[], T], *, share: float = 1.0) -> T:
+        loop = asyncio.get_running_loop()
+        if not self._is_loaded:
+            # It takes seconds, many on a busy machine, and says nothing of Google.
+            await loop.run_in_executor(self._threads, _load)
+            self._is_loaded = True
+        deadline_s = share * self._call_s + SPARE_S
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await loop.run_in_executor(self._threads, lambda: told_as_failure(act))
+        except TimeoutError:
+            raise Failure("unknown", f"Google did not answer within {deadline_s:.0f} s") from None
+
+
+def _take_part_of_lists(request: Any) -> Any:
+    """Ask an aggregated list for what can be seen: else one bad zone fails it for all zones.
+
+    The library's requests have no field for that.
+    """
+    if "/aggregated/" in request.path_url:
+        request.prepare_url(request.url, {"returnPartialSuccess": "true"})
+    return request
+
+
+def _load() -> None:
+    importlib.import_module("google.cloud.compute_v1")  # It takes seconds.
+
+
+def told_as_failure(act: Callable[[], T]) -> T:
+    """Do something, and raise whatever the library makes of an error as a ``Failure``."""
+    import requests  # noqa: PLC0415 - slow to load
+    from google.api_core import exceptions  # noqa: PLC0415 - slow to load
+    from google.auth.exceptions import GoogleAuthError, TransportError  # noqa: PLC0415 - slow to load
+
+    try:
+        return act()
+    except exceptions.GoogleAPICallError as error:
+        status = int(error.code or 0)
+        errors = list(_errors_of(error.errors)) or list(_details_of(error.details))
+        raise failure_of(
+            status, errors, message=error.message, retry_after_s=_retry_after(error)
+        ) from None
+    except (TransportError, requests.RequestException) as error:
+        raise Failure("unknown", f"Google cannot be reached: {error}") from None
+    except GoogleAuthError as error:
+        raise Failure("permission", f"the credentials are not accepted ({error})", 401) from None
+
+
+def _errors_of(errors: Iterable[Any]) -> Iterable[tuple[str, str]]:
+    for one in errors:
+        if isinstance(one, dict):
+            yield str(one.get("reason") or one.get("code") or ""), str(one.get("message") or "")
+        elif getattr(one, "code", ""):
+            yield str(one.code), str(getattr(one, "message", ""))
+
+
+def _details_of(details: Iterable[Any]) -> Iterable[tuple[str, str]]:
+    for one in details:
+        if getattr(one, "reason", ""):
+            yield str(one.reason), ""
+
+
+def _retry_after(error: Any) -> float | None:
+    headers = getattr(error.response, "headers", None) or {}
+    text = str(headers.get("Retry-After", ""))
+    return float(text) if text.isdigit() else None
+
+
+def find_credentials(path: Path | None, endpoint: str | None = None) -> Any:
+    """Return the credentials of a key file, or those that this machine has.
+
+    An endpoint without TLS is somebody's imitation, and is shown none.
+    """
+    try:
+        import google.auth  # noqa: PLC0415 - slow to load
+        from google.auth import credentials, exceptions  # noqa: PLC0415 - slow to load
+        from google.oauth2 import service_account  # noqa: PLC0415 - slow to load
+    except ImportError:
+        what = "google-cloud-compute is not installed"
+        cure = "install the group gcp: make install DESTDIR=/ GROUPS=gcp"
+        raise InputError(Problem("provider", what, cure)) from None
+    if endpoint is not None and endpoint.startswith("http://"):
+        untyped: Any = credentials
+        return untyped.AnonymousCredentials()
+    try:
+        if path is None:
+            return google.auth.default(scopes=[SCOPE])[0]
+        untyped = service_account.Credentials
+        return untyped.from_service_account_file(str(path), scopes=[SCOPE])
+    except (OSError, ValueError, exceptions.DefaultCredentialsError) as error:
+        what = f"there are no credentials for Google Cloud ({error})"
+        if path is not None:
+            what = f"{path} is no key of a service account ({error})"
+        raise InputError(Problem("provider.credentials", what, LOGIN)) from None

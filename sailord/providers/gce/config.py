@@ -1,0 +1,223 @@
+"""The part of sailord's file that says what may be rented from Google Cloud, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sailord.providers.interface import Pool
+from simulator.documents.fields import Fault, Table, shown
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import Catalogue
+
+ATTACHED = re.compile(r"(?P<host>n1-.+)-(?P<card>v100|t4)-(?P<count>[0-9]+)\Z")
+"""The catalogue's names of machines to which GPUs are attached one by one."""
+PROJECT = re.compile(r"[a-z][a-z0-9.:-]{4,61}[a-z0-9]\Z")
+ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
+SECRET = re.compile(r"projects/[^/]+/secrets/[^/]+/versions/[^/]+\Z")
+PACKAGE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?==[0-9][A-Za-z0-9.+!_-]*\Z"
+    r"|([A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?@)?"
+    r"[a-z]+://[^\s'\"\\$`#]+\.whl#sha256=[0-9a-f]{64}\Z"
+)
+"""What pip installs the same of each time: a version, or a wheel by its sum; safe in a script."""
+IMAGE = (
+    "projects/deeplearning-platform-release/global/images/family/"
+    "common-cu129-ubuntu-2404-nvidia-580"
+)
+"""Google's list of Deep Learning VM images has it: Ubuntu 24.04, Python 3.12, NVIDIA's driver."""
+QUOTA_METRICS: Mapping[str, str] = {
+    "V100-16": "NVIDIA_V100_GPUS",
+    "T4": "NVIDIA_T4_GPUS",
+    "L4": "NVIDIA_L4_GPUS",
+    "A100-40": "NVIDIA_A100_GPUS",
+    "A100-80": "NVIDIA_A100_80GB_GPUS",
+    "H100-80": "NVIDIA_H100_GPUS",
+    "H200-141": "NVIDIA_H200_GPUS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GceConfig:
+    """What may be rented, how a machine is made, and how long an answer is waited for."""
+
+    project: str
+    cluster_name: str
+    pools: tuple[Pool, ...]
+    image: str = IMAGE
+    disk_gb: int = 200
+    disk_type: str = "pd-balanced"
+    network: str = "default"
+    subnetwork: str | None = None
+    external_ip: bool = True
+    service_account: str | None = None
+    """Of the machines; ``None``: the project's default one."""
+    tags: tuple[str, ...] = ()
+    placement: Mapping[str, str] = field(default_factory=dict)
+    """By region, the name of the compact placement policy that is there."""
+    store: str = ""
+    """The store as agents on the machines reach it."""
+    key_secret: str = ""
+    """Where the Secret Manager keeps the cluster's key."""
+    package: str = ""
+    """What pip installs on a machine, pinned; empty: the image has the agent already."""
+    groups: Mapping[Pool, str] = field(default_factory=dict)
+    """Managed instance groups, GKE's node pools among them, that make the machines of a pool."""
+    billing: bool = False
+    """Prices are read from the Cloud Billing catalogue where it has them."""
+    credentials: Path | None = None
+    endpoint: str | None = None
+    billing_endpoint: str = "https://cloudbilling.googleapis.com"
+    call_s: float = 30.0
+    """For one request."""
+    operation_s: float = 180.0
+    """For an operation to end; after that its outcome is in doubt."""
+    poll_s: float = 1.0
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        return tuple(sorted({pool.zone for pool in self.pools}))
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return tuple(sorted({region_of(zone) for zone in self.zones}))
+
+
+def region_of(zone: str) -> str:
+    """Google names a zone by its region and a letter."""
+    return zone.rpartition("-")[0]
+
+
+def shape_of(machine: str) -> tuple[str, str, int]:
+    """Give Google's machine type, and the kind and number of GPUs to attach to it."""
+    found = ATTACHED.match(machine)
+    if found is None:
+        return machine, "", 0
+    return found["host"], f"nvidia-tesla-{found['card']}", int(found["count"])
+
+
+def read_gce(
+    table: Table, *, folder: Path, cluster_name: str, catalogue: Catalogue
+) -> GceConfig | None:
+    """Read the keys of ``[provider]``; ``None`` if something is wrong, which is then told."""
+    before = len(table.problems.found)
+    project = table.value("project", _project, required=True)
+    zones = _words(table, "zones", required=True)
+    for index, zone in enumerate(zones):
+        if not ZONE.match(zone):
+            cure = "give a zone of Google Cloud, such as us-central1-a"
+            table.problems.add(table.place_of("zones", index), f"is {shown(zone)}", cure)
+    machines = _machines(table, catalogue)
+    kinds = _words(table, "contracts") or ("spot",)
+    for index, kind in enumerate(kinds):
+        if kind not in ("spot", "on-demand"):
+            place = table.place_of("contracts", index)
+            table.problems.add(place, f"is {shown(kind)}", 'give "spot" or "on-demand"')
+    pools = tuple(
+        Pool(zone, machine, gpu, gpus, spot=kind == "spot")
+        for zone in zones
+        for machine, gpu, gpus in machines
+        for kind in kinds
+    )
+    store = table.value("store", _store, required=True)
+    secret = table.value("key_secret", _secret, required=True)
+    package = table.value("package", _package)
+    credentials = table.text("credentials")
+    config = GceConfig(
+        project=project or "",
+        cluster_name=cluster_name,
+        pools=pools,
+        image=table.text("image", default=IMAGE),
+        disk_gb=table.integer("disk_gb", default=200, least=10, most=65536),
+        disk_type=table.text("disk_type", default="pd-balanced"),
+        network=table.text("network", default="default"),
+        subnetwork=table.text("subnetwork"),
+        external_ip=table.flag("external_ip", default=True),
+        service_account=table.text("service_account"),
+        tags=_words(table, "tags"),
+        placement=_texts(table, "placement"),
+        store=store or "",
+        key_secret=secret or "",
+        package=package or "",
+        groups=_groups(table, pools),
+        billing=table.flag("billing", default=False),
+        credentials=None if credentials is None else folder / credentials,
+        endpoint=table.text("endpoint"),
+        call_s=table.number("call_s", default=30.0, above=0, most=600),
+        operation_s=table.number("operation_s", default=180.0, above=0, most=3600),
+        poll_s=table.number("poll_s", default=1.0, above=0, most=60),
+    )
+    return config if len(table.problems.found) == before else None
+
+
+def _machines(table: Table, catalogue: Catalogue) -> list[tuple[str, str, int]]:
+    found = []
+    for index, name in enumerate(_words(table, "machines", required=True)):
+        try:
+            machine = catalogue.machine(name)
+        except InputError as error:
+            table.problems.take(error, place=table.place_of("machines", index))
+        else:
+            found.append((machine.name, machine.gpu, machine.gpus))
+    return found
+
+
+def _groups(table: Table, pools: tuple[Pool, ...]) -> dict[Pool, str]:
+    groups: dict[Pool, str] = {}
+    for entry in table.tables("group"):
+        zone, machine = entry.text("zone", required=True), entry.text("machine", required=True)
+        spot, name = entry.flag("spot", default=True), entry.text("name", required=True)
+        entry.finish()
+        fitting = [p for p in pools if (p.zone, p.machine, p.spot) == (zone, machine, spot)]
+        if zone is not None and machine is not None and not fitting:
+            what = f"{machine} in {zone} ({'spot' if spot else 'on demand'}) is no pool"
+            entry.say("zone", what, "name a zone, a machine and a contract that stand above")
+        groups |= dict.fromkeys(fitting, name or "")
+    return groups
+
+
+def _texts(table: Table, key: str) -> dict[str, str]:
+    section = table.section(key)
+    found = {name: section.text(name, default="") for name in section.values}
+    section.finish()
+    return found
+
+
+def _words(table: Table, key: str, *, required: bool = False) -> tuple[str, ...]:
+    def accept(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value:
+            raise Fault(f"is {shown(value)}", "give a list of texts")
+        if not all(isinstance(one, str) and one for one in value):
+            raise Fault(f"is {shown(value)}", "give a list of texts")
+        return tuple(dict.fromkeys(value))
+
+    return table.value(key, accept, default=(), required=required)
+
+
+def _project(value: object) -> str:
+    if not isinstance(value, str) or not PROJECT.match(value):
+        raise Fault(f"is {shown(value)}", "give the project's ID, as `gcloud projects list` does")
+    return value
+
+
+def _store(value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("etcd://"):
+        cure = "give etcd://HOST:PORT, since machines elsewhere reach no other store"
+        raise Fault(f"is {shown(value)}", cure)
+    return value
+
+
+def _secret(value: object) -> str:
+    if not isinstance(value, str) or not SECRET.match(value):
+        cure = "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
+        raise Fault(f"is {shown(value)}", cure)
+    return value
+
+
+def _package(value: object) -> str:
+    if not isinstance(value, str) or not PACKAGE.match(value):
+        cure = "pin a wheel of yours: sailor[worker]@https://HOST/NAME.whl#sha256=SUM"
+        raise Fault(f"is {shown(value)}", cure)
+    return value

@@ -1,0 +1,130 @@
+"""Prices: the catalogue's, and those of the Cloud Billing catalogue where it is asked.
+
+The order of trust is: a user's own file, the Cloud Billing catalogue, the built-in catalogue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sailord.providers.gce.config import region_of
+from sailord.providers.interface import Pool
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import Catalogue, load_catalogue
+from simulator.hardware.types import MachineType
+
+SERVICE = "6F81-5844-456A"
+"""Compute Engine, in the Cloud Billing catalogue."""
+GPU_NAMES: Mapping[str, str] = {
+    "V100-16": "nvidia tesla v100 gpu",
+    "T4": "nvidia tesla t4 gpu",
+    "L4": "nvidia l4 gpu",
+    "A100-40": "nvidia tesla a100 gpu",
+    "A100-80": "nvidia tesla a100 80gb gpu",
+    "H100-80": "nvidia h100 80gb gpu",
+    "H200-141": "nvidia h200 141gb gpu",
+}
+_HOST = re.compile(r"(?:spot preemptible )?(\w+) (?:predefined )?instance (core|ram)\b")
+
+Rates = Mapping[tuple[str, str, bool], float]
+"""Dollars an hour of one unit, by its kind, region and whether it is Spot. Units are a GPU by its
+name in the catalogue, and a core or a GiB of memory as ``a2 core`` and ``a2 ram``."""
+
+
+def rates_of(skus: Iterable[Mapping[str, Any]]) -> Rates:
+    """Read the prices of the Cloud Billing catalogue that machines with GPUs are made of."""
+    rates: dict[tuple[str, str, bool], float] = {}
+    for sku in skus:
+        category = sku.get("category", {})
+        spot = category.get("usageType") == "Preemptible"
+        unit = _unit_of(str(sku.get("description", "")).lower(), category.get("resourceGroup", ""))
+        usd = _usd_per_hour(sku)
+        if (
+            unit is None
+            or usd is None
+            or category.get("usageType")
+            not in (
+                "OnDemand",
+                "Preemptible",
+            )
+        ):
+            continue
+        for region in sku.get("serviceRegions", ()):
+            # Some units stand there twice, at other prices for other uses: the dearer is safe.
+            key = (unit, region, spot)
+            rates[key] = max(usd, rates.get(key, 0.0))
+    return rates
+
+
+def _unit_of(text: str, group: str) -> str | None:
+    if any(word in text for word in ("sole tenancy", "custom", "commitment", "reserved", "dws")):
+        return None
+    if group == "GPU":
+        for name, words in GPU_NAMES.items():
+            if text.startswith(words):
+                return name
+        return None
+    found = _HOST.match(text)
+    return None if found is None else f"{found[1]} {found[2]}"
+
+
+def _usd_per_hour(sku: Mapping[str, Any]) -> float | None:
+    try:
+        expression = sku["pricingInfo"][-1]["pricingExpression"]
+        price = expression["tieredRates"][-1]["unitPrice"]
+        if expression["usageUnit"] not in ("h", "GiBy.h") or price["currencyCode"] != "USD":
+            return None
+        return float(int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9)
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def prices_of(
+    pools: Sequence[Pool], catalogue: Catalogue, rates: Rates | None = None
+) -> Mapping[Pool, float]:
+    """Dollars an hour of one machine of each pool; a pool that nobody prices is absent."""
+    prices = {}
+    for pool in pools:
+        usd = _of_catalogue(pool, catalogue)
+        if rates and not _is_own(pool, usd):
+            billed = _of_parts(pool, catalogue.machine(pool.machine), rates)
+            usd = usd if billed is None else billed
+        if usd is not None:
+            prices[pool] = usd
+    return prices
+
+
+def _of_catalogue(pool: Pool, catalogue: Catalogue) -> float | None:
+    price = catalogue.machine(pool.machine).price(region_of(pool.zone))
+    return None if price is None else price.usd_per_hour(spot=pool.spot)
+
+
+def _is_own(pool: Pool, usd: float | None) -> bool:
+    """Whether the price is a user's: the built-in catalogue says something else, or nothing."""
+    if usd is None:
+        return False
+    try:
+        return _of_catalogue(pool, load_catalogue()) != usd
+    except InputError:
+        return True
+
+
+def _of_parts(pool: Pool, machine: MachineType, rates: Rates) -> float | None:
+    """What the parts of a machine cost together; ``None`` where one of them has no price."""
+    if machine.vcpus is None or machine.host_memory_bytes is None:
+        return None
+    series, region = machine.name.partition("-")[0], region_of(pool.zone)
+    parts = (
+        (pool.gpu, machine.gpus),
+        (f"{series} core", machine.vcpus),
+        (f"{series} ram", machine.host_memory_bytes / 2**30),
+    )
+    usd = 0.0
+    for unit, amount in parts:
+        rate = rates.get((unit, region, pool.spot))
+        if rate is None:
+            return None
+        usd += rate * amount
+    return usd

@@ -1,0 +1,156 @@
+"""What Google is asked for when machines are made: plain documents, from an ask and the file."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from sailord.providers.gce.config import GceConfig, region_of, shape_of
+from sailord.providers.interface import Ask, Pool
+
+CLUSTER_LABEL = "sailor-cluster"
+REQUEST_LABEL = "sailor-request"
+MACHINE_LABEL = "sailor-machine"
+NOTICE_S = 120
+"""The longest warning that Google gives before it takes a Spot machine."""
+SHUTDOWN_S = 30
+"""From Google's shutdown signal to the end of the power, on demand or Spot."""
+TORCH = "torch==2.13.0"
+_NAMESPACE = uuid.UUID("5d0a3c3e-1c0c-4c0e-9a55-3f6f7b1a9d10")
+
+
+def request_uuid(request_id: str) -> str:
+    """Give the UUID by which Google knows a request; one that is a UUID stays as it is."""
+    try:
+        return str(uuid.UUID(request_id))
+    except ValueError:
+        return str(uuid.uuid5(_NAMESPACE, request_id))
+
+
+def names_of(ask: Ask, cluster_name: str) -> tuple[str, ...]:
+    """Name the machines of an ask: always the same, so that none can be made twice."""
+    mark = hashlib.sha256(request_uuid(ask.request_id).encode()).hexdigest()[:16]
+    stem = f"sailor-{cluster_name[:32].rstrip('-')}-{mark}"
+    return tuple(f"{stem}-{index}" for index in range(ask.count))
+
+
+def label_of(request_id: str) -> str:
+    """Write a request id as the value of a label."""
+    return request_id if _is_uuid(request_id) else request_uuid(request_id)
+
+
+def _is_uuid(text: str) -> bool:
+    return text == request_uuid(text)
+
+
+def bulk_insert_of(ask: Ask, config: GceConfig) -> dict[str, Any]:
+    """Describe all machines of an ask; as many as can be had are made, from one on."""
+    return {
+        "count": ask.count,
+        "min_count": 1,
+        "per_instance_properties": {name: {} for name in names_of(ask, config.cluster_name)},
+        "instance_properties": _properties(ask, config),
+    }
+
+
+def group_instances_of(ask: Ask, config: GceConfig) -> list[dict[str, Any]]:
+    """Describe the machines of an ask that a group is to make from its template."""
+    preserved = {"metadata": {REQUEST_LABEL: ask.request_id}}
+    return [
+        {"name": name, "preserved_state": preserved} for name in names_of(ask, config.cluster_name)
+    ]
+
+
+def labels_of(ask: Ask, config: GceConfig) -> dict[str, str]:
+    """What is written on every machine, and on its disk."""
+    return {
+        CLUSTER_LABEL: config.cluster_name,
+        REQUEST_LABEL: label_of(ask.request_id),
+        MACHINE_LABEL: ask.pool.machine,
+    }
+
+
+def _properties(ask: Ask, config: GceConfig) -> dict[str, Any]:
+    pool = ask.pool
+    machine, card, cards = shape_of(pool.machine)
+    labels = labels_of(ask, config)
+    region = region_of(pool.zone)
+    interface: dict[str, Any] = {"network": f"global/networks/{config.network}"}
+    if config.subnetwork is not None:
+        interface["subnetwork"] = f"regions/{region}/subnetworks/{config.subnetwork}"
+    if config.external_ip:
+        interface["access_configs"] = [{"type_": "ONE_TO_ONE_NAT", "name": "External NAT"}]
+    properties: dict[str, Any] = {
+        "machine_type": machine,
+        "labels": labels,
+        "scheduling": _scheduling(pool),
+        "disks": [
+            {
+                "boot": True,
+                # Whatever ends a machine also removes its disk, which costs money too.
+                "auto_delete": True,
+                "initialize_params": {
+                    "source_image": config.image,
+                    "disk_size_gb": config.disk_gb,
+                    "disk_type": config.disk_type,
+                    "labels": labels,
+                },
+            }
+        ],
+        "network_interfaces": [interface],
+        "service_accounts": [
+            {
+                "email": config.service_account or "default",
+                "scopes": ["https://www.googleapis.com/auth/cloud-platform"],
+            }
+        ],
+        "metadata": {"items": [{"key": "startup-script", "value": startup_script(pool, config)}]},
+    }
+    if cards:
+        kind = {"accelerator_type": card, "accelerator_count": cards}
+        properties["guest_accelerators"] = [kind]
+    if config.tags:
+        properties["tags"] = {"items": list(config.tags)}
+    if region in config.placement:
+        properties["resource_policies"] = [config.placement[region]]
+    return properties
+
+
+def _scheduling(pool: Pool) -> dict[str, Any]:
+    # No machine with GPUs can be moved to another host while it runs.
+    if not pool.spot:
+        return {
+            "provisioning_model": "STANDARD",
+            "on_host_maintenance": "TERMINATE",
+            "automatic_restart": True,
+        }
+    return {
+        "provisioning_model": "SPOT",
+        "on_host_maintenance": "TERMINATE",
+        "automatic_restart": False,
+        # A machine that was only stopped would keep its name and its disk.
+        "instance_termination_action": "DELETE",
+        "preemption_notice_duration": {"seconds": NOTICE_S},
+    }
+
+
+def startup_script(pool: Pool, config: GceConfig) -> str:
+    """Write the script that brings the agent up on a machine of a pool."""
+    told: Mapping[str, str] = {
+        "PACKAGE": config.package,
+        "TORCH": TORCH,
+        "KEY_SECRET": config.key_secret,
+        "CLUSTER": config.cluster_name,
+        "STORE": config.store,
+        "MACHINE": pool.machine,
+        "SPOT": "true" if pool.spot else "false",
+        "NOTICE_S": str(NOTICE_S),
+        "SHUTDOWN_S": str(SHUTDOWN_S),
+    }
+    script = (files("sailord.providers.gce") / "startup.sh").read_text(encoding="utf-8")
+    for key, value in told.items():
+        script = script.replace(f"@{key}@", value)
+    return script

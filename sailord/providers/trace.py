@@ -1,0 +1,95 @@
+"""A trace of what could be had, replayed against a real daemon.
+
+Another provider makes the machines; the trace says how many it may have at each moment. When
+fewer are up, the youngest are taken away; when somebody asks for more, there is a stock-out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sailord.providers.interface import (
+    Ask,
+    Deleted,
+    Instance,
+    Notice,
+    Observation,
+    Outcome,
+    Pool,
+    Preemption,
+    Provider,
+    Quota,
+    Refused,
+)
+from simulator.documents.problems import Problem
+from simulator.traces.trace import Trace
+
+
+@dataclass(eq=False)
+class ReplayedProvider:
+    """What another provider has, as far as the trace has it at this moment."""
+
+    within: Provider
+    trace: Trace
+    columns: tuple[Pool, ...]
+    """The pool of each count of the trace."""
+    now: Callable[[], float]
+    since: float
+    """When the trace begins."""
+    speed: float = 1.0
+    """Seconds of the trace that pass in one second; after its end its last moment stays."""
+    _taken: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        return self.within.pools
+
+    def stock(self, pool: Pool) -> int:
+        """Machines of a pool that there may be now."""
+        at = (self.now() - self.since) * self.speed
+        here = [i for i in self.trace.intervals if i.start_s <= at] or self.trace.intervals[:1]
+        columns = zip(self.columns, here[-1].gpus, strict=True)
+        return sum(gpus // pool.gpus for column, gpus in columns if column == pool)
+
+    async def check(self) -> Sequence[Problem]:
+        return await self.within.check()
+
+    async def observe(self) -> Observation:
+        seen = await self.within.observe()
+        excess = [machine for pool in self.pools for machine in self._excess(pool, seen.instances)]
+        if excess:
+            await self.within.delete([machine.id for machine in excess])
+            self._taken |= dict.fromkeys((machine.id for machine in excess), self.now())
+        left = tuple(i for i in seen.instances if i.id not in self._taken)
+        taken = tuple(Preemption(id_, at) for id_, at in self._taken.items())
+        ended = {**seen.ended_at, **self._taken}
+        return replace(seen, instances=left, preemptions=taken, ended_at=ended)
+
+    def _excess(self, pool: Pool, instances: Sequence[Instance]) -> list[Instance]:
+        here = sorted((i for i in instances if i.pool == pool), key=lambda i: i.created_at)
+        return here[self.stock(pool) :]
+
+    async def create(self, ask: Ask) -> Outcome:
+        seen = await self.within.observe()
+        if any(i.request_id == ask.request_id for i in seen.instances):
+            return await self.within.create(ask)
+        room = self.stock(ask.pool) - sum(i.pool == ask.pool for i in seen.instances)
+        if room <= 0:
+            return Refused(ask.request_id, "stockout", "the trace has no more at this moment")
+        return await self.within.create(replace(ask, count=min(ask.count, room)))
+
+    async def delete(self, ids: Sequence[str]) -> Deleted:
+        return await self.within.delete(ids)
+
+    async def prices(self) -> Mapping[Pool, float]:
+        return await self.within.prices()
+
+    async def quotas(self) -> Sequence[Quota]:
+        return await self.within.quotas()
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return self.within.notices()
+
+    async def close(self) -> None:
+        await self.within.close()

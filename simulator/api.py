@@ -1,0 +1,143 @@
+"""The simulator's front door: a job, a cluster and measurements in, a judge of plans out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from simulator.cluster.cluster import Cluster
+from simulator.cluster.place_facts import Sites
+from simulator.documents.files import list_folder, load_document
+from simulator.documents.problems import InputError, Problem, nearest
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.estimate.paper_formula import paper_estimate
+from simulator.estimate.result import Estimate
+from simulator.hardware.catalogue import Catalogue
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.profile_file import read_profile
+from simulator.network.network import Measured, Network, measured_from_json
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+
+ESTIMATORS = ("event", "paper")
+
+
+class Estimator(Protocol):
+    """Judges plans of one job on one cluster."""
+
+    @property
+    def name(self) -> str: ...
+
+    def estimate(self, plan: Plan) -> Estimate: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PaperEstimator:
+    """The closed formula behind the interface that all estimators share."""
+
+    job: Job
+    profile: Profile
+    network: Network
+    sites: Sites
+    name: str = "paper"
+
+    def estimate(self, plan: Plan) -> Estimate:
+        catalogue = self.sites.cluster.catalogue
+        return paper_estimate(
+            plan,
+            job=self.job,
+            profile=self.profile,
+            network=self.network,
+            price_usd_per_gpu_hour=self.sites.price_usd_per_gpu_hour,
+            capacity_bytes=lambda place: float(catalogue.gpu(place.gpu).memory_bytes),
+            gpus_per_node=self.sites.gpus_per_machine,
+        ).estimate(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """A folder of profiles, ``profiles_<name>.json``, with ``network.json`` where there is one."""
+
+    folder: str = ""
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    network: Measured = field(default_factory=Measured)
+
+    def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
+        """The profile of that name, read anew."""
+        path = self.paths.get(name)
+        if path is None:
+            cure = (
+                nearest(name, self.paths)
+                if self.folder
+                else "name the folder that holds it with --profiles"
+            )
+            raise InputError(Problem(f"profile {name}", f"there is no profiles_{name}.json", cure))
+        document = load_document(path)
+        return read_profile(document, catalogue=catalogue)
+
+
+def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measurements:
+    """Find the profiles of a folder and read its network."""
+    if folder is None:
+        return Measurements()
+    paths = {
+        path.stem.removeprefix("profiles_"): path
+        for path in list_folder(folder)
+        if path.name.startswith("profiles_") and path.suffix == ".json"
+    }
+    network = Measured()
+    file = next((path for path in list_folder(folder) if path.name == "network.json"), None)
+    if file is not None:
+        document = load_document(file)
+        network = measured_from_json(document.data, place=document.name, catalogue=catalogue)
+    if not paths and file is None:
+        raise InputError(
+            Problem(
+                str(folder),
+                "holds neither profiles_<name>.json nor network.json",
+                "name a folder that does, or leave --profiles out",
+            )
+        )
+    return Measurements(str(folder), paths, network)
+
+
+def network_of(cluster: Cluster, measured: Measured) -> Network:
+    """The network that a cluster and measurements describe together."""
+    return Network(
+        catalogue=cluster.catalogue,
+        measured=measured,
+        zone_regions=dict(cluster.zone_regions),
+        zone_caps={(link.from_zone, link.to_zone): link.bytes_per_s for link in cluster.zone_links},
+    )
+
+
+def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measurements) -> Estimator:
+    """An estimator by name, with all its tables ready to judge many plans."""
+    network = network_of(cluster, measurements.network)
+    sites = Sites(cluster, measurements.network)
+    profile = None
+    if job.profile is not None:
+        profile = measurements.profile(job.profile, catalogue=cluster.catalogue)
+    if name == "event":
+        hints: tuple[str, ...] = ()
+        if profile is None and measurements.paths:
+            names = ", ".join(sorted(measurements.paths))
+            hints = (f"the job names no profile; [model] profile could be one of {names}",)
+        costs = LayerCosts(
+            job, profile=profile, catalogue=cluster.catalogue, network=network, hints=hints
+        )
+        return EventEstimator(costs, network, sites)
+    if name == "paper":
+        if profile is None:
+            raise InputError(
+                Problem(
+                    "estimator paper",
+                    "knows measured layers only, and the job names no profile",
+                    "set [model] profile, and give its folder with --profiles",
+                )
+            )
+        return _PaperEstimator(job, profile, network, sites)
+    raise InputError(Problem("estimator", f'"{name}" is not known', nearest(name, ESTIMATORS)))

@@ -1,0 +1,1 @@
+"""Which devices are up, and where."""

@@ -1,0 +1,63 @@
+"""What a place offers: devices per machine, memory and price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.network.network import Measured
+from simulator.spec.plan import Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sites:
+    """Looks up places of one cluster; a measured network's facts win over the catalogue's."""
+
+    cluster: Cluster
+    measured: Measured
+
+    def gpus_per_machine(self, place: Place) -> int:
+        pools = self._pools(place)
+        if pools:
+            return max(pool.gpus_per_machine for pool in pools)
+        known = self.measured.gpus_per_node.get(place.gpu)
+        return known or self.cluster.catalogue.machine(place.machine).gpus
+
+    def capacity_bytes(self, place: Place) -> float:
+        """What the driver hands out of one device."""
+        return float(self.cluster.catalogue.gpu(place.gpu).usable_memory_bytes)
+
+    def price_usd_per_gpu_hour(self, place: Place) -> float | None:
+        """The least that a GPU costs here; unknown if that of any pool is."""
+        found = [self._price(pool) for pool in self._pools(place)]
+        prices = [usd for usd in found if usd is not None]
+        if not found:
+            return self.measured.price_usd_per_gpu_hour.get((place.gpu, place.zone))
+        return min(prices) if len(prices) == len(found) else None
+
+    def usd_per_hour(self, place: Place, gpus: int) -> float | None:
+        """What so many GPUs cost together: those on demand are taken before spot."""
+        total, left = 0.0, gpus
+        pools = self._pools(place)
+        for pool in pools:
+            # Whatever is to be had beyond what is up comes from the last pool.
+            taken = left if pool is pools[-1] else min(left, pool.gpus)
+            usd = self._price(pool)
+            if usd is None and taken:
+                return None
+            total += taken * (usd or 0.0)
+            left -= taken
+        if pools:
+            return total
+        usd = self.price_usd_per_gpu_hour(place)
+        return None if usd is None else usd * gpus
+
+    def _pools(self, place: Place) -> tuple[Pool, ...]:
+        return self.cluster.pools_of(place.gpu, place.machine, place.zone)
+
+    def _price(self, pool: Pool) -> float | None:
+        """A pool's price; one of the cluster file wins over all others."""
+        if pool.price_source not in ("catalogue", "unknown"):
+            return pool.price_usd_per_gpu_hour
+        measured = self.measured.price_usd_per_gpu_hour.get((pool.gpu, pool.zone))
+        return pool.price_usd_per_gpu_hour if measured is None else measured

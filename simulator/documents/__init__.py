@@ -1,0 +1,1 @@
+"""Read files, and collect every mistake in them with its place and its cure."""

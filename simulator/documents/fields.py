@@ -1,0 +1,352 @@
+"""Values of a file are asked for by key and type; what is wrong is collected, not raised."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time
+from typing import Any, TypeVar, overload
+
+from simulator.documents.files import Document, Where
+from simulator.documents.problems import Problems, nearest
+
+T = TypeVar("T")
+TextT = TypeVar("TextT", bound=str)
+
+INTEGER_MAX = 2**53
+"""The largest whole number that is still exact when it meets a float."""
+
+_SHOWN_MAX = 60
+
+
+class Fault(Exception):  # noqa: N818  # never leaves this module's callers: not an error, an answer
+    """A value is not what was asked for: what is wrong with it, and the cure."""
+
+    def __init__(self, what: str, cure: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.cure = cure
+
+
+def shown(value: object) -> str:
+    """Write a value of a file on one short line, as the file would."""
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
+
+
+def whole_number(value: object, least: int | None, most: int | None) -> int:
+    """Accept an integer within bounds; ``true`` is none, and neither is 8.0."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Fault(f"is {shown(value)}", f"give {_whole_words(least, most)}")
+    if (least is not None and value < least) or abs(value) > (
+        INTEGER_MAX if most is None else most
+    ):
+        raise Fault(f"is {shown(value)}", f"give {_whole_words(least, most)}")
+    return value
+
+
+def real_number(
+    value: object, least: float | None, above: float | None, most: float | None, below: float | None
+) -> float:
+    """Accept a finite number within bounds."""
+    words = _real_words(least, above, most, below)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise Fault(f"is {shown(value)}", f"give {words}")
+    if isinstance(value, int) and abs(value) > INTEGER_MAX:
+        raise Fault("is far too large", f"give {words}")
+    inside = (
+        (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+        and (below is None or value < below)
+    )
+    if not inside:
+        raise Fault(f"is {shown(value)}", f"give {words}")
+    return float(value)
+
+
+def _whole_words(least: int | None, most: int | None) -> str:
+    if least is not None and most is not None:
+        return f"a whole number from {least} to {most}"
+    if least == 1:
+        return "a positive whole number"
+    return "a whole number" + ("" if least is None else f", {least} or more")
+
+
+def _real_words(
+    least: float | None, above: float | None, most: float | None, below: float | None
+) -> str:
+    limits = [
+        f"{words} {limit:g}"
+        for words, limit in (
+            ("at least", least),
+            ("above", above),
+            ("at most", most),
+            ("below", below),
+        )
+        if limit is not None
+    ]
+    return "a number" + (f" {' and '.join(limits)}" if limits else "")
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of a file: it is asked for its keys, and names those that nobody asked for."""
+
+    values: dict[str, Any]
+    document: Document
+    problems: Problems
+    path: Where = ()
+    asked: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        return self.document.place(self.path, is_table=True)
+
+    def place_of(self, key: str, *inner: str | int) -> str:
+        return self.document.place((*self.path, key, *inner))
+
+    def __contains__(self, key: str) -> bool:
+        self.asked[key] = None
+        return key in self.values
+
+    def say(self, key: str, what: str, cure: str = "") -> None:
+        """Report a mistake in the value of a key, unless its file's reader did already."""
+        place = self.place_of(key)
+        if all(flaw.place != place for flaw in self.document.flaws):
+            self.problems.add(place, what, cure)
+
+    def finish(self) -> None:
+        """Report every key that no question was about."""
+        for key in self.values:
+            if key not in self.asked:
+                self.problems.add(
+                    self.place, f"has an unknown key {shown(key)}", nearest(key, self.asked)
+                )
+
+    @overload
+    def value(
+        self, key: str, accept: Callable[[Any], T], *, default: T, required: bool = False
+    ) -> T: ...
+    @overload
+    def value(
+        self, key: str, accept: Callable[[Any], T], *, default: None = None, required: bool = False
+    ) -> T | None: ...
+    def value(
+        self,
+        key: str,
+        accept: Callable[[Any], T],
+        *,
+        default: T | None = None,
+        required: bool = False,
+    ) -> T | None:
+        """Read one value; where it is absent or wrong, give the default so that reading goes on."""
+        if key not in self and not required:
+            return default
+        try:
+            # Nothing accepts None, so that a missing key is answered with the cure of a wrong one.
+            return accept(self.values.get(key))
+        except Fault as fault:
+            self.say(key, fault.what if key in self else "is missing", fault.cure)
+            return default
+
+    @overload
+    def integer(
+        self, key: str, *, default: int, least: int | None = ..., most: int | None = ...
+    ) -> int: ...
+    @overload
+    def integer(
+        self,
+        key: str,
+        *,
+        default: None = ...,
+        least: int | None = ...,
+        most: int | None = ...,
+        required: bool = ...,
+    ) -> int | None: ...
+    def integer(
+        self,
+        key: str,
+        *,
+        default: int | None = None,
+        least: int | None = 1,
+        most: int | None = None,
+        required: bool = False,
+    ) -> int | None:
+        """Read a whole number, positive unless said otherwise."""
+        return self.value(
+            key, lambda value: whole_number(value, least, most), default=default, required=required
+        )
+
+    @overload
+    def number(
+        self,
+        key: str,
+        *,
+        default: float,
+        least: float | None = ...,
+        above: float | None = ...,
+        most: float | None = ...,
+        below: float | None = ...,
+    ) -> float: ...
+    @overload
+    def number(
+        self,
+        key: str,
+        *,
+        default: None = ...,
+        least: float | None = ...,
+        above: float | None = ...,
+        most: float | None = ...,
+        below: float | None = ...,
+        required: bool = ...,
+    ) -> float | None: ...
+    def number(
+        self,
+        key: str,
+        *,
+        default: float | None = None,
+        least: float | None = None,
+        above: float | None = None,
+        most: float | None = None,
+        below: float | None = None,
+        required: bool = False,
+    ) -> float | None:
+        """Read a finite number."""
+        return self.value(
+            key,
+            lambda value: real_number(value, least, above, most, below),
+            default=default,
+            required=required,
+        )
+
+    @overload
+    def text(self, key: str, *, default: str) -> str: ...
+    @overload
+    def text(self, key: str, *, default: None = ..., required: bool = ...) -> str | None: ...
+    def text(self, key: str, *, default: str | None = None, required: bool = False) -> str | None:
+        """Read a text that is not empty."""
+        return self.value(key, some_text, default=default, required=required)
+
+    @overload
+    def choice(self, key: str, known: Sequence[TextT], *, default: TextT) -> TextT: ...
+    @overload
+    def choice(
+        self, key: str, known: Sequence[TextT], *, default: None = ..., required: bool = ...
+    ) -> TextT | None: ...
+    def choice(
+        self,
+        key: str,
+        known: Sequence[TextT],
+        *,
+        default: TextT | None = None,
+        required: bool = False,
+    ) -> TextT | None:
+        """Read one of a few words."""
+
+        def accept(value: Any) -> TextT:
+            for word in known:
+                if word == value:
+                    return word
+            words = " or ".join(f'"{word}"' for word in known)
+            raise Fault(f"is {shown(value)}", f"give {words}")
+
+        return self.value(key, accept, default=default, required=required)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Read ``true`` or ``false``."""
+
+        def accept(value: Any) -> bool:
+            if not isinstance(value, bool):
+                raise Fault(f"is {shown(value)}", "give true or false")
+            return value
+
+        return self.value(key, accept, default=default)
+
+    def integers(
+        self, key: str, *, least: int = 1, required: bool = False
+    ) -> tuple[int, ...] | None:
+        """Read a list of whole numbers that is not empty."""
+        values = self._list(key, required=required)
+        if values is None:
+            return None
+        good: list[int] = []
+        for index, value in enumerate(values):
+            try:
+                good.append(whole_number(value, least, None))
+            except Fault as fault:
+                self.problems.add(self.place_of(key, index), fault.what, fault.cure)
+        return tuple(good) if len(good) == len(values) else None
+
+    def table(self, key: str, *, required: bool = False) -> Table | None:
+        """Enter an inner table."""
+        if key not in self:
+            if required:
+                self.problems.add(self._inner_place(key), "is missing")
+            return None
+        value = self.values[key]
+        if not isinstance(value, dict):
+            self.problems.add(self.place_of(key), f"is {shown(value)}", "a table is expected here")
+            return None
+        return Table(value, self.document, self.problems, (*self.path, key))
+
+    def section(self, key: str) -> Table:
+        """Enter an inner table, or an empty one in its stead where it may be left out."""
+        return self.table(key) or Table({}, self.document, self.problems, (*self.path, key))
+
+    def tables(self, key: str, *, required: bool = False) -> Iterator[Table]:
+        """Enter each table of a list of tables."""
+        for index, value in enumerate(self._list(key, required=required, what="tables") or ()):
+            if isinstance(value, dict):
+                yield Table(value, self.document, self.problems, (*self.path, key, index))
+            else:
+                place = self.place_of(key, index)
+                self.problems.add(place, f"is {shown(value)}", "a table is expected here")
+
+    def _list(self, key: str, *, required: bool, what: str = "values") -> list[Any] | None:
+        if key not in self:
+            if required:
+                self.say(key, "is missing", f"give a list of {what}")
+            return None
+        value = self.values[key]
+        if not isinstance(value, list):
+            self.say(key, f"is {shown(value)}", f"give a list of {what}")
+            return None
+        if not value:
+            cure = "" if required else ", or leave the key out"
+            self.say(key, "is an empty list", f"give at least one entry{cure}")
+            return None
+        return value
+
+    def _inner_place(self, key: str) -> str:
+        return self.document.place((*self.path, key), is_table=True)
+
+
+def some_text(value: object) -> str:
+    """Accept a text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise Fault(f"is {shown(value)}", "give a text")
+    return value
+
+
+def moment(value: object) -> str:
+    """Accept a date and time, TOML's own or ISO 8601 in a text; without a time zone it is UTC."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        raise Fault(f"is {shown(value)}", "give a date and time such as 2030-01-31T12:00:00Z")
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
+
+
+def open_table(document: Document, problems: Problems) -> Table:
+    """Start reading a file at its top; what is wrong with it as a file is reported first."""
+    problems.found.extend(document.flaws)
+    return Table(document.data, document, problems)

@@ -1,0 +1,1 @@
+"""One iteration of a plan: its time, its memory and its dollars."""

@@ -1,0 +1,286 @@
+"""A plan's device groups as columns of numbers: one row for each, in the order of the plan.
+
+A plan of 4,096 GPUs has as many Python objects several times over; whatever looks at all of them
+looks at these columns instead. What is equal gets equal numbers here once, so that prices and
+times are found per kind and handed out to the rows by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.spec.plan import Pipeline, Place, Plan
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+GroupId = tuple[int, int, int]
+"""(pipeline, stage, index within the stage's split)."""
+
+_COLUMNS = ("stage", "index", "place", "tp", "first", "end", "samples", "recompute")
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Every device group of a plan; chunks of an interleaved schedule are rows of their own."""
+
+    plan: Plan
+    bounds: Ints
+    """Pipeline p has the rows from bounds[p] to bounds[p + 1]."""
+    pipeline: Ints
+    stage: Ints
+    index: Ints
+    """Within the split of the stage."""
+    place: Ints
+    """Into ``places``."""
+    tp: Ints
+    first: Ints
+    end: Ints
+    samples: Ints
+    """Of each micro batch."""
+    recompute: Ints
+    """1 where activations are computed again."""
+    places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Groups:
+        numbers: dict[Place, int] = {}
+        blocks: dict[int, tuple[int, int]] = {}
+        flat: list[int] = []
+        for pipeline in plan.pipelines:
+            # Pipelines that share their stages are read once.
+            if id(pipeline.stages) not in blocks:
+                begin = len(flat) // len(_COLUMNS)
+                _read(pipeline, plan.micro_batch_size, numbers, flat)
+                blocks[id(pipeline.stages)] = (begin, len(flat) // len(_COLUMNS))
+        rows = np.array(flat, dtype=np.int64).reshape(-1, len(_COLUMNS))
+        spans = [blocks[id(pipeline.stages)] for pipeline in plan.pipelines]
+        if len(blocks) < len(spans):
+            rows = rows[np.concatenate([np.arange(*span) for span in spans])]
+        sizes = [end - begin for begin, end in spans]
+        columns = dict(zip(_COLUMNS, np.ascontiguousarray(rows.T), strict=True))
+        return cls(
+            plan=plan,
+            bounds=np.array([0, *accumulate(sizes)]),
+            pipeline=np.repeat(np.arange(len(sizes)), sizes),
+            places=tuple(numbers),
+            **columns,
+        )
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    @cached_property
+    def blocks(self) -> list[tuple[int, int]]:
+        """First and end row of each pipeline."""
+        return list(pairwise(self.bounds.tolist()))
+
+    @cached_property
+    def ids(self) -> list[GroupId]:
+        """The rows' names."""
+        return list(
+            zip(self.pipeline.tolist(), self.stage.tolist(), self.index.tolist(), strict=True)
+        )
+
+    @cached_property
+    def micro_batches(self) -> Ints:
+        """How many the pipeline of each row takes."""
+        counts = np.array([pipeline.micro_batches for pipeline in self.plan.pipelines])
+        return counts[self.pipeline]
+
+    @cached_property
+    def stage_count(self) -> Ints:
+        """How many stages the pipeline of each row has."""
+        counts = np.array([len(pipeline.stages) for pipeline in self.plan.pipelines])
+        return counts[self.pipeline]
+
+    @cached_property
+    def is_chain(self) -> list[bool]:
+        """Per pipeline: every stage is one device group."""
+        return [
+            end - begin == len(pipeline.stages)
+            for (begin, end), pipeline in zip(self.blocks, self.plan.pipelines, strict=True)
+        ]
+
+    @cached_property
+    def owner(self) -> Ints:
+        """The row whose devices run each row: of chunks, the first one of the device group."""
+        rows = np.arange(len(self))
+        virtual = self.plan.virtual_stages
+        if virtual > 1:
+            # Stages of interleaved schedules are never split, so a stage is a row.
+            rows -= self.stage - self.stage % (self.stage_count // virtual)
+        return rows
+
+    @cached_property
+    def owning(self) -> Ints:
+        """The rows that have devices of their own."""
+        rows: Ints = np.flatnonzero(self.owner == np.arange(len(self)))
+        return rows
+
+    @cached_property
+    def hops(self) -> Hops:
+        """Which rows exchange how many samples with which of the next stage."""
+        ahead = np.flatnonzero(self.stage[1:] == self.stage[:-1] + 1)
+        if all(self.is_chain):
+            return Hops(ahead, ahead + 1, self.samples[ahead])
+        return _split_hops(self)
+
+    def sum_by_owner(self, values: Floats) -> Floats:
+        """Add up the chunks of each device group, at the row that owns the devices."""
+        if len(self.owning) == len(self):
+            return values
+        return np.bincount(self.owner, weights=values, minlength=len(self)).astype(np.float64)
+
+    def holders(self, layer_count: int) -> Floats:
+        """How many device groups hold each layer: one per pipeline, more where it is split."""
+        begun = np.bincount(self.first, minlength=layer_count + 1)
+        ended = np.bincount(self.end, minlength=layer_count + 1)
+        return np.cumsum(begun - ended)[:-1].astype(np.float64)
+
+    def holds_both_ends(self, layer_count: int) -> NDArray[np.bool_]:
+        """Whether the devices of each row have the first layer and the last."""
+        last = np.zeros(len(self), dtype=bool)
+        last[self.owner[self.end == layer_count]] = True
+        both: NDArray[np.bool_] = (self.first == 0) & last
+        return both
+
+    # -- sites ----------------------------------------------------------------------------------
+
+    @cached_property
+    def sites(self) -> tuple[Place, ...]:
+        """The different places apart from their nodes and devices: what prices depend on."""
+        return tuple(dict.fromkeys(_site(place) for place in self.places))
+
+    @cached_property
+    def site(self) -> Ints:
+        """Of each row, into ``sites``."""
+        numbers = {site: number for number, site in enumerate(self.sites)}
+        return np.array([numbers[_site(place)] for place in self.places])[self.place]
+
+    @cached_property
+    def zones(self) -> tuple[str, ...]:
+        return tuple(sorted({place.zone for place in self.places}))
+
+    @cached_property
+    def zone(self) -> Ints:
+        """Of each row, into ``zones``, which are in the order of their names."""
+        numbers = {zone: number for number, zone in enumerate(self.zones)}
+        return np.array([numbers[place.zone] for place in self.places])[self.place]
+
+    # -- timed kinds ----------------------------------------------------------------------------
+
+    @cached_property
+    def _timed(self) -> tuple[tuple[tuple[str, int, int], ...], Ints]:
+        gpus = {gpu: number for number, gpu in enumerate({p.gpu: None for p in self.places})}
+        gpu = np.array([gpus[place.gpu] for place in self.places])[self.place]
+        rows, kind = kinds(gpu, self.tp, self.samples)
+        return (
+            tuple(
+                (self.places[self.place[row]].gpu, int(self.tp[row]), int(self.samples[row]))
+                for row in rows.tolist()
+            ),
+            kind,
+        )
+
+    @property
+    def timed(self) -> tuple[tuple[str, int, int], ...]:
+        """The different (GPU kind, TP degree, samples), each with times of its own."""
+        return self._timed[0]
+
+    @property
+    def timing(self) -> Ints:
+        """Of each row, into ``timed``."""
+        return self._timed[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Pairs of rows that exchange activations and gradients, as columns."""
+
+    source: Ints
+    target: Ints
+    samples: Ints
+
+
+def kinds(*columns: Ints) -> tuple[Ints, Ints]:
+    """Where each different combination of the columns stands first, and which one each row is."""
+    code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        top = int(column.max(initial=0)) + 1
+        if span * top >= 1 << 62:
+            code = np.unique(code, return_inverse=True)[1]
+            span = len(code)
+        code = code * top + column
+        span *= top
+    _, rows, kind = np.unique(code, return_index=True, return_inverse=True)
+    return rows, kind
+
+
+def range_sums(row: Floats, first: Ints, end: Ints) -> Floats:
+    """The sum over each range of a row, added up from its own entries alone."""
+    return _over_ranges(np.add, row, first, end)
+
+
+def range_maxima(row: Floats, first: Ints, end: Ints) -> Floats:
+    """The largest entry in each range of a row."""
+    return _over_ranges(np.maximum, row, first, end)
+
+
+def _over_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
+    # An index behind the last entry needs an entry of its own.
+    cuts = np.stack([first, end], axis=1).ravel()
+    found: Floats = what.reduceat(np.append(row, 0.0), cuts)[::2]
+    return np.where(first < end, found, 0.0)
+
+
+def _site(place: Place) -> Place:
+    return place if place.node is None and not place.devices else Place(
+        place.gpu, place.machine, place.zone
+    )  # fmt: skip
+
+
+def _read(pipeline: Pipeline, size: int, numbers: dict[Place, int], flat: list[int]) -> None:
+    for s, stage in enumerate(pipeline.stages):
+        first, end = stage.layers
+        again = int(stage.recompute == "full")
+        if len(stage.places) == 1:
+            place = numbers.setdefault(stage.places[0], len(numbers))
+            flat += (s, 0, place, stage.tp, first, end, size, again)
+            continue
+        for i, (where, samples) in enumerate(zip(stage.places, stage.samples(size), strict=True)):
+            place = numbers.setdefault(where, len(numbers))
+            flat += (s, i, place, stage.tp, first, end, samples, again)
+
+
+def _split_hops(groups: Groups) -> Hops:
+    """Neighbouring stages with another split share out the samples of a micro batch anew."""
+    found: list[tuple[int, int, int]] = []
+    for begin, end in groups.blocks:
+        stages: dict[int, list[tuple[int, int, int]]] = {}
+        for row in range(begin, end):
+            near = stages.setdefault(int(groups.stage[row]), [])
+            start = near[-1][2] if near else 0
+            near.append((row, start, start + int(groups.samples[row])))
+        for s in range(len(stages) - 1):
+            found += _shared(stages[s], stages[s + 1])
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    return Hops(*np.ascontiguousarray(columns))
+
+
+def _shared(
+    ours: Sequence[tuple[int, int, int]], theirs: Sequence[tuple[int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """(source, target, samples) of two stages given as (row, first sample, last sample + 1)."""
+    return [
+        (source, target, min(end, stop) - max(first, begin))
+        for source, first, end in ours
+        for target, begin, stop in theirs
+        if min(end, stop) > max(first, begin)
+    ]

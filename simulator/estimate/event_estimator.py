@@ -1,0 +1,421 @@
+"""The event estimator: every pipeline's real schedule, its messages, and the sync behind it.
+
+Stages are timed from the layers that they hold; pipelines run their schedule with messages
+between neighbouring stages; each layer's gradients are summed once all its holders are ready.
+Stragglers stay where they are: a slow stage delays its own pipeline, and a slow pipeline the
+sync of the layers that it shares, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from simulator.cluster.place_facts import Sites
+from simulator.estimate.device_groups import Floats, GroupId, Groups, Ints, kinds, range_sums
+from simulator.estimate.dollars import money_of
+from simulator.estimate.gradient_sync import GradientSync, HopPrices, SyncJob
+from simulator.estimate.machine_layout import Layout, lay_out
+from simulator.estimate.memory import MemoryModel, fullest
+from simulator.estimate.memory_advice import Misfit, misfits
+from simulator.estimate.result import Estimate, StageTime
+from simulator.estimate.schedule_1f1b import Durations, run_1f1b
+from simulator.estimate.schedule_replay import Group, Unrolled, unroll
+from simulator.estimate.stage_messages import Messages
+from simulator.estimate.stage_times import (
+    GroupWork,
+    PipelineWork,
+    equal_pipelines,
+    pipeline_works,
+    with_slow_nodes,
+    work_of,
+)
+from simulator.hardware.runtime_constants import is_fitted, platform_of
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.network.network import Network
+from simulator.spec.plan import Place, Plan, Stage
+from simulator.spec.provenance import Provenance, weakest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """When each device group was done with its backwards, and free."""
+
+    last_backward: Floats
+    free: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """One iteration event by event; equal pipelines share one and the same work and passes."""
+
+    works: tuple[PipelineWork, ...]
+    passes: tuple[Unrolled, ...]
+    sync: tuple[tuple[float, SyncJob], ...]
+    """Each gradient sync with its start, in the order in which they run."""
+    optimizer_s: Mapping[GroupId, float]
+    step_end: Mapping[GroupId, float]
+    """When the optimizer step, the last thing that a device group does, is done."""
+
+
+class EventEstimator:
+    """Estimates plans of one job on one cluster; tables are shared between plans."""
+
+    name = "event"
+
+    def __init__(self, costs: LayerCosts, network: Network, sites: Sites) -> None:
+        self.costs, self.network, self.sites = costs, network, sites
+        self._messages = Messages(network)
+        self._hop_prices = HopPrices(costs, network)
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Time, memory and money of a plan that was checked before."""
+        return self.estimate_with(plan, times_slower={})
+
+    def estimate_with(self, plan: Plan, *, times_slower: Mapping[str, float]) -> Estimate:
+        """The same where passes take so many times as long on the nodes that are named."""
+        layout = lay_out(plan, self.sites.gpus_per_machine)
+        groups = layout.groups
+        work = work_of(layout, self.costs, self._messages)
+        if times_slower:
+            work = with_slow_nodes(work, times_slower)
+        ends = self._run_pipelines(work)
+        jobs = self._sync(layout)
+        finish = self._finish(layout, ends, jobs)
+        last = float(finish.step_end[groups.owning].max())
+        iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
+        stages = self._stage_times(work, finish, iteration_s)
+        memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes, groups=groups)
+        money = money_of(
+            devices_by_place(groups),
+            iteration_s=iteration_s,
+            usd_per_hour=self.sites.usd_per_hour,
+            egress_bytes=self._egress(groups, jobs),
+            egress_usd_per_byte=self.network.egress_usd_per_byte,
+        )
+        return Estimate(
+            estimator=self.name,
+            iteration_s=iteration_s,
+            samples_per_iteration=plan.samples_per_iteration,
+            memory=memory.pipelines(),
+            money=money,
+            stages=stages,
+            bottleneck=_bottleneck(plan, stages, iteration_s, float(ends.last_backward.max())),
+            provenance=self._provenance(layout),
+            notes=self.costs.notes,
+        )
+
+    def misfits(self, plan: Plan) -> tuple[Misfit, ...]:
+        """The device groups that are too full, with what would make each fit."""
+        job = self.costs.job
+
+        def tp_max(stage: Stage) -> int:
+            machines = (self.sites.gpus_per_machine(place) for place in stage.places)
+            return min(job.max_tp, *machines)
+
+        return misfits(
+            plan,
+            lambda changed: MemoryModel(changed, self.costs, self.sites.capacity_bytes).pipelines(),
+            tp_max=tp_max,
+        )
+
+    def details(self, plan: Plan) -> Details:
+        """Every pass of every pipeline and what follows them, for timelines and plots."""
+        layout = lay_out(plan, self.sites.gpus_per_machine)
+        works = self.pipeline_works(plan, layout)
+        different = {id(work): work for work in works}
+        passes = {key: self._unroll(plan, work) for key, work in different.items()}
+        unrolled = tuple(passes[id(work)] for work in works)
+        ends = Ends(
+            np.concatenate([one.last_backward_end for one in unrolled]),
+            np.concatenate([_free_of(one) for one in unrolled]),
+        )
+        finish = self._finish(layout, ends, self._sync(layout))
+        owning = layout.groups.owning.tolist()
+        return Details(
+            tuple(works),
+            unrolled,
+            finish.sync,
+            {layout.groups.ids[row]: float(finish.optimizer[row]) for row in owning},
+            {layout.groups.ids[row]: float(finish.step_end[row]) for row in owning},
+        )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether each layer's gradients are summed while backwards are still running."""
+        runtime, job = self.costs.runtime, self.costs.job
+        return (job.gradient_sync if runtime.sync == "job" else runtime.sync) == "overlap"
+
+    # -- what each group does -------------------------------------------------------------------
+
+    def pipeline_works(self, plan: Plan, layout: Layout) -> list[PipelineWork]:
+        """The durations of every pipeline; equal ones are one and the same object."""
+        assert layout.groups.plan is plan, "the layout is another plan's"
+        return pipeline_works(work_of(layout, self.costs, self._messages))
+
+    def _sync(self, layout: Layout) -> list[SyncJob]:
+        sync = GradientSync(
+            layout.groups.plan, layout, self.costs, self.network, prices=self._hop_prices
+        )
+        return sync.jobs(per_layer=self.overlaps)
+
+    # -- when it is done ------------------------------------------------------------------------
+
+    def _run_pipelines(self, work: GroupWork) -> Ends:
+        """Run each different pipeline once; chains under 1F1B of equal shape run together."""
+        groups, plan = work.layout.groups, work.layout.groups.plan
+        equal = equal_pipelines(work)
+        ends = Ends(np.empty(len(groups)), np.empty(len(groups)))
+        batches: defaultdict[int, list[int]] = defaultdict(list)
+        others = []
+        for p in dict.fromkeys(equal):
+            if plan.schedule == "1f1b" and groups.is_chain[p]:
+                batches[len(plan.pipelines[p].stages)].append(p)
+            else:
+                others.append(p)
+        for stages, batch in sorted(batches.items()):
+            rows = groups.bounds[batch] + np.arange(stages)[:, None]
+            finish = run_1f1b(
+                _durations(work, rows),
+                micro_batches=[plan.pipelines[p].micro_batches for p in batch],
+                messaging=self.costs.runtime.messaging,
+            )
+            ends.last_backward[rows], ends.free[rows] = finish.last_backward_end, finish.free
+        if others:
+            works = pipeline_works(work)
+            for p in others:
+                begin, end = groups.blocks[p]
+                unrolled = self._unroll(plan, works[p])
+                ends.last_backward[begin:end] = unrolled.last_backward_end
+                ends.free[begin:end] = _free_of(unrolled)
+        # Equal pipelines end alike.
+        like = groups.bounds[equal][groups.pipeline] - groups.bounds[groups.pipeline]
+        rows = np.arange(len(groups)) + like
+        return Ends(ends.last_backward[rows], ends.free[rows])
+
+    def _unroll(self, plan: Plan, work: PipelineWork) -> Unrolled:
+        messaging = self.costs.runtime.messaging
+        if messaging == "lockstep" and not (plan.schedule == "1f1b" and work.is_chain):
+            messaging = "blocking"  # That engine has no other schedule; its sends do hold up.
+        return unroll(
+            [Group(s, *astuple(w)) for (s, _), w in zip(work.groups, work.work, strict=True)],
+            work.edges,
+            schedule=plan.schedule,
+            micro_batches=work.micro_batches,
+            messaging=messaging,
+            virtual_stages=plan.virtual_stages,
+        )
+
+    def _finish(self, layout: Layout, ends: Ends, jobs: Sequence[SyncJob]) -> _Finish:
+        """Run the sync jobs in their order, then each group's optimizer step."""
+        groups, owner = layout.groups, layout.groups.owner
+        overlaps = self.overlaps
+        ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
+        channel, busy = np.zeros(len(groups)), np.zeros(len(groups))
+        sync = []
+        for job in jobs:
+            rows = job.rows
+            at = ends.last_backward[rows] if overlaps else ends.free[rows]
+            if overlaps and job.way != "tied":
+                # A layer's gradient is complete before the backward of the layers below it.
+                kind = groups.timing[rows], groups.recompute[rows]
+                at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
+            holders = owner[rows]
+            start = max(0.0, float(at.max()), float(channel[holders].max()))
+            sync.append((start, job))
+            channel[holders] = start + job.seconds
+            # A group whose chunks both hold a tied tensor takes part in its sum once.
+            busy[np.unique(holders)] += job.seconds
+        optimizer = self._optimizer_seconds(groups)
+        done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
+        return _Finish(done + optimizer, busy, optimizer, ends.free, tuple(sync))
+
+    def _backward_sums(self, groups: Groups) -> Floats:
+        """By timed kind, recomputation and layer: the backward of all layers before it."""
+        layers = (0, self.costs.layer_count)
+        return np.array(
+            [
+                [
+                    [0.0, *np.cumsum(self.costs.backward_by_layer(
+                        gpu, tp=tp, samples=samples, layers=layers, recompute=recompute
+                    ))]
+                    for recompute in ("none", "full")
+                ]
+                for gpu, tp, samples in groups.timed
+            ]
+        )  # fmt: skip
+
+    def _optimizer_seconds(self, groups: Groups) -> Floats:
+        """The step over what a device holds; with ZeRO-1, the holders share each layer's."""
+        costs = self.costs
+        holders = np.ones(costs.layer_count)
+        if costs.job.zero == 1:
+            holders = groups.holders(costs.layer_count)
+        count, tied = np.empty(len(groups)), np.empty(len(groups))
+        for tp in np.unique(groups.tp).tolist():
+            rows = np.flatnonzero(groups.tp == tp)
+            stepped = costs.parameters(tp) / holders
+            count[rows] = range_sums(stepped, groups.first[rows], groups.end[rows])
+            tied[rows] = costs.tied_parameters(tp) / holders[-1]
+        count = groups.sum_by_owner(count)
+        # The tensor that embedding and head share stands once where both are.
+        count -= groups.holds_both_ends(costs.layer_count) * tied
+        per_parameter = [
+            costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter
+            for gpu, tp, samples in groups.timed
+        ]
+        seconds: Floats = count * np.array(per_parameter)[groups.timing]
+        return seconds
+
+    # -- what it comes to -----------------------------------------------------------------------
+
+    def _stage_times(
+        self, work: GroupWork, finish: _Finish, iteration_s: float
+    ) -> tuple[tuple[StageTime, ...], ...]:
+        """How each device group spends the iteration; of a split stage, its slowest group."""
+        groups = work.layout.groups
+        compute = groups.sum_by_owner(groups.micro_batches * work.compute)
+        held = groups.sum_by_owner(groups.micro_batches * work.held_up)
+        # What of the sync ran beside the last passes and messages held nobody up.
+        waited = finish.step_end - finish.optimizer - finish.free
+        communication = held + np.minimum(finish.sync_busy, np.maximum(waited, 0.0))
+        idle = iteration_s - (compute + communication + finish.optimizer)
+        table = np.stack([compute, communication, finish.optimizer, idle])
+        seen: dict[bytes, tuple[StageTime, ...]] = {}
+        found = []
+        for rows in fullest(groups, compute):
+            block = np.ascontiguousarray(table[:, rows])
+            key = block.tobytes()
+            if key not in seen:
+                seen[key] = tuple(map(StageTime, *block.tolist()))
+            found.append(seen[key])
+        return tuple(found)
+
+    def _egress(self, groups: Groups, jobs: Sequence[SyncJob]) -> dict[tuple[str, str], float]:
+        hops, names = groups.hops, groups.zones
+        sizes = np.array([self.costs.output_bytes(n) for n in range(self.costs.layer_count)])
+        moved = hops.samples * sizes[groups.end[hops.source] - 1]
+        moved = moved * groups.micro_batches[hops.source]
+        here, there = groups.zone[hops.source], groups.zone[hops.target]
+        table = np.zeros((len(names), len(names)))
+        np.add.at(table, (here, there), moved)
+        table += table.T
+        totals: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for a, b in zip(*np.nonzero(table), strict=True):
+            if a != b:
+                totals[names[a], names[b]] += float(table[a, b])
+        for job in jobs:
+            for zones, size in job.egress_bytes:
+                totals[zones] += size
+        return dict(totals)
+
+    def _provenance(self, layout: Layout) -> Provenance:
+        """The weakest source among the times of all stages and the links between them."""
+        groups = layout.groups
+        parts: dict[tuple[int, int], Provenance] = {}
+        rows, _ = kinds(groups.timing)
+        for row in rows.tolist():
+            gpu, tp, samples = groups.timed[groups.timing[row]]
+            parts[row, 0] = self.costs.provenance(gpu, tp=tp, samples=samples)
+        heads = np.flatnonzero(groups.index == 0)
+        near = np.flatnonzero(groups.pipeline[heads[1:]] == groups.pipeline[heads[:-1]])
+        one, other = heads[near], heads[near + 1]
+        apart = layout.node[one] != layout.node[other]
+        one, other = one[apart], other[apart]
+        rows, _ = kinds(groups.site[one], groups.site[other])
+        for row in rows.tolist():
+            a, b = groups.sites[groups.site[one[row]]], groups.sites[groups.site[other[row]]]
+            parts[int(other[row]) - 1, 1] = self.network.between_nodes_source(a, b)
+        found = [parts[key] for key in sorted(parts)]
+        first = np.unique(groups.place[groups.bounds[:-1]]).tolist()
+        firsts = sorted((groups.places[number] for number in first), key=repr)
+        found += [self.network.between_nodes_source(a, b) for a, b in pairwise(firsts)]
+        times = weakest(found)
+        kinds_used = sorted({place.gpu for place in groups.places})
+        unfitted = tuple(
+            f"{gpu}: launch and framework overheads are assumed, not fitted (docs/accuracy.md)"
+            for gpu in kinds_used
+            if not is_fitted(gpu)
+        )
+        residual = max(platform_of(gpu).residual for gpu in kinds_used)
+        return Provenance(times.source, times.relative_error + residual, (*times.notes, *unfitted))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Finish:
+    """When all is over, by device group."""
+
+    step_end: Floats
+    sync_busy: Floats
+    optimizer: Floats
+    free: Floats
+    sync: tuple[tuple[float, SyncJob], ...]
+
+
+def devices_by_place(groups: Groups) -> dict[Place, int]:
+    """How many devices a plan uses of each place."""
+    rows = groups.owning
+    counts = np.bincount(groups.place[rows], weights=groups.tp[rows], minlength=len(groups.places))
+    return {
+        place: int(count)
+        for place, count in zip(groups.places, counts.tolist(), strict=True)
+        if count
+    }
+
+
+WORTH_SAYING = 0.1
+"""Share of an iteration from which what follows the passes is named beside the bottleneck."""
+
+
+def _durations(work: GroupWork, rows: Ints) -> Durations:
+    """Chains of equal length as columns."""
+    hops, channels = work.layout.groups.hops, work.channels
+    activation, gradient = np.zeros(len(work.seconds)), np.zeros(len(work.seconds))
+    activation[hops.source] = channels.activation_s
+    gradient[hops.target] = channels.gradient_s
+    columns = (np.ascontiguousarray(work.seconds[rows, field]) for field in range(6))
+    forward, backward, *messages = columns
+    return Durations(forward, backward, activation[rows], gradient[rows], *messages)
+
+
+def _free_of(unrolled: Unrolled) -> Floats:
+    return np.array([unrolled.free[device] for device in unrolled.device_of])
+
+
+def _bottleneck(
+    plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: float, passes_s: float
+) -> str:
+    """A sentence: which device group is busiest, with what, and whether the sync comes on top."""
+    idle = [time.idle_s for row in stages for time in row]
+    number = idle.index(min(idle))
+    p = 0
+    while number >= len(stages[p]):
+        number -= len(stages[p])
+        p += 1
+    s = number
+    stage, time = plan.pipelines[p].stages[s], stages[p][s]
+    parts = Counter(
+        {
+            "compute": time.compute_s,
+            "communication": time.communication_s,
+            "the optimizer step": time.optimizer_s,
+        }
+    )
+    share = 1 - time.idle_s / iteration_s
+    kinds_of = " + ".join(dict.fromkeys(f"{place.gpu} x{stage.tp}" for place in stage.places))
+    most, seconds = parts.most_common(1)[0]
+    sentence = (
+        f"pipeline {p} stage {s} (layers {stage.layers[0]}-{stage.layers[1] - 1}, "
+        f"{kinds_of} in {stage.places[0].zone}) is busy {share:.0%} of the iteration, "
+        f"{seconds / iteration_s:.0%} of it with {most}"
+    )
+    tail = 1 - passes_s / iteration_s
+    if tail >= WORTH_SAYING:
+        sentence += (
+            f"; when all passes are done, gradient sync and optimizer take the last {tail:.0%}"
+        )
+    return sentence

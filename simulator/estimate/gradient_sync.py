@@ -1,0 +1,274 @@
+"""Gradient sync: who sums which layers with whom, how long it takes, and what it costs to send.
+
+Every layer is reduced between all device groups that hold it, one per pipeline, as a ring or,
+over several zones, first inside each zone and then across. The ranks of a group run their rings
+side by side and share their machine's way out. Jobs run in one global order, layers descending,
+and a group works on one at a time; the same order in the runtime keeps it free of deadlocks.
+
+All rings of a plan are built at once, as columns of members (``simulator.estimate.sync_rings``),
+so that a price is asked for once per kind of hop and not once per ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from simulator.estimate.device_groups import Floats, GroupId, Groups, Ints, kinds
+from simulator.estimate.machine_layout import Layout
+from simulator.estimate.sync_rings import HOP, Hops, Rings
+from simulator.hardware.runtime_constants import platform_of
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.network.network import Network
+from simulator.spec.plan import Place, Plan
+
+Zones = tuple[str, str]
+HopKey = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]
+"""(sender, receiver, flows, rings on a machine, rings between the zones, on one machine)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SyncJob:
+    """The sum of some layers' gradients over all that hold them."""
+
+    layers: tuple[int, int]
+    groups: Groups
+    rows: Ints
+    """The device groups that hold them, in the order of their ring."""
+    seconds: float
+    egress_bytes: tuple[tuple[Zones, float], ...]
+    way: str
+    """``"ring"``, ``"hierarchical"``, or ``"tied"`` for a tensor that two layers share."""
+
+    @property
+    def holders(self) -> tuple[GroupId, ...]:
+        """The device groups by name."""
+        return tuple(self.groups.ids[row] for row in self.rows.tolist())
+
+
+class HopPrices:
+    """Prices every step of a ring over every kind of hop once, for all plans."""
+
+    def __init__(self, costs: LayerCosts, network: Network) -> None:
+        self.costs, self.network = costs, network
+        self._found: dict[tuple[HopKey, float, int, int, int], float] = {}
+
+    def seconds(
+        self, hop: HopKey, *, rank_bytes: float, shards: int, abreast: int, rivals: int
+    ) -> float:
+        """One step of a ring over one hop, bucket after bucket."""
+        key = (hop, rank_bytes, shards, abreast, rivals)
+        found = self._found.get(key)
+        if found is None:
+            bucket = self.costs.runtime.sync_bucket_bytes
+            full, rest = divmod(rank_bytes, bucket)
+            found = full * self._message_seconds(hop, bucket / shards, abreast, rivals)
+            found += self._message_seconds(hop, rest / shards, abreast, rivals)
+            self._found[key] = found
+        return found
+
+    def _message_seconds(self, hop: HopKey, bytes_each: float, abreast: int, rivals: int) -> float:
+        if bytes_each <= 0:
+            return 0.0
+        sender, receiver = Place(*hop[0]), Place(*hop[1])
+        _, _, flows, rings, zone_rings, same_node = hop
+        if same_node:
+            # Every rank of the group sends to its counterpart in the next group.
+            return self.network.within_node(sender, gpus=2 * flows * rings, bytes_each=bytes_each)
+        efficiency = min(
+            platform_of(sender.gpu).ring_efficiency, platform_of(receiver.gpu).ring_efficiency
+        )
+        seconds = self.network.between_nodes(
+            sender,
+            receiver,
+            flows=flows * rings * abreast,
+            bytes_each=bytes_each,
+            zone_bytes=flows * zone_rings * rivals * bytes_each,
+        )
+        return seconds / efficiency
+
+
+class GradientSync:
+    """Builds the sync jobs of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        costs: LayerCosts,
+        network: Network,
+        *,
+        prices: HopPrices | None = None,
+    ) -> None:
+        self.plan, self.layout, self.costs = plan, layout, costs
+        self.prices = prices or HopPrices(costs, network)
+        fp32 = costs.job.precision == "fp32"
+        self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
+
+    def jobs(self, *, per_layer: bool) -> list[SyncJob]:
+        """The jobs in their global order: by layer, or by the longest runs with equal holders."""
+        segments = self._segments()
+        tied = self.costs.tied_parameters(1) > 0
+        rings = Rings.of(self.layout, [first for first, _ in segments], with_union=tied)
+        pieces: list[_Piece] = []
+        for ring in reversed(range(len(segments))):
+            first, end = segments[ring]
+            ranges = (
+                [(layer, layer + 1) for layer in reversed(range(first, end))]
+                if per_layer
+                else [(first, end)]
+            )
+            pieces += [_Piece(layers, ring, is_tied=False) for layers in ranges]
+        if tied:
+            pieces.append(_Piece((0, 1), len(segments), is_tied=True))
+        pieces = [piece for piece in pieces if rings.size[piece.ring] > 1]
+        return self._jobs(rings, pieces) if pieces else []
+
+    def _jobs(self, rings: Rings, pieces: list[_Piece]) -> list[SyncJob]:
+        ring = np.array([piece.ring for piece in pieces])
+        carried = {
+            flows: np.array([self._carried(piece, flows) for piece in pieces])
+            for flows in rings.flow_counts()
+        }
+        ring_s = self._ring_seconds(rings, ring, carried)
+        staged_s = self._staged_seconds(rings, ring, carried)
+        found = []
+        for piece, one_s, other_s, parameters in zip(
+            pieces, ring_s.tolist(), staged_s.tolist(), carried[1].tolist(), strict=True
+        ):
+            is_staged = other_s < one_s
+            way = "tied" if piece.is_tied else "hierarchical" if is_staged else "ring"
+            egress = rings.egress(piece.ring, parameters * self.gradient_bytes, staged=is_staged)
+            found.append(
+                SyncJob(
+                    piece.layers,
+                    rings.groups,
+                    rings.members(piece.ring),
+                    min(one_s, other_s),
+                    egress,
+                    way,
+                )
+            )
+        return found
+
+    def _carried(self, piece: _Piece, ways: int) -> float:
+        """Parameters that one of ``ways`` parallel rings carries.
+
+        A tensor that embedding and head share is neither's: it has a job of its own.
+        """
+        if piece.is_tied:
+            return self.costs.tied_parameters(ways)
+        first, end = piece.layers
+        row = self.costs.parameters(ways)
+        ends = (first == 0) + (end == self.costs.layer_count)
+        return float(row[first:end].sum()) - ends * self.costs.tied_parameters(ways)
+
+    def _segments(self) -> list[tuple[int, int]]:
+        """The longest runs of layers with the same holders."""
+        starts = np.unique(self.layout.groups.first).tolist()
+        return list(pairwise([*starts, self.costs.layer_count]))
+
+    # -- durations ------------------------------------------------------------------------------
+
+    def _ring_seconds(self, rings: Rings, ring: Ints, carried: dict[int, Floats]) -> Floats:
+        """2 (n - 1) steps, each as slow as the slowest hop of the ring."""
+        size = rings.size[ring]
+        return 2 * (size - 1) * self._slowest(rings.around, ring, carried, shards=size)
+
+    def _staged_seconds(self, rings: Rings, ring: Ints, carried: dict[int, Floats]) -> Floats:
+        """Reduce inside each zone, sum the shards across zones, gather inside each zone."""
+        staged = np.full(len(ring), np.inf)
+        far = np.flatnonzero(rings.zone_count[ring] > 1)
+        if not len(far):
+            return staged
+        ring = ring[far]
+        carried = {flows: values[far] for flows, values in carried.items()}
+        inside = np.zeros(len(far))
+        for hops, sizes in rings.inside():
+            members = sizes[ring]
+            steps = np.maximum(members - 1, 0)
+            inside = np.maximum(
+                inside,
+                steps * self._slowest(hops, ring, carried, shards=np.maximum(members, 1)),
+            )
+        # All members of a zone send their shard at once: those of one machine share its way
+        # out, and all of them share the way between the zones.
+        zones, smallest = rings.zone_count[ring], rings.smallest_zone[ring]
+        across = (
+            2
+            * (zones - 1)
+            * self._slowest(
+                rings.across,
+                ring,
+                carried,
+                shards=zones * smallest,
+                abreast=np.minimum(rings.most_on_a_machine[ring], smallest),
+                rivals=smallest,
+            )
+        )
+        staged[far] = 2 * inside + across
+        return staged
+
+    def _slowest(
+        self,
+        hops: Hops,
+        ring: Ints,
+        carried: dict[int, Floats],
+        *,
+        shards: Ints,
+        abreast: Ints | None = None,
+        rivals: Ints | None = None,
+    ) -> Floats:
+        """One step over the slowest hop that each piece's ring has; 0 where it has none."""
+        count = hops.end[ring] - hops.begin[ring]
+        piece = np.repeat(np.arange(len(ring)), count)
+        if not len(piece):
+            return np.zeros(len(ring))
+        starts = np.cumsum(count) - count
+        entry = np.repeat(hops.begin[ring] - starts, count) + np.arange(len(piece))
+        ones = np.ones(len(ring), dtype=np.int64)
+        abreast = ones if abreast is None else abreast
+        rivals = ones if rivals is None else rivals
+        flows = hops.kind[entry, HOP.flows]
+        rank_bytes = np.empty(len(piece))
+        for width, values in carried.items():
+            here = flows == width
+            rank_bytes[here] = values[piece[here]] * self.gradient_bytes
+        amounts, amount = np.unique(rank_bytes, return_inverse=True)
+        rows, question = kinds(
+            hops.number[entry], amount, shards[piece], abreast[piece], rivals[piece]
+        )
+        names = hops.names
+        seconds = np.array(
+            [
+                self.prices.seconds(
+                    names[number],
+                    rank_bytes=size,
+                    shards=parts,
+                    abreast=side,
+                    rivals=others,
+                )
+                for number, size, parts, side, others in zip(
+                    hops.number[entry[rows]].tolist(),
+                    amounts[amount[rows]].tolist(),
+                    shards[piece[rows]].tolist(),
+                    abreast[piece[rows]].tolist(),
+                    rivals[piece[rows]].tolist(),
+                    strict=True,
+                )
+            ]
+        )
+        slowest = np.zeros(len(ring))
+        np.maximum.at(slowest, piece, seconds[question])
+        return slowest
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Layers that are summed in one job."""
+
+    layers: tuple[int, int]
+    ring: int
+    is_tied: bool

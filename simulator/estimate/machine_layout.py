@@ -1,0 +1,129 @@
+"""Which machine each device group stands on, and how many flows share its way out.
+
+A plan that names no nodes is laid out as Megatron lays out its ranks: in each pool all replicas
+of the first stage side by side, then those of the second, machine after machine. Pipelines are
+taken in an order of their own contents, so that it never matters how a plan lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simulator.estimate.device_groups import GroupId, Groups, Ints
+from simulator.spec.plan import Place, Plan
+
+Node = tuple[str, str, str, str | int]
+"""(zone, machine type, GPU kind, name or number)."""
+Pool = tuple[str, str, str]
+"""(zone, machine type, GPU kind)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the device groups of a plan stand."""
+
+    groups: Groups
+    node: Ints
+    """Of each group, into ``nodes``."""
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def node_of(self) -> dict[GroupId, Node]:
+        """The same by name."""
+        found = (self.nodes[number] for number in self.node.tolist())
+        return dict(zip(self.groups.ids, found, strict=True))
+
+    def same_node(self, one: GroupId, other: GroupId) -> bool:
+        return self.node_of[one] == self.node_of[other]
+
+
+def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> Layout:
+    """Give each device group a machine: the one that the plan names, else the next free one."""
+    groups = Groups.of(plan)
+    node = np.empty(len(groups), dtype=np.int64)
+    nodes: dict[Node, int] = {}
+    pools: dict[Pool, int] = {}
+    # Places with a node get the negative of it less one, the others the number of their pool.
+    goes_to = np.empty(len(groups.places), dtype=np.int64)
+    for number, place in enumerate(groups.places):
+        pool = (place.zone, place.machine, place.gpu)
+        if place.node is not None:
+            goes_to[number] = -1 - nodes.setdefault((*pool, place.node), len(nodes))
+        else:
+            goes_to[number] = pools.setdefault(pool, len(pools))
+    owning = groups.owning
+    goal = goes_to[groups.place[owning]]
+    node[owning] = -1 - goal
+    order = _queue(groups, owning[goal >= 0], goal[goal >= 0])
+    for pool, number in pools.items():
+        queue = order[goes_to[groups.place[order]] == number]
+        size = gpus_per_machine(Place(pool[2], pool[1], pool[0]))
+        machines = _machines(groups.tp[queue], size)
+        node[queue] = len(nodes) + machines
+        for machine in range(int(machines.max()) + 1):
+            nodes[*pool, machine] = len(nodes)
+    return Layout(groups, node[groups.owner], tuple(nodes))
+
+
+def _queue(groups: Groups, rows: Ints, pool: Ints) -> Ints:
+    """The rows pool by pool in the order in which they take machines."""
+    rank = np.array(_canonical_ranks(groups))[groups.pipeline[rows]]
+    # Larger groups first, so that the rest of a machine still fits smaller ones.
+    order = np.lexsort((groups.index[rows], rank, -groups.tp[rows], groups.stage[rows], pool))
+    queue: Ints = rows[order]
+    return queue
+
+
+def _machines(tp: Ints, size: int) -> Ints:
+    """Number machines for groups of so many devices each, taken in this order."""
+    if (tp == tp[0]).all():
+        numbers: Ints = np.arange(len(tp)) // max(1, size // int(tp[0]))
+        return numbers
+    found, number, free = [], -1, 0
+    for devices in tp.tolist():
+        if devices > free:
+            number, free = number + 1, size
+        free -= devices
+        found.append(number)
+    return np.array(found)
+
+
+def _canonical_ranks(groups: Groups) -> list[int]:
+    """Equal pipelines share a rank; the others are ordered by what they contain."""
+    plan = groups.plan
+    in_order = sorted(range(len(groups.places)), key=lambda n: _place_key(groups.places[n]))
+    place_rank = np.empty(len(in_order), dtype=np.int64)
+    place_rank[in_order] = np.arange(len(in_order))
+    columns = (
+        groups.first,
+        groups.end,
+        groups.tp,
+        1 - groups.recompute,
+        _split_rank(groups),
+        place_rank[groups.place],
+    )
+    flat = np.stack(columns, axis=1).reshape(-1).tolist()
+    width = len(columns)
+    keys = [
+        (pipeline.micro_batches, *flat[width * begin : width * end])
+        for pipeline, (begin, end) in zip(plan.pipelines, groups.blocks, strict=True)
+    ]
+    order = {key: number for number, key in enumerate(sorted(set(keys)))}
+    return [order[key] for key in keys]
+
+
+def _split_rank(groups: Groups) -> Ints:
+    """A number for the split of each group's stage."""
+    if all(groups.is_chain):
+        return np.zeros(len(groups), dtype=np.int64)
+    splits = [groups.plan.pipelines[p].stages[s].split for p, s, _ in groups.ids]
+    ranks = {split: number for number, split in enumerate(sorted(set(splits)))}
+    return np.array([ranks[split] for split in splits])
+
+
+def _place_key(place: Place) -> tuple[object, ...]:
+    return (place.zone, place.machine, place.gpu, place.node or "", place.devices)

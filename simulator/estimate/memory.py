@@ -1,0 +1,180 @@
+"""Peak memory of each device: everything that is held when most of it is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import numpy as np
+
+from simulator.estimate.device_groups import Floats, Groups, Ints, kinds, range_maxima, range_sums
+from simulator.estimate.pass_order import held_at_most
+from simulator.estimate.result import DeviceMemory
+from simulator.hardware.runtime_constants import platform_of
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.spec.job import OPTIMIZER_MOMENTS
+from simulator.spec.plan import Place, Plan, Recompute
+
+RESERVED_OVER_LIVE = 2.0
+"""Memory that a caching allocator reserves for transients, over what of them lives at once.
+
+Forward and backward ask for blocks of different sizes, and freed ones are kept. Fitted on the
+peak memory of 13 runs of OPT-350M with Megatron-DeepSpeed (SOSP'25 artefact), together with the
+context of the two platforms.
+"""
+
+
+class MemoryModel:
+    """Memory of a plan's devices, counted for all of its device groups side by side."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: LayerCosts,
+        capacity_bytes: Callable[[Place], float],
+        *,
+        groups: Groups | None = None,
+    ) -> None:
+        self.plan, self.costs, self.capacity_bytes = plan, costs, capacity_bytes
+        self.groups = groups or Groups.of(plan)
+        # A layer that no stage has, which only a plan that is wrong can want, is divided by none.
+        self.holders = np.maximum(self.groups.holders(costs.layer_count), 1)
+
+    def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
+        """Per pipeline and device group, the device that is fullest."""
+        table = self._table()
+        rows = fullest(self.groups, table[:-1].sum(axis=0) - table[-1])
+        seen: dict[bytes, tuple[DeviceMemory, ...]] = {}
+        found = []
+        for near in rows:
+            block = np.ascontiguousarray(table[:, near])
+            key = block.tobytes()
+            if key not in seen:
+                seen[key] = tuple(map(DeviceMemory, *block.tolist()))
+            found.append(seen[key])
+        return tuple(found)
+
+    def _table(self) -> Floats:
+        """Each field of ``DeviceMemory`` as a row, each device group as a column."""
+        groups, job = self.groups, self.costs.job
+        count, sharded = self._parameters()
+        activations, workspace = self._activations()
+        full_precision = job.precision == "fp32"
+        weight_bytes = 4 if full_precision else 2
+        moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full_precision else 4)
+        platforms = [platform_of(site.gpu) for site in groups.sites]
+        context = np.array([platform.context_bytes for platform in platforms])
+        fragmentation = np.array([platform.fragmentation for platform in platforms])
+        capacity = np.array([self.capacity_bytes(site) for site in groups.sites])
+        columns = {
+            "parameters": weight_bytes * count,
+            "gradients": 4 * count,
+            "optimizer": moments * (sharded if job.zero == 1 else count),
+            "activations": activations,
+            "workspace": RESERVED_OVER_LIVE * workspace,
+            "communication": self._communication(count),
+            "context": context[groups.site],
+            "fragmentation": fragmentation[groups.site] * activations,
+            "capacity": capacity[groups.site],
+        }
+        return np.stack([columns[field.name] for field in fields(DeviceMemory)])
+
+    def _parameters(self) -> tuple[Floats, Floats]:
+        """Parameters on each device, and its share where the holders of a layer divide them."""
+        groups, costs = self.groups, self.costs
+        count, sharded = np.zeros(len(groups)), np.zeros(len(groups))
+        tied = np.zeros(len(groups))
+        for tp in np.unique(groups.tp).tolist():
+            rows = np.flatnonzero(groups.tp == tp)
+            held = costs.parameters(tp)
+            first, end = groups.first[rows], groups.end[rows]
+            count[rows] = range_sums(held, first, end)
+            sharded[rows] = range_sums(held / self.holders, first, end)
+            tied[rows] = costs.tied_parameters(tp)
+        count, sharded = groups.sum_by_owner(count), groups.sum_by_owner(sharded)
+        # The tensor that embedding and head share stands once where both are.
+        both = groups.holds_both_ends(costs.layer_count)
+        return count - both * tied, sharded - both * tied / self.holders[-1]
+
+    def _activations(self) -> tuple[Floats, Floats]:
+        """What is kept for the backwards to come, and the largest transient."""
+        groups, costs, runtime = self.groups, self.costs, self.costs.runtime
+        kept_each, workspace = np.zeros(len(groups)), np.zeros(len(groups))
+        heads, kind = kinds(groups.tp, groups.samples, groups.recompute)
+        for number, row in enumerate(heads.tolist()):
+            rows = np.flatnonzero(kind == number)
+            tp, samples = int(groups.tp[row]), int(groups.samples[row])
+            recompute: Recompute = "full" if groups.recompute[row] else "none"
+            first, end = groups.first[rows], groups.end[rows]
+            kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute)
+            kept_each[rows] = range_sums(kept, first, end)
+            work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute)
+            # The head's transients have other sizes than a block's, so that the allocator
+            # cannot serve both from one reserve.
+            head = end == costs.layer_count
+            workspace[rows] = range_maxima(work, first, end - head) + head * work[-1]
+        if runtime.keeps_stage_outputs:
+            kept_each += self._output_bytes(groups.end - 1, groups.end)
+        most = np.zeros(len(groups))
+        np.maximum.at(most, groups.owner, workspace)
+        return self._in_flight(kept_each), most
+
+    def _in_flight(self, kept_each: Floats) -> Floats:
+        """What each device group keeps of all its micro batches at its fullest moment."""
+        groups, plan = self.groups, self.plan
+        owning = groups.owning
+        columns = groups.stage[owning], groups.stage_count[owning], groups.micro_batches[owning]
+        heads, kind = kinds(*columns)
+        found = np.zeros(len(groups))
+        for number, (device, stages, micro_batches) in enumerate(
+            zip(*(column[heads].tolist() for column in columns), strict=True)
+        ):
+            moments = held_at_most(
+                plan.schedule,
+                device=device,
+                stages=stages,
+                micro_batches=micro_batches,
+                virtual_stages=plan.virtual_stages,
+            )
+            rows = owning[kind == number]
+            # The chunks of a device group stand as many rows apart as there are such groups.
+            chunks = rows[:, None] + stages // plan.virtual_stages * np.arange(len(moments[0]))
+            found[rows] = (kept_each[chunks] @ np.array(moments, dtype=float).T).max(axis=1)
+        return found
+
+    def _communication(self, count: Floats) -> Floats:
+        """Buffers for what arrives and leaves, and for gradients on their way."""
+        groups, runtime = self.groups, self.costs.runtime
+        arriving = self._output_bytes(groups.first - 1, groups.first)
+        leaving = self._output_bytes(groups.end - 1, groups.end)
+        buffers = np.zeros(len(groups))
+        np.maximum.at(buffers, groups.owner, np.maximum(arriving, leaving))
+        if runtime.flattens_gradients:
+            flat: Floats = buffers + np.minimum(runtime.sync_bucket_bytes, 4 * count)
+            return flat  # Also for one replica.
+        shared = range_maxima(self.holders, groups.first, groups.end) > 1
+        anywhere = np.zeros(len(groups), dtype=bool)
+        np.logical_or.at(anywhere, groups.owner, shared)
+        return buffers + 2 * runtime.sync_bucket_bytes * anywhere
+
+    def _output_bytes(self, layer: Ints, boundary: Ints) -> Floats:
+        """What a micro batch is behind a layer, and nothing at the two ends of the model."""
+        sizes = np.array([self.costs.output_bytes(n) for n in range(self.costs.layer_count)])
+        inside = (boundary > 0) & (boundary < self.costs.layer_count)
+        found: Floats = np.where(inside, self.groups.samples * sizes[layer], 0.0)
+        return found
+
+
+def fullest(groups: Groups, load: Floats) -> list[Ints]:
+    """Per pipeline the rows that stand for its stages: of a split stage, the most loaded one."""
+    found = []
+    for (begin, end), is_chain in zip(groups.blocks, groups.is_chain, strict=True):
+        rows = np.arange(begin, end)
+        rows = rows[groups.owner[rows] == rows]
+        if not is_chain:
+            # By stage, and there the most loaded first; of equals the first of the split.
+            order = np.lexsort((groups.index[rows], -load[rows], groups.stage[rows]))
+            _, heads = np.unique(groups.stage[rows][order], return_index=True)
+            rows = rows[order][heads]
+        found.append(rows)
+    return found

@@ -1,0 +1,133 @@
+"""A plan that does not fit: which devices are too full, by how much, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from simulator.estimate.result import DeviceMemory
+from simulator.spec.plan import Plan, Stage
+
+GIB = 2**30
+
+MemoryOf = Callable[[Plan], tuple[tuple[DeviceMemory, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A device group that needs more memory than its devices have."""
+
+    pipelines: tuple[int, ...]
+    """All the pipelines in which this very stage is too full."""
+    stage: int
+    gpu: str
+    zone: str
+    needed_bytes: float
+    capacity_bytes: float
+    cures: tuple[str, ...]
+
+    def __str__(self) -> str:
+        which = (
+            f"pipeline {self.pipelines[0]}"
+            if len(self.pipelines) == 1
+            else f"pipelines {', '.join(map(str, self.pipelines[:8]))}"
+            + (f" and {len(self.pipelines) - 8} more" if len(self.pipelines) > 8 else "")
+        )
+        over = (self.needed_bytes - self.capacity_bytes) / GIB
+        cure = "no change of this stage alone would make it fit; give it other devices"
+        if self.cures:
+            cure = f"it would fit {', or '.join(self.cures)}"
+        return (
+            f"{which} stage {self.stage} ({self.gpu} in {self.zone}) needs "
+            f"{self.needed_bytes / GIB:.1f} GiB per device, {over:.1f} GiB more than the "
+            f"{self.capacity_bytes / GIB:.1f} GiB there are; {cure}"
+        )
+
+
+def misfits(
+    plan: Plan, memory_of: MemoryOf, *, tp_max: Callable[[Stage], int]
+) -> tuple[Misfit, ...]:
+    """All device groups that are too full, equal ones told once, with cures that were tried."""
+    rows = memory_of(plan)
+    groups: dict[tuple[int, Stage, DeviceMemory], list[int]] = {}
+    for p, row in enumerate(rows):
+        for s, device in enumerate(row):
+            if not device.fits:
+                groups.setdefault((s, plan.pipelines[p].stages[s], device), []).append(p)
+    return tuple(
+        Misfit(
+            tuple(pipelines),
+            s,
+            stage.places[0].gpu,
+            stage.places[0].zone,
+            device.total,
+            device.capacity,
+            tuple(_cures(plan, pipelines[0], s, memory_of, tp_max(stage))),
+        )
+        for (s, stage, device), pipelines in groups.items()
+    )
+
+
+def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list[str]:
+    """Changes of this one stage, or of the micro batch, after which it does fit."""
+    stage = plan.pipelines[p].stages[s]
+
+    def fits(changed: Plan) -> bool:
+        return memory_of(changed)[p][s].fits
+
+    def stage_fits(other: Stage) -> bool:
+        return fits(_with(plan, p, s, other))
+
+    found = []
+    if stage.recompute == "none" and stage_fits(replace(stage, recompute="full")):
+        found.append('with "recompute": "full"')
+    found += _smaller_micro_batch(plan, p, stage, fits)
+    degrees: list[int] = []
+    while 2 * (degrees[-1] if degrees else stage.tp) <= tp_max:
+        degrees.append(2 * (degrees[-1] if degrees else stage.tp))
+    wider = next((tp for tp in degrees if stage_fits(replace(stage, tp=tp))), None)
+    if wider is not None:
+        found.append(f"with TP {wider}")
+    found += _fewer_layers(plan, p, s, fits)
+    if not found and degrees and stage_fits(replace(stage, tp=degrees[-1], recompute="full")):
+        found.append(f'with TP {degrees[-1]} and "recompute": "full" together')
+    return found
+
+
+def _smaller_micro_batch(
+    plan: Plan, p: int, stage: Stage, fits: Callable[[Plan], bool]
+) -> Iterator[str]:
+    size = plan.micro_batch_size
+    while len(stage.places) == 1 and size % 2 == 0:
+        size //= 2
+        times = plan.micro_batch_size // size
+        pipelines = tuple(
+            replace(pipeline, micro_batches=pipeline.micro_batches * times)
+            for pipeline in plan.pipelines
+        )
+        if fits(replace(plan, micro_batch_size=size, pipelines=pipelines)):
+            count = pipelines[p].micro_batches
+            yield f"with micro batches of {size} (and {count} of them in this pipeline)"
+            return
+
+
+def _fewer_layers(plan: Plan, p: int, s: int, fits: Callable[[Plan], bool]) -> Iterator[str]:
+    stages = plan.pipelines[p].stages
+    if len(stages) == 1:
+        return  # Nobody is there to take the other layers.
+    stage = stages[s]
+    first, end = stage.layers
+    for count in range(end - first - 1, 0, -1):
+        # Layers leave at the end that another stage can take them from.
+        shorter = (first, first + count) if s < len(stages) - 1 else (end - count, end)
+        if fits(_with(plan, p, s, replace(stage, layers=shorter))):
+            yield f"with {count} layer{'' if count == 1 else 's'} instead of {end - first}"
+            return
+
+
+def _with(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
+    """The plan with another stage, the other pipelines included: they share optimizer and sums."""
+    pipeline = plan.pipelines[p]
+    stages = (*pipeline.stages[:s], stage, *pipeline.stages[s + 1 :])
+    changed = replace(pipeline, stages=stages)
+    return replace(plan, pipelines=(*plan.pipelines[:p], changed, *plan.pipelines[p + 1 :]))

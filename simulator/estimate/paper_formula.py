@@ -1,0 +1,436 @@
+"""The closed formula of the SOSP'25 system: what it says of a plan's time, memory and money.
+
+Source: *Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and Geo-distributed
+Clusters*, SOSP 2025, and the numbers published with it. It stands here so that accuracy can be
+compared, and keeps the habits that the published numbers show, also where they are doubtful.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from simulator.documents.problems import InputError, Problems
+from simulator.estimate.result import DeviceMemory, Estimate, Money
+from simulator.layer_costs.profile import Profile
+from simulator.network.network import Network
+from simulator.spec.job import Job
+from simulator.spec.plan import Place, Plan, Stage
+from simulator.spec.provenance import Provenance
+
+FLOAT_BYTES = 4
+STATE_BYTES_PER_PARAMETER = 24
+"""The formula gives the sum alone; weights, gradients and two Adam moments are 16 of it."""
+OVERHEAD_TP1_BYTES = 2e9
+OVERHEAD_BYTES = 3e9
+"""What a device holds besides states and activations, for the check whether a plan fits."""
+PUBLISHED_OVERHEAD_BYTES = 5.06e9
+"""The same in the published comparison of estimated with measured memory."""
+BUCKET_BYTES = 5e8
+"""Gradients are reduced in pieces of at most this size."""
+MOST_TP_SHARING_GRADIENTS = 4
+RELATIVE_ERROR = 0.10
+"""Mean error of its iteration time on the runs it was published with: 9.3 % over 16 of them."""
+
+_End = tuple[str, str, int]
+"""Zone, GPU kind and number of GPUs of one side of a transfer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperResult:
+    """The formula's answer, its time in four terms that add up to the iteration."""
+
+    straggler_s: float
+    """The slowest stage, for every micro batch but one."""
+    pipeline_s: float
+    """One micro batch through all stages."""
+    sync_s: float
+    update_s: float
+    memory: tuple[tuple[DeviceMemory, ...], ...]
+    """Per pipeline and stage; ``fits`` of each is the formula's memory check."""
+    money: Money
+    bottleneck: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def iteration_s(self) -> float:
+        return self.straggler_s + self.pipeline_s + self.update_s + self.sync_s
+
+    @property
+    def peak_bytes(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(device.total for device in row) for row in self.memory)
+
+    @property
+    def published_peak_bytes(self) -> tuple[tuple[float, ...], ...]:
+        """The peaks with the constant that the published accuracy of memory was taken with."""
+        return tuple(
+            tuple(device.total - device.context + PUBLISHED_OVERHEAD_BYTES for device in row)
+            for row in self.memory
+        )
+
+    @property
+    def fits(self) -> tuple[tuple[bool, ...], ...]:
+        return tuple(tuple(device.fits for device in row) for row in self.memory)
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """The answer in the form that all estimators share."""
+        return Estimate(
+            estimator="paper",
+            iteration_s=self.iteration_s,
+            samples_per_iteration=plan.samples_per_iteration,
+            memory=self.memory,
+            money=self.money,
+            stages=(),
+            bottleneck=self.bottleneck,
+            provenance=Provenance("measured", RELATIVE_ERROR),
+            notes=self.notes,
+        )
+
+
+def paper_estimate(
+    plan: Plan,
+    *,
+    job: Job,
+    profile: Profile,
+    network: Network,
+    price_usd_per_gpu_hour: Callable[[Place], float | None],
+    capacity_bytes: Callable[[Place], float],
+    gpus_per_node: Callable[[Place], int],
+) -> PaperResult:
+    """Estimate a plan by the closed formula, or say everything that keeps it from applying."""
+    problems = Problems()
+    _check_shape(plan, profile, problems)
+    problems.raise_if_any()
+    _check_measured(plan, profile, problems)
+    problems.raise_if_any()
+    rows = _rows(plan, profile, gpus_per_node)
+    links = _Links(network, problems)
+    compute_s = [row.compute_s for row in rows]
+    transfer_s = [_transfer_s(rows, index, links) for index in range(len(rows))]
+    sync_s = [_sync_s(row, links) for row in rows]
+    egress = _egress(plan, rows, network, problems)
+    problems.raise_if_any()
+    slowest = max(range(len(rows)), key=lambda index: compute_s[index] + transfer_s[index])
+    straggler_s = compute_s[slowest] + transfer_s[slowest]
+    # Pipelines with fewer micro batches are taken to run as long as the one with most.
+    micro_batches = max(pipeline.micro_batches for pipeline in plan.pipelines)
+    times = {
+        "straggler_s": (micro_batches - 1) * straggler_s,
+        "pipeline_s": sum(compute_s) + sum(transfer_s),
+        "sync_s": max(sync_s),
+        "update_s": max(row.update_s for row in rows),
+    }
+    syncing = times["sync_s"] > times["straggler_s"] + times["pipeline_s"]
+    return PaperResult(
+        **times,
+        memory=_memory(plan, profile, capacity_bytes),
+        money=_money(plan, sum(times.values()), egress, price_usd_per_gpu_hour),
+        bottleneck=f"gradient sync of stage {sync_s.index(max(sync_s))}"
+        if syncing
+        else f"stage {slowest}",
+        notes=_notes(plan, job, profile),
+    )
+
+
+def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
+    """Refuse plans that the formula says nothing about."""
+    assert plan.pipelines, "a plan has pipelines"
+    cure = "use the estimator event, which judges such plans"
+    if plan.schedule != "1f1b" or plan.virtual_stages != 1:
+        problems.add("schedule", f"the paper estimator knows 1f1b, not {plan.schedule}", cure)
+    shared = [stage.layers for stage in plan.pipelines[0].stages]
+    for index, pipeline in enumerate(plan.pipelines):
+        if [stage.layers for stage in pipeline.stages] != shared:
+            problems.add(
+                f"pipelines[{index}]",
+                "its layer boundaries differ from those of pipelines[0],"
+                " and the paper estimator needs them alike",
+                cure,
+            )
+        for number, stage in enumerate(pipeline.stages):
+            where = f"pipelines[{index}].stages[{number}]"
+            if len(stage.places) > 1:
+                problems.add(where, "the paper estimator knows no split stages", cure)
+            if stage.recompute != "none":
+                problems.add(where, "the paper estimator knows no recomputation", cure)
+    if shared[-1][1] != len(profile.layer_names):
+        problems.add(
+            "pipelines[0]",
+            f"ends at layer {shared[-1][1]}, but the profile {profile.name} has"
+            f" {len(profile.layer_names)} layers",
+            "name the profile of this model",
+        )
+
+
+def _check_measured(plan: Plan, profile: Profile, problems: Problems) -> None:
+    """Refuse what was not measured: the formula interpolates nothing."""
+    micro_batch = plan.micro_batch_size
+    # Each combination once, at its first place: a plan has thousands of stages alike.
+    first: dict[tuple[str, int], str] = {}
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            first.setdefault((stage.place.gpu, stage.tp), f"pipelines[{index}].stages[{number}]")
+    for (gpu, tp), where in first.items():
+        if (gpu, tp, micro_batch) not in profile.timings:
+            measured = ", ".join(map(str, profile.micro_batches(gpu, tp))) or "none"
+            problems.add(
+                where,
+                f"{gpu} at TP {tp} and micro batch {micro_batch} was not measured"
+                f" (measured at this TP: {measured}), and the paper estimator interpolates nothing",
+                "measure it, or use the estimator event",
+            )
+        if tp not in profile.sizes:
+            problems.add(where, f"the profile {profile.name} has no sizes for TP {tp}")
+    if 1 not in profile.sizes:
+        problems.add(f"profile {profile.name}", "has no sizes for TP 1, which messages count by")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One stage of all pipelines, with what the formula asks of it."""
+
+    ends: tuple[_End, ...]
+    """Per pipeline, the side of a transfer that its replica is."""
+    compute_s: float
+    update_s: float
+    output_bytes: float
+    """One micro batch of activations that the stage hands on, or gradients it gets back."""
+    gradient_bytes: float
+    """All parameters of the stage, as one device at TP 1 would hold them."""
+    smallest_tp: int
+
+
+def _rows(plan: Plan, profile: Profile, gpus_per_node: Callable[[Place], int]) -> tuple[_Row, ...]:
+    whole = profile.sizes[1]
+    rows = []
+    for column in zip(*(pipeline.stages for pipeline in plan.pipelines), strict=True):
+        first, end = column[0].layers
+        timings = [
+            profile.timings[gpu, tp, plan.micro_batch_size]
+            for gpu, tp in dict.fromkeys((stage.place.gpu, stage.tp) for stage in column)
+        ]
+        rows.append(
+            _Row(
+                ends=tuple(_end(stage, gpus_per_node) for stage in column),
+                compute_s=max(
+                    float(timing.forward_s[first:end].sum() + timing.backward_s[first:end].sum())
+                    for timing in timings
+                ),
+                # As it was timed, on a small model: the formula does not scale it.
+                update_s=max(timing.optimizer_s or 0.0 for timing in timings),
+                output_bytes=FLOAT_BYTES * whole.output_elements[end - 1] * plan.micro_batch_size,
+                gradient_bytes=FLOAT_BYTES * sum(whole.parameters[first:end]),
+                smallest_tp=min(stage.tp for stage in column),
+            )
+        )
+    return tuple(rows)
+
+
+def _end(stage: Stage, gpus_per_node: Callable[[Place], int]) -> _End:
+    place = stage.place
+    return place.zone, place.gpu, min(stage.tp, gpus_per_node(place))
+
+
+@dataclass(slots=True)
+class _Links:
+    """Seconds of transfers by the raw polynomials, each asked once, with what is wrong of them."""
+
+    network: Network
+    problems: Problems
+    known: dict[tuple[_End, _End, float], float] = field(default_factory=dict)
+
+    def seconds(self, sender: _End, receiver: _End, size_bytes: float) -> float:
+        key = (sender, receiver, size_bytes)
+        if key not in self.known:
+            self.known[key] = self._seconds(sender, receiver, size_bytes)
+        return self.known[key]
+
+    def slowest_s(
+        self, senders: tuple[_End, ...], receivers: tuple[_End, ...], size_bytes: float
+    ) -> float:
+        """The slowest of transfers that go from each sender to its receiver."""
+        pairs = dict.fromkeys(zip(senders, receivers, strict=True))
+        return max(self.seconds(sender, receiver, size_bytes) for sender, receiver in pairs)
+
+    def _seconds(self, sender: _End, receiver: _End, size_bytes: float) -> float:
+        if size_bytes <= 0:
+            return 0.0  # Nothing to send, such as the gradients of a layer without parameters.
+        curves = self.network.measured.raw_between.get((sender[:2], receiver[:2]), {})
+        curve = curves.get((sender[2], receiver[2]))
+        where = " to ".join(f"{gpus} x {gpu} in {zone}" for zone, gpu, gpus in (sender, receiver))
+        if curve is None or curve.polynomial is None:
+            self.problems.add(
+                where, "the network file has no fitted curve", "measure it, or use estimator event"
+            )
+            return math.nan
+        bytes_per_s = curve.polynomial_bytes_per_s(size_bytes)
+        if bytes_per_s <= 0:
+            self.problems.add(
+                where,
+                f"the fitted bandwidth is {bytes_per_s / 1e9:.3g} GB/s for a message"
+                f" of {size_bytes:.0f} bytes, which makes the plan invalid for the paper estimator",
+                "use fewer pipelines or a larger micro batch, or the estimator event",
+            )
+            return math.nan
+        return size_bytes / bytes_per_s
+
+
+def _transfer_s(rows: tuple[_Row, ...], index: int, links: _Links) -> float:
+    """Seconds that a stage spends on sending one micro batch's activations and gradients.
+
+    The slowest replica is sought for each direction by itself: the published time of a plan
+    that mixes GPU kinds within a stage is met only so. How often a first and a last stage count
+    their one neighbour is the published habit too.
+    """
+    own = rows[index]
+    forward_s = backward_s = 0.0
+    if index + 1 < len(rows):
+        forward_s = links.slowest_s(own.ends, rows[index + 1].ends, own.output_bytes)
+    if index > 0:
+        before = rows[index - 1]
+        backward_s = links.slowest_s(own.ends, before.ends, before.output_bytes)
+    if len(rows) == 1:
+        return 0.0
+    if index == 0:
+        return forward_s if len(rows) <= 3 else 2 * forward_s
+    if index == len(rows) - 1:
+        return 2 * backward_s
+    return forward_s + backward_s
+
+
+def _sync_s(row: _Row, links: _Links) -> float:
+    """Seconds of the stage's gradient all-reduce, by its slowest pair of consecutive replicas.
+
+    The pair that closes the ring, from the last pipeline back to the first, does not count
+    here (it does in ``_egress``): the published times over several zones are met only so.
+    """
+    count = len(row.ends)
+    if count == 1:
+        return 0.0
+    singles = tuple((zone, gpu, 1) for zone, gpu, _ in row.ends)
+    each_bytes = row.gradient_bytes / min(MOST_TP_SHARING_GRADIENTS, row.smallest_tp)
+    full, rest_bytes = divmod(each_bytes, BUCKET_BYTES)
+    slowest_s = 0.0
+    for sender, receiver in dict.fromkeys(pairwise(singles)):
+        step_s = links.seconds(sender, receiver, rest_bytes / count)
+        if full:
+            step_s += full * links.seconds(sender, receiver, BUCKET_BYTES / count)
+        slowest_s = max(slowest_s, 2 * (count - 1) * step_s)
+    return slowest_s
+
+
+def _memory(
+    plan: Plan, profile: Profile, capacity_bytes: Callable[[Place], float]
+) -> tuple[tuple[DeviceMemory, ...], ...]:
+    known: dict[tuple[int, int, float], DeviceMemory] = {}
+
+    def device(index: int, stage: Stage, stages: int) -> DeviceMemory:
+        key = (index, stage.tp, capacity_bytes(stage.place))
+        if key not in known:
+            first, end = stage.layers
+            sizes = profile.sizes[stage.tp]
+            parameters = sum(sizes.parameters[first:end])
+            # In flight are as many micro batches as stages follow, even where there are fewer.
+            in_flight = plan.micro_batch_size * (stages - index)
+            known[key] = DeviceMemory(
+                parameters=FLOAT_BYTES * parameters,
+                gradients=FLOAT_BYTES * parameters,
+                optimizer=(STATE_BYTES_PER_PARAMETER - 2 * FLOAT_BYTES) * parameters,
+                activations=FLOAT_BYTES * sum(sizes.kept_elements[first:end]) * in_flight,
+                workspace=0.0,
+                communication=0.0,
+                context=OVERHEAD_TP1_BYTES if stage.tp == 1 else OVERHEAD_BYTES,
+                fragmentation=0.0,
+                capacity=key[2],
+            )
+        return known[key]
+
+    return tuple(
+        tuple(device(i, stage, len(p.stages)) for i, stage in enumerate(p.stages))
+        for p in plan.pipelines
+    )
+
+
+def _egress(
+    plan: Plan, rows: tuple[_Row, ...], network: Network, problems: Problems
+) -> dict[str, float]:
+    """Dollars of the bytes that cross zones in one iteration, by direction."""
+    bytes_by_way: dict[tuple[str, str], float] = {}
+    for sender, receiver, size_bytes in _traffic(plan, rows):
+        if sender != receiver:
+            bytes_by_way[sender, receiver] = bytes_by_way.get((sender, receiver), 0) + size_bytes
+    usd = {}
+    for (sender, receiver), size_bytes in sorted(bytes_by_way.items()):
+        try:
+            price = network.egress_usd_per_byte(sender, receiver)
+        except InputError as error:
+            problems.take(error)
+            continue
+        usd[f"{sender} -> {receiver}"] = size_bytes * price
+    return usd
+
+
+def _traffic(plan: Plan, rows: tuple[_Row, ...]) -> Iterator[tuple[str, str, float]]:
+    """All that is sent in one iteration, as (zone, zone, bytes)."""
+    for row, after in pairwise(rows):
+        for pipeline, (zone, *_), (other, *_) in zip(
+            plan.pipelines, row.ends, after.ends, strict=True
+        ):
+            # A pipeline sends what it has, although its time is that of the longest.
+            size_bytes = row.output_bytes * pipeline.micro_batches
+            yield zone, other, size_bytes
+            yield other, zone, size_bytes
+    count = len(plan.pipelines)
+    if count == 1:
+        return
+    for row in rows:
+        for (zone, *_), (other, *_) in zip(row.ends, row.ends[1:] + row.ends[:1], strict=True):
+            yield zone, other, 2 * (count - 1) * row.gradient_bytes / count
+
+
+def _money(
+    plan: Plan,
+    iteration_s: float,
+    egress: dict[str, float],
+    price_usd_per_gpu_hour: Callable[[Place], float | None],
+) -> Money:
+    by_pool: dict[str, float] = {}
+    unpriced: set[str] = set()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            pool = f"{stage.place.gpu}@{stage.place.zone}"
+            price = price_usd_per_gpu_hour(stage.place)
+            if price is None:
+                unpriced.add(pool)
+                continue
+            usd = stage.tp * price / 3600 * iteration_s
+            by_pool[pool] = by_pool.get(pool, 0.0) + usd
+    return Money(
+        compute_usd=None if unpriced else math.fsum(by_pool.values()),
+        egress_usd=math.fsum(egress.values()),
+        by_pool_usd=tuple(sorted(by_pool.items())),
+        by_egress_usd=tuple(egress.items()),
+        unpriced=tuple(sorted(unpriced)),
+    )
+
+
+def _notes(plan: Plan, job: Job, profile: Profile) -> tuple[str, ...]:
+    """Where the job is not what the formula was made for, and doubts about the measurements."""
+    notes = []
+    if job.precision != "fp32":
+        notes.append(f"the paper estimator counts 4 bytes a number, the job is in {job.precision}")
+    if job.optimizer not in ("adam", "adamw"):
+        notes.append(f"the paper estimator counts memory as for Adam, not {job.optimizer}")
+    if job.zero:
+        notes.append("the paper estimator knows no ZeRO and counts the whole optimizer state")
+    if job.sequence != profile.sequence:
+        notes.append(
+            f"the profile was measured at sequence {profile.sequence}, not {job.sequence},"
+            " and the paper estimator does not scale it"
+        )
+    kinds = {(stage.place.gpu, stage.tp): None for row in plan.pipelines for stage in row.stages}
+    for gpu, tp in kinds:
+        notes += profile.timings[gpu, tp, plan.micro_batch_size].notes
+    return tuple(dict.fromkeys(notes))

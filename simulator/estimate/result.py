@@ -1,0 +1,129 @@
+"""An estimate: what a plan takes in time, memory and money, and where each number comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from simulator.spec.provenance import Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes at the peak on each device of one stage, by what they are for."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    """Transients of the largest layer's forward or backward, logits included."""
+    communication: float
+    context: float
+    """What the framework and the driver hold before the first tensor."""
+    fragmentation: float
+    capacity: float
+
+    @property
+    def total(self) -> float:
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.workspace
+            + self.communication
+            + self.context
+            + self.fragmentation
+        )
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Dollars of one iteration; ``None`` where a price is unknown."""
+
+    compute_usd: float | None
+    egress_usd: float
+    by_pool_usd: tuple[tuple[str, float], ...] = ()
+    """Compute by ``"<gpu>@<zone>"``."""
+    by_egress_usd: tuple[tuple[str, float], ...] = ()
+    """Egress by ``"<from> -> <to>"``."""
+    unpriced: tuple[str, ...] = ()
+
+    @property
+    def total_usd(self) -> float | None:
+        return None if self.compute_usd is None else self.compute_usd + self.egress_usd
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """How one device group spends an iteration; the four parts add up to the iteration."""
+
+    compute_s: float
+    """Forward, backward and recomputation of all its micro batches."""
+    communication_s: float
+    """Sends, receives and gathers that hold the devices up, and gradient sync not hidden."""
+    optimizer_s: float
+    idle_s: float
+    """Waiting for others: the bubble of the pipeline and stragglers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The simulator's word on one plan."""
+
+    estimator: str
+    iteration_s: float
+    samples_per_iteration: int
+    memory: tuple[tuple[DeviceMemory, ...], ...]
+    """Per pipeline and stage."""
+    money: Money
+    stages: tuple[tuple[StageTime, ...], ...]
+    """Per pipeline and stage; empty for closed forms that know no schedule."""
+    bottleneck: str
+    provenance: Provenance
+    notes: tuple[str, ...] = ()
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        return self.samples_per_iteration / self.iteration_s
+
+    @property
+    def fits(self) -> bool:
+        return all(device.fits for pipeline in self.memory for device in pipeline)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that ``sailorctl simulate --json`` prints (docs/formats.md, estimates)."""
+        return {
+            "estimator": self.estimator,
+            "iteration_s": self.iteration_s,
+            "iteration_error": self.provenance.relative_error,
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+            "samples_per_iteration": self.samples_per_iteration,
+            "cost_usd_per_iteration": self.money.total_usd,
+            "egress_usd_per_iteration": self.money.egress_usd,
+            "cost_usd_per_hour": None
+            if self.money.total_usd is None
+            else self.money.total_usd / self.iteration_s * 3600,
+            "compute_usd_by_pool": dict(self.money.by_pool_usd),
+            "egress_usd_by_direction": dict(self.money.by_egress_usd),
+            "unpriced": list(self.money.unpriced),
+            "peak_memory_bytes": [[round(d.total) for d in p] for p in self.memory],
+            "capacity_bytes": [[round(d.capacity) for d in p] for p in self.memory],
+            "memory": [
+                [{item.name: round(getattr(d, item.name)) for item in fields(d)} for d in pipeline]
+                for pipeline in self.memory
+            ],
+            "fits": self.fits,
+            "stages": [
+                [{item.name: getattr(s, item.name) for item in fields(s)} for s in pipeline]
+                for pipeline in self.stages
+            ],
+            "bottleneck": self.bottleneck,
+            "source": self.provenance.source,
+            "notes": [*self.notes, *self.provenance.notes],
+        }

@@ -1,0 +1,149 @@
+"""How long the messages between neighbouring stages take, and what they hold up.
+
+The ranks of a stage share their machine's way out: each sends its share of the activation, and
+the receiver's ranks gather the whole over the links inside their machine. Contention enters as
+shares that depend on the plan alone, never on the moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.estimate.device_groups import Floats, Ints, kinds
+from simulator.estimate.machine_layout import Layout
+from simulator.network.network import Network
+from simulator.spec.plan import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One direction between two device groups: transfer, and the receiver's gather."""
+
+    transfer_s: float
+    gather_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channels:
+    """What the hops of a plan take, one entry per hop."""
+
+    activation_s: Floats
+    gradient_s: Floats
+    gather_activation_s: Floats
+    """At the target."""
+    gather_gradient_s: Floats
+    """At the source."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contention:
+    """How many flows of the plan use each machine's way out and each pair of zones at once.
+
+    Activations and gradients of a stage alternate, so each is counted by itself; the flows of
+    one direction of neighbouring stages that stand on one machine do run together.
+    """
+
+    flows: Ints
+    """Per hop: flows that share the busier end of its link, its own included."""
+    rivals: Ints
+    """Per hop: hops between the same two zones, itself included."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> Contention:
+        groups, hops = layout.groups, layout.groups.hops
+        source, target = layout.node[hops.source], layout.node[hops.target]
+        leaves = source != target
+        width = np.minimum(groups.tp[hops.source], groups.tp[hops.target]) * leaves
+        count = len(layout.nodes)
+        out_of = np.bincount(source, weights=width, minlength=count).astype(np.int64)
+        into = np.bincount(target, weights=width, minlength=count).astype(np.int64)
+        zones = len(groups.zones)
+        pair = groups.zone[hops.source] * zones + groups.zone[hops.target]
+        between = np.bincount(pair, weights=leaves, minlength=zones * zones).astype(np.int64)
+        return cls(np.maximum(out_of[source], into[target]), between[pair])
+
+
+ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, bool, int, int]
+"""(sender, its TP, receiver, its TP, bytes, on one machine, flows, rivals)."""
+
+
+class Messages:
+    """Prices every kind of channel once, for all plans."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._found: dict[ChannelKey, tuple[Channel, Channel]] = {}
+
+    def channels(self, layout: Layout, *, bytes_per_sample: Floats) -> Channels:
+        """What every hop takes; ``bytes_per_sample`` is what each of them carries."""
+        groups, hops = layout.groups, layout.groups.hops
+        contention = Contention.of(layout)
+        same = layout.node[hops.source] == layout.node[hops.target]
+        # Only what a price depends on tells kinds apart: on one machine nobody is in the way,
+        # and rivals between zones count where the way between them has a limit.
+        flows = np.where(same, 0, contention.flows)
+        rivals = np.where(same | ~self._is_capped(layout), 0, contention.rivals)
+        sizes, size = np.unique(bytes_per_sample * hops.samples, return_inverse=True)
+        columns = (
+            groups.site[hops.source],
+            groups.tp[hops.source],
+            groups.site[hops.target],
+            groups.tp[hops.target],
+            size,
+            same.astype(np.int64),
+            flows,
+            rivals,
+        )
+        rows, kind = kinds(*columns)
+        names = [(site.gpu, site.machine, site.zone) for site in groups.sites]
+        found = []
+        for a, tp_a, b, tp_b, which, is_same, shared, others in zip(
+            *(column[rows].tolist() for column in columns), strict=True
+        ):
+            key = (names[a], tp_a, names[b], tp_b, float(sizes[which]), bool(is_same), shared,
+                   others)  # fmt: skip
+            both = self._found.get(key)
+            if both is None:
+                both = self._found[key] = (_priced(self.network, key), _priced(
+                    self.network, _reversed(key)
+                ))  # fmt: skip
+            ahead, back = both
+            found.append((ahead.transfer_s, back.transfer_s, ahead.gather_s, back.gather_s))
+        table = np.array(found).reshape(-1, 4)
+        return Channels(*np.ascontiguousarray(table[kind].T))
+
+    def _is_capped(self, layout: Layout) -> Ints:
+        """Whether the way between the zones of each hop has a limit of its own."""
+        groups, hops = layout.groups, layout.groups.hops
+        caps = np.array(
+            [[(a, b) in self.network.zone_caps or (b, a) in self.network.zone_caps
+              for b in groups.zones] for a in groups.zones]
+        )  # fmt: skip
+        capped: Ints = caps[groups.zone[hops.source], groups.zone[hops.target]]
+        return capped
+
+
+def _reversed(key: ChannelKey) -> ChannelKey:
+    """The way of the gradients, which meets the same crowd."""
+    sender, senders, receiver, receivers, size, same, flows, rivals = key
+    return receiver, receivers, sender, senders, size, same, flows, rivals
+
+
+def _priced(network: Network, key: ChannelKey) -> Channel:
+    sender, receiver = Place(*key[0]), Place(*key[2])
+    _, senders, _, receivers, size, same, shared, rivals = key
+    flows = min(senders, receivers)
+    if same:
+        transfer = network.within_node(sender, gpus=2 * flows, bytes_each=size / flows)
+    else:
+        # The pair's own flows carry the bytes; the others on the way out take their share.
+        transfer = network.between_nodes(
+            sender,
+            receiver,
+            flows=max(shared, flows),
+            bytes_each=size / flows,
+            zone_bytes=rivals * size,
+        )
+    return Channel(transfer, network.all_gather(receiver, gpus=receivers, total_bytes=size))

@@ -1,0 +1,177 @@
+"""What each device group of a plan takes per micro batch, and what its messages take.
+
+Columns for all groups at once (``GroupWork``), and the same as objects, pipeline by pipeline, for
+whoever draws or unrolls a schedule (``PipelineWork``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.estimate.device_groups import Floats, Groups
+from simulator.estimate.machine_layout import Layout
+from simulator.estimate.schedule_replay import Edge
+from simulator.estimate.stage_messages import Channels, Messages
+from simulator.hardware.runtime_constants import platform_of
+from simulator.layer_costs.layer_costs import LayerCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One device group's seconds per micro batch on one stage."""
+
+    forward: float
+    backward: float
+    receive_activation: float = 0.0
+    receive_gradient: float = 0.0
+    send_activation: float = 0.0
+    send_gradient: float = 0.0
+
+    @property
+    def held_up(self) -> float:
+        """Time per micro batch that messages take from the device."""
+        return (
+            self.receive_activation
+            + self.receive_gradient
+            + self.send_activation
+            + self.send_gradient
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineWork:
+    """A pipeline as its schedule sees it: groups with their work, and channels between them."""
+
+    micro_batches: int
+    groups: tuple[tuple[int, int], ...]
+    """(stage, index within the split) of each group."""
+    work: tuple[Work, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def is_chain(self) -> bool:
+        return len(self.groups) == self.groups[-1][0] + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupWork:
+    """What every device group and every hop of a plan takes, as columns."""
+
+    layout: Layout
+    channels: Channels
+    seconds: Floats
+    """By group and field of ``Work``."""
+
+    @property
+    def compute(self) -> Floats:
+        """Forward and backward of one micro batch."""
+        both: Floats = self.seconds[:, 0] + self.seconds[:, 1]
+        return both
+
+    @property
+    def held_up(self) -> Floats:
+        """Time per micro batch that messages take from the device."""
+        sum_: Floats = self.seconds[:, 2:].sum(axis=1)
+        return sum_
+
+
+def work_of(layout: Layout, costs: LayerCosts, messages: Messages) -> GroupWork:
+    """What every device group and every hop of a plan takes."""
+    groups, hops = layout.groups, layout.groups.hops
+    sizes = np.array([costs.output_bytes(n) for n in range(costs.layer_count)])
+    channels = messages.channels(layout, bytes_per_sample=sizes[groups.end[hops.source] - 1])
+    gather_activation, gather_gradient = np.zeros(len(groups)), np.zeros(len(groups))
+    np.maximum.at(gather_activation, hops.target, channels.gather_activation_s)
+    np.maximum.at(gather_gradient, hops.source, channels.gather_gradient_s)
+    platforms = [platform_of(site.gpu) for site in groups.sites]
+    message_s = np.array([platform.message_s for platform in platforms])[groups.site]
+    load_s = np.array([platform.load_s for platform in platforms])[groups.site]
+    is_first, is_last = groups.stage == 0, groups.stage == groups.stage_count - 1
+    forward, backward = _passes(groups, costs)
+    seconds = (
+        forward + np.where(is_first, load_s, 0.0),
+        backward,
+        np.where(is_first, 0.0, message_s + gather_activation),
+        np.where(is_last, 0.0, message_s + gather_gradient),
+        np.where(is_last, 0.0, message_s),
+        np.where(is_first, 0.0, message_s),
+    )
+    return GroupWork(layout, channels, np.stack(seconds, axis=1))
+
+
+def with_slow_nodes(work: GroupWork, times_slower: Mapping[str, float]) -> GroupWork:
+    """The same where forward and backward take so many times as long on these nodes."""
+    groups = work.layout.groups
+    times = np.array([times_slower.get(place.node or "", 1.0) for place in groups.places])
+    seconds = work.seconds.copy()
+    seconds[:, :2] *= times[groups.place][:, None]
+    return replace(work, seconds=seconds)
+
+
+def _passes(groups: Groups, costs: LayerCosts) -> tuple[Floats, Floats]:
+    """Forward and backward of one micro batch on every group."""
+    forward, backward = np.empty(len(groups)), np.empty(len(groups))
+    for number, (gpu, tp, samples) in enumerate(groups.timed):
+        rows = np.flatnonzero(groups.timing == number)
+        forward[rows], backward[rows] = costs.range_seconds(
+            gpu,
+            tp=tp,
+            samples=samples,
+            first=groups.first[rows],
+            end=groups.end[rows],
+            recompute=groups.recompute[rows],
+        )
+    return forward, backward
+
+
+def pipeline_works(work: GroupWork) -> list[PipelineWork]:
+    """The durations of every pipeline; equal ones are one and the same object."""
+    groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
+    found: list[PipelineWork] = []
+    equal = equal_pipelines(work)
+    for p, (begin, end) in enumerate(groups.blocks):
+        if equal[p] != p:
+            found.append(found[equal[p]])
+            continue
+        low, high = np.searchsorted(hops.source, [begin, end])
+        found.append(
+            PipelineWork(
+                groups.plan.pipelines[p].micro_batches,
+                tuple((s, i) for _, s, i in groups.ids[begin:end]),
+                tuple(Work(*row) for row in work.seconds[begin:end].tolist()),
+                tuple(
+                    Edge(*edge)
+                    for edge in zip(
+                        (hops.source[low:high] - begin).tolist(),
+                        (hops.target[low:high] - begin).tolist(),
+                        channels.activation_s[low:high].tolist(),
+                        channels.gradient_s[low:high].tolist(),
+                        strict=True,
+                    )
+                ),
+            )
+        )
+    return found
+
+
+def equal_pipelines(work: GroupWork) -> list[int]:
+    """Per pipeline, the first one whose schedule sees exactly the same."""
+    groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
+    sizes = [pipeline.micro_batches for pipeline in groups.plan.pipelines]
+    edges = np.stack([channels.activation_s, channels.gradient_s], axis=1)
+    shape = np.stack([groups.stage, groups.index], axis=1)
+    ends = np.searchsorted(hops.source, groups.bounds)
+    seen: dict[tuple[int, bytes, bytes, bytes], int] = {}
+    found = []
+    for p, (begin, end) in enumerate(groups.blocks):
+        key = (
+            sizes[p],
+            work.seconds[begin:end].tobytes(),
+            edges[ends[p] : ends[p + 1]].tobytes(),
+            b"" if groups.is_chain[p] else shape[begin:end].tobytes(),
+        )
+        found.append(seen.setdefault(key, p))
+    return found

@@ -1,0 +1,275 @@
+"""Rings: the order in which the holders of a layer pass its gradients on, all rings side by side.
+
+Neighbours in a ring stand close: same zone, then same machine. A ring is a run of members; where
+it spans zones there are, besides, a ring inside each of them and one across, over the first
+member of each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+
+from simulator.estimate.device_groups import Groups, Ints, kinds
+from simulator.estimate.machine_layout import Layout
+
+
+class HOP(IntEnum):
+    """The columns that tell hops apart."""
+
+    sender = 0
+    receiver = 1
+    flows = 2
+    rings = 3
+    """Rings that pass through the busier of the two machines."""
+    zone_rings = 4
+    """Rings that pass between the two zones."""
+    same_node = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """The different kinds of hops that each ring has."""
+
+    groups: Groups
+    begin: Ints
+    """Per ring, the first of its entries."""
+    end: Ints
+    number: Ints
+    """Per entry, into ``names``: equal kinds of different rings have the same number."""
+    kind: Ints
+    """Per entry, the columns of ``HOP``."""
+    heads: Ints
+    """The columns of each number."""
+
+    @cached_property
+    def names(self) -> list[tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]]:
+        sites = [(site.gpu, site.machine, site.zone) for site in self.groups.sites]
+        return [(sites[a], sites[b], *rest) for a, b, *rest in self.heads.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Rings:
+    """All rings of a plan; ``row`` lists the members of one after the other."""
+
+    layout: Layout
+    start: Ints
+    """Ring r has the members from start[r] to start[r + 1]."""
+    ring: Ints
+    """Of each member."""
+    row: Ints
+
+    @classmethod
+    def of(cls, layout: Layout, layers: Sequence[int], *, with_union: bool) -> Rings:
+        """A ring over the holders of each of these layers, and one over those of both ends."""
+        groups = layout.groups
+        low = np.searchsorted(layers, groups.first)
+        high = np.searchsorted(layers, groups.end)
+        count = high - low
+        rows = np.repeat(np.arange(len(groups)), count)
+        begin = np.cumsum(count) - count
+        ring = np.repeat(low - begin, count) + np.arange(len(rows))
+        if with_union:
+            union = np.flatnonzero((groups.first == 0) | (high == len(layers)))
+            rows = np.concatenate([rows, union])
+            ring = np.concatenate([ring, np.full(len(union), len(layers))])
+        order = _ring_order(layout, ring, rows)
+        ring, rows = ring[order], rows[order]
+        rings = len(layers) + with_union
+        return cls(layout, np.searchsorted(ring, np.arange(rings + 1)), ring, rows)
+
+    @property
+    def groups(self) -> Groups:
+        return self.layout.groups
+
+    def members(self, ring: int) -> Ints:
+        rows: Ints = self.row[self.start[ring] : self.start[ring + 1]]
+        return rows
+
+    @cached_property
+    def size(self) -> Ints:
+        return np.diff(self.start)
+
+    # -- zones ----------------------------------------------------------------------------------
+
+    @cached_property
+    def _stretch(self) -> tuple[Ints, Ints]:
+        """Members of one ring in one zone stand together: where each stretch begins and ends."""
+        zone = self.groups.zone[self.row]
+        new = (np.diff(self.ring, prepend=-1) != 0) | (np.diff(zone, prepend=-1) != 0)
+        begin = np.flatnonzero(new)
+        return begin, np.append(begin[1:], len(self.row))
+
+    @cached_property
+    def zone_count(self) -> Ints:
+        """Zones in which each ring has members."""
+        return np.bincount(self.ring[self._stretch[0]], minlength=len(self.size))
+
+    @cached_property
+    def smallest_zone(self) -> Ints:
+        """Members of each ring in the zone where it has fewest."""
+        begin, end = self._stretch
+        found = np.full(len(self.size), len(self.row))
+        np.minimum.at(found, self.ring[begin], end - begin)
+        return found
+
+    @cached_property
+    def most_on_a_machine(self) -> Ints:
+        """Most members of each ring on one machine."""
+        rows, kind = kinds(self.ring, self.layout.node[self.row])
+        found = np.zeros(len(self.size), dtype=np.int64)
+        np.maximum.at(found, self.ring[rows], np.bincount(kind))
+        return found
+
+    # -- hops -----------------------------------------------------------------------------------
+
+    @cached_property
+    def around(self) -> Hops:
+        """The hops of the rings over all members."""
+        following = np.arange(1, len(self.row) + 1)
+        full = self.size > 0
+        following[self.start[1:][full] - 1] = self.start[:-1][full]
+        return self._hops(np.arange(len(self.row)), following)
+
+    @cached_property
+    def across(self) -> Hops:
+        """The hops of the rings over the first member of each zone."""
+        heads = self._stretch[0]
+        ring = self.ring[heads]
+        start = np.searchsorted(ring, ring, side="left")
+        following = np.arange(1, len(heads) + 1)
+        is_last = np.append(ring[1:] != ring[:-1], True)
+        following[is_last] = start[is_last]
+        return self._hops(heads, heads[following])
+
+    def inside(self) -> Iterator[tuple[Hops, Ints]]:
+        """Zone by zone: the hops of the rings inside it, and how many members each has."""
+        begin, end = self._stretch
+        zone = self.groups.zone[self.row[begin]]
+        for number in range(len(self.groups.zones)):
+            here = np.flatnonzero(zone == number)
+            sizes = np.zeros(len(self.size), dtype=np.int64)
+            sizes[self.ring[begin[here]]] = end[here] - begin[here]
+            counts = end[here] - begin[here]
+            first = np.repeat(begin[here], counts)
+            offset = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+            following = first + (offset + 1) % np.repeat(counts, counts)
+            yield self._hops(first + offset, following), sizes
+
+    def _hops(self, sender: Ints, receiver: Ints) -> Hops:
+        """The different kinds of hops between members, ring by ring."""
+        apart = sender != receiver  # A ring of one member has no hop.
+        sender, receiver = sender[apart], receiver[apart]
+        groups, crowds = self.groups, self._crowds
+        a, b = self.row[sender], self.row[receiver]
+        on, between = crowds
+        here, there = self.layout.node[a], self.layout.node[b]
+        columns = np.stack(
+            [
+                groups.site[a],
+                groups.site[b],
+                np.minimum(groups.tp[a], groups.tp[b]),
+                np.maximum(on[here], on[there]),
+                between[groups.zone[a], groups.zone[b]],
+                (here == there).astype(np.int64),
+            ],
+            axis=1,
+        )
+        heads, number = kinds(*columns.T)
+        ring = self.ring[sender]
+        entries, _ = kinds(ring, number)
+        rings = np.arange(len(self.size))
+        return Hops(
+            groups,
+            np.searchsorted(ring[entries], rings, side="left"),
+            np.searchsorted(ring[entries], rings, side="right"),
+            number[entries],
+            columns[entries],
+            columns[heads],
+        )
+
+    def flow_counts(self) -> list[int]:
+        """Every number of parallel rings that a hop can have, and 1."""
+        return sorted({1, *np.unique(self.groups.tp).tolist()})
+
+    @cached_property
+    def _crowds(self) -> tuple[Ints, Ints]:
+        return crowds_of(self.layout)
+
+    # -- egress ---------------------------------------------------------------------------------
+
+    def egress(
+        self, ring: int, whole_bytes: float, *, staged: bool
+    ) -> tuple[tuple[tuple[str, str], float], ...]:
+        """Bytes that leave each zone for the next one: 2 (n - 1) / n of the tensor per hop."""
+        if self.zone_count[ring] < 2:
+            return ()
+        members = int(self.zone_count[ring] if staged else self.size[ring])
+        each = 2 * (members - 1) / members * whole_bytes
+        return tuple((pair, each * count) for pair, count in self._crossings[ring])
+
+    @cached_property
+    def _crossings(self) -> dict[int, list[tuple[tuple[str, str], int]]]:
+        """Zone changes of each ring: one from each of its zones to the next, and back."""
+        zones_of: defaultdict[int, list[str]] = defaultdict(list)
+        begin, _ = self._stretch
+        names = self.groups.zones
+        for ring, zone in zip(
+            self.ring[begin].tolist(), self.groups.zone[self.row[begin]].tolist(), strict=True
+        ):
+            zones_of[ring].append(names[zone])
+        return {
+            ring: sorted((pair, 1) for pair in zip(zones, [*zones[1:], zones[0]], strict=True))
+            for ring, zones in zones_of.items()
+        }
+
+
+def crowds_of(layout: Layout) -> tuple[Ints, Ints]:
+    """How many different rings share a way, one per stage: shares that depend on the plan alone.
+
+    Rings through each machine, and rings that have members in both of two zones (or 1).
+    """
+    groups = layout.groups
+    rows, _ = kinds(layout.node, groups.stage)
+    on = np.bincount(layout.node[rows], minlength=len(layout.nodes))
+    stands = np.zeros((int(groups.stage.max()) + 1, len(groups.zones)), dtype=np.int64)
+    stands[groups.stage, groups.zone] = 1
+    between = stands.T @ stands
+    np.fill_diagonal(between, 1)
+    return on, np.maximum(between, 1)
+
+
+def _ring_order(layout: Layout, ring: Ints, rows: Ints) -> Ints:
+    """Sort members ring by ring; machines by what they carry before their names.
+
+    So names never matter where anything else tells machines apart.
+    """
+    groups, nodes = layout.groups, layout.nodes
+    on, _ = crowds_of(layout)
+    keys = [(*node[:3], count) for node, count in zip(nodes, on.tolist(), strict=True)]
+    ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    kind = np.array([ranks[key] for key in keys])
+    names = {name: rank for rank, name in enumerate(sorted({str(node[3]) for node in nodes}))}
+    name = np.array([names[str(node[3])] for node in nodes])
+    node, tp = layout.node[rows], groups.tp[rows]
+    held = _held_rank(ring, node, tp)
+    order: Ints = np.lexsort((rows, tp, name[node], held, kind[node], ring))
+    return order
+
+
+def _held_rank(ring: Ints, node: Ints, tp: Ints) -> Ints:
+    """A rank for the sorted TP degrees that the member's machine carries of its ring."""
+    _, stand = kinds(ring, node)
+    if (tp == tp[0]).all():
+        counts: Ints = np.bincount(stand)[stand]
+        return counts
+    held: defaultdict[int, list[int]] = defaultdict(list)
+    for where, degree in sorted(zip(stand.tolist(), tp.tolist(), strict=True)):
+        held[where].append(degree)
+    ranks = {key: rank for rank, key in enumerate(sorted({tuple(v) for v in held.values()}))}
+    return np.array([ranks[tuple(held[where])] for where in stand.tolist()])

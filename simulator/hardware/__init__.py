@@ -1,0 +1,1 @@
+"""GPUs, machine types, prices, and the constants of runtimes, each with its source."""

@@ -1,0 +1,223 @@
+"""Which hardware there is, where it stands, what it costs: the built-in facts and a user's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from simulator.documents.problems import InputError, Problem, nearest
+from simulator.hardware import catalogue_overlay
+from simulator.hardware.catalogue_builder import Tables, build
+from simulator.hardware.types import Distance, Egress, Gpu, Link, MachineType
+
+CLOUD = "gce"
+"""The provider whose price list the rules of egress come from."""
+
+_CUT_MACHINE = re.compile(r"(?P<gpu>.+)x(?P<gpus>[1-9][0-9]{0,4})\Z")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Catalogue(Tables):
+    """All that is known of hardware, places and prices.
+
+    Where a zone is asked for, ``extra_regions`` gives the regions of the zones that a cluster
+    file declares (zone to region); they win over the catalogue's own.
+    """
+
+    def gpu_name(self, name: str) -> str:
+        """Give the catalogue's name of a GPU, whatever spelling or alias it was given by."""
+        return _named(name, self.spelling.gpus, self.gpus, what="GPU")
+
+    def gpu(self, name: str) -> Gpu:
+        """Give a GPU by its name or an alias."""
+        return self.gpus[self.gpu_name(name)]
+
+    def machine_name(self, name: str) -> str:
+        """Give the catalogue's name of a machine type, whatever its spelling or alias."""
+        return _named(name, self.spelling.machines, self.machines, what="machine type")
+
+    def machine(self, name: str) -> MachineType:
+        """Give a machine type by its name or an alias, or as ``"<gpu>x<n>"``."""
+        cut = _CUT_MACHINE.match(name)
+        if catalogue_overlay.key_of(name) not in self.spelling.machines and cut is not None:
+            gpu = catalogue_overlay.key_of(cut["gpu"])
+            if gpu in self.spelling.gpus:
+                return self.machine_for(gpu, int(cut["gpus"]))
+        return self.machines[self.machine_name(name)]
+
+    def machines_for(self, gpu: str) -> tuple[MachineType, ...]:
+        """Give the machine types that carry a GPU, the smallest first."""
+        wanted = self.gpu_name(gpu)
+        found = (machine for machine in self.machines.values() if machine.gpu == wanted)
+        return tuple(sorted(found, key=lambda machine: machine.gpus))
+
+    def machine_for(self, gpu: str, gpus_per_machine: int) -> MachineType:
+        """Give a machine with so many of a GPU: the type that has them, or a part of a larger."""
+        name = self.gpu_name(gpu)
+        machines = self.machines_for(name)
+        if not machines:
+            cure = "add one to your catalogue file as [machine.NAME]"
+            raise InputError(Problem("", f"no machine type carries the GPU {name}", cure))
+        # Among equals the first in the file stands for all: the cloud's before the boxes.
+        larger = (machine for machine in machines if machine.gpus >= gpus_per_machine)
+        machine = next(larger, machines[-1])
+        if machine.gpus == gpus_per_machine:
+            return machine
+        return machine.with_gpus(gpus_per_machine, name=f"{name}x{gpus_per_machine}")
+
+    def zone_region(self, zone: str, extra_regions: Mapping[str, str] | None = None) -> str:
+        """Give the region of a zone."""
+        declared = extra_regions or {}
+        region = declared.get(zone, self.zones.get(zone))
+        if region is None:
+            cure = nearest(zone, [*self.zones, *declared])
+            cure += " (or declare it: [[zone]] with name and region)"
+            raise InputError(Problem("", f'no zone "{zone}" is known', cure))
+        return region
+
+    def distance(
+        self, zone_a: str, zone_b: str, extra_regions: Mapping[str, str] | None = None
+    ) -> Distance:
+        """Say how far apart two zones are; regions of unknown continents count as a world apart."""
+        region_a = self.zone_region(zone_a, extra_regions)
+        region_b = self.zone_region(zone_b, extra_regions)
+        if zone_a == zone_b:
+            return "zone"
+        if region_a == region_b:
+            return "region"
+        here, there = self.regions.get(region_a), self.regions.get(region_b)
+        if here is not None and there is not None and here.continent == there.continent:
+            return "continent"
+        return "world"
+
+    def link(self, distance: Distance, here: MachineType, there: MachineType | None = None) -> Link:
+        """Give the default link between two machines that stand so far apart."""
+        return self.reaches[distance].link(here.nic, (there or here).nic)
+
+    def link_between(
+        self,
+        machine_a: str,
+        gpu_a: str,
+        zone_a: str,
+        machine_b: str,
+        gpu_b: str,
+        zone_b: str,
+        extra_regions: Mapping[str, str] | None = None,
+    ) -> Link:
+        """Give the default link between two machines in their zones."""
+        distance = self.distance(zone_a, zone_b, extra_regions)
+        here, there = self._carrying(machine_a, gpu_a), self._carrying(machine_b, gpu_b)
+        return self.link(distance, here, there)
+
+    def link_within(self, machine: str, gpu: str) -> Link:
+        """Give the link between the GPUs of one machine."""
+        return self._carrying(machine, gpu).intra_link
+
+    def price_usd_per_gpu_hour(
+        self,
+        name: str,
+        zone: str,
+        *,
+        spot: bool = False,
+        gpus_per_machine: int | None = None,
+        extra_regions: Mapping[str, str] | None = None,
+    ) -> float | None:
+        """Give the price of one GPU for an hour, or ``None`` where nobody has said it.
+
+        ``name`` is a machine type or a GPU. A GPU costs what it costs in the machine type with
+        ``gpus_per_machine`` of it, or else in the smallest one that is offered in the region.
+        Only ``cpu`` costs nothing, on purpose: this computer is already paid for.
+        """
+        region = self.zone_region(zone, extra_regions)
+        if catalogue_overlay.key_of(name) in self.spelling.gpus:
+            candidates = self.machines_for(name)
+        else:
+            candidates = (self.machine(name),)
+        if gpus_per_machine is not None:
+            # A stable sort: machines of just that size come first, the others as they were.
+            candidates = tuple(sorted(candidates, key=lambda one: one.gpus != gpus_per_machine))
+        for machine in candidates:
+            price = machine.price(region)
+            if price is not None:
+                usd_per_hour = price.usd_per_hour(spot=spot)
+                return None if usd_per_hour is None else usd_per_hour / machine.gpus
+        return None
+
+    def egress(
+        self, from_zone: str, to_zone: str, extra_regions: Mapping[str, str] | None = None
+    ) -> Egress:
+        """Give the price of what leaves one zone for another, with its source.
+
+        The closest pair that is priced wins: by zones, then by regions, then by continents.
+        """
+        region_a = self.zone_region(from_zone, extra_regions)
+        region_b = self.zone_region(to_zone, extra_regions)
+        here, there = self.regions.get(region_a), self.regions.get(region_b)
+        pairs, rules = self.egress_by_pair, self.egress_rules
+        from_cloud = here is not None and here.provider == CLOUD
+        to_cloud = there is not None and there.provider == CLOUD
+        if (from_zone, to_zone) in pairs:
+            return pairs[from_zone, to_zone]
+        if from_zone == to_zone:
+            return rules["zone"]
+        if (region_a, region_b) in pairs:
+            return pairs[region_a, region_b]
+        if not from_cloud:
+            return rules["outside"]
+        if not to_cloud:
+            return rules["cloud-to-outside"]
+        if region_a == region_b:
+            return rules["region"]
+        assert here is not None
+        assert there is not None
+        return pairs.get((here.continent, there.continent), rules["cloud-to-outside"])
+
+    def egress_usd_per_byte(
+        self, from_zone: str, to_zone: str, extra_regions: Mapping[str, str] | None = None
+    ) -> float:
+        """Give the bare figure of ``egress``."""
+        return self.egress(from_zone, to_zone, extra_regions).usd_per_byte
+
+    def _carrying(self, machine: str, gpu: str) -> MachineType:
+        found = self.machine(machine)
+        if found.gpu != self.gpu_name(gpu):
+            what = f"the machine type {found.name} carries {found.gpu}, not {gpu}"
+            names = [one.name for one in self.machines_for(gpu)]
+            raise InputError(Problem("", what, f"{gpu} is carried by {', '.join(names)}"))
+        return found
+
+
+def load_catalogue(override_path: Path | None = None) -> Catalogue:
+    """Read the built-in catalogue, with a user's facts laid over it."""
+    if override_path is None:
+        return _built_in()
+    below = catalogue_overlay.built_in()
+    above = catalogue_overlay.of_user(override_path)
+    spelling = catalogue_overlay.Spelling.of([*below.values(), *above])
+    return _of(
+        build(catalogue_overlay.laid_over(below, [spelling.canonical(fact) for fact in above]))
+    )
+
+
+def normalise_gpu(name: str) -> str:
+    """Give the built-in catalogue's name of a GPU, whatever spelling or alias it was given by."""
+    return _built_in().gpu_name(name)
+
+
+@cache
+def _built_in() -> Catalogue:
+    return _of(build(catalogue_overlay.built_in()))
+
+
+def _of(tables: Tables) -> Catalogue:
+    return Catalogue(**{one.name: getattr(tables, one.name) for one in fields(tables)})
+
+
+def _named(name: str, names: Mapping[str, str], known: Iterable[str], *, what: str) -> str:
+    found = names.get(catalogue_overlay.key_of(name))
+    if found is None:
+        raise InputError(Problem("", f'no {what} "{name}" is known', nearest(name, known)))
+    return found

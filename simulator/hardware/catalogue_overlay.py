@@ -1,0 +1,193 @@
+"""Facts of the catalogue: named tables in TOML files, a user's laid over the built-in ones."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from simulator.documents.fields import Table, some_text
+from simulator.documents.files import Document, load_document
+from simulator.documents.problems import Problems, nearest
+
+# How many names stand after the kind: [gpu.T4] has one, [host.n1.us-east1] has two.
+KINDS: Mapping[str, int] = {
+    "source": 1,
+    "gpu": 1,
+    "machine": 1,
+    "link": 1,
+    "nic": 1,
+    "distance": 1,
+    "region": 1,
+    "zone": 1,
+    "host": 2,
+    "accelerator": 2,
+    "price": 2,
+    "egress": 2,
+    "egress_rule": 1,
+}
+FILES = ("gpus.toml", "machines.toml", "prices.toml", "regions.toml", "network.toml")
+UNDATED = "undated"
+
+Name = tuple[str, ...]
+"""The kind of a fact, then the names after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What the files say about one name, and the file that said it last."""
+
+    name: Name
+    file: str
+    values: Mapping[str, Any]
+    below: str | None = None
+    """The source of what a user's file left as it was."""
+
+    def table(self, problems: Problems) -> Table:
+        """Open the fact for reading."""
+        document = Document(self.file, {}, "toml")
+        table = Table(dict(self.values), document, problems, self.name)
+        table.asked.update({"source": None, "date": None})
+        return table
+
+    @property
+    def place(self) -> str:
+        return Document(self.file, {}, "toml").place(self.name, is_table=True)
+
+
+@cache
+def built_in() -> Mapping[Name, Fact]:
+    """Read the facts that come with the package."""
+    folder = resources.files("simulator") / "data"
+    problems = Problems()
+    facts: dict[Name, Fact] = {}
+    for file in FILES:
+        raw = tomllib.loads((folder / file).read_text(encoding="utf-8"))
+        for fact in _flat(raw, file=file, problems=problems):
+            assert fact.name not in facts, f"{fact.place} stands twice"
+            facts[fact.name] = fact
+    problems.raise_if_any()
+    return MappingProxyType(facts)
+
+
+def of_user(path: Path) -> list[Fact]:
+    """Read a user's file of facts."""
+    document = load_document(path)
+    problems = Problems()
+    facts = list(_flat(document.data, file=document.name, problems=problems))
+    problems.raise_if_any()
+    return facts
+
+
+def laid_over(below: Mapping[Name, Fact], above: Iterable[Fact]) -> dict[Name, Fact]:
+    """Lay facts over others: key by key where the name is known, as new facts where it is not.
+
+    A changed fact says in its source what was changed, so that no figure of a user is ever
+    shown under the name of a vendor.
+    """
+    merged = dict(below)
+    for fact in above:
+        known = merged.get(fact.name)
+        values: dict[str, Any] = {} if known is None else dict(known.values)
+        for key, value in fact.values.items():
+            values[key] = _joined(values.get(key), value)
+        left = None
+        if fact.name[0] != "source":
+            values["date"] = fact.values.get("date", UNDATED)
+            if "source" not in fact.values:
+                values["source"] = f"{fact.file} ({', '.join(sorted(fact.values))})"
+                left = None if known is None else known.values.get("source")
+        merged[fact.name] = Fact(fact.name, fact.file, values, left)
+    return merged
+
+
+def provenance(fact: Fact, table: Table, sources: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """Give the source of a fact and its date, looked up where the fact names a listed source."""
+    source = table.value("source", some_text, required=True) or ""
+    date = table.value("date", some_text) or UNDATED
+    if source in sources:
+        source, listed_date = sources[source]
+        date = listed_date if date == UNDATED else date
+    elif date == UNDATED and "date" not in fact.values:
+        table.say("date", "is missing")
+    if fact.below is not None:
+        source = f"{source}, else {sources.get(fact.below, (fact.below, ''))[0]}"
+    return source, date
+
+
+def key_of(name: str) -> str:
+    """Reduce a name to what survives a change of case, blanks and punctuation."""
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The names that GPUs and machine types go by."""
+
+    gpus: Mapping[str, str]
+    machines: Mapping[str, str]
+
+    @classmethod
+    def of(cls, known: Iterable[Fact]) -> Spelling:
+        names: dict[str, dict[str, str]] = {"gpu": {}, "machine": {}}
+        # The package comes before a user and names before aliases: the first to claim a spelling
+        # keeps it, so that nobody takes over a known name by accident.
+        ranked: list[tuple[bool, bool, str, Fact]] = []
+        for fact in known:
+            if fact.name[0] in names:
+                is_users = fact.file not in FILES
+                aliases = fact.values.get("aliases", [])
+                ranked.append((is_users, False, fact.name[1], fact))
+                for alias in aliases if isinstance(aliases, list) else []:
+                    ranked.append((is_users, True, str(alias), fact))
+        for _, _, spelling, fact in sorted(ranked, key=lambda one: one[:2]):
+            names[fact.name[0]].setdefault(key_of(spelling), fact.name[1])
+        return cls(names["gpu"], names["machine"])
+
+    def canonical(self, fact: Fact) -> Fact:
+        """Give the fact under the name that its alias stands for."""
+        names = {
+            "gpu": self.gpus,
+            "accelerator": self.gpus,
+            "machine": self.machines,
+            "price": self.machines,
+        }.get(fact.name[0], {})
+        found = names.get(key_of(fact.name[1]))
+        if found is None:
+            return fact
+        return replace(fact, name=(fact.name[0], found, *fact.name[2:]))
+
+
+def _joined(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **new}
+    if isinstance(old, list) and isinstance(new, list):
+        return [*old, *new]
+    return new
+
+
+def _flat(raw: Mapping[str, Any], *, file: str, problems: Problems) -> Iterator[Fact]:
+    for kind, body in raw.items():
+        depth = KINDS.get(kind)
+        if depth is None:
+            problems.add(f"{file}: [{kind}]", "no such kind of fact", nearest(kind, KINDS))
+        else:
+            yield from _leaves((kind,), body, depth, file=file, problems=problems)
+
+
+def _leaves(name: Name, body: Any, depth: int, *, file: str, problems: Problems) -> Iterator[Fact]:
+    if not isinstance(body, dict):
+        form = ".".join((name[0], *("NAME" for _ in range(KINDS[name[0]]))))
+        place = Document(file, {}, "toml").place(name, is_table=True)
+        problems.add(place, "is not a table", f"write [{form}] above its keys")
+    elif depth == 0:
+        yield Fact(name, file, body)
+    else:
+        for part, inner in body.items():
+            yield from _leaves((*name, part), inner, depth - 1, file=file, problems=problems)

@@ -1,0 +1,216 @@
+"""Job files: what a person wrote about a training job becomes a job, or a list of its mistakes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from simulator.documents.fields import Fault, Table, moment, open_table, shown, whole_number
+from simulator.documents.files import Document, load_document
+from simulator.documents.problems import Problems
+from simulator.hardware.runtime_constants import RUNTIMES
+from simulator.inputs.model_section import Training, read_model, unfit_tp
+from simulator.models.layers import PRECISIONS, Model
+from simulator.spec.job import (
+    Checkpoint,
+    Data,
+    DataKind,
+    Engine,
+    Goal,
+    Job,
+    Objective,
+    Optimizer,
+    RecomputePolicy,
+)
+
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
+GOALS: tuple[Goal, ...] = get_args(Goal)
+DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
+GRADIENT_SYNCS: tuple[Literal["overlap", "serial"], ...] = ("overlap", "serial")
+SCHEDULES: tuple[Literal["constant", "cosine", "linear"], ...] = ("constant", "cosine", "linear")
+SURVIVES: tuple[Literal["node", "zone"], ...] = ("node", "zone")
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def load_job(path: Path | str) -> Job:
+    """Read a job file, and the model's file where it names one."""
+    return job_from_document(load_document(path, flaws_raise=False))
+
+
+def job_from_document(document: Document) -> Job:
+    """Read a job; a Hugging Face config or a description that it names is looked up beside it."""
+    problems = Problems()
+    top = open_table(document, problems)
+    name = _name(top.section("job"), document)
+    training = top.section("training")
+    read = _training(training)
+    model, named = _model(top, read)
+    if model is not None:
+        _check_fit(training, model, read)
+    training.finish()
+    objective = _objective(top.section("objective"))
+    data = _data(top.section("data"))
+    checkpoint = _checkpoint(top.section("checkpoint"))
+    top.finish()
+    problems.raise_if_any()
+    assert model is not None, "a model that cannot be built has a problem"
+    return Job(
+        name=name,
+        model=model,
+        objective=objective,
+        data=data,
+        checkpoint=checkpoint,
+        **named,
+        **read,
+    )
+
+
+def _name(table: Table, document: Document) -> str:
+    name = table.text("name", default=Path(document.name).stem or "job")
+    table.finish()
+    return name
+
+
+def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[str, Any]]:
+    table = top.table("model", required=True)
+    if table is None:
+        return None, {}
+    factory = table.text("factory")
+    if factory is not None and not _FACTORY.fullmatch(factory):
+        table.say("factory", f"is {shown(factory)}", 'write it as "package.module:function"')
+    named = {"profile": table.text("profile"), "factory": factory, "weights": table.text("weights")}
+    shaping = Training(
+        sequence=training["sequence"],
+        dropout=training["dropout"] > 0,
+        runtime=training["runtime"],
+    )
+    model = read_model(table, shaping)
+    table.finish()
+    return model, named
+
+
+def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
+    """The model can be cut into that many pieces, takes samples of that length, and has an engine
+    that computes it."""
+    unfit = unfit_tp(model, training["max_tp"])
+    if unfit is not None:
+        table.say("max_tp", unfit.what, unfit.cure)
+    if training["engine"] == "deepspeed" and model.family == "exact":
+        what = 'is "deepspeed", whose sums are not those of an exact model'
+        table.say("engine", what, 'give "sailor", or another family')
+    if training["sequence"] is not None:
+        place = table.place_of("sequence")
+        found = model.problems_with_sequence(training["sequence"], place=place)
+        table.problems.found.extend(found)
+
+
+def _training(table: Table) -> dict[str, Any]:
+    """Read [training]; what comes back fits the fields of a job by name."""
+    global_batch = table.integer("global_batch", required=True)
+    micro_batches = table.integers("micro_batches")
+    _check_micro_batches(table, micro_batches, global_batch)
+    return {
+        "global_batch": global_batch,
+        "sequence": table.integer("sequence", required=True),
+        "precision": table.choice("precision", PRECISIONS, default="bf16"),
+        "optimizer": table.choice("optimizer", OPTIMIZERS, default="adamw"),
+        "recompute": table.choice("recompute", POLICIES, default="none"),
+        "max_tp": table.integer("max_tp", default=1),
+        "micro_batches": micro_batches,
+        "flash_attention": table.flag("flash_attention", default=True),
+        "zero": table.value("zero", _zero_stage, default=0),
+        "gradient_sync": table.choice("gradient_sync", GRADIENT_SYNCS, default="overlap"),
+        "steps": table.integer("steps"),
+        "learning_rate": table.number("learning_rate", default=3e-4, above=0),
+        "schedule": table.choice("schedule", SCHEDULES, default="constant"),
+        "warmup_steps": table.integer("warmup_steps", default=0, least=0),
+        "clip_norm": table.number("clip_norm", above=0),
+        "dropout": table.number("dropout", default=0.0, least=0, below=1),
+        "engine": table.choice("engine", ENGINES, default="sailor"),
+        "runtime": table.choice("runtime", tuple(RUNTIMES), default="sailor"),
+    }
+
+
+def _check_micro_batches(
+    table: Table, sizes: tuple[int, ...] | None, global_batch: int | None
+) -> None:
+    if sizes is None:
+        return
+    if len(set(sizes)) != len(sizes):
+        table.say("micro_batches", f"is {shown(list(sizes))}", "name each size once")
+    if global_batch is not None and all(global_batch % size for size in sizes):
+        table.say(
+            "micro_batches",
+            f"holds no size that divides the global batch of {global_batch}",
+            "add one that does, such as 1",
+        )
+
+
+def _zero_stage(value: Any) -> Literal[0, 1]:
+    stage = whole_number(value, 0, 3)
+    if stage > 1:
+        raise Fault(f"is {stage}", "give 0 or 1: parameters and gradients are not sharded here")
+    return 1 if stage else 0
+
+
+def _objective(table: Table) -> Objective:
+    objective = Objective(
+        goal=table.choice("goal", GOALS, default="throughput"),
+        max_usd_per_iteration=table.number("max_usd_per_iteration", above=0),
+        max_usd_per_hour=table.number("max_usd_per_hour", above=0),
+        max_usd_total=table.number("max_usd_total", above=0),
+        min_iterations_per_s=table.number("min_iterations_per_s", above=0),
+        deadline=table.value("deadline", moment),
+        max_spot_share=table.number("max_spot_share", least=0, most=1),
+    )
+    table.finish()
+    return objective
+
+
+def _data(table: Table) -> Data:
+    tokens, images, labels = (table.text(key) for key in ("tokens", "images", "labels"))
+    given = [kind for kind in DATA_KINDS if kind != "synthetic" and kind in table]
+    meant: DataKind = given[0] if given else "synthetic"
+    kind = table.choice("kind", DATA_KINDS, default=meant)
+    if len(given) > 1:
+        table.say("tokens", "stands beside images", "keep one of the two")
+    elif kind != "synthetic" and not given:
+        table.say(kind, f'is missing, and kind is "{kind}"', f"name the file of {kind}")
+    elif kind != meant:
+        table.say("kind", f'is "{kind}" beside a file of {meant}', "keep one of the two")
+    if "labels" in table and "images" not in table:
+        table.say("labels", "stands without images", "name the array of images too")
+    data = Data(
+        kind=kind,
+        seed=table.integer("seed", default=0, least=0),
+        tokens=tokens,
+        images=images,
+        labels=labels,
+    )
+    table.finish()
+    return data
+
+
+def _checkpoint(table: Table) -> Checkpoint:
+    checkpoint = Checkpoint(
+        uri=table.text("uri"),
+        memory_every=table.value("memory_every", _interval, default="auto"),
+        persist_every=table.value("persist_every", _interval, default="auto"),
+        keep=table.integer("keep", default=3),
+        survive=table.choice("survive", SURVIVES, default="node"),
+    )
+    table.finish()
+    return checkpoint
+
+
+def _interval(value: Any) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    try:
+        return whole_number(value, 1, None)
+    except Fault:
+        raise Fault(f"is {shown(value)}", 'give a number of steps or "auto"') from None

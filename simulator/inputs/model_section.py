@@ -1,0 +1,167 @@
+"""The model of a job: a preset, a family's numbers, a Hugging Face config or a description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.documents.fields import Table, shown
+from simulator.documents.files import load_document
+from simulator.documents.problems import InputError, Problem
+from simulator.models.description_file import model_from_description
+from simulator.models.families import FAMILIES, build_model, family_named
+from simulator.models.huggingface import model_from_config
+from simulator.models.layers import Model
+from simulator.models.presets import preset
+from simulator.models.transformer_block import MEGATRON, TORCH, Kernels
+
+SOURCES = ("preset", "family", "hf_config", "description")
+NUMBERS = (
+    *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "sequence"),
+    *("embedding_width", "activation", "tied", "bias", "qkv_bias", "norm_first"),
+    *("image", "patch", "channels", "classes"),
+)
+LAYERS_MAX = 10_000
+MEGATRON_VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this, times the TP degree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What of [training] shapes the model's costs."""
+
+    sequence: int | None
+    dropout: bool
+    runtime: str
+
+    @property
+    def kernels(self) -> Kernels:
+        return MEGATRON if self.runtime == "megatron-deepspeed" else TORCH
+
+    @property
+    def pad_vocab_to(self) -> int:
+        return MEGATRON_VOCAB_MULTIPLE if self.runtime == "megatron-deepspeed" else 1
+
+
+def read_model(table: Table, training: Training) -> Model | None:
+    """Read [model] but for its profile; ``None`` where something is wrong with it."""
+    given = [source for source in SOURCES if source in table]
+    numbers = {key: table.values[key] for key in NUMBERS if key in table}
+    if "dropout" in table:
+        table.say("dropout", "does not belong here", "set it under [training]")
+    if "factory" in table and "description" not in table:
+        cure = (
+            "describe the model once with `sailorctl profile model`, which runs the factory, "
+            'and name what it writes here: description = "..."'
+        )
+        table.say("factory", "is given without a description; no user code runs here", cure)
+        return None
+    if len(given) != 1:
+        _say_not_one(table, given, numbers)
+        return None
+    source = given[0]
+    if numbers and source != "family":
+        keys = ", ".join(numbers)
+        cure = 'numbers go with family = "..."; leave them out'
+        table.problems.add(table.place, f"has {keys} beside {source}", cure)
+    name = table.text(source)
+    if name is None:
+        return None
+    if source == "preset":
+        return _attempt(table, lambda: _preset(name, training))
+    if source == "family":
+        if not _layers_are_sane(table):
+            return None
+        return _attempt(table, lambda: _family(name, numbers, training))
+    return _from_file(table, source, name, training)
+
+
+def _say_not_one(table: Table, given: list[str], numbers: dict[str, object]) -> None:
+    if given:
+        table.problems.add(table.place, f"has {' and '.join(given)}", "keep one of them")
+    elif not numbers:
+        cure = 'give preset = "...", family = "..." with its numbers, or hf_config = "..."'
+        table.problems.add(table.place, "names no model", cure)
+    else:
+        cure = f'give family = "..." ({", ".join(FAMILIES)}), or a preset in their stead'
+        table.problems.add(table.place, "has numbers without a family", cure)
+
+
+def _preset(name: str, training: Training) -> Model:
+    return preset(
+        name,
+        place="model.preset",
+        kernels=training.kernels,
+        pad_vocab_to=training.pad_vocab_to,
+        dropout=training.dropout,
+    )
+
+
+def _layers_are_sane(table: Table) -> bool:
+    """A slip of the keyboard must not cost minutes and gigabytes before it is told."""
+    layers = table.values.get("layers")
+    if isinstance(layers, int) and layers > LAYERS_MAX:
+        table.say("layers", f"is {shown(layers)}", f"give at most {LAYERS_MAX}")
+        return False
+    return True
+
+
+def _family(name: str, numbers: dict[str, object], training: Training) -> Model:
+    family = family_named(name, place="model.family")
+
+    def build(**more: object) -> Model:
+        return build_model(
+            family,
+            name=family,
+            place="model",
+            kernels=training.kernels,
+            pad_vocab_to=training.pad_vocab_to,
+            dropout=training.dropout,
+            **numbers,
+            **more,
+        )
+
+    model = build()
+    rows_given = "sequence" in numbers or "image" in numbers or family == "vit"
+    wanted = training.sequence
+    if wanted is None or rows_given or not model.problems_with_sequence(wanted):
+        return model
+    # Who gives a model by its numbers and not how many positions it learns, means: enough.
+    return build(sequence=wanted)
+
+
+def _from_file(table: Table, source: str, name: str, training: Training) -> Model | None:
+    place = table.place_of(source)
+    try:
+        document = load_document(table.document.folder / name, name=name)
+        if source == "description":
+            return model_from_description(document.data)
+        return model_from_config(
+            document.data,
+            kernels=training.kernels,
+            pad_vocab_to=training.pad_vocab_to,
+            dropout=training.dropout,
+        )
+    except InputError as error:
+        table.problems.take(error, place=f"{place}:")
+        return None
+
+
+def _attempt(table: Table, build: Callable[[], Model]) -> Model | None:
+    """Build a model; what is wrong with its numbers is reported at their keys."""
+    try:
+        return build()
+    except InputError as error:
+        for problem in error.problems:
+            table.say(problem.place.removeprefix("model."), problem.what, problem.cure)
+        return None
+
+
+def unfit_tp(model: Model, tp: int, *, place: str = "tp") -> Problem | None:
+    """Say in one sentence why a model cannot be cut into ``tp`` pieces, and what would do."""
+    found = model.problems_with_tp(tp)
+    if not found:
+        return None
+    fits = [str(n) for n in range(1, min(model.heads, 1024) + 1) if not model.problems_with_tp(n)]
+    cure = f"TP degrees that do are {', '.join(fits)}"
+    return Problem(place, found[0].what, cure)

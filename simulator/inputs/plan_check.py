@@ -1,0 +1,260 @@
+"""Whether a plan suits its job and its cluster: everything that does not, and what would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from simulator.cluster.cluster import Cluster
+from simulator.documents.problems import Problem, Problems
+from simulator.inputs.model_section import unfit_tp
+from simulator.inputs.plan_file import complete_plan
+from simulator.inputs.supply_check import (
+    check_devices,
+    check_supply,
+    named_places,
+    offers_of,
+    place_problem,
+)
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Plan, Stage
+
+
+def check_plan(
+    plan: Plan, job: Job, cluster: Cluster, *, place: str = "plan"
+) -> tuple[Problem, ...]:
+    """Say all that keeps this plan from running this job on this cluster.
+
+    The shape of the plan is sound already (``read_plan`` saw to it). ``place`` names the plan in
+    what is reported, usually its file.
+    """
+    problems = Problems()
+    plan = complete_plan(plan, cluster)
+    _check_batch(plan, job, place, problems)
+    _check_layers(plan, job, place, problems)
+    offers = offers_of(cluster)
+    unfit = _Repeated()
+    for number, pipeline in enumerate(plan.pipelines):
+        where = f"{place}: pipelines[{number}]"
+        _check_interleaving(plan, pipeline, where, problems)
+        for index, stage in enumerate(pipeline.stages):
+            at = f"{where}.stages[{index}]"
+            tp = stage.tp
+            question = partial(_recompute_problem, stage, job)
+            unfit.judge(("recompute", stage.recompute), at, question)
+            question = partial(_split_problem, stage.split, plan.micro_batch_size)
+            unfit.judge(("split", stage.split), at, question)
+            unfit.judge(("tp", tp), at, partial(tp_problem, tp, job))
+            for there, taken in named_places(stage, at):
+                question = partial(place_problem, taken, tp, cluster, offers)
+                unfit.judge((taken, tp), there, question)
+    unfit.report(problems)
+    check_supply(plan, cluster, offers, place, problems)
+    check_devices(plan, place, problems)
+    return tuple(problems.found)
+
+
+def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
+    """Say all that keeps this plan from running this job, wherever it may run."""
+    problems = Problems()
+    _check_batch(plan, job, place, problems)
+    _check_layers(plan, job, place, problems)
+    unfit = _Repeated()
+    for number, pipeline in enumerate(plan.pipelines):
+        for index, stage in enumerate(pipeline.stages):
+            at = f"{place}: pipelines[{number}].stages[{index}]"
+            unfit.judge(("tp", stage.tp), at, partial(tp_problem, stage.tp, job))
+    unfit.report(problems)
+    return tuple(problems.found)
+
+
+def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
+    """A plan meets the global batch exactly, in whole micro batches."""
+    size, batch = plan.micro_batch_size, job.global_batch
+    if job.micro_batches is not None and size not in job.micro_batches:
+        sizes = ", ".join(map(str, job.micro_batches))
+        cure = f"give one of {sizes}, or add it to training.micro_batches in the job"
+        problems.add(f"{place}: micro_batch_size", f"is {size}, which the job rules out", cure)
+    if batch % size:
+        divisors = [str(n) for n in range(1, min(batch, 4096) + 1) if batch % n == 0]
+        shown = ", ".join(divisors[:10]) + (", ..." if len(divisors) > 10 else "")
+        what = f"{size} does not divide the global batch of {batch}"
+        problems.add(f"{place}: micro_batch_size", what, f"those that do are {shown}")
+        return
+    counts = [pipeline.micro_batches for pipeline in plan.pipelines]
+    given, wanted = sum(counts), batch // size
+    if given == wanted:
+        return
+    difference = abs(given - wanted)
+    what = (
+        f"{_written_sum(counts)} micro batches of {size} make {given * size} samples, "
+        f"{difference * size} too {'many' if given > wanted else 'few'} "
+        f"for the global batch of {batch}"
+    )
+    if wanted < len(counts):
+        cure = f"{wanted} micro batches feed at most {wanted} of the {len(counts)} pipelines"
+    else:
+        cure = f"give micro_batches {_written_list(share_out(wanted, counts))}"
+    problems.add(f"{place}: pipelines", what, cure)
+
+
+def share_out(total: int, weights: list[int]) -> list[int]:
+    """Divide a total in the proportion of the weights, at least one each, ties to the first."""
+    assert total >= len(weights), (total, weights)
+    weight = sum(weights)
+    shares = [total * part // weight for part in weights]
+    rests = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % weight), i))
+    for index in rests[: total - sum(shares)]:
+        shares[index] += 1
+    owed = shares.count(0)
+    shares = [max(share, 1) for share in shares]
+    for index in sorted(range(len(shares)), key=lambda i: (-shares[i], i)):
+        given = min(owed, shares[index] - 1)
+        shares[index] -= given
+        owed -= given
+    return shares
+
+
+def _written_sum(counts: list[int]) -> str:
+    if len(counts) == 1:
+        return str(counts[0])
+    if len(counts) <= 8:
+        return f"{' + '.join(map(str, counts))} = {sum(counts)}"
+    return f"{sum(counts)} (over {len(counts)} pipelines)"
+
+
+def _written_list(counts: list[int]) -> str:
+    if len(counts) <= 8:
+        return ", ".join(map(str, counts))
+    runs = Counter(counts)
+    return ", ".join(f"{count} in {times} pipelines" for count, times in sorted(runs.items()))
+
+
+def _check_layers(plan: Plan, job: Job, place: str, problems: Problems) -> None:
+    """The stages of every pipeline hold each layer once, in order; equal ones are told once."""
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for number, pipeline in enumerate(plan.pipelines):
+        alike.setdefault(tuple(stage.layers for stage in pipeline.stages), []).append(number)
+    count = len(job.model.layers)
+    for ranges, numbers in alike.items():
+        also = _also(len(numbers) - 1, "pipeline")
+        for index, what, cure in _layer_faults(ranges, count, job.model.name):
+            at = f"{place}: pipelines[{numbers[0]}].stages[{index}].layers"
+            cover = f"the layers of a pipeline must cover [0, {count}) without gap or overlap"
+            problems.add(at, what + also, f"{cure}; {cover}")
+
+
+def _layer_faults(
+    ranges: tuple[tuple[int, int], ...], count: int, model: str
+) -> Iterator[tuple[int, str, str]]:
+    """Find the stages whose range is wrong: the index, what is wrong, and the cure."""
+    expected = 0
+    for index, (first, end) in enumerate(ranges):
+        shown = f"[{first}, {end})"
+        if first >= count:
+            yield index, f"{shown} lies behind the last layer of {model}", "leave the stage out"
+            continue
+        if first > expected:
+            before = "before the first stage" if index == 0 else "between this stage and the last"
+            missing = _layer_words(expected, first)
+            yield index, f"{shown} leaves out {missing} {before}", f"start at {expected}"
+        elif first < expected:
+            twice = _layer_words(first, min(end, expected))
+            cure = f"start at {expected}" if expected < end else "leave the stage out"
+            yield index, f"{shown} repeats {twice}", cure
+        if end > count:
+            yield index, f"{shown} ends behind the last layer of {model}", f"end at {count}"
+        expected = max(expected, min(end, count))
+    if expected < count:
+        first, end = ranges[-1]
+        missing = _layer_words(expected, count)
+        yield (
+            len(ranges) - 1,
+            f"[{first}, {end}) leaves out {missing} at the end",
+            f"end at {count}",
+        )
+
+
+def _also(more: int, what: str) -> str:
+    return f" (and so in {more} more {what}{'s' if more > 1 else ''})" if more else ""
+
+
+def _layer_words(first: int, end: int) -> str:
+    return f"layer {first}" if end - first == 1 else f"layers {first} to {end - 1}"
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """Faults that equal stages share: judged once, and told once with the number of repeats.
+
+    A large plan has thousands of stages and a handful of kinds of them.
+    """
+
+    faults: dict[Hashable, Problem | None] = field(default_factory=dict)
+    places: dict[Hashable, list[str]] = field(default_factory=dict)
+
+    def judge(self, kind: Hashable, at: str, question: Callable[[], Problem | None]) -> None:
+        if kind not in self.faults:
+            self.faults[kind] = question()
+        if self.faults[kind] is not None:
+            self.places.setdefault(kind, []).append(at)
+
+    def report(self, problems: Problems) -> None:
+        for kind, places in self.places.items():
+            fault = self.faults[kind]
+            assert fault is not None, "only faults have places"
+            more = len(places) - 1
+            also = _also(more, "stage")
+            problems.add(f"{places[0]}.{fault.place}", fault.what + also, fault.cure)
+
+
+def tp_problem(tp: int, job: Job) -> Problem | None:
+    """Say why the job's model may not be cut into ``tp`` pieces."""
+    fault = unfit_tp(job.model, tp)
+    if fault is not None:
+        return fault
+    if tp > job.max_tp:
+        what = f"{tp} is more than the job's largest TP degree of {job.max_tp}"
+        return Problem("tp", what, f"set training.max_tp = {tp} in the job, or lower tp")
+    return None
+
+
+def _recompute_problem(stage: Stage, job: Job) -> Problem | None:
+    # Recomputing more than the job asks for is slower but right, so only the opposite is told.
+    if job.recompute != "full" or stage.recompute == "full":
+        return None
+    cure = 'set "recompute": "full", or training.recompute = "auto" in the job'
+    return Problem("recompute", 'is "none" where the job wants "full"', cure)
+
+
+def _split_problem(split: tuple[int, ...], micro_batch_size: int) -> Problem | None:
+    total = sum(split)
+    if all(micro_batch_size * share % total == 0 for share in split):
+        return None
+    shares = ", ".join(map(str, split))
+    what = f"[{shares}] does not divide micro batches of {micro_batch_size} into whole samples"
+    return Problem("split", what, "the shares' sum must divide the micro batch times each share")
+
+
+def _check_interleaving(plan: Plan, pipeline: Pipeline, where: str, problems: Problems) -> None:
+    """With several chunks per device group, group g holds the stages g, g + D, g + 2D, ..."""
+    chunks = plan.virtual_stages
+    if plan.schedule != "interleaved":
+        return
+    if len(pipeline.stages) % chunks:
+        what = f"has {len(pipeline.stages)} stages, no multiple of {chunks} virtual stages"
+        problems.add(f"{where}.stages", what, "give every device group as many chunks as the rest")
+        return
+    groups = plan.group_count(pipeline)
+    if pipeline.micro_batches % groups:
+        what = f"{pipeline.micro_batches} is no multiple of the {groups} device groups"
+        cure = "the interleaved schedule feeds micro batches in rounds of one per device group"
+        problems.add(f"{where}.micro_batches", what, cure)
+    for index, stage in enumerate(pipeline.stages):
+        owner = pipeline.stages[index % groups]
+        if (stage.places, stage.tp, stage.split) != (owner.places, owner.tp, owner.split):
+            what = f"shares a device group with stages[{index % groups}], whose place differs"
+            cure = "give both the same tp, split and place"
+            problems.add(f"{where}.stages[{index}]", what, cure)

@@ -1,0 +1,247 @@
+"""Plans in their file form: what a program or a person wrote becomes a plan, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from simulator.cluster.cluster import Cluster
+from simulator.documents.fields import Fault, Table, open_table, shown, some_text, whole_number
+from simulator.documents.files import Document, load_document
+from simulator.documents.problems import InputError, Problems
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
+
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+DEGREE_MAX = 2**20
+"""Counts beyond this are slips of the pen, and would only cost memory to look at."""
+
+
+def load_plan(path: Path | str) -> Plan:
+    """Read a plan file: the plan itself, or an envelope that holds it under ``plan``."""
+    return plan_from_document(load_document(path, flaws_raise=False))
+
+
+def read_plan(raw: object, place: str = "plan") -> Plan:
+    """Read a plan from plain values; ``place`` names it in what is reported."""
+    problems = Problems()
+    if not isinstance(raw, dict):
+        problems.add(place, f"is {shown(raw)}", 'an object with "pipelines" is expected')
+        problems.raise_if_any()
+    assert isinstance(raw, dict)
+    return plan_from_document(Document(place, raw))
+
+
+def plan_from_document(document: Document) -> Plan:
+    """Check the shape of a plan; whether it suits a job and a cluster is ``check_plan``'s."""
+    problems = Problems()
+    top: Table | None = open_table(document, problems)
+    assert top is not None
+    if "plan" in top:
+        for key in ("pipelines", "micro_batch_size"):
+            if key in top:
+                top.say(key, 'stands beside "plan"', "keep the plan in one place")
+        top = top.table("plan")
+    plan = _plan(top) if top is not None else None
+    problems.raise_if_any()
+    assert plan is not None, "a plan that cannot be built has a problem"
+    return plan
+
+
+def _plan(top: Table) -> Plan | None:
+    size = top.integer("micro_batch_size", most=DEGREE_MAX, required=True)
+    schedule = top.choice("schedule", SCHEDULES, default="1f1b")
+    virtual_stages = top.integer("virtual_stages", default=1, most=DEGREE_MAX)
+    if virtual_stages > 1 and schedule != "interleaved":
+        top.say(
+            "virtual_stages",
+            f'is {virtual_stages} with the schedule "{schedule}"',
+            'give "schedule": "interleaved", or leave virtual_stages out',
+        )
+    if schedule == "interleaved" and virtual_stages < 2:
+        top.say(
+            "virtual_stages",
+            f"is {virtual_stages}, and one chunk per device group interleaves nothing",
+            'give at least 2, or "schedule": "1f1b"',
+        )
+    pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
+    top.finish()
+    whole = tuple(pipeline for pipeline in pipelines if pipeline is not None)
+    if size is None or len(whole) != len(pipelines):
+        return None
+    return Plan(size, whole, schedule, virtual_stages)
+
+
+def _pipeline(table: Table) -> Pipeline | None:
+    micro_batches = table.integer("micro_batches", most=2**40, required=True)
+    stages = [_stage(inner) for inner in table.tables("stages", required=True)]
+    table.finish()
+    whole = tuple(stage for stage in stages if stage is not None)
+    if micro_batches is None or len(whole) != len(stages):
+        return None
+    return Pipeline(micro_batches, whole)
+
+
+def _stage(table: Table) -> Stage | None:
+    layers = table.value("layers", _layer_range, required=True)
+    tp = table.integer("tp", most=DEGREE_MAX, required=True)
+    recompute = table.choice("recompute", RECOMPUTES, default="none")
+    split = table.integers("split") or (1,)
+    places = _places(table, len(split))
+    table.finish()
+    if layers is None or tp is None:
+        return None
+    return Stage(layers, tp, places, recompute, split)
+
+
+def _layer_range(value: Any) -> tuple[int, int]:
+    cure = "give [first, end] where end is the layer after the last"
+    if not isinstance(value, list) or len(value) != 2:
+        raise Fault(f"is {shown(value)}", cure)
+    try:
+        first, end = (whole_number(bound, 0, DEGREE_MAX) for bound in value)
+    except Fault:
+        raise Fault(f"is {shown(value)}", cure) from None
+    if end <= first:
+        raise Fault(f"is {shown(value)}, which holds no layer", cure)
+    return first, end
+
+
+def _places(table: Table, shares: int) -> tuple[Place, ...]:
+    """Read the place of a stage, or of each share of a stage that is split."""
+    if "places" not in table:
+        place = _place(table)
+        if shares > 1 and place.devices:
+            table.say("devices", "cannot be the same for every share", 'give "places" instead')
+        return (place,) * shares
+    for key in ("gpu", "machine", "zone", "node", "devices"):
+        if key in table:
+            table.say(key, 'stands beside "places"', "give it inside each of the places")
+    places = []
+    for inner in table.tables("places"):
+        places.append(_place(inner))
+        inner.finish()
+    if len(places) != shares and isinstance(table.values["places"], list):
+        table.say("places", f"has {len(places)} entries for {shares} shares", "give one per share")
+    return tuple(places)
+
+
+def _place(table: Table) -> Place:
+    gpu = table.text("gpu", required=True) or ""
+    # A machine may be left out where the cluster has just one pool for the zone and GPU kind.
+    machine = table.text("machine", default="")
+    zone = table.text("zone", required=True) or ""
+    node = table.value("node", some_text)
+    devices: tuple[int, ...] = ()
+    if "devices" in table:
+        devices = table.integers("devices", least=0) or ()
+        if len(set(devices)) != len(devices):
+            table.say("devices", f"is {shown(list(devices))}", "name each device once")
+        if node is None:
+            table.say("devices", 'is given without "node"', "say whose devices these are")
+    return Place(gpu, machine, zone, node, devices)
+
+
+def complete_plan(plan: Plan, cluster: Cluster) -> Plan:
+    """Fill in what a plan leaves to the cluster: aliases of GPU kinds, machines left out.
+
+    A machine that the cluster does not settle stays empty; ``check_plan`` reports it.
+    """
+    known: dict[Place, Place] = {}
+    for place in sorted({p for q in plan.pipelines for s in q.stages for p in s.places}, key=repr):
+        known[place] = _complete_place(place, cluster)
+    if all(before == after for before, after in known.items()):
+        return plan
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, places=tuple(known[place] for place in stage.places))
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def _complete_place(place: Place, cluster: Cluster) -> Place:
+    gpu, machine = place.gpu, place.machine
+    # Names that nobody knows stay as they are, for ``check_plan`` to report them.
+    with contextlib.suppress(InputError):
+        gpu = cluster.catalogue.gpu_name(gpu)
+    if machine and not any(pool.machine == machine for pool in cluster.pools):
+        with contextlib.suppress(InputError):
+            machine = cluster.catalogue.machine(machine).name
+    if not machine:
+        here = {
+            pool.machine for pool in cluster.pools if (pool.gpu, pool.zone) == (gpu, place.zone)
+        }
+        machine = here.pop() if len(here) == 1 else ""
+    return replace(place, gpu=gpu, machine=machine)
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values in a fixed order; what is default and optional is left out."""
+    written: dict[str, Any] = {"micro_batch_size": plan.micro_batch_size}
+    if plan.schedule != "1f1b":
+        written["schedule"] = plan.schedule
+    if plan.virtual_stages != 1:
+        written["virtual_stages"] = plan.virtual_stages
+    written["pipelines"] = [
+        {
+            "micro_batches": pipeline.micro_batches,
+            "stages": [_stage_to_json(stage) for stage in pipeline.stages],
+        }
+        for pipeline in plan.pipelines
+    ]
+    return written
+
+
+def _stage_to_json(stage: Stage) -> dict[str, Any]:
+    written: dict[str, Any] = {"layers": list(stage.layers), "tp": stage.tp}
+    if len(stage.places) == 1:
+        written |= _place_to_json(stage.places[0])
+    written["recompute"] = stage.recompute
+    if stage.split != (1,):
+        written["split"] = list(stage.split)
+    if len(stage.places) != 1:
+        written["places"] = [_place_to_json(place) for place in stage.places]
+    return written
+
+
+def _place_to_json(place: Place) -> dict[str, Any]:
+    written: dict[str, Any] = {"gpu": place.gpu}
+    if place.machine:
+        written["machine"] = place.machine
+    written["zone"] = place.zone
+    if place.node is not None:
+        written["node"] = place.node
+    if place.devices:
+        written["devices"] = list(place.devices)
+    return written
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as the text of a file, one stage a line, the same for the same plan."""
+    raw = plan_to_json(plan)
+    pipelines = raw.pop("pipelines")
+    head = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in raw.items()]
+    return "\n".join(["{", *head, '  "pipelines": [', _pipeline_lines(pipelines), "  ]", "}", ""])
+
+
+def _pipeline_lines(pipelines: Sequence[dict[str, Any]]) -> str:
+    blocks = []
+    for pipeline in pipelines:
+        stages = ",\n".join(
+            f"        {json.dumps(stage, ensure_ascii=False)}" for stage in pipeline["stages"]
+        )
+        count = pipeline["micro_batches"]
+        blocks.append(
+            f'    {{\n      "micro_batches": {count},\n      "stages": [\n{stages}\n      ]\n    }}'
+        )
+    return ",\n".join(blocks)

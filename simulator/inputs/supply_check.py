@@ -1,0 +1,169 @@
+"""Whether a cluster has what a plan takes: places, machines large enough, GPUs, quotas, devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.documents.problems import InputError, Problem, Problems, nearest
+from simulator.spec.plan import Place, Plan, Stage
+
+PlaceKey = tuple[str, str, str]
+"""GPU kind, machine type and zone: what a pool offers and a device group takes."""
+
+
+def named_places(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
+    """Give each place of a stage with where it is written."""
+    if len(stage.places) == 1:
+        yield at, stage.places[0]
+    else:
+        for index, place in enumerate(stage.places):
+            yield f"{at}.places[{index}]", place
+
+
+def offers_of(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
+    """Group the pools by what they offer; spot and on demand of one machine type stand together."""
+    offers: dict[PlaceKey, list[Pool]] = {}
+    for pool in cluster.pools:
+        offers.setdefault((pool.gpu, pool.machine, pool.zone), []).append(pool)
+    return offers
+
+
+def place_problem(
+    place: Place, tp: int, cluster: Cluster, offers: Mapping[PlaceKey, list[Pool]]
+) -> Problem | None:
+    """Say why no pool of the cluster can hold a group of ``tp`` devices here; keys as places."""
+    pools = offers.get((place.gpu, place.machine, place.zone))
+    if pools is None:
+        return _no_pool(place, cluster)
+    largest = max(pool.gpus_per_machine for pool in pools)
+    if tp > largest:
+        what = f"{tp} is more than the {largest} GPUs of a machine ({place.machine})"
+        return Problem("tp", what, "a TP group stays within one machine")
+    if place.devices and len(place.devices) != tp:
+        what = f"names {len(place.devices)} devices for tp {tp}"
+        return Problem("devices", what, "name as many as tp says")
+    outside = [device for device in place.devices if device >= largest]
+    if outside:
+        what = f"names device {outside[0]}, and a machine here has {largest}"
+        return Problem("devices", what, f"count from 0 to {largest - 1}")
+    return None
+
+
+def _no_pool(place: Place, cluster: Cluster) -> Problem:
+    """Find the key that is to blame: the zone, then the GPU kind in it, then the machine."""
+    zones = sorted({pool.zone for pool in cluster.pools})
+    if place.zone not in zones:
+        what = f'the cluster has no pool in zone "{place.zone}"'
+        return Problem("zone", what, nearest(place.zone, zones))
+    kinds = sorted({pool.gpu for pool in cluster.pools if pool.zone == place.zone})
+    if place.gpu not in kinds:
+        try:
+            cluster.catalogue.gpu_name(place.gpu)
+        except InputError as error:
+            known = error.problems[0]
+            return Problem("gpu", known.what, known.cure)
+        what = f'the cluster has no pool of "{place.gpu}" in zone {place.zone}'
+        return Problem("gpu", what, f"there it has {', '.join(kinds)}")
+    here = [p for p in cluster.pools if (p.zone, p.gpu) == (place.zone, place.gpu)]
+    machines = ", ".join(sorted({f'"{pool.machine}"' for pool in here}))
+    if not place.machine:
+        what = f"is left out, and several kinds of machine have {place.gpu} in {place.zone}"
+        return Problem("machine", what, f"give one of {machines}")
+    what = f'the cluster has no "{place.machine}" with {place.gpu} in {place.zone}'
+    return Problem("machine", what, f"there it has {machines}")
+
+
+def check_supply(
+    plan: Plan,
+    cluster: Cluster,
+    offers: Mapping[PlaceKey, list[Pool]],
+    place: str,
+    problems: Problems,
+) -> None:
+    """The device groups of all pipelines fit into what is up and what could be had."""
+    groups: dict[PlaceKey, Counter[int]] = {}
+    for pipeline in plan.pipelines:
+        for stage in plan.owning_stages(pipeline):
+            for taken in stage.places:
+                key = (taken.gpu, taken.machine, taken.zone)
+                groups.setdefault(key, Counter())[stage.tp] += 1
+    used_where: Counter[tuple[str, str]] = Counter()
+    for (gpu, machine, zone), sizes in sorted(groups.items()):
+        needed = sum(tp * count for tp, count in sizes.items())
+        used_where[zone, gpu] += needed
+        if (gpu, machine, zone) not in offers:
+            continue  # said already, stage by stage
+        pools = offers[gpu, machine, zone]
+        up, more = sum(p.gpus for p in pools), sum(p.obtainable_gpus for p in pools)
+        name = f"{machine} in {zone}"
+        if needed > up + more:
+            have = f"{up} are up and {more} could be had" if more else f"{up} are up"
+            what = (
+                f"takes {needed} {gpu} GPUs of {name}, where {have}: {needed - up - more} too many"
+            )
+            problems.add(place, what, "use fewer there, or raise the pool in the cluster file")
+        else:
+            _check_machines(sizes, pools, name, place, problems)
+    _check_quotas(used_where, cluster, place, problems)
+
+
+def _check_machines(
+    sizes: Mapping[int, int], pools: list[Pool], name: str, place: str, problems: Problems
+) -> None:
+    """Groups stay within machines, so that the rests of machines may be of no use to them."""
+    machines = [size for pool in pools for size in _machine_sizes(pool)]
+    # Groups larger than any machine were told already, at their stages.
+    largest = max(pool.gpus_per_machine for pool in pools)
+    sizes = {tp: count for tp, count in sizes.items() if tp <= largest}
+    for tp in sorted(sizes, reverse=True):
+        # No machine holds more groups of at least this size than of exactly this size.
+        wanted = sum(count for size, count in sizes.items() if size >= tp)
+        room = sum(times * (size // tp) for size, times in machines)
+        if wanted > room:
+            what = (
+                f"puts {wanted} groups of {tp} or more GPUs on {name}, whose machines hold {room}"
+            )
+            problems.add(place, what, "a TP group stays within one machine")
+            return
+
+
+def _machine_sizes(pool: Pool) -> Iterator[tuple[int, int]]:
+    """Sizes of a pool's machines and how many there are of each, those to be had included."""
+    for gpus in (pool.gpus, pool.obtainable_gpus):
+        whole, rest = divmod(gpus, pool.gpus_per_machine)
+        yield pool.gpus_per_machine, whole
+        yield rest, 1
+
+
+def _check_quotas(
+    used: Mapping[tuple[str, str], int], cluster: Cluster, place: str, problems: Problems
+) -> None:
+    declared = dict(cluster.zone_regions)
+    for quota in cluster.quotas:
+        taken = 0
+        for (zone, gpu), count in used.items():
+            region = declared.get(zone, cluster.catalogue.zones.get(zone))
+            if gpu == quota.gpu and quota.where in (zone, region):
+                taken += count
+        if taken > quota.gpus_max:
+            over = taken - quota.gpus_max
+            what = f"takes {taken} {quota.gpu} GPUs in {quota.where}, {over} more than the quota"
+            cure = f"use at most {quota.gpus_max} there, or have the quota raised"
+            problems.add(place, what, cure)
+
+
+def check_devices(plan: Plan, place: str, problems: Problems) -> None:
+    """In a placed plan no device serves two groups."""
+    owners: dict[tuple[str, int], str] = {}
+    for number, pipeline in enumerate(plan.pipelines):
+        for index, stage in enumerate(plan.owning_stages(pipeline)):
+            at = f"pipelines[{number}].stages[{index}]"
+            for there, taken in named_places(stage, at):
+                for device in taken.devices:
+                    assert taken.node is not None, "devices are read together with their node"
+                    owner = owners.setdefault((taken.node, device), there)
+                    if owner != there:
+                        what = f"takes device {device} of {taken.node}, which {owner} has"
+                        problems.add(f"{place}: {there}.devices", what, "name each device once")

@@ -1,0 +1,286 @@
+"""What each layer of a job costs in parameters, bytes and seconds, wherever that is known from.
+
+A named profile wins over the model's own counts; where the two differ by more than a little,
+a note says so, and it travels with every estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from simulator.documents.problems import InputError, Problem
+from simulator.estimate.device_groups import Ints
+from simulator.hardware.catalogue import Catalogue
+from simulator.hardware.runtime_constants import RUNTIMES, Runtime, platform_of
+from simulator.layer_costs.layer_times import TimeTable
+from simulator.layer_costs.profile import Profile, Row
+from simulator.layer_costs.roofline import LayerTimes, Roofline
+from simulator.models.layers import FLOAT_BYTES, Layer
+from simulator.network.network import Network
+from simulator.spec.job import Job
+from simulator.spec.plan import Recompute
+from simulator.spec.provenance import Provenance
+
+_DIFFERENCE = 0.02
+"""A profile's parameters that differ by more than this from the preset's are reported."""
+
+
+class LayerCosts:
+    """Answers for one job; every answer is computed once."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        profile: Profile | None,
+        catalogue: Catalogue,
+        network: Network,
+        hints: tuple[str, ...] = (),
+    ) -> None:
+        self.job = job
+        self.hints = hints
+        self.profile = profile
+        self.runtime: Runtime = RUNTIMES[job.runtime]
+        self.layer_count = len(job.model.layers)
+        self._check_profile()
+        roofline = Roofline(
+            job.model, job.sequence, job.precision, job.flash_attention, catalogue, network
+        )
+        self._times = TimeTable.of(
+            roofline,
+            profile=profile,
+            catalogue=catalogue,
+            hook_s=lambda gpu: platform_of(gpu).profiled_hook_s,
+        )
+        self._rows: dict[object, Row] = {}
+        self._sums: dict[tuple[str, int, int], tuple[Row, Row]] = {}
+
+    def _check_profile(self) -> None:
+        profile = self.profile
+        if profile is None or len(profile.layer_names) == self.layer_count:
+            return
+        model = self.job.model
+        raise InputError(
+            Problem(
+                f"profile {profile.name}",
+                f"has {len(profile.layer_names)} layers, but the model {model.name} has "
+                f"{self.layer_count}: it was measured on another model",
+                "name a profile of this model in [model] profile, or leave it out",
+            )
+        )
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def times(self, gpu: str, *, tp: int, samples: int) -> LayerTimes:
+        """Seconds per layer of one micro batch of so many samples."""
+        return self._times.times(gpu, tp=tp, micro_batch=samples)
+
+    def stage_seconds(
+        self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
+    ) -> tuple[float, float]:
+        """Forward and backward of a range of layers; recomputation is part of the backward."""
+        first, end = layers
+        ahead, back = self.range_seconds(
+            gpu,
+            tp=tp,
+            samples=samples,
+            first=np.array([first]),
+            end=np.array([end]),
+            recompute=np.array([int(recompute == "full")]),
+        )
+        return float(ahead[0]), float(back[0])
+
+    def range_seconds(
+        self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
+    ) -> tuple[Row, Row]:
+        """The same of many ranges at once; ``recompute`` is 1 for those that recompute."""
+        key = (gpu, tp, samples)
+        found = self._sums.get(key)
+        if found is None:
+            times = self.times(gpu, tp=tp, samples=samples)
+            found = (_running(times.forward), _running(times.backward))
+            self._sums[key] = found
+        forward, backward = found
+        # The head has nothing to recompute: its backward follows its forward at once.
+        last = np.maximum(np.minimum(end, self.layer_count - 1), first)
+        again: Row = (forward[last] - forward[first]) * recompute
+        return forward[end] - forward[first], backward[end] - backward[first] + again
+
+    def backward_by_layer(
+        self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
+    ) -> Row:
+        """The backward of each layer of a range, which sum up to that of ``stage_seconds``."""
+        times = self.times(gpu, tp=tp, samples=samples)
+        first, end = layers
+        row: Row = times.backward[first:end]
+        if recompute == "full":
+            again = times.forward[first:end].copy()
+            again[max(self.layer_count - 1 - first, 0) :] = 0.0  # The head, as above.
+            row = row + again
+        return row
+
+    # -- parameters -----------------------------------------------------------------------------
+
+    def parameters(self, tp: int) -> Row:
+        """Parameters of each layer on one TP rank."""
+        return self._row(("parameters", tp), lambda: self._parameters(tp))
+
+    def _parameters(self, tp: int) -> Row:
+        profile = self.profile
+        if profile is None or not profile.sizes:
+            return np.array([float(layer.parameters(tp)) for layer in self.job.model.layers])
+        if tp in profile.sizes:
+            return np.array(profile.sizes[tp].parameters, dtype=float)
+        known = sorted(profile.sizes)
+        if len(known) == 1:
+            ratio = [layer.parameters(tp) / layer.parameters(known[0]) for layer in self._layers]
+            scaled: Row = np.array(profile.sizes[known[0]].parameters, dtype=float) * ratio
+            return scaled
+        # Split and replicated parts from two degrees: p(t) = split / t + replicated.
+        low, high = known[0], known[-1]
+        at_low = np.array(profile.sizes[low].parameters, dtype=float)
+        at_high = np.array(profile.sizes[high].parameters, dtype=float)
+        split = (at_low - at_high) / (1 / low - 1 / high)
+        row: Row = split / tp + (at_low - split / low)
+        return row
+
+    def tied_parameters(self, tp: int) -> float:
+        """Parameters per TP rank that the head shares with the embedding.
+
+        A profile counts what its own model holds, where nothing is shared.
+        """
+        if self.profile is not None and self.profile.sizes:
+            return 0.0
+        return float(
+            sum(t.rank_elements(tp) for t in self._layers[-1].tensors if t.tied_to is not None)
+        )
+
+    @property
+    def _layers(self) -> tuple[Layer, ...]:
+        return self.job.model.layers
+
+    # -- activations ----------------------------------------------------------------------------
+
+    def output_bytes(self, layer: int) -> float:
+        """What the boundary behind a layer carries for one sample, all TP ranks together."""
+        width = FLOAT_BYTES[self.job.precision]
+        profile = self.profile
+        if profile is not None and 1 in profile.sizes:
+            scale = self.job.sequence / profile.sequence
+            return width * scale * profile.sizes[1].output_elements[layer]
+        return float(width * self._layers[layer].output_elements(self.job.sequence))
+
+    def kept_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Row:
+        """Bytes that each layer keeps on one TP rank from forward until backward."""
+        return self._row(
+            ("kept", tp, samples, recompute), lambda: self._kept(tp, samples, recompute)
+        )
+
+    def _kept(self, tp: int, samples: int, recompute: Recompute) -> Row:
+        modelled = self._modelled("kept_bytes", tp, samples, recompute, self.job.precision)
+        profile = self.profile
+        if profile is None or not profile.sizes:
+            return modelled
+        if recompute == "full":
+            whole = self.kept_bytes(tp=tp, samples=samples, recompute="none")
+            # What is never recomputed stays as measured, and nothing keeps more for being so.
+            recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
+            return np.where(recomputed, np.minimum(whole, modelled), whole)
+        degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
+        measured = 4.0 * samples * np.array(profile.sizes[degree].kept_elements, dtype=float)
+        same = (
+            degree == tp
+            and profile.sequence == self.job.sequence
+            and profile.precision == self.job.precision
+        )
+        if same:
+            return measured
+        reference = self._modelled(
+            "kept_bytes", degree, samples, recompute, profile.precision, profile.sequence
+        )
+        ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
+        return measured * ratio
+
+    def workspace_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Row:
+        """The transient peak of each layer on one TP rank beyond what it keeps."""
+        return self._row(
+            ("workspace", tp, samples, recompute),
+            lambda: self._workspace(tp, samples, recompute),
+        )
+
+    def _workspace(self, tp: int, samples: int, recompute: Recompute) -> Row:
+        modelled = self._modelled("workspace_bytes", tp, samples, recompute, self.job.precision)
+        profile = self.profile
+        if profile is not None and not profile.config.get("head_has_vocab_projection", True):
+            # This head makes no logits, whatever the preset's head would do.
+            modelled = modelled.copy()
+            modelled[-1] = 2 * self.output_bytes(self.layer_count - 2) * samples
+        return modelled
+
+    def _modelled(
+        self,
+        what: str,
+        tp: int,
+        samples: int,
+        recompute: Recompute,
+        precision: str,
+        sequence: int | None = None,
+    ) -> Row:
+        method = getattr(Layer, what)
+        return np.array(
+            [
+                method(
+                    layer,
+                    micro_batch=samples,
+                    sequence=sequence or self.job.sequence,
+                    tp=tp,
+                    precision=precision,
+                    recompute=recompute,
+                    flash=self.job.flash_attention,
+                )
+                for layer in self._layers
+            ]
+        )
+
+    # -- bookkeeping ----------------------------------------------------------------------------
+
+    def _row(self, key: object, make: Callable[[], Row]) -> Row:
+        found = self._rows.get(key)
+        if found is None:
+            found = self._rows[key] = make()
+        return found
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of any estimate of this job should know."""
+        profile = self.profile
+        notes = list(self.hints)
+        if profile is None or not profile.sizes:
+            return tuple(notes)
+        if profile.flash_attention != self.job.flash_attention:
+            with_or_without = "with" if profile.flash_attention else "without"
+            notes.append(
+                f"profile {profile.name} was measured {with_or_without} flash attention, and "
+                "its times and activations stand, whatever the job says"
+            )
+        mine = self.job.model.parameters
+        if 1 in profile.sizes:
+            theirs = sum(profile.sizes[1].parameters)
+            if abs(theirs - mine) > _DIFFERENCE * mine:
+                notes.append(
+                    f"profile {profile.name} has {theirs:,} parameters, the model "
+                    f"{self.job.model.name} {mine:,}; the profile's count"
+                )
+        return tuple(notes)
+
+    def provenance(self, gpu: str, *, tp: int, samples: int) -> Provenance:
+        """Where the times of this combination come from."""
+        return self.times(gpu, tp=tp, samples=samples).provenance
+
+
+def _running(row: Row) -> Row:
+    """Sums up to each index, so that any range is one subtraction."""
+    return np.concatenate([[0.0], np.cumsum(row)])

@@ -1,0 +1,208 @@
+"""Seconds per layer: measured where possible, interpolated or computed where not, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from simulator.documents.problems import InputError, Problem, nearest
+from simulator.hardware.catalogue import Catalogue
+from simulator.layer_costs.profile import Profile, Row, Timing
+from simulator.layer_costs.roofline import LayerTimes, Roofline
+from simulator.spec.provenance import MEASURED, Provenance
+
+LAUNCH_BOUND = 1.3
+"""A layer is launch-bound while a batch of twice the size takes less than this much longer."""
+
+
+@dataclass(slots=True, eq=False)
+class TimeTable:
+    """Layer times for any GPU kind, TP degree and micro batch, each computed once."""
+
+    profile: Profile | None
+    roofline: Roofline
+    catalogue: Catalogue
+    hook_s: Callable[[str], float]
+    """Host time per layer and direction that profiling added, by GPU kind."""
+    _cache: dict[tuple[str, int, int], LayerTimes]
+
+    @classmethod
+    def of(
+        cls,
+        roofline: Roofline,
+        *,
+        profile: Profile | None,
+        catalogue: Catalogue,
+        hook_s: Callable[[str], float],
+    ) -> TimeTable:
+        return cls(profile, roofline, catalogue, hook_s, {})
+
+    def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
+        """Times on ``tp`` GPUs of a kind, for one micro batch of that many samples."""
+        key = (gpu, tp, micro_batch)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = self._find(gpu, tp, micro_batch)
+        return found
+
+    def _find(self, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
+        profile = self.profile
+        if profile is None or not profile.degrees(gpu):
+            return self._analytic(gpu, tp, micro_batch)
+        other = self._other_conditions(gpu)
+        if profile.micro_batches(gpu, tp):
+            times = self._over_micro_batches(profile, gpu, tp, micro_batch)
+        else:
+            times = self._over_degrees(profile, gpu, tp, micro_batch)
+        return times if other is None else self._converted(times, gpu, tp, micro_batch, other)
+
+    def _analytic(self, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
+        known = self.catalogue.gpus
+        if gpu not in known:
+            raise InputError(Problem("GPU", f'"{gpu}" is not known', nearest(gpu, known)))
+        return self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
+
+    # -- measured -------------------------------------------------------------------------
+
+    def _over_micro_batches(
+        self, profile: Profile, gpu: str, tp: int, micro_batch: int
+    ) -> LayerTimes:
+        """The measurement itself, or a line between (or beyond) its neighbours."""
+        sizes = profile.micro_batches(gpu, tp)
+        entries = [profile.timings[gpu, tp, size] for size in sizes]
+        hook = self.hook_s(gpu)
+        forward = _without_hooks(sizes, np.stack([e.forward_s for e in entries]), hook)
+        backward = _without_hooks(sizes, np.stack([e.backward_s for e in entries]), hook)
+        nearby = min(range(len(sizes)), key=lambda i: (abs(sizes[i] - micro_batch), i))
+        step, unmeasured = self._optimizer(profile, gpu, tp, entries[nearby])
+        notes = tuple(dict.fromkeys(note for entry in entries for note in entry.notes))
+        notes = (*notes, *unmeasured)
+        if micro_batch in sizes:
+            index = sizes.index(micro_batch)
+            provenance = Provenance(
+                "measured", MEASURED.relative_error, (*entries[index].notes, *unmeasured)
+            )
+            return LayerTimes(forward[index], backward[index], step, provenance)
+        what = f"{gpu} TP {tp} micro batch {micro_batch}"
+        error = 0.05 if sizes[0] < micro_batch < sizes[-1] else 0.12
+        note = f"{what}: from measured micro batches {', '.join(map(str, sizes))}"
+        return LayerTimes(
+            _line(sizes, forward, micro_batch),
+            _line(sizes, backward, micro_batch),
+            step,
+            Provenance("interpolated", error, (note, *notes)),
+        )
+
+    def _over_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
+        """From the nearest measured TP degrees, by how the roofline says that TP scales."""
+        degrees = profile.degrees(gpu)
+        near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
+        target = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
+        guesses = []
+        doubts: dict[str, None] = {}
+        for degree in near:
+            base = self._over_micro_batches(profile, gpu, degree, micro_batch)
+            model = self.roofline.times(gpu, tp=degree, micro_batch=micro_batch)
+            doubts.update(dict.fromkeys(base.provenance.notes))
+            guesses.append(
+                (
+                    base.forward * target.forward / model.forward,
+                    base.backward * target.backward / model.backward,
+                    base.optimizer_s_per_parameter,
+                    1.0 / abs(np.log2(degree / tp)),
+                )
+            )
+        total = sum(weight for *_, weight in guesses)
+        note = f"{gpu} TP {tp}: not measured, scaled from TP {' and '.join(map(str, sorted(near)))}"
+        return LayerTimes(
+            sum((f * weight for f, _, _, weight in guesses), np.zeros(1)) / total,
+            sum((b * weight for _, b, _, weight in guesses), np.zeros(1)) / total,
+            sum(step * weight for _, _, step, weight in guesses) / total,
+            Provenance("interpolated", 0.20, (note, *doubts)),
+        )
+
+    def _optimizer(
+        self, profile: Profile, gpu: str, tp: int, timing: Timing
+    ) -> tuple[float, tuple[str, ...]]:
+        """Seconds per parameter; the step does not depend on the micro batch."""
+        parameters = profile.optimizer_parameters.get(tp)
+        if parameters is None or timing.optimizer_s is None:
+            note = f"{gpu} TP {tp}: optimizer step computed, not measured"
+            return self.roofline.optimizer_s_per_parameter(gpu), (note,)
+        return timing.optimizer_s / parameters, ()
+
+    # -- other sequence or precision than the profile's -----------------------------------------
+
+    def _other_conditions(self, gpu: str) -> str | None:
+        """How the job differs from the profile's conditions, if it does."""
+        assert self.profile is not None
+        found = []
+        if self.profile.sequence != self.roofline.sequence:
+            found.append(
+                f"sequence {self.roofline.sequence} where the profile has {self.profile.sequence}"
+            )
+        if self.profile.precision != self.roofline.precision:
+            found.append(
+                f"{self.roofline.precision} where the profile has {self.profile.precision}"
+            )
+        return f"{gpu}: {' and '.join(found)}" if found else None
+
+    def _converted(
+        self, times: LayerTimes, gpu: str, tp: int, micro_batch: int, what: str
+    ) -> LayerTimes:
+        assert self.profile is not None
+        there = self.roofline.under(
+            sequence=self.profile.sequence, precision=self.profile.precision
+        ).times(gpu, tp=tp, micro_batch=micro_batch)
+        here = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
+        note = f"{what}; scaled by the roofline"
+        return LayerTimes(
+            times.forward * here.forward / there.forward,
+            times.backward * here.backward / there.backward,
+            times.optimizer_s_per_parameter
+            * here.optimizer_s_per_parameter
+            / there.optimizer_s_per_parameter,
+            Provenance("interpolated", 0.25, (note, *times.provenance.notes)),
+        )
+
+
+def _line(sizes: list[int], rows: Row, micro_batch: int) -> Row:
+    """Linear between measured micro batches; beyond them, along the last two.
+
+    Below the smallest, a layer takes at least its share of the smallest measured batch and at
+    most the whole of it.
+    """
+    if len(sizes) == 1 or micro_batch < sizes[0]:
+        share = micro_batch / sizes[0]
+        scaled: Row = rows[0] * (share if share > 1 else (1 + share) / 2)
+        return scaled
+    right = min(max(int(np.searchsorted(sizes, micro_batch)), 1), len(sizes) - 1)
+    low, high = sizes[right - 1], sizes[right]
+    slope = (rows[right] - rows[right - 1]) / (high - low)
+    line: Row = rows[right - 1] + np.maximum(slope, 0.0) * (micro_batch - low)
+    return line
+
+
+def _without_hooks(sizes: list[int], rows: Row, hook_s: float) -> Row:
+    """Take back the host time of profiling hooks where launches, not the GPU, set the pace.
+
+    While a GPU is busy a hook runs in its shadow; where the host cannot launch fast enough, it
+    adds to what was measured. Launches set the pace of a batch if a larger one takes hardly
+    longer. The GPU's own time bounds the correction: no batch is faster than the best rate per
+    sample that was ever measured, nor than a smaller batch.
+    """
+    if hook_s == 0.0:
+        return rows
+    scale = np.array(sizes, dtype=float)[:, None]
+    gpu_s = scale * (rows / scale).min(axis=0)
+    corrected: Row = rows.copy()
+    for index, (size, larger) in enumerate(pairwise(sizes)):
+        allowed = LAUNCH_BOUND ** float(np.log2(larger / size))
+        launch_bound = rows[index + 1] <= allowed * rows[index]
+        least = np.maximum(gpu_s[index], corrected[index - 1] if index else 0.0)
+        without = np.maximum(least, rows[index] - hook_s)
+        corrected[index] = np.where(launch_bound, np.minimum(without, rows[index]), rows[index])
+    return corrected

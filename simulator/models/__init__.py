@@ -1,0 +1,1 @@
+"""Models as lists of layers with their parameters, FLOPs and bytes."""

@@ -1,0 +1,209 @@
+"""Models from a Hugging Face ``config.json``: its keys translated into a family's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from simulator.documents.problems import InputError, Problem, Problems, nearest
+from simulator.models.families import build_model
+from simulator.models.huggingface_architecture import refined
+from simulator.models.layers import Model
+from simulator.models.transformer_block import TORCH, Kernels
+
+# GELU in any approximation costs the same; refined() tells them apart.
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
+_GATED = {"silu": "swiglu", "swish": "swiglu"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How one ``model_type`` writes the numbers of a family."""
+
+    family: str
+    # Our number -> its key. Without a required one there is no model; the others have defaults.
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    activation: str
+    activations: Mapping[str, str] = field(default_factory=lambda: _ACTIVATIONS)
+    # Keys that change the architecture in a way that no family covers, and what we cover.
+    covered: Mapping[str, object] = field(default_factory=dict)
+
+
+_BERT_LIKE = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+}
+_TEXT = {"vocab": "vocab_size", "sequence": "max_position_embeddings"}
+
+_DIALECTS: dict[str, _Dialect] = {
+    "gpt2": _Dialect(
+        family="gpt2",
+        required={
+            "layers": "n_layer",
+            "hidden": "n_embd",
+            "heads": "n_head",
+            "vocab": "vocab_size",
+            "sequence": "n_positions",
+        },
+        optional={"ffn": "n_inner", "tied": "tie_word_embeddings"},
+        activation="activation_function",
+        covered={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
+    ),
+    "gpt_neo": _Dialect(
+        family="gpt-neo",
+        required={
+            "layers": "num_layers",
+            "hidden": "hidden_size",
+            "heads": "num_heads",
+            **_TEXT,
+        },
+        optional={"ffn": "intermediate_size", "tied": "tie_word_embeddings"},
+        activation="activation_function",
+    ),
+    "opt": _Dialect(
+        family="opt",
+        required={**_BERT_LIKE, **_TEXT, "ffn": "ffn_dim"},
+        optional={
+            "tied": "tie_word_embeddings",
+            "embedding_width": "word_embed_proj_dim",
+            "norm_first": "do_layer_norm_before",
+            "bias": "enable_bias",
+        },
+        activation="activation_function",
+        covered={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    ),
+    "llama": _Dialect(
+        family="llama",
+        required={**_BERT_LIKE, **_TEXT, "ffn": "intermediate_size"},
+        optional={
+            "kv_heads": "num_key_value_heads",
+            "head_dim": "head_dim",
+            "tied": "tie_word_embeddings",
+            "qkv_bias": "attention_bias",
+            "output_bias": "attention_bias",
+            "mlp_bias": "mlp_bias",
+        },
+        activation="hidden_act",
+        activations=_GATED,
+    ),
+    "vit": _Dialect(
+        family="vit",
+        required={
+            **_BERT_LIKE,
+            "ffn": "intermediate_size",
+            "image": "image_size",
+            "patch": "patch_size",
+            "channels": "num_channels",
+            "classes": "num_labels",
+        },
+        optional={"qkv_bias": "qkv_bias"},
+        activation="hidden_act",
+    ),
+}
+MODEL_TYPES: tuple[str, ...] = tuple(_DIALECTS)
+
+
+def model_from_config(
+    config: object,
+    *,
+    name: str | None = None,
+    kernels: Kernels = TORCH,
+    pad_vocab_to: int = 1,
+    dropout: bool = False,
+) -> Model:
+    """Build the model that a ``config.json`` describes; all its problems are told at once.
+
+    Dropout is the job's to say, so the config's own rates are not read.
+    """
+    if not isinstance(config, Mapping):
+        raise InputError(Problem("", "is not a table of keys", "give a Hugging Face config.json"))
+    dialect = _dialect(config)
+    keys = {**dialect.required, **dialect.optional}
+    given = dict(config)
+    if "num_labels" in keys.values() and isinstance(given.get("id2label"), Mapping):
+        given.setdefault("num_labels", len(given["id2label"]))
+    problems = Problems()
+    numbers: dict[str, object] = {
+        number: given[key] for number, key in keys.items() if given.get(key) is not None
+    }
+    _check_presence(given, dialect, problems)
+    activation = _activation(given, dialect, problems)
+    if activation is not None:
+        numbers["activation"] = activation
+    text_name = config.get("_name_or_path")
+    chosen = name or (text_name if isinstance(text_name, str) and text_name else dialect.family)
+    try:
+        model = build_model(
+            dialect.family,
+            name=chosen,
+            place="config",
+            kernels=kernels,
+            pad_vocab_to=pad_vocab_to,
+            dropout=dropout,
+            **numbers,
+        )
+    except InputError as error:
+        _take_translated(error, keys, problems)
+        raise InputError(problems.found) from None
+    assert model.architecture is not None, "a family says how it computes"
+    architecture = refined(
+        model.architecture,
+        config,
+        activation=dialect.activation,
+        layers=len(model.layers) - 2,
+        problems=problems,
+    )
+    problems.raise_if_any()
+    return replace(model, architecture=architecture)
+
+
+def _dialect(config: Mapping[str, object]) -> _Dialect:
+    model_type = config.get("model_type")
+    if model_type is None:
+        cure = f"add one of {', '.join(MODEL_TYPES)}"
+        raise InputError(Problem("model_type", "is missing", cure))
+    if not isinstance(model_type, str) or model_type not in _DIALECTS:
+        cure = nearest(str(model_type), MODEL_TYPES)
+        raise InputError(Problem("model_type", f"is {model_type!r}, which is not known", cure))
+    return _DIALECTS[model_type]
+
+
+def _check_presence(config: Mapping[str, object], dialect: _Dialect, problems: Problems) -> None:
+    # What a family requires anyway is asked for by build_model, in the same words.
+    asked_there = {dialect.required[number] for number in ("layers", "hidden", "heads")}
+    for key in dialect.required.values():
+        if config.get(key) is None and key not in asked_there:
+            problems.add(key, "is missing", "give a positive integer")
+    for key, value in dialect.covered.items():
+        if key in config and config[key] != value:
+            what = f"is {config[key]!r}, which changes the architecture in a way not covered"
+            problems.add(key, what, f"only {value!r} is; describe such a model by a factory")
+
+
+def _activation(config: Mapping[str, object], dialect: _Dialect, problems: Problems) -> str | None:
+    key = dialect.activation
+    written = config.get(key)
+    if written is None:
+        return None
+    if not isinstance(written, str) or written not in dialect.activations:
+        cure = f"covered are {', '.join(dialect.activations)}"
+        problems.add(key, f"is {written!r}, which is not covered", cure)
+        return None
+    return dialect.activations[written]
+
+
+def _take_translated(error: InputError, keys: Mapping[str, str], problems: Problems) -> None:
+    """Add problems with the family's numbers under the keys that the config has for them."""
+    for problem in error.problems:
+        number = problem.place.removeprefix("config.")
+        key = keys.get(number, number)
+        if all(known.place != key for known in problems.found):
+            problems.add(key, problem.what, problem.cure)

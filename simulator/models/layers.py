@@ -1,0 +1,341 @@
+"""A model as an ordered list of layers, each with what it costs in memory, work and traffic.
+
+Everything here is data: counts that are linear in the batch and at most quadratic in the
+sequence. So a model of a known family, one read from a Hugging Face config and one described
+from a user's own code look the same to everything that follows. Families build these counts
+(``simulator.models.transformer_block``); ``docs/models.md`` says what is counted and what is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from simulator.documents.problems import Problem
+from simulator.models.architecture import Architecture
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "full"]
+LayerKind = Literal["embedding", "block", "head"]
+# "float" follows the training precision; the others have one width in every precision.
+Item = Literal["float", "fp32", "mask", "index"]
+# "eager" attention writes its score matrices to memory; "flash" never does.
+When = Literal["always", "eager", "flash"]
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+FLOAT_BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+FIXED_ITEM_BYTES: dict[Item, int] = {"fp32": 4, "mask": 1, "index": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A count of elements: fixed + batch x (sample + sequence x token + sequence^2 x pair)."""
+
+    name: str
+    fixed: int = 0
+    per_sample: int = 0
+    per_token: int = 0
+    per_pair: int = 0
+    # The most pieces that tensor parallelism can cut it into; 1: every rank has it whole.
+    ways: int = 1
+    item: Item = "float"
+    when: When = "always"
+
+    def elements(self, *, micro_batch: int, sequence: int, tp: int, flash: bool = False) -> float:
+        """Return the elements that one tensor-parallel rank has."""
+        if self.when != "always" and (self.when == "flash") != flash:
+            return 0.0
+        per_batch = self.per_sample + sequence * (self.per_token + sequence * self.per_pair)
+        return (self.fixed + micro_batch * per_batch) / min(tp, self.ways)
+
+    def bytes(
+        self, *, micro_batch: int, sequence: int, tp: int, precision: Precision, flash: bool
+    ) -> float:
+        """Return the bytes that one tensor-parallel rank has."""
+        width = FLOAT_BYTES[precision] if self.item == "float" else FIXED_ITEM_BYTES[self.item]
+        return width * self.elements(micro_batch=micro_batch, sequence=sequence, tp=tp, flash=flash)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of the backward pass: what lives beyond the kept tensors, less what is freed."""
+
+    name: str
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One parameter tensor and how tensor parallelism cuts it."""
+
+    name: str
+    shape: tuple[int, ...]
+    split_dim: int | None = None
+    # The most pieces it can be cut into (heads, FFN width, vocabulary); beyond, pieces repeat.
+    ways: int = 1
+    # The tensor is the same one as this tensor of another layer: "layer name/tensor name".
+    tied_to: str | None = None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def rank_shape(self, tp: int) -> tuple[int, ...]:
+        """Return the shape that one rank holds; an uneven split is rounded up, as by padding."""
+        if self.split_dim is None:
+            return self.shape
+        pieces = min(tp, self.ways)
+        cut = -(-self.shape[self.split_dim] // pieces)
+        return (*self.shape[: self.split_dim], cut, *self.shape[self.split_dim + 1 :])
+
+    def rank_elements(self, tp: int) -> int:
+        return math.prod(self.rank_shape(tp))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a model: its tensors, and its costs as functions of how it is trained."""
+
+    name: str
+    kind: LayerKind
+    tensors: tuple[TensorSpec, ...]
+    # Multiply-adds count as two. Backward is twice forward.
+    flops: tuple[Term, ...]
+    # What autograd keeps from forward until backward, the layer's input included if it does.
+    kept: tuple[Term, ...]
+    # What is kept instead under full recomputation; empty: this layer is never recomputed.
+    checkpoint: tuple[Term, ...]
+    # The transient peak is the largest of these moments.
+    moments: tuple[Moment, ...]
+    # Elements read and written in the forward pass, parameters apart.
+    traffic: tuple[Term, ...]
+    # What a pipeline boundary behind this layer sends, per token of each sample.
+    output_per_token: int
+    # Tensor-parallel all-reduces and the elements of each, per token of each sample.
+    allreduces_forward: int
+    allreduces_backward: int
+    allreduce_per_token: int
+
+    def parameters(self, tp: int = 1) -> int:
+        """Return the parameters that one tensor-parallel rank holds."""
+        return sum(tensor.rank_elements(tp) for tensor in self.tensors)
+
+    @property
+    def split_parameters(self) -> int:
+        """Parameters, over all ranks, that tensor parallelism divides."""
+        return sum(tensor.elements for tensor in self.tensors if tensor.split_dim is not None)
+
+    @property
+    def replicated_parameters(self) -> int:
+        """Parameters that every tensor-parallel rank holds in full."""
+        return sum(tensor.elements for tensor in self.tensors if tensor.split_dim is None)
+
+    def forward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
+        """Return one rank's floating-point operations in forward: matrix products only.
+
+        Attention scores count in full although a causal mask hides half of them: kernels
+        without flash attention compute them all.
+        """
+        return sum(
+            term.elements(micro_batch=micro_batch, sequence=sequence, tp=tp) for term in self.flops
+        )
+
+    def backward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
+        """Return one rank's operations in backward, a recomputed forward pass not included."""
+        return 2 * self.forward_flops(micro_batch=micro_batch, sequence=sequence, tp=tp)
+
+    def output_elements(self, sequence: int) -> int:
+        """Return what a pipeline boundary behind this layer sends for one sample."""
+        return self.output_per_token * sequence
+
+    def allreduce_elements(self, *, micro_batch: int, sequence: int) -> int:
+        """Return the elements of one tensor-parallel all-reduce."""
+        return self.allreduce_per_token * micro_batch * sequence
+
+    def kept_bytes(
+        self,
+        *,
+        micro_batch: int,
+        sequence: int,
+        tp: int = 1,
+        precision: Precision,
+        recompute: Recompute = "none",
+        flash: bool = False,
+    ) -> float:
+        """Return the bytes that one rank keeps from forward until backward of a micro batch."""
+        terms = self.checkpoint if recompute == "full" and self.checkpoint else self.kept
+        return sum(
+            term.bytes(
+                micro_batch=micro_batch,
+                sequence=sequence,
+                tp=tp,
+                precision=precision,
+                flash=flash,
+            )
+            for term in terms
+        )
+
+    def workspace_bytes(
+        self,
+        *,
+        micro_batch: int,
+        sequence: int,
+        tp: int = 1,
+        precision: Precision,
+        recompute: Recompute = "none",
+        flash: bool = False,
+    ) -> float:
+        """Return one rank's transient peak beyond what is kept, while the layer runs.
+
+        With full recomputation the layer's own activations come back once, so they are part
+        of its transient peak.
+        """
+        peak = max(
+            sum(
+                term.bytes(
+                    micro_batch=micro_batch,
+                    sequence=sequence,
+                    tp=tp,
+                    precision=precision,
+                    flash=flash,
+                )
+                for term in moment.terms
+            )
+            for moment in self.moments
+        )
+        restored = 0.0
+        if recompute == "full" and self.checkpoint:
+            whole, checkpoint = (
+                self.kept_bytes(
+                    micro_batch=micro_batch,
+                    sequence=sequence,
+                    tp=tp,
+                    precision=precision,
+                    recompute=policy,
+                    flash=flash,
+                )
+                for policy in ("none", "full")
+            )
+            restored = whole - checkpoint
+        return max(peak, 0.0) + restored
+
+    def memory_traffic_bytes(
+        self,
+        *,
+        micro_batch: int,
+        sequence: int,
+        tp: int = 1,
+        precision: Precision,
+        flash: bool = False,
+    ) -> float:
+        """Return roughly what one rank's forward pass reads and writes in device memory."""
+        activations = sum(
+            term.bytes(
+                micro_batch=micro_batch,
+                sequence=sequence,
+                tp=tp,
+                precision=precision,
+                flash=flash,
+            )
+            for term in self.traffic
+        )
+        # An embedding reads the rows it looks up, which its traffic terms count, not its table.
+        weights = 0 if self.kind == "embedding" else self.parameters(tp)
+        return activations + weights * FLOAT_BYTES[precision]
+
+    def costs_like(self, other: Layer) -> bool:
+        """Say whether the two layers cost the same in everything, whatever their names."""
+        mine, theirs = (
+            tuple(getattr(layer, name) for name in self.__slots__ if name != "name")
+            for layer in (self, other)
+        )
+        return mine == theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to train: its layers in order and the few numbers that describe it."""
+
+    name: str
+    family: str
+    layers: tuple[Layer, ...]
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    sequence_max: int
+    # Positions are learned, so that a sequence longer than sequence_max cannot be trained.
+    learned_positions: bool
+    tied: bool
+    # None: the layers are a user's own, and only that user's code can compute them.
+    architecture: Architecture | None = None
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the model; a tensor that two layers share counts once."""
+        return self.stage_parameters(0, len(self.layers))
+
+    def stage_parameters(self, first: int, end: int, *, tp: int = 1) -> int:
+        """Return what one rank of a stage with layers ``first`` to ``end - 1`` holds.
+
+        A shared tensor counts once where its layers stand in one stage, and in every stage
+        that has one of them otherwise.
+        """
+        held = self.layers[first:end]
+        names = {layer.name for layer in held}
+        shared = sum(
+            tensor.rank_elements(tp)
+            for layer in held
+            for tensor in layer.tensors
+            if tensor.tied_to is not None and tensor.tied_to.split("/")[0] in names
+        )
+        return sum(layer.parameters(tp) for layer in held) - shared
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name for exactly this model: equal models have equal fingerprints."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def problems_with_tp(self, tp: int, *, place: str = "tp") -> tuple[Problem, ...]:
+        """Say why ``tp`` ranks cannot share this model's layers; empty if they can."""
+        if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+            return (Problem(place, f"{tp!r} is not a TP degree", "give an integer of at least 1"),)
+        found = [
+            Problem(place, f"TP {tp} does not divide the {count} {what} of {self.name}", cure)
+            for what, count, cure in (
+                ("attention heads", self.heads, _divisors(self.heads)),
+                ("FFN columns", self.ffn, _divisors(self.ffn)),
+            )
+            if count % tp
+        ]
+        grouped = self.kv_heads != self.heads
+        if grouped and self.kv_heads % tp and tp % self.kv_heads:
+            cure = _divisors(self.heads, lambda n: self.kv_heads % n == 0 or n % self.kv_heads == 0)
+            what = f"TP {tp} neither divides the {self.kv_heads} key/value heads of {self.name}"
+            found.append(Problem(place, f"{what} nor is a multiple of them", cure))
+        return tuple(found)
+
+    def problems_with_sequence(
+        self, sequence: int, *, place: str = "sequence"
+    ) -> tuple[Problem, ...]:
+        """Say why samples of ``sequence`` tokens cannot be trained; empty if they can."""
+        if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
+            return (
+                Problem(place, f"{sequence!r} is not a length", "give an integer of at least 1"),
+            )
+        if self.learned_positions and sequence > self.sequence_max:
+            what = f"{self.name} has learned positions for {self.sequence_max} tokens only"
+            return (Problem(place, what, f"give at most {self.sequence_max}"),)
+        return ()
+
+
+def _divisors(number: int, also: Callable[[int], bool] = lambda _: True) -> str:
+    fits = (n for n in range(1, number + 1) if number % n == 0 and also(n))
+    shown = [str(n) for n in fits][:8]
+    return "possible are " + ", ".join(shown)

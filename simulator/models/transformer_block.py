@@ -1,0 +1,285 @@
+"""The layers of a transformer, built from its numbers: tensors, kept activations, work, traffic.
+
+What is kept was derived operation by operation from what PyTorch's autograd saves, and is
+compared with PyTorch in ``tests/simulator/models/test_models_torch.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from simulator.models.layers import Item, Layer, Moment, TensorSpec, Term
+
+Activation = Literal["gelu", "relu", "swiglu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What the kernels of a framework keep, where frameworks differ."""
+
+    # A norm keeps its input (PyTorch), its output alone (the memory-efficient norm of Apex, on
+    # by default in Megatron-DeepSpeed) or, put together from small operations, its input and
+    # the normalised values in fp32 (PyTorch's RMSNorm on a CPU, the ones written in Python).
+    norm: Literal["input", "output", "composite"] = "input"
+    # The loss makes a gradient beside the kept log-probabilities (PyTorch) or turns the kept
+    # probabilities into it in place (Megatron's vocabulary-parallel cross entropy).
+    loss: Literal["torch", "in_place"] = "torch"
+
+
+TORCH = Kernels()
+MEGATRON = Kernels(norm="output", loss="in_place")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """All that tells one transformer from another; checked by ``simulator.models.families``."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    sequence: int
+    activation: Activation
+    rms_norm: bool
+    norm_first: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    position_rows: int
+    # Width of the token embedding; where it is not the hidden width, projections go between.
+    embedding_width: int
+    tied: bool
+    dropout: bool
+    attention_dropout: bool
+    kernels: Kernels
+    image_values: int = 0
+    patch_values: int = 0
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def stats(self) -> int:
+        """Values that a norm keeps per token: mean and inverse deviation, or the latter alone."""
+        return 1 if self.rms_norm or self.kernels.norm == "output" else 2
+
+
+def norm_tensors(numbers: Numbers, name: str) -> tuple[TensorSpec, ...]:
+    """Return the parameters of one norm; an RMS norm has no bias."""
+    weight = TensorSpec(f"{name}.weight", (numbers.hidden,))
+    if numbers.rms_norm:
+        return (weight,)
+    return (weight, TensorSpec(f"{name}.bias", (numbers.hidden,)))
+
+
+def _linear(
+    name: str, rows: int, columns: int, *, split: int, ways: int, bias: bool
+) -> tuple[TensorSpec, ...]:
+    """Return a linear layer cut by its rows (0) or columns (1); the latter's bias is whole."""
+    weight = TensorSpec(f"{name}.weight", (rows, columns), split, ways)
+    if not bias:
+        return (weight,)
+    if split == 0:
+        return (weight, TensorSpec(f"{name}.bias", (rows,), 0, ways))
+    return (weight, TensorSpec(f"{name}.bias", (rows,)))
+
+
+def _block_tensors(n: Numbers) -> tuple[TensorSpec, ...]:
+    h, q, kv, f = n.hidden, n.query_width, n.kv_width, n.ffn
+    gate = (
+        _linear("mlp.gate", f, h, split=0, ways=f, bias=n.mlp_bias)
+        if n.activation == "swiglu"
+        else ()
+    )
+    return (
+        *norm_tensors(n, "attention.norm"),
+        *_linear("attention.query", q, h, split=0, ways=n.heads, bias=n.qkv_bias),
+        *_linear("attention.key", kv, h, split=0, ways=n.kv_heads, bias=n.qkv_bias),
+        *_linear("attention.value", kv, h, split=0, ways=n.kv_heads, bias=n.qkv_bias),
+        *_linear("attention.output", h, q, split=1, ways=n.heads, bias=n.output_bias),
+        *norm_tensors(n, "mlp.norm"),
+        *gate,
+        *_linear("mlp.up", f, h, split=0, ways=f, bias=n.mlp_bias),
+        *_linear("mlp.down", h, f, split=1, ways=f, bias=n.mlp_bias),
+    )
+
+
+def kept_by_norm(n: Numbers, name: str) -> tuple[Term, ...]:
+    """Return what a norm keeps, its output not included."""
+    stats = Term(f"{name} statistics", per_token=n.stats, item="fp32")
+    match n.kernels.norm:
+        case "input":
+            return (Term(f"{name} input", per_token=n.hidden), stats)
+        case "output":
+            return (stats,)
+        case "composite":
+            item: Item = "fp32"
+            return (
+                Term(f"{name} input", per_token=n.hidden, item=item),
+                Term(f"{name} normalised", per_token=n.hidden, item=item),
+                stats,
+            )
+
+
+def _kept_by_attention(n: Numbers) -> tuple[Term, ...]:
+    q, kv, heads = n.query_width, n.kv_width, n.heads
+    scores = [Term("probabilities", per_pair=heads, ways=heads, when="eager")]
+    if n.attention_dropout:
+        scores += [
+            Term("probabilities after dropout", per_pair=heads, ways=heads, when="eager"),
+            Term("probabilities mask", per_pair=heads, ways=heads, item="mask", when="eager"),
+        ]
+    return (
+        Term("query", per_token=q, ways=heads),
+        # Without flash attention, grouped keys and values are repeated for every head first.
+        Term("key and value", per_token=2 * q, ways=heads, when="eager"),
+        Term("key and value", per_token=2 * kv, ways=n.kv_heads, when="flash"),
+        *scores,
+        Term("log-sum-exp", per_token=heads, ways=heads, item="fp32", when="flash"),
+        # Flash attention keeps its output for itself, and so does the output projection: one.
+        Term("context", per_token=q, ways=heads),
+    )
+
+
+def _kept_by_mlp(n: Numbers) -> tuple[Term, ...]:
+    # ReLU keeps its output, which the next product keeps anyway; GELU its input and the product
+    # its output; SwiGLU gate, up, their activation and product.
+    columns = {"relu": 1, "gelu": 2, "swiglu": 4}[n.activation]
+    return (Term("mlp activations", per_token=columns * n.ffn, ways=n.ffn),)
+
+
+def _kept_by_block(n: Numbers) -> tuple[Term, ...]:
+    h = n.hidden
+    masks = [Term(f"{part} mask", per_token=h, item="mask") for part in ("attention", "mlp")]
+    # Norm first: input -> norm -> attention -> + -> norm -> MLP -> +. Norm last: input ->
+    # attention -> + -> norm -> MLP -> + -> norm, where the input feeds the attention itself and
+    # the last norm's output is the input of the next layer.
+    before = (
+        Term("attention input", per_token=h),
+        *kept_by_norm(n, "attention norm"),
+    )
+    after = (
+        Term("mlp input", per_token=h),
+        *kept_by_norm(n, "mlp norm"),
+    )
+    return (
+        *before,
+        *_kept_by_attention(n),
+        *after,
+        *_kept_by_mlp(n),
+        *(masks if n.dropout else ()),
+    )
+
+
+def _freed(kept: tuple[Term, ...]) -> tuple[Term, ...]:
+    return tuple(
+        replace(term, name=f"freed: {term.name}", per_token=-term.per_token) for term in kept
+    )
+
+
+def _block_moments(n: Numbers) -> tuple[Moment, ...]:
+    """The backward pass of a block at the moments that can be its peak.
+
+    Negative terms are kept tensors that the pass has already freed at that moment.
+    """
+    h, q, f, heads = n.hidden, n.query_width, n.ffn, n.heads
+    skip = Term("gradient of the residual", per_token=h)
+    masked = (Term("gradient before dropout", per_token=h),) if n.dropout else ()
+    # SwiGLU: gradients of product, gate and up, less the product. ReLU: of output and input.
+    # GELU: the same, less its output, which the next product alone had kept.
+    columns = {"relu": 2, "gelu": 1, "swiglu": 2}[n.activation]
+    norm = kept_by_norm(n, "mlp norm")
+    # A norm that stands last runs backward first: it has freed its own before the MLP begins.
+    at_mlp = () if n.norm_first else _freed(norm)
+    at_attention = _freed(
+        (
+            *_kept_by_mlp(n),
+            Term("mlp input", per_token=h),
+            *norm,
+            *(() if n.norm_first else kept_by_norm(n, "attention norm")),
+            Term("context and value", per_token=2 * q, ways=heads),
+        )
+    )
+    # Dropout in attention: its output is freed before the gradient of its input is there.
+    scores = 1 if n.attention_dropout else 2
+    return (
+        Moment(
+            "mlp down projection",
+            (
+                skip,
+                *masked,
+                *at_mlp,
+                Term("gradient of the activation", per_token=f, ways=f),
+                Term("gradient of the weight", fixed=f * h, ways=f),
+            ),
+        ),
+        Moment(
+            "mlp activation",
+            (skip, *at_mlp, Term("gradients", per_token=columns * f, ways=f)),
+        ),
+        Moment(
+            "attention scores",
+            (
+                skip,
+                Term("gradients of scores", per_pair=scores * heads, ways=heads, when="eager"),
+                Term("gradient of the value", per_token=q, ways=heads),
+                *at_attention,
+            ),
+        ),
+    )
+
+
+def _block_flops(n: Numbers) -> tuple[Term, ...]:
+    h, q, kv, f = n.hidden, n.query_width, n.kv_width, n.ffn
+    products = 3 if n.activation == "swiglu" else 2
+    return (
+        Term("query and output", per_token=2 * 2 * h * q, ways=n.heads),
+        Term("key and value", per_token=2 * 2 * h * kv, ways=n.kv_heads),
+        Term("scores and context", per_pair=2 * 2 * q, ways=n.heads),
+        Term("mlp", per_token=2 * products * h * f, ways=f),
+    )
+
+
+def _block_traffic(n: Numbers) -> tuple[Term, ...]:
+    h, q, kv, f, heads = n.hidden, n.query_width, n.kv_width, n.ffn, n.heads
+    # Passes over the score matrix: product written; scale, mask and softmax read and write;
+    # read for the context. Dropout adds a read and a write.
+    passes = 8 + (2 if n.attention_dropout else 0)
+    # Inputs read and outputs written by the products, the activation between them.
+    columns = {"relu": 4, "gelu": 4, "swiglu": 8}[n.activation]
+    return (
+        # Two norms (read, write), two residual additions (read two, write), inputs of the
+        # three groups of products, outputs of two.
+        Term("norms, residuals, products", per_token=15 * h),
+        Term("query, context", per_token=6 * q, ways=heads),
+        Term("key, value", per_token=4 * kv, ways=n.kv_heads),
+        Term("scores", per_pair=passes * heads, ways=heads, when="eager"),
+        Term("mlp", per_token=columns * f, ways=f),
+    )
+
+
+def block(numbers: Numbers, name: str) -> Layer:
+    """Build one transformer block: attention and MLP, each with its norm and residual."""
+    return Layer(
+        name=name,
+        kind="block",
+        tensors=_block_tensors(numbers),
+        flops=_block_flops(numbers),
+        kept=_kept_by_block(numbers),
+        checkpoint=(Term("input", per_token=numbers.hidden),),
+        moments=_block_moments(numbers),
+        traffic=_block_traffic(numbers),
+        output_per_token=numbers.hidden,
+        allreduces_forward=2,
+        allreduces_backward=2,
+        allreduce_per_token=numbers.hidden,
+    )

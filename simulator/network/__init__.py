@@ -1,0 +1,1 @@
+"""Seconds of a transfer between two places."""

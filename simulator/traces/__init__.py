@@ -1,0 +1,1 @@
+"""Availability of devices over time."""

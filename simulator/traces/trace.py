@@ -1,0 +1,83 @@
+"""An availability trace: how many GPUs of each pool are up, from when until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from simulator.cluster.cluster import Cluster
+
+Counts = tuple[int, ...]
+"""GPUs up in each pool, in the order of the cluster's pools."""
+Taken = tuple[tuple[int, ...], ...]
+"""Which GPUs of each pool go at a change, counted from 0: those that have been up longest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A span of time in which nothing changes."""
+
+    start_s: float
+    end_s: float
+    gpus: Counts
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Intervals without gaps from 0 to the end; neighbours differ."""
+
+    name: str
+    intervals: tuple[Interval, ...]
+
+    @property
+    def end_s(self) -> float:
+        return self.intervals[-1].end_s
+
+    def distinct(self) -> dict[Counts, float]:
+        """Every availability that occurs, with how many seconds it lasts altogether."""
+        found: dict[Counts, float] = {}
+        for interval in self.intervals:
+            found[interval.gpus] = found.get(interval.gpus, 0.0) + interval.seconds
+        return found
+
+    def never_regained(self, taken: Sequence[Taken]) -> tuple[Counts, ...]:
+        """What is left in each interval of the GPUs at the start; later ones stand behind them."""
+        left = self.intervals[0].gpus
+        found = []
+        for interval, slots in zip(self.intervals, taken, strict=True):
+            left = tuple(
+                min(count - sum(slot < count for slot in gone), up)
+                for count, gone, up in zip(left, slots, interval.gpus, strict=True)
+            )
+            found.append(left)
+        return tuple(found)
+
+
+def trace_of(name: str, points: Iterator[tuple[float, Counts]], end_s: float) -> Trace:
+    """A trace from points in order of time; each holds until the next one."""
+    intervals: list[Interval] = []
+    for at_s, gpus in points:
+        if intervals:
+            last = intervals.pop()
+            if at_s > last.start_s:
+                intervals.append(replace(last, end_s=at_s))
+        if intervals and intervals[-1].gpus == gpus:
+            intervals[-1] = replace(intervals[-1], end_s=end_s)
+        else:
+            intervals.append(Interval(at_s, end_s, gpus))
+    assert intervals, "the reader refuses traces without a point"
+    assert intervals[0].start_s == 0
+    assert all(interval.seconds > 0 for interval in intervals)
+    return Trace(name, tuple(intervals))
+
+
+def cluster_at(cluster: Cluster, gpus: Counts) -> Cluster:
+    """The cluster with so many GPUs up in its pools."""
+    pools = tuple(
+        replace(pool, gpus=count) for pool, count in zip(cluster.pools, gpus, strict=True)
+    )
+    return replace(cluster, pools=pools)

@@ -1,0 +1,238 @@
+"""Trace files: our own events of GPUs that come and go, and lists of points as others publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.documents.fields import Fault, Table, open_table, some_text
+from simulator.documents.files import Document, load_document
+from simulator.documents.problems import InputError, Problem, Problems, nearest
+from simulator.traces.trace import Counts, Trace, trace_of
+
+GPUS_MAX = 10**7
+COLLECTIONS = ("availability", "planner_experiments")
+"""Keys under which a file of several traces keeps them by name."""
+COUNT_KEYS = ("gpus", "gpus_change", "machines", "machines_change")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceChoice:
+    """Which trace of a file is meant, and how it meets the cluster."""
+
+    name: str | None = None
+    pool: str | None = None
+    """``<gpu>@<zone>``: which pool points without a GPU kind are about."""
+    until_s: float | None = None
+    """When the trace ends, in place of what the file says."""
+
+
+def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:
+    """Read a trace of a cluster's pools; pools that it does not name stay as they are."""
+    document = load_document(path, flaws_raise=False)
+    return trace_from_document(document, cluster, choice or TraceChoice())
+
+
+def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoice) -> Trace:
+    """Read whichever form of trace a document holds."""
+    problems = Problems()
+    top = open_table(document, problems)
+    table = _chosen(top, choice, problems)
+    reader = _Reader(table, cluster, choice, problems)
+    if "event" in table:
+        points, end_s = reader.events()
+    elif "points" in table or "changes" in table:
+        points, end_s = reader.points()
+    else:
+        cure = "give [[event]] with time_s and gpus; docs/formats.md, Trace, shows all forms"
+        problems.add(table.place or document.name, "holds no event and no point", cure)
+        points, end_s = [], None
+    problems.raise_if_any()
+    assert end_s is not None
+    name = table.text("name") or choice.name or Path(document.name).stem
+    kept = [point for point in points if point[0] < end_s]
+    return trace_of(name, iter(kept), end_s)
+
+
+def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
+    """The table of the trace that is meant, where a file holds several by name."""
+    if not any(key in top for key in COLLECTIONS):
+        if choice.name is not None:
+            problems.add(top.document.name, "holds one trace only", "leave --trace out")
+            problems.raise_if_any()
+        return top
+    found: dict[str, Table] = {}
+    for key in COLLECTIONS:
+        group = top.section(key)
+        for name in group.values:
+            inner = group.table(name)
+            if inner is not None:
+                found[name] = inner
+    problems.raise_if_any()
+    if choice.name in found:
+        return found[choice.name]
+    names = ", ".join(sorted(found))
+    if choice.name is None:
+        what = f"holds {len(found)} traces"
+        raise InputError(Problem(top.document.name, what, f"name one with --trace: {names}"))
+    what = f'holds no trace "{choice.name}"'
+    raise InputError(Problem(top.document.name, what, nearest(choice.name, found)))
+
+
+Points = list[tuple[float, Counts]]
+
+
+class _Reader:
+    """Turns one table into points, and collects what is wrong with it."""
+
+    def __init__(
+        self, table: Table, cluster: Cluster, choice: TraceChoice, problems: Problems
+    ) -> None:
+        self.table, self.cluster, self.problems = table, cluster, problems
+        self.only, self.until_s = choice.pool, choice.until_s
+        self.before = tuple(pool.gpus for pool in cluster.pools)
+        self.last_s = 0.0
+
+    def events(self) -> tuple[Points, float | None]:
+        """Our own form: the cluster file says how it begins, events what changes."""
+        table = self.table
+        table.text("name")
+        end_s = table.number("end_s", above=0, required=self.until_s is None)
+        end_s = self.until_s or end_s
+        points: Points = [(0.0, self.before)]
+        for event in table.tables("event", required=True):
+            at_s = self._time(event)
+            pool = self._pool_of(event, "gpu")
+            count = self._count(event, pool, points[-1][1])
+            event.finish()
+            if at_s is None or pool is None or count is None:
+                continue
+            if end_s is not None and self.until_s is None and at_s >= end_s:
+                event.say("time_s", f"is not before end_s, {end_s:g}", "raise end_s")
+            gpus = list(points[-1][1])
+            gpus[pool] = count
+            points.append((at_s, tuple(gpus)))
+        table.finish()
+        return points, end_s
+
+    def points(self) -> tuple[Points, float | None]:
+        """Points that hold until the next one, of one pool or of all."""
+        table, key = self.table, "points" if "points" in self.table else "changes"
+        rows: list[tuple[float, dict[int, int]]] = []
+        for point in table.tables(key, required=True):
+            at_s, counts = self._time(point), self._listed(point)
+            if at_s is not None:
+                rows.append((at_s, counts))
+        # A pool that is listed anywhere has nothing where a row is silent about it.
+        named = {pool for _, counts in rows for pool in counts}
+        points: Points = [
+            (at_s, tuple(counts.get(n, 0) if n in named else up for n, up in self._before()))
+            for at_s, counts in rows
+        ]
+        if points and points[0][0] > 0:
+            points.insert(0, (0.0, self.before))
+        return points, self._end_s(points)
+
+    def _end_s(self, points: Points) -> float | None:
+        """When the last point ends: a file need not say, and then it has no duration."""
+        said_s = self.table.number("end_s", above=0)
+        end_s = self.until_s or said_s or (points[-1][0] if points else None)
+        if points and self.until_s is None and end_s is not None:
+            place = self.table.place or self.table.document.name
+            if end_s < points[-1][0]:
+                what = f"has a point at {points[-1][0]:g}, after its end_s, {end_s:g}"
+                self.problems.add(place, what, "raise end_s, or give --until SECONDS")
+            elif end_s <= 0:
+                what = "does not say how long its last point holds"
+                self.problems.add(place, what, "give --until SECONDS, or end_s in the file")
+        return end_s
+
+    def _before(self) -> Iterator[tuple[int, int]]:
+        return enumerate(self.before)
+
+    def _time(self, table: Table) -> float | None:
+        at_s = table.number("time_s", least=0, required=True)
+        if at_s is not None and at_s < self.last_s:
+            what = f"is {at_s:g}, before the {self.last_s:g} that stands ahead of it"
+            table.say("time_s", what, "sort by time")
+        self.last_s = max(self.last_s, at_s or 0.0)
+        return at_s
+
+    def _listed(self, point: Table) -> dict[int, int]:
+        """GPUs by pool that a point names: a list of pools, or the only one."""
+        counts: dict[int, int] = {}
+        entries = point.tables("available") if "available" in point else iter((point,))
+        for entry in entries:
+            pool = self._pool_of(entry, "gpu_type" if "gpu_type" in entry else "gpu")
+            count = entry.integer("gpus", least=0, most=GPUS_MAX, required=True)
+            if pool is not None and count is not None:
+                counts[pool] = counts.get(pool, 0) + count
+        return counts
+
+    def _count(self, event: Table, pool: int | None, gpus: Counts) -> int | None:
+        """How many GPUs the pool has after an event."""
+        given = [key for key in COUNT_KEYS if key in event]
+        if len(given) != 1:
+            what = "does not say what is up" if not given else f"gives {' and '.join(given)}"
+            self.problems.add(event.place, what, f"give one of {', '.join(COUNT_KEYS)}")
+            return None
+        key = given[0]
+        is_change = key.endswith("_change")
+        count = event.integer(key, least=-GPUS_MAX if is_change else 0, most=GPUS_MAX)
+        if pool is None or count is None:
+            return None
+        if key.startswith("machines"):
+            count *= self.cluster.pools[pool].gpus_per_machine
+        if is_change:
+            count += gpus[pool]
+        if count < 0:
+            what = f"leaves {count} GPUs: only {gpus[pool]} were up before"
+            event.say(key, what, "take away no more than there are")
+            return None
+        return count
+
+    def _pool_of(self, table: Table, gpu_key: str) -> int | None:
+        """The one pool that an event or point speaks of."""
+        zone, machine = table.text("zone"), table.text("machine")
+        gpu = table.value(gpu_key, self._gpu)
+        spot = table.flag("spot", default=False) if "spot" in table else None
+        if any(key in table and read is None for key, read in ((gpu_key, gpu), ("zone", zone))):
+            return None  # it was wrong, and that was said
+        found = [
+            index
+            for index, pool in enumerate(self.cluster.pools)
+            if zone in (None, pool.zone)
+            and machine in (None, pool.machine)
+            and gpu in (None, pool.gpu)
+            and spot in (None, pool.spot)
+            and (zone or machine or gpu or self.only in (None, _name(pool)))
+        ]
+        if len(found) == 1:
+            return found[0]
+        said = ", ".join(str(x) for x in (gpu, machine, zone) if x) or self.only
+        known = sorted({_name(pool) for pool in self.cluster.pools})
+        if found:
+            what = f"could be any of {len(found)} pools" + (f" of {said}" if said else "")
+            cure = f"say which with --pool, one of {', '.join(known)}"
+            if said:
+                cure = "give zone, machine or gpu, and spot, until only one is meant"
+        else:
+            what = f"is about a pool that the cluster does not have: {said}"
+            cure = f"add it to the cluster file; {nearest(said or '', known)}"
+        place = table.place or table.document.name
+        if all((p.what, p.cure) != (what, cure) for p in self.problems.found):
+            self.problems.add(place, what, cure)
+        return None
+
+    def _gpu(self, value: object) -> str:
+        try:
+            return self.cluster.catalogue.gpu_name(some_text(value))
+        except InputError as error:
+            problem = error.problems[0]
+            raise Fault(problem.what, problem.cure) from None
+
+
+def _name(pool: Pool) -> str:
+    return f"{pool.gpu}@{pool.zone}"

@@ -1,0 +1,357 @@
+"""Predicted against measured: runs whose time and memory are known, case by case and in sum."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.api import Measurements, estimator
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.documents.problems import InputError, Problem, Problems, malformed
+from simulator.estimate.result import Estimate
+from simulator.hardware.catalogue import Catalogue
+from simulator.hardware.runtime_constants import RUNTIMES
+from simulator.inputs.plan_check import check_plan
+from simulator.layer_costs.profile import Profile
+from simulator.models.families import build_model
+from simulator.models.layers import PRECISIONS, Model
+from simulator.models.transformer_block import MEGATRON
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+
+UNKNOWN_RUNTIME = "megatron-deepspeed"
+"""What a runtime that is not modelled is taken for; the estimate's notes say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One case: what was measured, what was predicted, and where the prediction comes from."""
+
+    case: str
+    source: str
+    time_measured_s: float | None
+    time_predicted_s: float
+    memory_measured_bytes: float | None
+    memory_predicted_bytes: float
+    provenance: str
+    notes: tuple[str, ...]
+
+    @property
+    def time_error_pct(self) -> float | None:
+        return _error_pct(self.time_predicted_s, self.time_measured_s)
+
+    @property
+    def memory_error_pct(self) -> float | None:
+        return _error_pct(self.memory_predicted_bytes, self.memory_measured_bytes)
+
+
+def _error_pct(predicted: float, measured: float | None) -> float | None:
+    return None if measured is None else 100 * (predicted / measured - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All cases that could be estimated, and those that could not, with the reason."""
+
+    comparisons: tuple[Comparison, ...]
+    failures: tuple[tuple[str, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that ``sailorctl validate --json`` prints."""
+        return {
+            "time": _summary(
+                [
+                    (c.case, c.time_measured_s, c.time_predicted_s)
+                    for c in self.comparisons
+                    if c.time_measured_s is not None
+                ]
+            ),
+            "memory": _summary(
+                [
+                    (c.case, c.memory_measured_bytes, c.memory_predicted_bytes)
+                    for c in self.comparisons
+                    if c.memory_measured_bytes is not None
+                ]
+            ),
+            "failures": [{"id": case, "reason": reason} for case, reason in self.failures],
+        }
+
+    def by_source(self) -> dict[str, list[Comparison]]:
+        """The cases of each campaign."""
+        found: dict[str, list[Comparison]] = {}
+        for comparison in self.comparisons:
+            found.setdefault(comparison.source, []).append(comparison)
+        return found
+
+
+def _summary(cases: Sequence[tuple[str, float | None, float]]) -> dict[str, Any]:
+    errors = [
+        abs(predicted / measured - 1) * 100
+        for _, measured, predicted in cases
+        if measured is not None
+    ]
+    return {
+        "mean_abs_pct": statistics.fmean(errors) if errors else None,
+        "median_abs_pct": statistics.median(errors) if errors else None,
+        "max_abs_pct": max(errors) if errors else None,
+        "cases": [
+            {"id": case, "measured": measured, "predicted": predicted}
+            for case, measured, predicted in cases
+        ],
+    }
+
+
+def validate(
+    raw: Mapping[str, Any],
+    *,
+    place: str,
+    measurements: Measurements,
+    catalogue: Catalogue,
+    estimator_name: str = "event",
+) -> Report:
+    """Estimate every case of a validation file that has a valid measurement."""
+    cases = raw.get("cases")
+    if not isinstance(cases, list) or not cases:
+        raise InputError(
+            Problem(f"{place}: cases", "must be a list of measured runs", "see docs/formats.md")
+        )
+    profiles: dict[str, Profile] = {}
+    comparisons, failures = [], []
+    for index, case in enumerate(cases):
+        where = f"{place}: cases[{index}]"
+        name = str(case.get("id", where)) if isinstance(case, dict) else where
+        try:
+            comparison = _compare(
+                _Case.read(case, where), profiles, measurements, catalogue, estimator_name
+            )
+        except InputError as error:
+            failures.append((name, str(error)))
+            continue
+        if comparison is not None:
+            comparisons.append(comparison)
+    return Report(tuple(comparisons), tuple(failures))
+
+
+def _compare(
+    case: _Case,
+    profiles: dict[str, Profile],
+    measurements: Measurements,
+    catalogue: Catalogue,
+    estimator_name: str,
+) -> Comparison | None:
+    if case.time_s is None and case.memory_bytes is None:
+        return None  # Nothing was measured that counts.
+    if case.model not in profiles:
+        profiles[case.model] = measurements.profile(case.model, catalogue=catalogue)
+    job = case.job(profiles[case.model])
+    plan, cluster = case.plan(catalogue), case.cluster(catalogue)
+    Problems(list(check_plan(plan, job, cluster, place="plan"))).raise_if_any()
+    judge = estimator(estimator_name, job=job, cluster=cluster, measurements=measurements)
+    estimate = judge.estimate(plan)
+    return Comparison(
+        case=case.identifier,
+        source=case.source,
+        time_measured_s=case.time_s,
+        time_predicted_s=estimate.iteration_s,
+        memory_measured_bytes=case.memory_bytes,
+        memory_predicted_bytes=_fullest(estimate),
+        provenance=estimate.provenance.source,
+        notes=(*case.notes, *estimate.notes, *estimate.provenance.notes),
+    )
+
+
+def _fullest(estimate: Estimate) -> float:
+    return max(device.total for pipeline in estimate.memory for device in pipeline)
+
+
+def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | None = None) -> Model:
+    """The model that was profiled, by the numbers that its profile states."""
+    config = profile.config
+    try:
+        return build_model(
+            family,
+            name=profile.name,
+            kernels=MEGATRON,
+            layers=int(config["transformer_layers"]),
+            hidden=int(config["hidden"]),
+            heads=int(config["heads"]),
+            ffn=int(config["ffn_hidden"]),
+            vocab=int(config["vocab_padded"]),
+            sequence=sequence or profile.sequence,
+            tied=False,
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(malformed(f"profile {profile.name}: config", error, "profile")) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One measured run, read and checked."""
+
+    identifier: str
+    source: str
+    model: str
+    runtime: str
+    sequence: int
+    precision: str
+    recompute: str
+    optimizer: str
+    zero: int
+    gpus_per_node: int
+    micro_batch_size: int
+    global_batch: int
+    stages: tuple[tuple[tuple[int, int], tuple[tuple[str, int, str], ...]], ...]
+    """Per stage: its layers, and (GPU kind, TP, zone) of each replica."""
+    time_s: float | None
+    memory_bytes: float | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, raw: object, where: str) -> _Case:
+        problems = Problems()
+        try:
+            return cls._read(raw, where, problems)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(malformed(where, error, "validation cases")) from None
+
+    @classmethod
+    def _read(cls, raw: Any, where: str, problems: Problems) -> _Case:
+        plan, flags = raw["plan"], raw.get("flags", {})
+        stages = []
+        for index, stage in enumerate(plan["stages"]):
+            layers = list(stage["layers"])
+            if layers != list(range(layers[0], layers[-1] + 1)):
+                problems.add(f"{where}.plan.stages[{index}].layers", "must be consecutive")
+            replicas = tuple(
+                (_text(r["gpu_type"]), _count(r["tp"]), _text(r["zone"])) for r in stage["replicas"]
+            )
+            if not replicas:
+                problems.add(f"{where}.plan.stages[{index}].replicas", "is empty")
+            stages.append(((layers[0], layers[-1] + 1), replicas))
+        if len({len(replicas) for _, replicas in stages}) != 1:
+            problems.add(f"{where}.plan.stages", "must all have the same number of replicas")
+        problems.raise_if_any()
+        named = str(raw.get("runtime", "sailor")).lower()
+        runtime = named if named in RUNTIMES else UNKNOWN_RUNTIME
+        notes = () if named in RUNTIMES else (f"runtime {named}: estimated as {UNKNOWN_RUNTIME}",)
+        memory = raw.get("measured_peak_memory_bytes") or {}
+        return cls(
+            identifier=str(raw["id"]),
+            source=str(raw.get("source", "")),
+            model=_text(raw["model"]),
+            runtime=runtime,
+            sequence=_count(raw["seq_len"]),
+            precision=_one_of(raw, "precision", PRECISIONS),
+            recompute=_one_of(raw, "recompute", ("none", "full")),
+            optimizer=_one_of(raw, "optimizer", tuple(OPTIMIZER_MOMENTS)),
+            zero=int(raw.get("zero_stage", 0)),
+            gpus_per_node=_count(raw["gpus_per_node"]),
+            micro_batch_size=_count(plan["micro_batch_size"]),
+            global_batch=_count(plan["global_batch_size"]),
+            stages=tuple(stages),
+            time_s=_measured(raw.get("measured_iter_time_s"), flags.get("time_valid", True)),
+            notes=notes,
+            memory_bytes=_measured(memory.get("max_over_gpus"), flags.get("memory_valid", True)),
+        )
+
+    def job(self, profile: Profile) -> Job:
+        """The job of the run; its model has the numbers that its profile states."""
+        return Job(
+            name=self.identifier,
+            model=profiled_model(profile, sequence=self.sequence),
+            global_batch=self.global_batch,
+            sequence=self.sequence,
+            profile=self.model,
+            precision=self.precision,  # type: ignore[arg-type]  # one of the known words, as read
+            optimizer=self.optimizer,  # type: ignore[arg-type]  # one of the known words, as read
+            max_tp=max(tp for _, replicas in self.stages for _, tp, _ in replicas),
+            flash_attention=False,
+            zero=1 if self.zero else 0,
+            runtime=self.runtime,
+        )
+
+    def plan(self, catalogue: Catalogue) -> Plan:
+        """Replica i of every stage forms pipeline i."""
+        replicas = len(self.stages[0][1])
+        each = self.micro_batch_size * replicas
+        if self.global_batch % each:
+            raise InputError(
+                Problem(
+                    self.identifier,
+                    f"a global batch of {self.global_batch} is no multiple of {each}",
+                    "runs with uneven micro batches are not in this form",
+                )
+            )
+        return Plan(
+            self.micro_batch_size,
+            tuple(
+                Pipeline(
+                    self.global_batch // each,
+                    tuple(
+                        Stage(
+                            layers,
+                            groups[i][1],
+                            (self._place(groups[i], catalogue),),
+                            "full" if self.recompute == "full" else "none",
+                        )
+                        for layers, groups in self.stages
+                    ),
+                )
+                for i in range(replicas)
+            ),
+        )
+
+    def _place(self, replica: tuple[str, int, str], catalogue: Catalogue) -> Place:
+        gpu = catalogue.gpu_name(replica[0])
+        return Place(gpu, f"{gpu}x{self.gpus_per_node}", replica[2])
+
+    def cluster(self, catalogue: Catalogue) -> Cluster:
+        """Machines as large as the run's: every replica of a stage had one to itself."""
+        kinds: dict[tuple[str, str], int] = {}
+        for _, replicas in self.stages:
+            for replica in replicas:
+                place = self._place(replica, catalogue)
+                kinds[place.gpu, place.zone] = kinds.get((place.gpu, place.zone), 0) + 1
+        pools = tuple(
+            Pool(
+                zone,
+                gpu,
+                f"{gpu}x{self.gpus_per_node}",
+                gpus_per_machine=self.gpus_per_node,
+                gpus=count * self.gpus_per_node,
+            )
+            for (gpu, zone), count in kinds.items()
+        )
+        return Cluster(pools, catalogue)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{value!r} is not a name")
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TypeError(f"{value!r} is not a positive whole number")
+    return value
+
+
+def _one_of(raw: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    """A word of a run, in any case; absent, the first of those known."""
+    given = str(raw.get(key, known[0])).lower()
+    if given not in known:
+        raise ValueError(f"{key} is {given}, not one of {', '.join(known)}")
+    return given
+
+
+def _measured(value: object, valid: bool) -> float | None:
+    if not valid or value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"a measurement must be positive, not {value!r}")
+    return float(value)

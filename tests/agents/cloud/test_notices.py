@@ -1,0 +1,323 @@
+"""The machine goes away, or does not after all: one notice for one going, wherever it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+
+from agents.cloud.gce_metadata import read_machine
+from agents.cloud.notices import MAINTENANCE, PREEMPTED, SHUTDOWN, Notices
+from agents.core.decide import decide
+from agents.core.model import (
+    EndAsked,
+    Event,
+    NoticeSeen,
+    NoticeWithdrawn,
+    RaiseIntent,
+    Register,
+    SelfTested,
+    State,
+)
+from agents.daemon.clock import Clock
+from agents.protocol.codec import decode
+from agents.protocol.records import Intent, NodeId, NodeRecord
+from agents.protocol.store_keys import Keys
+from agents.registration import Registration
+from agents.store import open_store, serve
+from tests.agents.running import PREFIX, Place, place, until
+from tests.fakes.metadata import Metadata, metadata_server
+
+NODE = NodeId("a.b.1")
+TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"
+
+
+@contextlib.contextmanager
+def asked_of(server: Metadata) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GCE_METADATA_HOST", server.address)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def watched(server: Metadata, *recalled: str) -> AsyncIterator[list[Event]]:
+    """What an agent is fed while the server is as the test has it."""
+    events: list[Event] = []
+    notices = Notices(NODE, 30.0, 10.0, Clock(), events.append)
+    notices.recall(recalled)
+    with asked_of(server):
+        async with aiohttp.ClientSession() as session:
+            watch = asyncio.create_task(notices.watch(session))
+            try:
+                yield events
+            finally:
+                watch.cancel()
+                await asyncio.wait([watch])
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+@pytest.mark.asyncio
+async def test_gce_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends():
+    async with metadata_server() as server, watched(server) as events:
+        for count in (1, 2):
+            await until(lambda: server.waiting == 2)
+            await server.flip(PREEMPTED, "TRUE")
+            await until(lambda least=2 * count - 1: len(events) == least)
+            await until(lambda: server.waiting == 2)
+            await server.flip(PREEMPTED, "FALSE")
+            await until(lambda least=2 * count: len(events) == least)
+        assert kinds(events) == ["NoticeSeen", "NoticeWithdrawn"] * 2
+        first, gone, second, _ = events
+        assert isinstance(first, NoticeSeen)
+        assert isinstance(second, NoticeSeen)
+        assert isinstance(gone, NoticeWithdrawn)
+        assert first.id == gone.id != second.id
+        assert first.leaves_at == first.at + 30.0
+        # The first question never waits; all others wait for another value.
+        assert [waits for what, waits in server.asked if what == PREEMPTED][:2] == [False, True]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "mood",
+    [
+        {"delay_s": 0.6},
+        {"fails": 3},
+        {"drops": 3},
+        {"is_impatient": True},
+        {"has_marks": False},
+    ],
+    ids=str,
+)
+async def test_gce_a_server_in_a_bad_mood_is_still_heard(mood):
+    async with metadata_server() as server, watched(server) as events:
+        await until(lambda: server.waiting == 2)
+        for name, value in mood.items():
+            setattr(server, name, value)
+        asked = len(server.asked)
+        await server.flip(PREEMPTED, "TRUE")
+        await until(lambda: events)
+        await server.flip(PREEMPTED, "FALSE")
+        await until(lambda: len(events) == 2)
+        assert kinds(events) == ["NoticeSeen", "NoticeWithdrawn"]
+        assert len(server.asked) - asked < 40, "it is asked without a pause"
+
+
+@pytest.mark.asyncio
+async def test_gce_what_was_told_before_the_agent_began_is_heard_at_once():
+    async with metadata_server() as server:
+        server.values[PREEMPTED] = "TRUE"
+        async with watched(server) as events:
+            await until(lambda: events)
+            assert kinds(events) == ["NoticeSeen"]
+
+
+@pytest.mark.asyncio
+async def test_gce_two_words_for_one_going_are_one_notice_until_both_are_taken_back():
+    async with metadata_server() as server, watched(server) as events:
+        await until(lambda: server.waiting == 2)
+        await server.flip(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")  # It stays, elsewhere.
+        await server.flip(MAINTENANCE, TERMINATE)
+        await until(lambda: len(events) == 1)
+        await server.flip(PREEMPTED, "TRUE")
+        await until(lambda: len(events) == 2)
+        early, late = events
+        assert isinstance(early, NoticeSeen)
+        assert isinstance(late, NoticeSeen)
+        assert early.id == late.id
+        assert early.leaves_at is None
+        assert late.leaves_at == late.at + 30.0
+        asked = len(server.asked)
+        await server.flip(MAINTENANCE, "NONE")
+        await until(lambda: len(server.asked) > asked)  # That was heard, and it asks again.
+        await until(lambda: server.waiting == 2)
+        assert len(events) == 2
+        await server.flip(PREEMPTED, "FALSE")
+        await until(lambda: len(events) == 3)
+        assert events[2] == NoticeWithdrawn(events[2].at, early.id)
+
+
+@pytest.mark.asyncio
+async def test_gce_an_agent_that_comes_back_goes_on_with_the_notice_that_it_finds():
+    id_ = f"going-{NODE}-5"
+    async with metadata_server() as server:
+        server.values[PREEMPTED] = "TRUE"
+        async with watched(server, id_, "end-x") as events:
+            await until(lambda: events)
+            assert isinstance(events[0], NoticeSeen)
+            assert events[0].id == id_
+        server.values[PREEMPTED] = "FALSE"
+        async with watched(server, id_) as events:
+            await until(lambda: events)
+            assert events == [NoticeWithdrawn(events[0].at, id_)]
+        # Nobody says that it stays while one of the two has not been heard.
+        events.clear()
+        half = Notices(NODE, 30.0, 10.0, Clock(), events.append)
+        half.recall([id_])
+        half.hear(MAINTENANCE, is_going=False)
+        assert events == []
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "untold"])
+def test_gce_a_shutdown_leaves_less_time_than_a_notice_whether_or_not_one_came(is_told):
+    events: list[Event] = []
+    now = [100.0]
+    clock = SimpleNamespace(now=lambda: now[0])
+    notices = Notices(NODE, 120.0, 30.0, clock, events.append)
+    if is_told:
+        notices.hear(PREEMPTED, is_going=True)
+        now[0] += 10.0
+    notices.hear(SHUTDOWN, is_going=True)
+    ends = [event.leaves_at for event in events if isinstance(event, NoticeSeen)]
+    assert ends == ([220.0, 140.0] if is_told else [130.0])
+    assert len({event.id for event in events if isinstance(event, NoticeSeen)}) == 1
+
+
+@pytest.mark.asyncio
+async def test_gce_only_the_real_server_is_believed():
+    async with metadata_server() as server, aiohttp.ClientSession() as session:
+        with asked_of(server):
+            machine = await read_machine(session)
+            assert machine is not None
+            assert (machine.machine, machine.zone) == ("a2-highgpu-2g", "us-central1-b")
+            server.fails, server.drops = 1, 1
+            assert await read_machine(session) == machine
+            server.is_google = False
+            assert await read_machine(session) is None
+
+
+def ready() -> State:
+    node = NodeRecord(NODE, "a", "z", "m", "g", 1, "h:1")
+    return decide(State(node, is_registered=True), SelfTested(1.0))[0]
+
+
+def told(state: State, event: Event) -> tuple[State, list[Intent], list[NodeRecord]]:
+    state, commands = decide(state, event)
+    intents = [command.intent for command in commands if isinstance(command, RaiseIntent)]
+    return state, intents, [c.node for c in commands if isinstance(c, Register)]
+
+
+def test_a_later_word_may_only_bring_the_end_nearer():
+    state, intents, _ = told(ready(), NoticeSeen(2.0, "x", None))
+    assert [intent.id for intent in intents] == ["x"]
+    state, intents, nodes = told(state, NoticeSeen(3.0, "x", 33.0))
+    assert (intents, [node.leaves_at for node in nodes]) == ([], [33.0])
+    state, intents, nodes = told(state, NoticeSeen(4.0, "x", 34.0))
+    assert (intents, nodes) == ([], [])
+    state, intents, _ = told(state, NoticeSeen(5.0, "x", 20.0))
+    assert (intents, state.node.leaves_at) == ([], 20.0)
+
+
+def test_a_stop_of_who_leaves_already_is_no_second_notice():
+    state, _, _ = told(ready(), NoticeSeen(2.0, "x", 32.0))
+    state, intents, _ = told(state, EndAsked(3.0))
+    assert intents == []
+    assert state.node.leaves_at == 32.0
+    _, intents, _ = told(ready(), EndAsked(3.0))
+    assert [intent.id for intent in intents] == [f"end-{NODE}"]
+
+
+def test_one_notice_of_two_is_withdrawn_and_the_node_still_leaves():
+    state, _, _ = told(ready(), NoticeSeen(2.0, "x"))
+    state, _, _ = told(state, NoticeSeen(2.0, "y"))
+    state, intents, _ = told(state, NoticeWithdrawn(3.0, "x"))
+    assert (state.node.state, intents) == ("draining", [])
+    state, intents, _ = told(state, NoticeWithdrawn(4.0, "y"))
+    assert (state.node.state, [i.id for i in intents]) == ("ready", ["y-withdrawn"])
+
+
+@pytest.mark.asyncio
+async def test_a_withdrawal_never_overtakes_its_notice(tmp_path):
+    held = await open_store(f"embedded://{tmp_path}/store.db")
+    server = await serve(held, tmp_path / "s")
+    store = await open_store(f"unix://{tmp_path}/s")
+    here = Registration(store, Keys("test"), 2.0, Clock(), [].append)
+    raising = asyncio.create_task(here.raise_all())
+    await server.close()
+    names = [f"{count:02}" for count in range(20)]
+    for name in reversed(names):
+        here.raise_intent(Intent(name, "preempt", NODE))
+    await asyncio.sleep(0.05)
+    server = await serve(held, tmp_path / "s")
+
+    async def all_there():
+        entries = (await held.snapshot(f"{PREFIX}intent/")).entries
+        return entries if len(entries) == len(names) else None
+
+    entries = await until(all_there)
+    by_age = sorted(entries, key=lambda entry: entry.created)
+    assert [decode(Intent, entry.value).id for entry in by_age] == names[::-1]
+    raising.cancel()
+    await store.close()
+    await server.close()
+    await held.close()
+
+
+async def intents(here: Place) -> list[Intent]:
+    found = (await here.store.snapshot(f"{PREFIX}intent/")).entries
+    return [decode(Intent, entry.value) for entry in sorted(found, key=lambda e: e.created)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_gce_a_real_agent_drains_comes_back_and_drains_anew(tmp_path):
+    async with metadata_server() as server, place(tmp_path) as here:
+        here.environment["GCE_METADATA_HOST"] = server.address
+        agent = here.start()
+        node = await here.ready()
+        await until(lambda: server.waiting == 2)
+        await server.flip(PREEMPTED, "TRUE")
+
+        async def stored(count):
+            found = await intents(here)
+            return found if len(found) == count else None
+
+        first = (await until(lambda: stored(1)))[0]
+        assert (first.kind, first.target) == ("preempt", node.id)
+        assert first.leaves_at is not None
+        agent.kill()  # Who comes next knows that it is the same going.
+        agent.wait()
+        await until(lambda: server.waiting == 0)
+        here.start()
+        await until(lambda: server.waiting == 2)
+        assert await intents(here) == [first]
+        await server.flip(PREEMPTED, "FALSE")
+        assert (await here.ready()).id == node.id
+        await until(lambda: stored(2))
+        await until(lambda: server.waiting == 2)
+        await server.flip(PREEMPTED, "TRUE")
+        last = (await until(lambda: stored(3)))[2]
+        assert last.kind == "preempt"
+        assert last.id != first.id
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["stopping", "running"])
+async def test_gce_a_machine_that_shuts_down_says_when_it_goes(tmp_path, said):
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f"#!/bin/sh\necho {said}\n")
+    systemctl.chmod(0o755)
+    async with place(tmp_path) as here:
+        here.environment["PATH"] = f"{systemctl.parent}:{os.environ['PATH']}"
+        agent = here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 0)
+        agent.send_signal(signal.SIGTERM)
+        told = await until(lambda: intents(here))
+        assert [intent.kind for intent in told] == ["preempt"]
+        assert (told[0].leaves_at is not None) == (said == "stopping")
+        await here.open(node, 1, state="closed")
+        await until(lambda: agent.poll() is not None)
+        assert (agent.returncode, len(await intents(here))) == (0, 1)

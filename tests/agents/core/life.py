@@ -1,0 +1,68 @@
+"""An agent in the middle of something: states for tests of one decision each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agents.core.decide import decide
+from agents.core.model import Command, Event, Gang, Note, SendReport, State
+from agents.protocol.records import (
+    Fence,
+    GenerationRecord,
+    Holding,
+    JobId,
+    NodeId,
+    NodeRecord,
+    Point,
+    Report,
+    Restore,
+    Sealed,
+)
+
+JOB = JobId("job")
+OTHER = JobId("other")
+ME, PEER = NodeId("me"), NodeId("peer")
+TERM = 7
+NOW = 1000.0
+NODE = NodeRecord(ME, "machine", "zone", "box", "A100-40", 1, "here:1", "ready")
+G = GenerationRecord(
+    JOB, 3, "open", "plan", (ME, PEER), Restore(Point(10, 2), "memory"), TERM, "a reason"
+)
+RUNS = Gang(3, "running", step=40, advanced_at=NOW - 1)
+SEALED = (Sealed(Point(40, 3), (Holding(0, 0, 1),)),)
+
+
+def state(gang: Gang | None = RUNS, **others: Any) -> State:
+    """Registered, with the store read, and its workers in the third generation."""
+    made = State(
+        NODE,
+        now=NOW,
+        heard=Fence(TERM, 3),
+        record=G,
+        job=JOB,
+        has_read=True,
+        gang=gang,
+        left=2,
+        sealed=SEALED,
+        is_registered=True,
+        is_sound=True,
+    )
+    return replace(made, **others)
+
+
+def idle(**others: Any) -> State:
+    """No workers, and nothing to join."""
+    return state(None, **{"left": 3, **others})
+
+
+def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Decide, and leave notes and reports out of what is ordered."""
+    after, commands = decide(before, event)
+    return after, tuple(each for each in commands if not isinstance(each, Note | SendReport))
+
+
+def said(before: State, event: Event) -> list[Report]:
+    """What the leader is told of it."""
+    _, commands = decide(before, event)
+    return [each.report for each in commands if isinstance(each, SendReport)]

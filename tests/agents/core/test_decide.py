@@ -1,0 +1,498 @@
+"""One decision each: what an agent makes of one event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.core.model import (
+    AbortGang,
+    AbortHeard,
+    Command,
+    DeviceBroke,
+    End,
+    EndAsked,
+    Event,
+    Gang,
+    GangExited,
+    GangReported,
+    GenerationRead,
+    JobEnded,
+    JoinGeneration,
+    KillGang,
+    LeaseEnded,
+    NoticeSeen,
+    NoticeWithdrawn,
+    RaiseIntent,
+    Register,
+    Registered,
+    ReleaseHeard,
+    ReleaseSnapshots,
+    RoomSeen,
+    SelfTested,
+    SnapshotsChanged,
+    State,
+    StoreFailed,
+    SweepJob,
+    TellStop,
+    Ticked,
+    UploadDone,
+)
+from agents.protocol.records import Fence, Holding, Intent, Point, Restore, Uploaded
+from tests.agents.core.life import (
+    JOB,
+    ME,
+    NODE,
+    NOW,
+    OTHER,
+    PEER,
+    RUNS,
+    SEALED,
+    TERM,
+    G,
+    act,
+    idle,
+    said,
+    state,
+)
+
+G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
+WITHOUT_US = replace(G4, members=(PEER,))
+CLOSED = replace(G, state="closed")
+STOPPING = replace(G, state="stopping", stop_at=41)
+FAILED = replace(RUNS, taking="failed", failure="no memory")
+JOINING = replace(NODE, state="joining")
+LEAVING = replace(NODE, state="draining", leaves_at=NOW + 30)
+PREEMPTED = Intent("n1", "preempt", ME, NOW + 30, "the machine said so")
+KEPT = Intent("n1-withdrawn", "withdraw", ME, None, "the machine stays")
+
+
+def aborted(at: float = NOW) -> Gang:
+    return replace(RUNS, abort_sent_at=at)
+
+
+def vote(step: int, of: int = 3) -> Uploaded:
+    return Uploaded(Point(step, of), f"{of}-{step}", 1, "", (Holding(0, 0, 1),))
+
+
+Row = tuple[str, State, Event, Gang | None, tuple[Command, ...]]
+
+JOINS: list[Row] = [
+    (
+        "a generation that counts on this node is joined from its restore point",
+        idle(),
+        GenerationRead(NOW, G4),
+        Gang(4, "fetching", step=40, advanced_at=NOW),
+        (JoinGeneration(G4),),
+    ),
+    ("one of others is not", idle(), GenerationRead(NOW, WITHOUT_US), None, ()),
+    (
+        "one that is told to stop is not",
+        idle(),
+        GenerationRead(NOW, replace(G4, state="stopping")),
+        None,
+        (),
+    ),
+    ("one that was left is not gone back to", idle(record=None), GenerationRead(NOW, G), None, ()),
+    (
+        "one below what was heard of is not",
+        idle(heard=Fence(TERM, 5), left=0),
+        GenerationRead(NOW, G4),
+        None,
+        (),
+    ),
+    (
+        "none is joined while the store is silent",
+        idle(record=G4, silent_since=NOW - 1),
+        Ticked(NOW),
+        None,
+        (),
+    ),
+    (
+        "another job counts its generations from one",
+        idle(record=CLOSED),
+        GenerationRead(NOW, replace(G, job=OTHER, number=1)),
+        Gang(1, "fetching", step=10, advanced_at=NOW),
+        (JoinGeneration(replace(G, job=OTHER, number=1)),),
+    ),
+]
+
+ENDS: list[Row] = [
+    ("workers whose generation goes on are let be", state(), GenerationRead(NOW, G), RUNS, ()),
+    ("a newer one ends it by word", state(), GenerationRead(NOW, G4), aborted(), (AbortGang(3),)),
+    ("so does its end", state(), GenerationRead(NOW, CLOSED), aborted(), (AbortGang(3),)),
+    ("and a job that is gone", state(), GenerationRead(NOW, None), aborted(), (AbortGang(3),)),
+    (
+        "an older one that was read late does not",
+        state(),
+        GenerationRead(NOW, replace(G4, number=2)),
+        RUNS,
+        (),
+    ),
+    (
+        "before the store was read, workers that were found are let be",
+        state(record=None, has_read=False),
+        Ticked(NOW + 100),
+        RUNS,
+        (),
+    ),
+    (
+        "they have some time to go by themselves",
+        state(aborted(NOW - 1.9), record=G4),
+        Ticked(NOW),
+        aborted(NOW - 1.9),
+        (),
+    ),
+    (
+        "then they are killed",
+        state(aborted(NOW - 2), record=G4),
+        Ticked(NOW),
+        replace(aborted(NOW - 2), kill_sent_at=NOW),
+        (KillGang(3),),
+    ),
+    (
+        "not again at once",
+        state(replace(aborted(NOW - 9), kill_sent_at=NOW - 4.9), record=G4),
+        Ticked(NOW),
+        replace(aborted(NOW - 9), kill_sent_at=NOW - 4.9),
+        (),
+    ),
+    (
+        "but again",
+        state(replace(aborted(NOW - 9), kill_sent_at=NOW - 5), record=G4),
+        Ticked(NOW),
+        replace(aborted(NOW - 9), kill_sent_at=NOW),
+        (KillGang(3),),
+    ),
+    (
+        "the next generation has the devices only when the last has left them",
+        state(aborted(NOW - 1), record=G4),
+        GangReported(NOW, 3, "idle"),
+        Gang(4, "fetching", step=40, advanced_at=NOW),
+        (JoinGeneration(G4),),
+    ),
+    (
+        "or is gone",
+        state(aborted(NOW - 1), record=G4),
+        GangExited(NOW, 3),
+        Gang(4, "fetching", step=40, advanced_at=NOW),
+        (JoinGeneration(G4),),
+    ),
+    (
+        "what another generation's workers say is not meant",
+        state(aborted(NOW - 1), record=G4),
+        GangExited(NOW, 2),
+        aborted(NOW - 1),
+        (),
+    ),
+]
+
+WORDS: list[Row] = [
+    (
+        "they are told once where to stop",
+        state(),
+        GenerationRead(NOW, STOPPING),
+        replace(RUNS, stop_at=41),
+        (TellStop(3, 41),),
+    ),
+    (
+        "and not twice",
+        state(replace(RUNS, stop_at=41)),
+        GenerationRead(NOW, STOPPING),
+        replace(RUNS, stop_at=41),
+        (),
+    ),
+    (
+        "their word is what counts",
+        state(),
+        GangReported(NOW, 3, "broken", 41, (PEER,)),
+        replace(RUNS, taking="broken", step=41, advanced_at=NOW, broken_peers=(PEER,)),
+        (),
+    ),
+    (
+        "a step that comes again does not advance",
+        state(),
+        GangReported(NOW, 3, "running", 40),
+        RUNS,
+        (),
+    ),
+    (
+        "workers that failed are ended, whatever the store says",
+        state(),
+        GangReported(NOW, 3, "failed", 40, failure="no memory", is_bug=True),
+        replace(FAILED, is_bug=True, abort_sent_at=NOW),
+        (AbortGang(3),),
+    ),
+    (
+        "and do not come back to life",
+        state(replace(FAILED, abort_sent_at=NOW - 1)),
+        GangReported(NOW, 3, "running", 41),
+        replace(FAILED, abort_sent_at=NOW - 1),
+        (),
+    ),
+]
+
+FENCES: list[Row] = [
+    (
+        "a leader may say that it is over before the store shows it",
+        state(),
+        AbortHeard(NOW, JOB, Fence(TERM, 3)),
+        replace(aborted(), taking="failed", failure="it was told to abort"),
+        (AbortGang(3),),
+    ),
+    (
+        "of an earlier generation it means nothing",
+        state(),
+        AbortHeard(NOW, JOB, Fence(TERM, 2)),
+        RUNS,
+        (),
+    ),
+    ("of another job it says nothing", state(), AbortHeard(NOW, OTHER, Fence(TERM, 9)), RUNS, ()),
+    ("nor from who leads no more", state(), AbortHeard(NOW, JOB, Fence(TERM - 1, 3)), RUNS, ()),
+]
+
+SILENCE: list[Row] = [
+    (
+        "cut off, workers whose steps go on are let be",
+        state(replace(RUNS, advanced_at=NOW - 29.9), silent_since=NOW - 500),
+        Ticked(NOW),
+        replace(RUNS, advanced_at=NOW - 29.9),
+        (),
+    ),
+    (
+        "and are parked when none is done",
+        state(replace(RUNS, advanced_at=NOW - 30), silent_since=NOW - 500),
+        Ticked(NOW),
+        replace(
+            RUNS,
+            advanced_at=NOW - 30,
+            taking="failed",
+            failure="cut off from the store, and no step was done",
+            abort_sent_at=NOW,
+        ),
+        (AbortGang(3),),
+    ),
+    (
+        "but not before a few steps could have been done",
+        state(
+            replace(RUNS, advanced_at=NOW - 59.9),
+            silent_since=NOW - 500,
+            record=replace(G, step_s=20.0),
+        ),
+        Ticked(NOW),
+        replace(RUNS, advanced_at=NOW - 59.9),
+        (),
+    ),
+    (
+        "a store that was away for a moment changes nothing",
+        state(replace(RUNS, advanced_at=NOW - 500), silent_since=NOW - 29),
+        Ticked(NOW),
+        replace(RUNS, advanced_at=NOW - 500),
+        (),
+    ),
+    (
+        "one that answers is not silent",
+        state(replace(RUNS, advanced_at=NOW - 500), silent_since=NOW - 500),
+        GenerationRead(NOW, G),
+        replace(RUNS, advanced_at=NOW - 500),
+        (),
+    ),
+    ("its first silence is what counts", state(silent_since=NOW - 29), StoreFailed(NOW), RUNS, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "then", "orders"),
+    [pytest.param(*row[1:], id=row[0]) for row in (*JOINS, *ENDS, *WORDS, *FENCES, *SILENCE)],
+)
+def test_one_decision(
+    before: State, event: Event, then: Gang | None, orders: tuple[Command, ...]
+) -> None:
+    after, commands = act(before, event)
+    assert after.gang == then
+    assert commands == orders
+
+
+# ---- the node ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "orders"),
+    [
+        (idle(node=JOINING), SelfTested(NOW), (Register(NODE),)),
+        (idle(node=LEAVING), SelfTested(NOW), (Register(LEAVING),)),
+        (idle(), SelfTested(NOW, "a device is gone"), ()),
+        (idle(), DeviceBroke(NOW, "device 0 is gone"), (Register(JOINING),)),
+        (idle(node=LEAVING), DeviceBroke(NOW, "device 0 is gone"), (Register(LEAVING),)),
+        (idle(node=JOINING, is_sound=False, fault="gone"), SelfTested(NOW), (Register(NODE),)),
+        (idle(), LeaseEnded(NOW), (Register(NODE),)),
+        (idle(), NoticeSeen(NOW, "n1", NOW + 30), (Register(LEAVING), RaiseIntent(PREEMPTED))),
+        (idle(node=LEAVING, notices=frozenset(["n1"])), NoticeSeen(NOW, "n1", NOW + 30), ()),
+        (
+            idle(node=LEAVING, notices=frozenset(["n1"])),
+            NoticeSeen(NOW, "n1", NOW + 9),
+            (Register(replace(LEAVING, leaves_at=NOW + 9)),),
+        ),
+        (
+            idle(node=LEAVING, notices=frozenset(["n1"])),
+            NoticeWithdrawn(NOW, "n1"),
+            (Register(NODE), RaiseIntent(KEPT)),
+        ),
+        (
+            idle(node=LEAVING, notices=frozenset(["n1"]), is_sound=False),
+            NoticeWithdrawn(NOW, "n1"),
+            (Register(replace(JOINING, leaves_at=None)), RaiseIntent(KEPT)),
+        ),
+        (idle(node=LEAVING, notices=frozenset(["n1", "n2"])), NoticeWithdrawn(NOW, "n1"), ()),
+        (idle(), NoticeWithdrawn(NOW, "n1"), ()),
+    ],
+    ids=[
+        "tested",
+        "tested while it leaves",
+        "not ready",
+        "a device breaks",
+        "a device breaks while it leaves",
+        "a device was mended",
+        "the lease is gone",
+        "a notice",
+        "a notice twice",
+        "a notice that it goes sooner",
+        "a false alarm",
+        "a false alarm at a node that failed its self-test",
+        "one of two alarms was false",
+        "nothing to withdraw",
+    ],
+)
+def test_the_node(before: State, event: Event, orders: tuple[Command, ...]) -> None:
+    assert act(before, event)[1] == orders
+
+
+def test_workers_on_a_broken_device_are_ended_and_the_reason_told() -> None:
+    after, orders = act(state(), DeviceBroke(NOW, "device 0 is gone"))
+    assert orders == (Register(JOINING), AbortGang(3))
+    assert after.gang == replace(aborted(), taking="failed", failure="device 0 is gone")
+    (report,) = said(state(), DeviceBroke(NOW, "device 0 is gone"))
+    assert (report.failure, report.fault, report.is_bug) == ("device 0 is gone",) * 2 + (False,)
+    left, _ = act(after, GangExited(NOW, 3))
+    named, orders = act(left, GenerationRead(NOW, G4))
+    assert named.gang is not None
+    assert (named.gang.generation, named.gang.taking) == (4, "failed")
+    (report,) = said(left, GenerationRead(NOW, G4))
+    assert (report.generation, report.taking, report.failure) == (4, "failed", "device 0 is gone")
+    sound, _ = act(left, SelfTested(NOW))
+    assert said(sound, Ticked(NOW + 1))[0].fault == ""
+
+
+TOO_SMALL = GangReported(NOW, 3, "failed", failure="rank 0: no room", room_needed=100)
+
+
+def test_an_agent_that_stood_still_hears_its_workers_before_it_parks_them() -> None:
+    before = state(replace(RUNS, advanced_at=NOW - 29.9), silent_since=NOW - 500)
+    woken, _ = act(before, Ticked(NOW + 2))
+    assert woken.gang is not None
+    assert woken.gang.taking == RUNS.taking
+    heard, _ = act(woken, GangReported(NOW + 2.1, 3, RUNS.taking, RUNS.step + 9))
+    assert heard.gang is not None
+    assert heard.gang.advanced_at == NOW + 2.1
+    at = NOW + 2
+    while at < NOW + 32:
+        at = min(at + 1, NOW + 32)
+        woken, _ = act(woken, Ticked(at))
+    assert woken.gang is not None
+    assert woken.gang.taking == "failed", "nobody said anything for as long as at any time"
+
+
+def test_a_node_without_room_says_so_until_it_has_had_some_for_a_while() -> None:
+    (report,) = said(state(), TOO_SMALL)
+    assert (report.failure, report.no_room, report.is_bug) == ("rank 0: no room",) * 2 + (False,)
+    short, _ = act(state(), TOO_SMALL)
+    left, _ = act(short, GangExited(NOW, 3))
+    assert left.gang is None or left.gang.taking == "failed"
+
+    def no_room(at: float, free_bytes: int) -> str:
+        (report,) = said(act(left, RoomSeen(at, free_bytes))[0], Ticked(at + 1))
+        return report.no_room
+
+    assert no_room(NOW + 60, 99) == "rank 0: no room"
+    assert no_room(NOW + 59.9, 100) == "rank 0: no room", "memory comes and goes"
+    assert no_room(NOW + 60, 100) == ""
+
+
+def test_room_for_one_job_says_nothing_of_the_next() -> None:
+    short, _ = act(state(), TOO_SMALL)
+    free = replace(short, gang=None, left=3, record=CLOSED)
+    after, _ = act(free, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
+    assert (after.job, after.shortage) == (OTHER, None)
+
+
+def test_an_answer_about_an_older_record_does_not_count_as_registered() -> None:
+    after, _ = act(idle(is_registered=False), Registered(NOW, LEAVING))
+    assert not after.is_registered
+    assert act(after, Registered(NOW, NODE))[0].is_registered
+
+
+def test_an_agent_that_is_to_end_does_so_when_its_workers_are_gone() -> None:
+    leaving, orders = act(state(), EndAsked(NOW))
+    assert [type(order) for order in orders] == [Register, RaiseIntent]
+    assert leaving.gang == RUNS
+    closed, _ = act(leaving, GenerationRead(NOW, CLOSED))
+    _, orders = act(closed, GangExited(NOW, 3))
+    assert orders == (End(),)
+    assert act(idle(notices=frozenset(["n1"])), EndAsked(NOW))[1] == (End(),)
+
+
+# ---- the job ----------------------------------------------------------------------------------
+
+
+def test_the_agent_keeps_to_one_job_at_a_time() -> None:
+    """What it heard, left, sealed and uploaded of one job is nothing to the next."""
+    before = idle(record=CLOSED, uploaded=(vote(40),), trouble="it is full")
+    after, _ = act(before, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
+    assert (after.job, after.heard, after.left) == (OTHER, Fence(TERM, 1), 0)
+    assert (after.sealed, after.uploaded, after.trouble) == ((), (), "")
+    again, _ = act(after, SnapshotsChanged(NOW, SEALED, JOB))
+    assert again.sealed == ()
+    again, _ = act(after, SnapshotsChanged(NOW, SEALED, OTHER))
+    assert again.sealed == SEALED
+    again, _ = act(after, UploadDone(NOW, JOB, vote(40)))
+    assert again.uploaded == ()
+
+
+def test_the_first_job_keeps_what_was_heard_before_it_was_known() -> None:
+    after, _ = act(idle(job=None, record=None), GenerationRead(NOW, WITHOUT_US))
+    assert (after.job, after.left, after.sealed) == (JOB, 3, SEALED)
+
+
+def test_a_higher_term_is_kept_over_jobs() -> None:
+    before = idle(heard=Fence(9, 3))
+    after, _ = act(before, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
+    assert after.heard == Fence(9, 0)
+    unmoved, _ = act(state(heard=Fence(9, 3)), AbortHeard(NOW, JOB, Fence(TERM, 3)))
+    assert unmoved.gang == RUNS
+
+
+def test_snapshots_are_released_by_who_leads_for_the_job_at_hand() -> None:
+    point = Point(40, 3)
+    assert act(state(), ReleaseHeard(NOW, TERM, JOB, point))[1] == (
+        ReleaseSnapshots(JOB, point, 3),
+    )
+    assert act(idle(), ReleaseHeard(NOW, TERM, JOB, point))[1] == (ReleaseSnapshots(JOB, point, 0),)
+    assert act(state(), ReleaseHeard(NOW, TERM - 1, JOB, point))[1] == ()
+    assert act(state(), ReleaseHeard(NOW, TERM, OTHER, point))[1] == ()
+
+
+def test_a_job_that_is_over_is_swept_unless_its_workers_are_here() -> None:
+    assert act(idle(), JobEnded(NOW, JOB))[1] == (SweepJob(JOB),)
+    assert act(state(), JobEnded(NOW, JOB))[1] == ()
+    assert act(state(), JobEnded(NOW, OTHER))[1] == (SweepJob(OTHER),)
+
+
+def test_votes_are_told_until_they_are_below_what_is_committed() -> None:
+    before = state(uploaded=(vote(30),))
+    voted, _ = act(before, UploadDone(NOW, JOB, vote(40)))
+    assert voted.uploaded == (vote(30), vote(40))
+    twice, _ = act(voted, UploadDone(NOW, JOB, vote(40)))
+    assert twice.uploaded == voted.uploaded
+    after, _ = act(voted, GenerationRead(NOW, G, Point(40, 3)))
+    assert after.uploaded == (vote(40),)

@@ -1,0 +1,34 @@
+"""What an agent reports of its node, and when."""
+
+from __future__ import annotations
+
+from agents.core.model import GangReported, Options, Ticked
+from agents.protocol.records import Fence
+from agents.saved_state import Kept, first_state
+from tests.agents.core.life import JOB, ME, NODE, NOW, SEALED, TERM, act, idle, said, state
+
+
+def test_what_changed_is_told_at_once_and_in_full() -> None:
+    (report,) = said(state(reports=8), GangReported(NOW, 3, "running", 41))
+    assert (report.node, report.number, report.heard) == (ME, 9, Fence(TERM, 3))
+    assert (report.generation, report.taking, report.step) == (3, "running", 41)
+    assert (report.job, report.sealed) == (JOB, SEALED)
+
+
+def test_what_did_not_change_is_told_now_and_then() -> None:
+    told, _ = act(state(), GangReported(NOW, 3, "running", 41))
+    assert said(told, Ticked(NOW + 0.9)) == []
+    (report,) = said(told, Ticked(NOW + 1))
+    assert report.number == told.reports + 1
+
+
+def test_without_workers_it_takes_part_in_nothing() -> None:
+    (report,) = said(idle(), Ticked(NOW))
+    assert (report.generation, report.taking, report.step) == (0, "idle", 0)
+
+
+def test_the_next_agent_of_a_life_numbers_on_though_somebody_set_the_clock_back() -> None:
+    kept = Kept("boot", 1)
+    before = first_state(kept, NODE, Options(), now=NOW)
+    after = first_state(kept, NODE, Options(), now=NOW - 4000)
+    assert after.reports >= before.reports

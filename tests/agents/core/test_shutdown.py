@@ -1,0 +1,22 @@
+"""When an agent that was told to end does so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.core.model import End, SnapshotsChanged, Ticked
+from agents.protocol.records import Point, Restore
+from tests.agents.core.life import JOB, NOW, PEER, G, act, idle
+
+NEXT = replace(G, number=4, members=(PEER,), restore=Restore(Point(40, 3), "memory"))
+
+
+def test_an_agent_that_is_to_end_stays_while_others_fetch_from_it() -> None:
+    """It was moved off: the next generation begins from what stands in its memory."""
+    leaving = idle(record=NEXT, is_leaving=True, idle_since=NOW)
+    after, commands = act(leaving, Ticked(NOW + 59))
+    assert (commands, after.is_leaving) == ((), True)
+    assert act(after, SnapshotsChanged(NOW + 59, (), JOB))[1] == (End(),)
+    assert act(after, Ticked(NOW + 60))[1] == (End(),), "not for ever"
+    elsewhere = replace(NEXT, restore=Restore(Point(40, 3), "durable"))
+    assert act(replace(leaving, record=elsewhere), Ticked(NOW + 1))[1] == (End(),)

@@ -1,0 +1,76 @@
+"""A device that breaks in use: what is heard of it, and what becomes of its workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from agents.devices.monitor import Alarms, look
+from agents.devices.probe import BROKEN, Devices
+from tests.agents.running import place, until
+from tests.fakes.nvml import Device, Recorded
+
+A100 = Device("NVIDIA A100-SXM4-40GB", 40_960, mig=[0, 0])
+TWO = Devices("A100-40", 2, 312.0, is_emulated=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"used_mib": 40_000}, ""),  # By the workers.
+        ({"mode": 2}, ""),  # Who computes already may go on.
+        ({"rows": (1, 0, 1, 0)}, ""),  # What was put right waits for the next reset.
+        ({"ecc": 2}, "device 1 had 2 errors that ECC could not correct"),
+        ({"rows": (0, 1, 1, 0), "ecc": 2}, "device 1 waits for a reset"),
+        ({"rows": (0, 9, 0, 1)}, "device 1 has broken memory and nothing left"),
+    ],
+    ids=str,
+)
+def test_broken_memory_is_seen_and_nothing_else(changes, said):
+    seen = look(TWO, None, Recorded(A100, replace(A100, **changes)))
+    assert seen.startswith(said)
+    assert bool(seen) == bool(said)
+
+
+def test_a_device_that_is_gone_is_seen_and_a_silent_driver_says_nothing():
+    assert look(TWO, None, Recorded(A100)) == "1 devices are left of 2: start the machine anew"
+    assert "lost" in look(TWO, None, Recorded(A100, refuses=pynvml.NVMLError_GpuIsLost))
+    assert look(TWO, None, Recorded(A100, refuses=pynvml.NVMLError_LibRmVersionMismatch)) == ""
+
+
+def test_an_xid_is_heard_once_and_stands_unless_a_program_was_wrong():
+    driver = Recorded(A100, replace(A100, ecc=None))
+    alarms = Alarms(driver)
+    assert driver.registered == [A100], "the second one does not know of events"
+    driver.xids = [(0, 31), (0, 43)]
+    assert look(TWO, alarms, driver) == ""
+    driver.xids = [(0, 13), (1, 79), (0, 48)]
+    assert look(TWO, alarms, driver) == "device 1 raised Xid 79: start the machine anew"
+    assert look(TWO, alarms, driver) == "device 1 raised Xid 79: start the machine anew"
+    alarms.close()
+    assert (driver.open, driver.registered) == (0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_workers_on_a_broken_device_are_ended_and_the_node_comes_back_when_it_is_mended(
+    tmp_path,
+):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 0)
+        (here.state() / BROKEN).write_text("device 1 is gone\n")
+        failed = await until(lambda: here.is_taking("failed"))
+        assert (failed.failure, failed.fault) == ("device 1 is gone", "device 1 is gone")
+
+        async def is_withdrawn():
+            return [one.state for one in await here.nodes()] == ["joining"]
+
+        await until(is_withdrawn)
+        (here.state() / BROKEN).unlink()
+        assert (await here.ready()).id == node.id

@@ -1,0 +1,276 @@
+"""Snapshots in memory: what counts as one, who may read it, and when it is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from agents.protocol.records import Holding, JobId, Point, Sealed
+from agents.rpc.signing import REQUEST_HEADER, TICKET_HEADER, Verifier, sign_request, ticket
+from agents.snapshots.http import MemoryDoor
+from agents.snapshots.memory import Memory, delete, head_checksum
+from agents.snapshots.partial_file import excerpt
+from tests.agents.sealing import write_snapshot
+from worker.checkpoint import snapshot_file
+
+JOB = JobId("job")
+KEY = b"a-key-that-is-long-enough"
+
+
+def points(memory: Memory, job: JobId = JOB) -> list[tuple[int, int]]:
+    return [(sealed.point.generation, sealed.point.step) for sealed in memory.sealed(job)]
+
+
+# ---- what there is ------------------------------------------------------------------------------
+
+
+def test_a_starting_agent_finds_what_is_sealed_and_only_that(tmp_path):
+    header = write_snapshot(tmp_path, step=10)
+    write_snapshot(tmp_path, step=10, rank=1, pieces={(0, 1): b"more", (0, 2): b"of it"})
+    write_snapshot(tmp_path, step=7, job="other")
+    folder = tmp_path / "job" / "1-20"
+    folder.mkdir()
+    (folder / "0.snap").write_bytes(bytes(9000))  # Begun, and never sealed.
+    moved = tmp_path / "job" / "1-30"
+    moved.mkdir()
+    (tmp_path / "job" / "1-10" / header.file_name).read_bytes()
+    (moved / "0.snap").write_bytes((tmp_path / "job" / "1-10" / "0.snap").read_bytes())
+    damaged = write_snapshot(tmp_path, step=40).file_name
+    with (tmp_path / "job" / "1-40" / damaged).open("r+b") as file:
+        file.seek(60)
+        file.write(b"!")
+    changed: list[JobId] = []
+    memory = Memory(tmp_path, changed.append)
+    memory.open()
+    assert memory.sealed(JOB) == (Sealed(Point(10, 1), (Holding(0, 0, 3), Holding(1, 1, 2))),)
+    assert memory.jobs() == {"job", "other"}
+    assert set(changed) == {"job", "other"}
+
+
+def test_what_a_dead_process_was_writing_is_deleted(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    (tmp_path / "job").mkdir()
+    dead = tmp_path / "job" / snapshot_file.part_name(1, 0, pid, 1)
+    alive = tmp_path / "job" / snapshot_file.part_name(1, 1, os.getpid(), 1)
+    for path in (dead, alive):
+        path.write_bytes(b"half a snapshot")
+    Memory(tmp_path).open()
+    assert not dead.exists()
+    assert alive.exists()
+
+
+def test_a_file_that_its_worker_took_for_a_new_point_counts_once(tmp_path):
+    memory = Memory(tmp_path)
+    write_snapshot(tmp_path, step=1)
+    memory.open()
+    (tmp_path / "job" / "1-1" / "0.snap").unlink()
+    write_snapshot(tmp_path, step=2)
+    assert memory.look(tmp_path / "job" / "1-2" / "0.snap") is not None
+    assert points(memory) == [(1, 2)]
+
+
+# ---- letting go ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("safe", "running", "left"),
+    [
+        # What the older generation did beyond the point where it was left is void too.
+        (Point(11, 2), 2, [(2, 11), (2, 12)]),
+        # The last two of the generation that runs stay, however safe a later point is.
+        (Point(13, 2), 2, [(2, 11), (2, 12)]),
+        (Point(13, 2), 0, []),
+        (Point(10, 1), 2, [(1, 10), (2, 11), (1, 12), (2, 12)]),
+        (Point(9, 1), 2, [(1, 9), (1, 10), (2, 11), (1, 12), (2, 12)]),
+    ],
+)
+def test_release_frees_what_a_safe_point_makes_needless(tmp_path, safe, running, left):
+    for generation, step in ((1, 9), (1, 10), (1, 12), (2, 11), (2, 12)):
+        write_snapshot(tmp_path, generation=generation, step=step)
+    write_snapshot(tmp_path, job="other", step=1)
+    memory = Memory(tmp_path)
+    memory.open()
+    delete(memory.release(JOB, safe, running))
+    assert points(memory) == left
+    again = Memory(tmp_path)
+    again.open()
+    assert points(again) == left
+    assert points(again, JobId("other")) == [(1, 1)]
+
+
+def test_later_copies_of_a_rank_make_earlier_ones_needless_without_any_leader(tmp_path):
+    for step in range(1, 8):
+        write_snapshot(tmp_path, step=step, rank=3)
+    write_snapshot(tmp_path, step=1, rank=4)
+    write_snapshot(tmp_path, step=1, rank=3, generation=2)
+    memory = Memory(tmp_path)
+    memory.open()
+    (last,) = memory.snapshots("job", Point(7, 1))
+    gone = memory.outrun(last)
+    assert gone == [memory.path("job", Point(step, 1), "3.snap") for step in (1, 2, 3)]
+    left = [(each.point, each.header.rank) for each in memory.all()]
+    assert left == [
+        *((Point(1, generation), rank) for generation, rank in ((1, 4), (2, 3))),
+        *((Point(step, 1), 3) for step in (4, 5, 6, 7)),
+    ]
+
+
+def test_a_job_that_ended_leaves_nothing(tmp_path):
+    write_snapshot(tmp_path, step=1)
+    write_snapshot(tmp_path, step=2, rank=5)
+    memory = Memory(tmp_path)
+    memory.open()
+    delete(memory.sweep(JOB))
+    assert [path for path in tmp_path.rglob("*") if path.name != ".held"] == []
+
+
+def test_what_is_held_stays_as_it_was_whatever_becomes_of_the_file(tmp_path):
+    write_snapshot(tmp_path, step=1)
+    memory = Memory(tmp_path)
+    memory.open()
+    (snapshot,) = memory.all()
+    held = memory.hold(snapshot)
+    assert held is not None
+    assert memory.hold(snapshot) == held, "once more changes nothing"
+    delete(memory.sweep(JOB))
+    assert memory.hold(snapshot) is None, "what is gone cannot be held"
+    again = Memory(tmp_path)
+    again.open()
+    assert points(again) == []
+    assert list(again.held()) == [held]
+    assert snapshot_file.read_piece(held.path, held.header.pieces[0])
+
+
+# ---- over HTTP ----------------------------------------------------------------------------------
+
+
+class Served:
+    """One memory behind its door."""
+
+    def __init__(self, memory: Memory, session: aiohttp.ClientSession, port: int) -> None:
+        self.memory, self.session, self.port = memory, session, port
+        self.base = f"http://127.0.0.1:{port}"
+
+    async def get(self, path: str, *, shown: str | None = None, span: str | None = None):
+        headers = {TICKET_HEADER: ticket(KEY, "job") if shown is None else shown}
+        if span is not None:
+            headers["Range"] = span
+        async with self.session.get(f"{self.base}{path}", headers=headers) as reply:
+            return reply.status, await reply.read()
+
+    async def put(self, path: str, data: bytes, *, key: bytes = KEY, size: int | None = None):
+        header, _ = sign_request(key, "PUT", path, b"", at=time.time())
+        headers = {REQUEST_HEADER: header}
+        if size is not None:
+            headers["Content-Length"] = str(size)
+        async with self.session.put(f"{self.base}{path}", data=data, headers=headers) as reply:
+            return reply.status, (await reply.read()).decode()
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path):
+    memory = Memory(tmp_path / "memory")
+    memory.open()
+    app = web.Application()
+    MemoryDoor(memory, Verifier(KEY)).add_to(app.router)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession() as session:
+        yield Served(memory, session, runner.addresses[0][1])
+    await runner.cleanup()
+
+
+@pytest.mark.asyncio
+async def test_workers_of_the_job_read_lists_and_ranges(served):
+    header = write_snapshot(served.memory.folder, step=3)
+    served.memory.open()
+    status, listed = await served.get("/v1/memory/job/1-3")
+    assert status == 200
+    (entry,) = json.loads(listed)
+    assert snapshot_file.header_from(entry["header"], name="x") == header
+    piece = header.pieces[0]
+    span = f"bytes={piece.offset}-{piece.offset + piece.bytes - 1}"
+    status, data = await served.get(f"/v1/memory/job/1-3/{entry['file']}", span=span)
+    assert status == 206
+    snapshot_file.check_piece(data, piece, name="x")
+    assert await served.get("/v1/memory/job/1-4") == (200, b"[]")
+
+
+@pytest.mark.asyncio
+async def test_nobody_else_reads_them_and_nothing_else_is_read(served):
+    write_snapshot(served.memory.folder, step=3)
+    write_snapshot(served.memory.folder, step=3, job="other")
+    served.memory.open()
+    path = "/v1/memory/job/1-3/0.snap"
+    for shown in ("", "0" * 64, ticket(KEY, "other"), ticket(b"another-key-as-long", "job")):
+        assert (await served.get(path, shown=shown))[0] == 401
+        assert (await served.get("/v1/memory/job/1-3", shown=shown))[0] == 401
+    (served.memory.folder / "job" / "1-3" / "secret").write_bytes(b"x")
+    for wrong in ("secret", "..", "1.snap", "%2e%2e%2fsecret", ".0.snap"):
+        assert (await served.get(f"/v1/memory/job/1-3/{wrong}"))[0] in (400, 404)
+
+
+@pytest.mark.asyncio
+async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
+    write_snapshot(tmp_path / "away", step=3, rank=7)
+    path = tmp_path / "away" / "job" / "1-3" / "7.snap"
+    copy = snapshot_file.copy_of(snapshot_file.read_header(path), [(1, 1)])
+    data, name = b"".join(excerpt(path, copy)), f"header={head_checksum(copy)}"
+    target = "/v1/memory/job/1-3/7.snap"
+    assert (await served.put(f"{target}?{name}", data, key=b"another-key-as-long"))[0] == 401
+    assert (await served.put(f"{target}?header=0", data))[0] == 422
+    flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    status, said = await served.put(f"{target}?{name}", flipped)
+    assert status == 422
+    assert "piece 1 of layer 1 is damaged" in said
+    for elsewhere in ("job/1-4/7.snap", "job/1-3/8.snap", "other/1-3/7.snap"):
+        status, said = await served.put(f"/v1/memory/{elsewhere}?{name}", data)
+        assert status == 422
+        assert "not of the job and the point" in said
+    assert (await served.put(f"/v1/memory/job/1-3/7.txt?{name}", data))[0] == 400
+    assert points(served.memory) == []
+    assert (await served.put(f"{target}?{name}", data))[0] == 200
+    assert served.memory.sealed(JOB) == (Sealed(Point(3, 1), (Holding(1, 1, 2),)),)
+    assert (await served.put(f"{target}?{name}", data))[0] == 200, "once more does no harm"
+    other = snapshot_file.copy_of(snapshot_file.read_header(path), [(0, 0)])
+    data = b"".join(excerpt(path, other))
+    assert (await served.put(f"{target}?header={head_checksum(other)}", data))[0] == 409
+    left = sorted(p.name for p in served.memory.folder.rglob("*") if p.is_file())
+    assert left == ["7.snap"], "what was refused is not left behind"
+
+
+@pytest.mark.asyncio
+async def test_a_copy_that_does_not_fit_is_refused_with_the_numbers(served):
+    path = "/v1/memory/job/1-3/7.snap?header=0"
+    header, _ = sign_request(KEY, "PUT", path, b"", at=time.time())
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(
+        f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 60}\r\n"
+        f"{REQUEST_HEADER}: {header}\r\n\r\n".encode()
+    )
+    said = (await reader.readuntil(b"are free\n")).decode()
+    assert said.startswith("HTTP/1.1 507 ")
+    assert f"{(1 << 60) / 2**20:,.1f} MiB are needed" in said
+    writer.close()
+
+
+def test_what_is_written_over_while_it_is_read_is_no_copy(tmp_path):
+    header = write_snapshot(tmp_path, step=1)
+    path = tmp_path / "job" / "1-1" / "0.snap"
+    with path.open("r+b") as file:
+        file.seek(header.pieces[1].offset + 10)
+        file.write(b"new")
+    with pytest.raises(snapshot_file.SlotError, match="piece 1 of layer 1"):
+        list(excerpt(path, snapshot_file.copy_of(header, [(1, 1)])))
+    assert b"".join(excerpt(path, snapshot_file.copy_of(header, [(0, 0)])))

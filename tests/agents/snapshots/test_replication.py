@@ -1,0 +1,322 @@
+"""Copies for safety: where they go, in which order, how fast, and what if nobody takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
+from agents.rpc.signing import Verifier
+from agents.snapshots.http import MemoryDoor
+from agents.snapshots.memory import Memory, Snapshot
+from agents.snapshots.replication import Buddies
+from tests.agents.running import place, plan_on, until
+from tests.agents.sealing import write_snapshot
+from worker.checkpoint import snapshot_file
+from worker.checkpoint.snapshot_file import ANYBODY
+
+KEY = b"a-key-that-is-long-enough"
+JOB = JobId("job")
+OWN = NodeRecord(NodeId("a"), "a", "z1", "box", "A100-40", 2, "127.0.0.1:1", "ready")
+
+
+@dataclass
+class World:
+    """This node's snapshots, and the other nodes with their doors."""
+
+    folder: Path
+    session: aiohttp.ClientSession
+    own: NodeRecord = OWN
+    nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
+    memories: dict[str, Memory] = field(default_factory=dict)
+    done: list[tuple[int, str]] = field(default_factory=list)
+    runners: list[web.AppRunner] = field(default_factory=list)
+
+    async def add(self, name: str, zone: str) -> None:
+        memory = self.memories[name] = Memory(self.folder / name)
+        memory.open()
+        app = web.Application()
+        MemoryDoor(memory, Verifier(KEY)).add_to(app.router)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        self.runners.append(runner)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address = f"127.0.0.1:{runner.addresses[0][1]}"
+        record = replace(OWN, id=NodeId(name), name=name, zone=zone, address=address)
+        self.nodes[record.id] = record
+
+    def buddies(
+        self, rate_bytes_s: float = 1e9, patience_s: float = 0.0, survive: str = "node"
+    ) -> Buddies:
+        async def others() -> tuple[NodeRecord, ...]:
+            return (self.own, *self.nodes.values())
+
+        def done(snapshot: Snapshot, trouble: str) -> None:
+            self.done.append((snapshot.point.step, trouble))
+
+        return Buddies(
+            *(self.session, KEY, lambda: self.own, self.nodes.get, others, rate_bytes_s),
+            *(lambda _: True, done, patience_s, lambda _: survive == "zone"),
+        )
+
+    def snapshot(self, step: int, **changes) -> Snapshot:
+        header = write_snapshot(self.folder / "own", step=step, **{"buddy": "b", **changes})
+        return Snapshot(self.folder / "own" / "job" / f"1-{step}" / header.file_name, header)
+
+    async def run(self, buddies: Buddies, *snapshots: Snapshot) -> None:
+        for snapshot in snapshots:
+            buddies.add(snapshot)
+        task = asyncio.create_task(buddies.run())
+        await until(lambda: len(self.done) >= len(snapshots))
+        task.cancel()
+
+    def held(self, name: str) -> list[Sealed]:
+        return list(self.memories[name].sealed(JOB))
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path):
+    async with aiohttp.ClientSession() as session:
+        made = World(tmp_path, session)
+        await made.add("b", "z1")
+        await made.add("c", "z2")
+        yield made
+        for runner in made.runners:
+            await runner.cleanup()
+
+
+WHOLE = (Holding(0, 0, 1), Holding(1, 1, 2))
+
+
+@pytest.mark.asyncio
+async def test_the_buddy_gets_what_it_is_named_for_and_nothing_else(world):
+    header = write_snapshot(
+        world.folder / "own",
+        step=4,
+        pieces={(0, 0): b"a" * 3000, (0, 1): b"b" * 70, (1, 2): b"c"},
+    )
+    path = world.folder / "own" / "job" / "1-4" / "0.snap"
+    buddy = {(0, 0): "b", (1, 2): "c"}
+    pieces = tuple(replace(p, buddy=buddy.get(p.key)) for p in header.pieces)
+    header = replace(header, pieces=pieces)
+    with path.open("r+b") as file:
+        file.write(snapshot_file.head_bytes(header))
+    await world.run(world.buddies(), Snapshot(path, header))
+    assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
+    assert world.held("c") == [Sealed(Point(4, 1), (Holding(1, 2, 3),))]
+    assert world.done == [(4, "")]
+    (found,) = snapshot_file.sealed_files(world.folder / "b" / "job" / "1-4")
+    assert found.header.node == header.node, "a copy keeps its writer's name"
+    assert snapshot_file.read_piece(found.path, found.header.pieces[0]) == b"a" * 3000
+
+
+@pytest.mark.asyncio
+async def test_snapshots_that_have_other_holders_are_not_sent(world):
+    await world.run(world.buddies(), world.snapshot(4, buddy=None))
+    assert world.held("b") == world.held("c") == []
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+async def test_oldest_first_but_newest_first_once_the_node_is_to_go(world):
+    order = [world.snapshot(step) for step in (2, 3, 1)]
+    await world.run(world.buddies(), *order)
+    assert [step for step, _ in world.done] == [1, 2, 3]
+    world.done.clear()
+    world.own = replace(OWN, state="draining")
+    await world.run(world.buddies(), *(world.snapshot(step) for step in (5, 7, 6)))
+    assert [step for step, _ in world.done] == [7, 6, 5]
+
+
+@pytest.mark.asyncio
+async def test_a_buddy_that_is_gone_is_stood_in_for_by_the_same_zone_first(world):
+    await world.add("d", "z1")
+    world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address="127.0.0.1:9")
+    await world.run(world.buddies(), world.snapshot(4))
+    assert world.held("d") == [Sealed(Point(4, 1), WHOLE)]
+    assert world.held("c") == []
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+async def test_what_is_to_outlive_a_zone_is_stood_in_for_in_another_one(world):
+    world.nodes[NodeId("c")] = replace(world.nodes[NodeId("c")], address="127.0.0.1:9")
+    await world.run(world.buddies(survive="zone"), world.snapshot(4, buddy="c"))
+    assert world.held("b") == []
+    ((step, trouble),) = world.done
+    assert (step, trouble.startswith("no copy of snapshot")) == (4, True)
+    world.done.clear()
+    await world.add("d", "z3")
+    await world.run(world.buddies(survive="zone"), world.snapshot(5, buddy="c"))
+    assert world.held("d") == [Sealed(Point(5, 1), WHOLE)]
+
+
+@pytest.mark.asyncio
+async def test_who_stands_by_elsewhere_comes_before_a_buddy_in_the_zone_to_outlive(world):
+    await world.run(world.buddies(survive="zone"), world.snapshot(4))
+    assert world.held("b") == []
+    assert world.held("c") == [Sealed(Point(4, 1), WHOLE)]
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("survive", "taker"), [("node", "b"), ("zone", "c")])
+async def test_where_no_member_is_fit_a_node_that_stands_by_takes_the_copy(world, survive, taker):
+    await world.run(world.buddies(survive=survive), world.snapshot(4, buddy=ANYBODY))
+    assert {name: world.held(name) for name in "bc" if world.held(name)} == {
+        taker: [Sealed(Point(4, 1), WHOLE)]
+    }
+    assert world.done == [(4, "")]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("survive", "said"),
+    [("node", ""), ("zone", "copies stay in z1: no node in another zone stands by")],
+)
+async def test_where_nobody_stands_by_nothing_waits_for_copies(world, survive, said):
+    world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], state="draining")
+    del world.nodes[NodeId("c")]
+    buddies = world.buddies(patience_s=60.0, survive=survive)
+    await world.run(buddies, world.snapshot(4, buddy=ANYBODY))
+    assert world.held("b") == []
+    assert world.done == [(4, said)]
+
+
+@pytest.mark.asyncio
+async def test_the_store_is_not_asked_for_each_copy_and_need_not_answer(world):
+    asked = []
+    buddies = world.buddies()
+
+    async def others() -> tuple[NodeRecord, ...]:
+        asked.append(len(asked))
+        return tuple(world.nodes.values()) if len(asked) == 1 else ()
+
+    buddies.others = others
+    await world.run(buddies, *(world.snapshot(step, buddy=ANYBODY) for step in (1, 2)))
+    assert len(asked) == 1
+    buddies._seen_at = float("-inf")
+    world.done.clear()
+    await world.run(buddies, world.snapshot(3, buddy=ANYBODY))
+    assert len(asked) == 2
+    assert [sealed.point.step for sealed in world.held("b")] == [1, 2, 3]
+
+
+@pytest.mark.asyncio
+async def test_copies_that_cannot_leave_the_zone_are_made_there_and_it_is_said(world):
+    del world.nodes[NodeId("c")]
+    await world.run(world.buddies(survive="zone"), world.snapshot(4))
+    assert world.held("b") == [Sealed(Point(4, 1), WHOLE)]
+    assert world.done == [(4, "copies stay in z1: no node in another zone stands by")]
+
+
+@pytest.mark.asyncio
+async def test_the_restart_of_a_buddys_agent_is_bridged(world):
+    del world.nodes[NodeId("c")]
+    there = world.nodes[NodeId("b")]
+    world.nodes[NodeId("b")] = replace(there, address="127.0.0.1:9")
+    buddies = world.buddies(patience_s=60.0)
+    buddies.add(world.snapshot(4))
+    task = asyncio.create_task(buddies.run())
+    await asyncio.sleep(0.05)
+    assert not world.done
+    world.nodes[NodeId("b")] = there
+    await until(lambda: world.done)
+    assert world.done == [(4, "")]
+    assert world.held("b")
+    task.cancel()
+
+
+@pytest.mark.asyncio
+async def test_who_gave_up_waits_no_more_until_a_copy_succeeds(world):
+    there = world.nodes[NodeId("b")]
+    world.nodes = {NodeId("b"): replace(there, address="127.0.0.1:9")}
+    buddies = world.buddies(patience_s=60.0)
+    buddies._has_given_up = True
+    await world.run(buddies, world.snapshot(4), world.snapshot(5))
+    assert all(trouble for _, trouble in world.done)
+    world.nodes[NodeId("b")] = there
+    world.done.clear()
+    await world.run(buddies, world.snapshot(6))
+    assert world.done == [(6, "")]
+    assert not buddies._has_given_up
+
+
+@pytest.mark.asyncio
+async def test_training_does_not_wait_for_what_nobody_can_take(world):
+    world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address="127.0.0.1:9")
+    world.nodes[NodeId("c")] = replace(world.nodes[NodeId("c")], state="draining")
+    await world.run(world.buddies(), world.snapshot(4))
+    ((step, trouble),) = world.done
+    assert step == 4
+    assert "no copy of snapshot 0.snap of step 4: b was not reached" in trouble
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_was_let_go_or_written_over_is_passed_over(world):
+    gone, changed, good = (world.snapshot(step) for step in (1, 2, 3))
+    shutil.rmtree(gone.path.parent)
+    with changed.path.open("r+b") as file:
+        file.seek(changed.header.pieces[0].offset)
+        file.write(b"of another step")
+    await world.run(world.buddies(), gone, changed, good)
+    assert world.done == [(1, ""), (2, ""), (3, "")]
+    assert [sealed.point.step for sealed in world.held("b")] == [3]
+
+
+@pytest.mark.asyncio
+async def test_the_rate_holds_until_the_node_is_to_go(world):
+    pieces = {(0, 0): bytes(3 << 20)}
+    slow = world.buddies(rate_bytes_s=1e4)  # It would take minutes.
+    slow.add(world.snapshot(1, pieces=pieces))
+    task = asyncio.create_task(slow.run())
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: world.done, within_s=0.5)
+    assert not world.done
+    task.cancel()
+    world.own = replace(OWN, state="draining")
+    begun = time.monotonic()
+    await world.run(world.buddies(rate_bytes_s=1e4), world.snapshot(2, pieces=pieces))
+    assert time.monotonic() - begun < 60.0
+    assert world.held("b")
+
+
+# ---- with real agents ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_node_is_lost_and_what_only_it_had_is_with_its_buddy(tmp_path):
+    async with place(tmp_path) as here:
+        agent = here.start("a")
+        here.start("b", zone="us-central1-c")
+        a, b = await here.ready("a"), await here.ready("b")
+        await here.open(a, 1)
+        await until(lambda: here.step(1) > 12)
+
+        async def copied() -> Point | None:
+            report = await here.report("b")
+            whole = Sealed(Point(10, 1), tuple(Holding(layer, 0, 3) for layer in range(5)))
+            return report is not None and whole in report.sealed
+
+        await until(copied)
+        agent.kill()
+        for pid in here.workers(1).values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(here.memory("a"))
+        restore = Restore(Point(10, 1), "memory")
+        plan = plan_on(b.id, b.id)
+        await here.open(b, 2, plan=plan, members=(b.id,), restore=restore)
+        await until(lambda: here.step(2, name="b") > 12)

@@ -1,0 +1,276 @@
+"""The durable store: objects are there as a whole, under one name, and what fails is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from agents.protocol.codec import encode
+from agents.protocol.records import (
+    Durable,
+    Holding,
+    JobId,
+    JobRecord,
+    NodeId,
+    Point,
+    Saving,
+    Uploaded,
+)
+from agents.snapshots.memory import Snapshot
+from agents.snapshots.upload import Uploading, write_object
+from agents.store import Put
+from tests.agents.running import JOB, PREFIX, place, until
+from tests.agents.sealing import write_snapshot
+from worker.checkpoint import snapshot_file
+
+PIECES = {(0, 0): b"first" * 300, (0, 1): b"second" * 90, (1, 2): b"third"}
+
+
+def snapshot_of(folder: Path, step: int = 5, **changes) -> Snapshot:
+    header = write_snapshot(folder, step=step, **{"pieces": PIECES, "persist": True, **changes})
+    return Snapshot(folder / "job" / f"1-{step}" / header.file_name, header)
+
+
+def names(folder: Path) -> list[str]:
+    found = [Path(at, name) for at, _, files in os.walk(folder) for name in files]
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
+# ---- one object ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_an_object_is_a_sealed_file_of_the_pieces_that_are_meant(tmp_path, kind):
+    snapshot = snapshot_of(tmp_path)
+    copy = snapshot_file.copy_of(snapshot.header, [(0, 1), (1, 2)])
+    uri = f"{kind}://{tmp_path}/far/job/1-5/0-a.snap"
+    write_object(uri, snapshot.path, copy)
+    (tmp_path / "back.snap").write_bytes(fsspec.open(uri, "rb").open().read())
+    back = snapshot_file.read_header(tmp_path / "back.snap")
+    assert back == copy
+    found = {
+        piece.key: snapshot_file.read_piece(tmp_path / "back.snap", piece) for piece in back.pieces
+    }
+    assert found == {key: PIECES[key] for key in ((0, 1), (1, 2))}
+    assert not fsspec.core.url_to_fs(uri)[0].transaction.files, "each upload is kept for ever"
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_what_is_written_over_meanwhile_leaves_no_object(tmp_path, kind):
+    snapshot = snapshot_of(tmp_path / "memory")
+    with snapshot.path.open("r+b") as file:
+        file.seek(snapshot.header.pieces[1].offset)
+        file.write(b"later")
+    uri = f"{kind}://{tmp_path}/far2/0.snap"
+    with pytest.raises(snapshot_file.SlotError, match="piece 1 of layer 0"):
+        write_object(uri, snapshot.path, snapshot_file.copy_of(snapshot.header, PIECES))
+    system, target = fsspec.core.url_to_fs(uri)
+    assert not system.exists(target)
+    assert names(tmp_path / "far2") == [] if kind == "file" else True
+
+
+class Plain(MemoryFileSystem):
+    """A store whose client does not tell whether an object is there already."""
+
+    protocol = "plainmemory"
+
+    def _open(self, path, mode="rb", **options):
+        if "x" in mode:
+            raise ValueError(f"unsupported file mode: {mode}")
+        return super()._open(path, mode, **options)
+
+
+fsspec.register_implementation("plainmemory", Plain, clobber=True)
+
+
+@pytest.mark.parametrize("kind", ["memory", "plainmemory"])
+def test_the_same_once_more_is_well(tmp_path, kind):
+    """The answer to the first try was lost."""
+    snapshot = snapshot_of(tmp_path)
+    uri = f"{kind}://{tmp_path}/again/0.snap"
+    for _ in range(2):
+        write_object(uri, snapshot.path, snapshot_file.copy_of(snapshot.header, PIECES))
+
+
+def test_what_another_has_written_under_the_name_stays(tmp_path):
+    first, second = snapshot_of(tmp_path), snapshot_of(tmp_path, 6)
+    uri = f"memory://{tmp_path}/taken/0.snap"
+    write_object(uri, first.path, snapshot_file.copy_of(first.header, PIECES))
+    system, target = fsspec.core.url_to_fs(uri)
+    before = system.cat_file(target)
+    with pytest.raises(OSError, match="another object stands there"):
+        write_object(uri, second.path, snapshot_file.copy_of(second.header, PIECES))
+    assert system.cat_file(target) == before
+
+
+def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
+    snapshot = snapshot_of(tmp_path)
+    copy = snapshot_file.copy_of(snapshot.header, PIECES)
+    uri = f"memory://{tmp_path}/half/0.snap"
+    write_object(uri, snapshot.path, copy)
+    system, target = fsspec.core.url_to_fs(uri)
+    whole = system.cat_file(target)
+    for size in (0, 10, len(whole) - 1):
+        system.pipe_file(target, whole[:size])
+        with pytest.raises(OSError, match="half of it stood there"):
+            write_object(uri, snapshot.path, copy)
+        write_object(uri, snapshot.path, copy)
+        assert system.cat_file(target) == whole
+
+
+# ---- one after the other ------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """An uploading that writes down what it says."""
+
+    uri: str | None
+    votes: list[Uploaded] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    is_wanted: bool = True
+    is_doomed: bool = False
+    ended: int = 0
+
+    def done(self, _: Snapshot, vote: Uploaded | None) -> None:
+        self.ended += 1
+        self.votes += [] if vote is None else [vote]
+
+    async def until(self, holds, *snapshots: Snapshot) -> None:
+        uploading = Uploading(
+            lambda: NodeId("a.1.2"),
+            lambda _: self.uri,
+            lambda snapshot: self.is_wanted and snapshot.path.exists(),
+            lambda: self.is_doomed,
+            self.done,
+            lambda _, reason: self.troubles.append(reason),
+            retry_s=0.02,
+        )
+        for snapshot in snapshots:
+            uploading.add(snapshot)
+        task = asyncio.create_task(uploading.run())
+        await until(holds)
+        task.cancel()
+        uploading.close()
+
+
+@pytest.mark.asyncio
+async def test_a_vote_says_what_is_where(tmp_path):
+    run = Run(f"file://{tmp_path}/far/")
+    await run.until(lambda: run.votes, snapshot_of(tmp_path / "memory"))
+    (vote,) = run.votes
+    path = tmp_path / "far" / "job" / "1-5" / "0-a.1.2.snap"
+    assert vote.uri == f"file://{path}"
+    assert (vote.point, vote.holds) == (Point(5, 1), (Holding(0, 0, 2), Holding(1, 2, 3)))
+    assert vote.bytes == path.stat().st_size
+    assert vote.checksum == snapshot_file.head_checksum(snapshot_file.read_head(path))
+    assert names(tmp_path / "far") == ["job/1-5/0-a.1.2.snap"]
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_takes_nothing_is_named_and_tried_again(tmp_path):
+    (tmp_path / "far").write_text("a file where a folder should be")
+    run = Run(f"file://{tmp_path}/far")
+    snapshot = snapshot_of(tmp_path / "memory")
+
+    def is_mended() -> bool:
+        if len(run.troubles) >= 2 and (tmp_path / "far").is_file():
+            (tmp_path / "far").unlink()
+        return bool(run.votes)
+
+    await run.until(is_mended, snapshot)
+    assert run.troubles[0].startswith(f"file://{tmp_path}/far/job/1-5/0-a.1.2.snap: ")
+    assert "Not a directory" in run.troubles[0] or "File exists" in run.troubles[0]
+    assert len(run.votes) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_nobody_knows_is_named(tmp_path):
+    run = Run("nowhere://bucket")
+    await run.until(lambda: run.troubles, snapshot_of(tmp_path / "memory"))
+    assert "nowhere" in run.troubles[0]
+
+
+@pytest.mark.asyncio
+async def test_what_is_not_wanted_any_more_or_is_gone_is_not_brought(tmp_path):
+    run = Run(f"file://{tmp_path}/far")
+    gone, last = snapshot_of(tmp_path / "memory", 5), snapshot_of(tmp_path / "memory", 7)
+    gone.path.unlink()
+    await run.until(lambda: run.votes, gone, last)
+    assert [vote.point.step for vote in run.votes] == [7]
+    assert not run.troubles
+    run.is_wanted = False
+    again = snapshot_of(tmp_path / "memory", 8)
+    nothing = snapshot_of(tmp_path / "memory", 9, written=False)
+    await run.until(lambda: run.ended == 4, again, nothing)
+    assert [vote.point.step for vote in run.votes] == [7]
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_is_about_to_go_begins_nothing_until_it_stays(tmp_path):
+    run = Run(f"file://{tmp_path}/far", is_doomed=True)
+    looks = 0
+
+    def is_there() -> bool:
+        nonlocal looks
+        looks += 1
+        assert not (run.is_doomed and run.votes)
+        if looks == 10:
+            assert not (tmp_path / "far").exists()
+            run.is_doomed = False
+        return bool(run.votes)
+
+    await run.until(is_there, snapshot_of(tmp_path / "memory"))
+
+
+# ---- with real agents ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_votes_outlive_the_agent_and_go_when_something_newer_is_committed(tmp_path):
+    async with place(tmp_path) as here:
+        saving = Saving(uri=f"file://{tmp_path}/far")
+        job = JobRecord(JOB, "running", layers=5, atoms=3, saving=saving)
+        await here.store.transact([], [Put(f"{PREFIX}job/{JOB}/state", encode(job))])
+        agent = here.start()
+        node = await here.ready()
+        await here.open(node, 1, memory_every=10, persist_every=20)
+
+        async def votes(least: int) -> list[Uploaded]:
+            report = await here.report()
+            found = [] if report is None else list(report.uploaded)
+            return found if len({vote.point for vote in found}) >= least else []
+
+        found = await until(lambda: votes(2))
+        assert {vote.point.step % 20 for vote in found} == {0}
+        for vote in found:
+            assert Path(vote.uri.removeprefix("file://")).stat().st_size == vote.bytes
+        assert all(len(vote.holds) == 5 for vote in found), "the first rank writes everything"
+        agent.kill()
+        agent.wait()
+        here.start()
+        await until(lambda: votes(2))
+        report = await here.report()
+        assert report is not None
+        assert set(found) <= set(report.uploaded)
+        durable = Durable(Point(40, 1), "file:///m", "0")
+        await here.store.transact([], [Put(f"{PREFIX}job/{JOB}/durable", encode(durable))])
+
+        async def only_newer() -> bool:
+            report = await here.report()
+            return report is not None and all(v.point.step >= 40 for v in report.uploaded)
+
+        await until(only_newer)
+        # The job ends: nothing of it is kept in memory.
+        await here.open(node, 1, state="closed")
+        ended = JobRecord(JobId(JOB), "done", layers=5, atoms=3, saving=saving)
+        await here.store.transact([], [Put(f"{PREFIX}job/{JOB}/state", encode(ended))])
+        await until(lambda: names(here.memory()) == [])
+        assert names(tmp_path / "far"), "the durable store is not the agent's to tidy"

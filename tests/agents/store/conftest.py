@@ -1,0 +1,68 @@
+"""The stores that the contract is tried on, and a prefix of its own for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agents.store import Store
+from tests.agents.store.places import ETCD, Cluster, Embedded, Place, Server, Socket, wait_answer
+
+NO_ETCD = pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server")
+SERVERS = ["socket", pytest.param("etcd", marks=NO_ETCD), pytest.param("cluster", marks=NO_ETCD)]
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def one_socket() -> Iterator[Socket]:
+    """An embedded store's process for all tests."""
+    with closing(Socket()) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def one_etcd() -> Iterator[Cluster]:
+    """An etcd for all tests."""
+    with closing(Cluster()) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def one_cluster() -> Iterator[Cluster]:
+    """Three of etcd for all tests."""
+    with closing(Cluster(3)) as place:
+        yield place
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Server:
+    """A store in processes of its own, which a test may kill and must start again."""
+    return request.getfixturevalue(f"one_{request.param}")
+
+
+@pytest.fixture(params=["embedded", *SERVERS])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Any store."""
+    if request.param == "embedded":
+        return Embedded(tmp_path)
+    return request.getfixturevalue(f"one_{request.param}")
+
+
+@pytest_asyncio.fixture
+async def store(place: Place) -> AsyncIterator[Store]:
+    """A way to the place."""
+    store = await place.open()
+    await wait_answer(store)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Keys of this test alone."""
+    return f"/sailor/v1/test-{next(_numbers)}/"

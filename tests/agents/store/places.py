@@ -1,0 +1,203 @@
+"""Stores to try the contract on: each can be opened, and most can be killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from agents.store import EmbeddedStore, Snapshot, Store, StoreUnavailable, open_store
+from agents.store.etcd_connection import STATUS, STATUS_REQUEST
+from agents.store.etcd_messages import message, method
+
+ROOT = Path(__file__).resolve().parents[3]
+ETCD = shutil.which("etcd")
+COMPACT = method("KV", "Compact")
+PATIENCE_S = 60.0
+"""After which an answer is taken never to come."""
+TIMEOUT_S = 1.5
+"""Of every call; what an outage costs the tests that wait for it."""
+HISTORY_MAX = 50
+"""Small, so that the embedded stores forget soon."""
+
+
+class Place(Protocol):
+    """Somewhere a store is."""
+
+    async def open(self) -> Store:
+        """One more way to it."""
+        ...
+
+    async def compact(self, store: Store) -> None:
+        """Make it forget the changes so far."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        ...
+
+
+class Server(Place, Protocol):
+    """A store that runs elsewhere and can die."""
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Embedded:
+    """Inside this very process; all that open it have one and the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "store.db"
+        self._store: EmbeddedStore | None = None
+
+    async def open(self) -> Store:
+        if self._store is None:
+            self._store = await EmbeddedStore.open(self.file, history_max=HISTORY_MAX)
+        return self._store
+
+    async def compact(self, store: Store) -> None:
+        await write_much(store)
+
+    def close(self) -> None:
+        pass
+
+
+class Socket:
+    """Inside another process, through its socket."""
+
+    def __init__(self) -> None:
+        # A socket's path must be short, and those of pytest's folders need not be.
+        self._folder = tempfile.TemporaryDirectory(prefix="sailor-")
+        self.folder = Path(self._folder.name)
+        self.socket = self.folder / "store.sock"
+        self.start()
+
+    async def open(self) -> Store:
+        return await open_store(f"unix://{self.socket}?timeout_s={TIMEOUT_S}")
+
+    async def compact(self, store: Store) -> None:
+        await write_much(store)
+
+    def start(self) -> None:
+        script = ROOT / "tests" / "store" / "serving.py"
+        command = [sys.executable, str(script), str(self.folder / "store.db"), str(self.socket)]
+        command.append(str(HISTORY_MAX))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(command, env=environment)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+
+class Cluster:
+    """One etcd, or several that vote, on free ports of this machine."""
+
+    def __init__(
+        self, size: int = 1, *, arguments: Sequence[str] = (), scheme: str = "http"
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="sailor-")
+        self.folder = Path(self._folder.name)
+        ports = _free_ports(2 * size)
+        self.endpoints = [f"127.0.0.1:{port}" for port in ports[:size]]
+        self._peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        self._arguments, self._scheme = arguments, scheme
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * size
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"etcd://{','.join(self.endpoints)}?timeout_s={TIMEOUT_S}"
+
+    async def open(self) -> Store:
+        return await open_store(self.url)
+
+    async def compact(self, store: Store) -> None:
+        revision = (await store.snapshot("/none")).revision
+        async with grpc.aio.insecure_channel(self.endpoints[0]) as channel:
+            ask = channel.unary_unary(COMPACT.path, COMPACT.serialize, COMPACT.read)
+            await ask(message("CompactionRequest")(revision=revision, physical=True))
+
+    async def leader(self) -> int:
+        """Which member leads, by its place among the endpoints."""
+        while True:
+            for i, endpoint in enumerate(self.endpoints):
+                async with grpc.aio.insecure_channel(endpoint) as channel:
+                    ask = channel.unary_unary(STATUS.path, STATUS.serialize, STATUS.read)
+                    status = await ask(STATUS_REQUEST(), timeout=5)
+                if status.leader == status.header.member_id:
+                    return i
+            await asyncio.sleep(0.1)
+
+    def start(self, members: Sequence[int] | None = None) -> None:
+        for i in range(len(self.endpoints)) if members is None else members:
+            self.processes[i] = subprocess.Popen(
+                [ETCD or "etcd", *self._options(i), *self._arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+    def _options(self, i: int) -> list[str]:
+        cluster = ",".join(f"m{j}={peer}" for j, peer in enumerate(self._peers))
+        return [
+            *("--name", f"m{i}", "--data-dir", str(self.folder / f"m{i}")),
+            *("--listen-client-urls", f"{self._scheme}://{self.endpoints[i]}"),
+            *("--advertise-client-urls", f"{self._scheme}://{self.endpoints[i]}"),
+            *("--listen-peer-urls", self._peers[i]),
+            *("--initial-advertise-peer-urls", self._peers[i]),
+            *("--initial-cluster", cluster),
+            # The shortest lease follows from these: one second.
+            *("--heartbeat-interval", "60", "--election-timeout", "600"),
+        ]
+
+    def kill(self, members: Sequence[int] | None = None) -> None:
+        for i in range(len(self.endpoints)) if members is None else members:
+            process = self.processes[i]
+            if process is not None:
+                process.kill()
+                process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+async def write_much(store: Store) -> None:
+    """More changes than an embedded store of these tests remembers."""
+    for _ in range(2 * HISTORY_MAX + 2):
+        await store.put("/elsewhere", b"")
+
+
+async def wait_answer(store: Store) -> Snapshot:
+    """Wait until the store answers again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await store.snapshot("/sailor/")
+            except StoreUnavailable:
+                await asyncio.sleep(0.05)

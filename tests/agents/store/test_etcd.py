@@ -1,0 +1,263 @@
+"""What only a cluster of etcd can suffer: lost leaders, lost quorums, passwords, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, closing
+from pathlib import Path
+
+import pytest
+
+from agents.store import (
+    Store,
+    StoreRefused,
+    StoreUnavailable,
+    WriteUnknown,
+    open_store,
+)
+from simulator.documents.problems import InputError
+from tests.agents.store.places import ETCD, PATIENCE_S, Cluster, wait_answer
+from tests.agents.store.rights import require_passwords
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.slow,
+    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
+]
+
+
+@pytest.fixture
+def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
+    """Three members, all running, whatever the test before did."""
+    yield one_cluster
+    for i, process in enumerate(one_cluster.processes):
+        process.send_signal(signal.SIGCONT)
+        if process.poll() is not None:
+            one_cluster.start([i])
+
+
+async def wait_put(store: Store, key: str, value: bytes) -> int:
+    """Put until it is certain; a key that has the value twice is no harm."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(StoreUnavailable, WriteUnknown):
+                return await store.put(key, value)
+
+
+async def test_a_leader_that_dies_takes_nothing_along(cluster, prefix):
+    store = await cluster.open()
+    after = (await wait_answer(store)).revision
+    lease = await store.grant(30)
+    await store.put(prefix + "lease", b"", lease=lease.id)
+    seen: list[int] = []
+
+    async def watch() -> None:
+        async with aclosing(store.watch(prefix + "n", after=after)) as news:
+            async for changed in news:
+                seen.extend(int(each.entry.value) for each in changed.changes)
+                if seen[-1] == 199:
+                    return
+
+    watching = asyncio.create_task(watch())
+    for number in range(200):
+        if number == 100:
+            cluster.kill([await cluster.leader()])
+        await wait_put(store, prefix + "n", str(number).encode())
+    await asyncio.wait_for(watching, PATIENCE_S)
+    # A write in doubt was made again, so that a number may come twice, but none is missed.
+    assert sorted(set(seen)) == list(range(200))
+    assert seen == sorted(seen)
+    assert await store.keep(lease.id)
+    assert (await store.get(prefix + "lease")).lease == lease.id
+    await store.close()
+
+
+async def test_a_lost_quorum_is_said_and_gotten_over(cluster, prefix):
+    store = await cluster.open()
+    await wait_answer(store)
+    before = await store.put(prefix + "a", b"before")
+    after = (await store.snapshot(prefix)).revision
+    lost = [0, 2]
+    async with aclosing(store.watch(prefix, after=after)) as news:
+        told = asyncio.create_task(anext(news))
+        await asyncio.sleep(0.1)
+        cluster.kill(lost)
+        with pytest.raises((StoreUnavailable, WriteUnknown)):
+            await store.put(prefix + "a", b"lost")
+        with pytest.raises(StoreUnavailable):
+            await store.get(prefix + "a")
+        with pytest.raises(StoreUnavailable):
+            await store.grant(5)
+        cluster.start(lost)
+        await wait_answer(store)
+        entry = await store.get(prefix + "a")
+        assert entry.value in (b"before", b"lost")
+        assert (entry.modified == before) == (entry.value == b"before")
+        revision = await wait_put(store, prefix + "b", b"")
+        changed = await asyncio.wait_for(told, PATIENCE_S)
+        while changed.revision < revision:
+            changed = await asyncio.wait_for(anext(news), PATIENCE_S)
+        assert changed.changes[0].key == prefix + "b"
+    await store.close()
+
+
+async def test_members_that_are_away_are_passed_over(cluster, prefix):
+    nobody = "127.0.0.1:9"
+    last = cluster.endpoints[-1]
+    store = await open_store(f"etcd://{nobody},nobody.invalid:1,{last}?timeout_s={PATIENCE_S}")
+    revision = await store.put(prefix + "a", b"")
+    assert (await store.get(prefix + "a")).modified == revision
+    await store.close()
+    store = await open_store(f"etcd://{nobody}?timeout_s=0.3")
+    with pytest.raises(StoreUnavailable, match=r"within 0.3 s; the last problem: 127.0.0.1:9: .+"):
+        await store.put(prefix + "a", b"")
+    await store.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.put(prefix + "a", b"")
+
+
+async def test_a_silent_member_is_left_and_its_write_in_doubt(cluster, prefix):
+    store = await open_store(cluster.url)
+    await wait_answer(store)
+    await wait_put(store, prefix + "a", b"")
+    # Freeze one after the other until the one that is asked is met.
+    for process in cluster.processes:
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(StoreUnavailable):
+            await store.get(prefix + "a")
+        await wait_put(store, prefix + "b", b"")
+        process.send_signal(signal.SIGCONT)
+        await wait_answer(store)
+    for process in cluster.processes:
+        process.send_signal(signal.SIGSTOP)
+    with pytest.raises(WriteUnknown):
+        await store.put(prefix + "a", b"")
+    with pytest.raises(StoreUnavailable):
+        await store.get(prefix + "a")
+    await store.close()
+
+
+async def test_a_watch_leaves_a_member_that_falls_silent(cluster, prefix):
+    store = await cluster.open()
+    after = (await wait_answer(store)).revision
+    async with aclosing(store.watch(prefix, after=after)) as news:
+        told = asyncio.create_task(anext(news))
+        await asyncio.sleep(0.2)
+        # All is well with the cluster, so it watches at the first of its endpoints.
+        cluster.processes[0].send_signal(signal.SIGSTOP)
+        revision = await wait_put(store, prefix + "a", b"")
+        assert (await asyncio.wait_for(told, PATIENCE_S)).revision <= revision
+    await store.close()
+
+
+async def test_passwords(tmp_path):
+    (tmp_path / "right").write_text("secret\n")
+    (tmp_path / "wrong").write_text("Secret\n")
+    (tmp_path / "guest").write_text("guest")
+    with closing(Cluster()) as cluster:
+
+        async def open_as(user: str, file: str) -> Store:
+            return await open_store(f"{cluster.url}&user={user}&password_file={tmp_path}/{file}")
+
+        store = await cluster.open()
+        await wait_answer(store)
+        too_early = await open_as("root", "right")
+        with pytest.raises(StoreRefused, match="authentication is not enabled"):
+            await too_early.get("/a")
+        await require_passwords(cluster)
+        with pytest.raises(StoreRefused, match="user name is empty"):
+            await store.put("/a", b"")
+        root = await open_as("root", "right")
+        after = await root.put("/a", b"1")
+        lease = await root.grant(60)
+        assert await root.keep(lease.id)
+        wrong = await open_as("root", "wrong")
+        with pytest.raises(StoreRefused, match="authentication failed"):
+            await wrong.get("/a")
+        none = await open_as("root", "none")
+        with pytest.raises(StoreRefused, match="password of etcd cannot be read"):
+            await none.get("/a")
+        guest = await open_as("guest", "guest")
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await guest.put("/a", b"2")
+        with pytest.raises(StoreRefused, match=r"refused to show /a: .*permission denied"):
+            await anext(guest.watch("/a", after=after))
+        # A server that restarts knows none of its tokens any more.
+        watcher = await open_as("root", "right")
+        async with aclosing(watcher.watch("/a", after=after)) as news:
+            told = asyncio.create_task(anext(news))
+            await asyncio.sleep(0.2)
+            cluster.kill()
+            cluster.start()
+            await wait_answer(root)
+            assert await root.keep(lease.id)
+            revision = await root.put("/a", b"2")
+            assert (await asyncio.wait_for(told, PATIENCE_S)).revision == revision
+        for each in (store, too_early, root, watcher, wrong, none, guest):
+            await each.close()
+
+
+async def test_a_watch_outlives_its_token(tmp_path):
+    """Nothing else may be asked meanwhile: whoever only watches must fetch another by itself."""
+    (tmp_path / "right").write_text("secret")
+    with closing(Cluster(arguments=("--auth-token-ttl", "1"))) as cluster:
+        await wait_answer(await cluster.open())
+        await require_passwords(cluster)
+        enter = f"&user=root&password_file={tmp_path}/right"
+        store, other = [await open_store(cluster.url + enter) for _ in range(2)]
+        after = await store.put("/a", b"1")
+        await asyncio.sleep(3)
+        news = store.watch("/a", after=after)
+        revision = await other.put("/a", b"2")
+        assert (await asyncio.wait_for(anext(news), PATIENCE_S)).revision == revision
+        await news.aclose()
+        await store.close()
+        await other.close()
+
+
+def _certify(folder: Path) -> None:
+    """One authority, and a certificate for each side."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    for name in ("ca", "other"):
+        openssl(
+            "req", "-x509", *ec, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=ca"
+        )
+    (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    for name in ("server", "client"):
+        openssl("req", *ec[:-2], "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=x")
+        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "san")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem", "-days", "2")
+
+
+async def test_certificates(tmp_path):
+    _certify(tmp_path)
+    arguments: Sequence[str] = (
+        *("--cert-file", str(tmp_path / "server.pem"), "--key-file", str(tmp_path / "server.key")),
+        *("--trusted-ca-file", str(tmp_path / "ca.pem"), "--client-cert-auth"),
+    )
+    with closing(Cluster(arguments=arguments, scheme="https")) as cluster:
+        own = f"&cert={tmp_path}/client.pem&key={tmp_path}/client.key"
+        store = await open_store(f"{cluster.url}&ca={tmp_path}/ca.pem{own}")
+        await wait_answer(store)
+        revision = await store.put("/a", b"1")
+        assert (await store.get("/a")).modified == revision
+        await store.close()
+        for options in ("", f"&ca={tmp_path}/ca.pem", f"&ca={tmp_path}/other.pem{own}"):
+            stranger = await open_store(cluster.url + options)
+            with pytest.raises(StoreUnavailable, match="no member of etcd answered"):
+                await stranger.put("/a", b"2")
+            await stranger.close()
+    with pytest.raises(InputError) as caught:
+        await open_store(f"etcd://a?ca=/none/ca.pem&cert=/none/c.pem&key={tmp_path}/client.key")
+    assert [problem.place for problem in caught.value.problems] == [
+        "the store's ca",
+        "the store's cert",
+    ]

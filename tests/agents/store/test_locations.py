@@ -1,0 +1,69 @@
+"""The line that says where the store is: what is wrong with it is told all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents.store.locations import Etcd, OnDisk, read_address
+from simulator.documents.problems import InputError
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        (
+            "embedded:///var/lib/sailor/store.db",
+            OnDisk("embedded", Path("/var/lib/sailor/store.db")),
+        ),
+        ("unix:///run/sailor.sock", OnDisk("unix", Path("/run/sailor.sock"))),
+        ("unix:/run/sailor.sock?timeout_s=1.5", OnDisk("unix", Path("/run/sailor.sock"), 1.5)),
+        ("etcd://a", Etcd(("a:2379",))),
+        ("etcd://a:1,[::1]:2,10.0.0.1/", Etcd(("a:1", "[::1]:2", "10.0.0.1:2379"))),
+        (
+            "etcd://a?user=sailor&password_file=/p&ca=/c&cert=/d&key=/e&timeout_s=3",
+            Etcd(("a:2379",), "sailor", Path("/p"), Path("/c"), Path("/d"), Path("/e"), 3.0),
+        ),
+    ],
+)
+def test_an_address_is_read(url, address):
+    assert read_address(url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "problems"),
+    [
+        ("", ["names no kind of store"]),
+        ("/var/lib/sailor", ["names no kind of store"]),
+        ("zookeeper://a:1", ["names no kind of store"]),
+        ("embedded://store.db", ['has a host, "store.db"; a path begins with a third slash']),
+        ("embedded:store.db", ["names no file by its whole path"]),
+        ("embedded:///folder/", ["names no file by its whole path"]),
+        ("embedded:///a?timeout_s=1", ["has an option timeout_s, which"]),
+        ("unix:///a?timeout_s=0&x=1", ['timeout_s is "0"', "has an option x, which"]),
+        ("unix:///a?timeout_s=nan", ['timeout_s is "nan"']),
+        ("unix:///a?timeout_s=soon", ['timeout_s is "soon"; give seconds above 0, up to 600']),
+        ("unix:///a?soon", ["cannot be read"]),
+        ("unix://[::1/a", ["cannot be read"]),
+        ("etcd://", ['"" names no host']),
+        ("etcd://a,,b", ['"" names no host']),
+        ("etcd://a:port,b:99999", ['"a:port" is no host and port', '"b:99999" is no host']),
+        ("etcd://a,b,a:2379", ["names a member twice"]),
+        ("etcd://root:secret@a", ["holds a user; give user=NAME and password_file=FILE"]),
+        ("etcd://a/sailor", ['has a path, "/sailor"']),
+        ("etcd://a?cert=/c", ["has cert but no key; give both, or neither"]),
+        ("etcd://a?key=/c", ["has key but no cert"]),
+        ("etcd://a?user=x", ["has one of user and password_file"]),
+        ("etcd://a?ca=pki/ca.pem", ['ca is "pki/ca.pem"; give the file\'s whole path']),
+        ("etcd://a?password=x&tls=1", ["an option password,", "an option tls,"]),
+    ],
+)
+def test_what_is_wrong_is_told_at_once(url, problems):
+    with pytest.raises(InputError) as caught:
+        read_address(url)
+    found = caught.value.problems
+    assert len(found) == len(problems)
+    for problem, part in zip(found, problems, strict=True):
+        assert part in str(problem)
+        assert problem.place == f'the store\'s address "{url.replace("root:secret", "...")}"'

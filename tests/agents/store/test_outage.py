@@ -1,0 +1,101 @@
+"""Stores that die, stand still or lose their way, and what their users are told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from agents.store import CreatedAt, Put, StoreUnavailable, WriteUnknown
+from tests.agents.store.places import PATIENCE_S, wait_answer
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def test_a_server_that_restarts_has_lost_nothing(server, prefix):
+    store = await server.open()
+    await wait_answer(store)
+    lease = await store.grant(60)
+    await store.put(prefix + "a", b"1", lease=lease.id)
+    before = await store.snapshot(prefix)
+    server.kill()
+    server.start()
+    await wait_answer(store)
+    assert await store.snapshot(prefix) == before
+    assert await store.keep(lease.id)
+    await store.close()
+
+
+async def test_a_watch_goes_on_over_a_restart(server, prefix):
+    store = await server.open()
+    after = (await wait_answer(store)).revision
+    async with aclosing(store.watch(prefix, after=after)) as news:
+        first = await store.put(prefix + "a", b"1")
+        assert (await asyncio.wait_for(anext(news), PATIENCE_S)).revision == first
+        waiting = asyncio.create_task(anext(news))
+        await asyncio.sleep(0.05)
+        server.kill()
+        server.start()
+        await wait_answer(store)
+        second = await store.put(prefix + "a", b"2")
+        third = await store.put(prefix + "a", b"3")
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).revision == second
+        assert (await asyncio.wait_for(anext(news), PATIENCE_S)).revision == third
+    await store.close()
+
+
+async def test_a_store_that_is_away_says_so(server, prefix):
+    store = await server.open()
+    await wait_answer(store)
+    revision = await store.put(prefix + "a", b"1")
+    lease = await store.grant(60)
+    server.kill()
+    questions = store.get(prefix + "a"), store.snapshot(prefix), store.keep(lease.id)
+    for answer in await asyncio.gather(*questions, return_exceptions=True):
+        assert isinstance(answer, StoreUnavailable)
+    # The connection may have been thought good until the write met its end.
+    with pytest.raises((StoreUnavailable, WriteUnknown)):
+        await store.put(prefix + "a", b"2")
+    with pytest.raises(StoreUnavailable):
+        await store.put(prefix + "a", b"2")
+    server.start()
+    await wait_answer(store)
+    assert (await store.get(prefix + "a")).modified == revision
+    await store.close()
+
+
+async def test_a_write_of_unknown_fate_is_settled_by_a_compare(server, prefix):
+    store = await server.open()
+    await wait_answer(store)
+    count = 0
+    in_doubt = False
+    killing = asyncio.create_task(_kill_at_times(server))
+    while not killing.done():
+        key = f"{prefix}{count:06}"
+        try:
+            done = await store.transact([CreatedAt(key, 0)], [Put(key, b"")])
+        except StoreUnavailable:
+            continue  # Certainly not applied.
+        except WriteUnknown:
+            in_doubt = True  # Asking again with the same compare tells.
+            continue
+        assert done.is_applied or in_doubt, "applied before, and nobody was told"
+        count += 1
+        in_doubt = False
+    await killing
+    await wait_answer(store)
+    names = [entry.key for entry in (await store.snapshot(prefix)).entries]
+    assert names[:count] == [f"{prefix}{i:06}" for i in range(count)]
+    assert len(names) <= count + in_doubt
+    await store.close()
+
+
+async def _kill_at_times(server):
+    for pause_s in (0.31, 0.57, 0.43):
+        await asyncio.sleep(pause_s)
+        server.kill()
+        server.start()
+        other = await server.open()
+        await wait_answer(other)
+        await other.close()

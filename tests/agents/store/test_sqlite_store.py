@@ -1,0 +1,272 @@
+"""The embedded store's own promises: kills, full disks, stopped processes, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agents.store import (
+    Compacted,
+    EmbeddedStore,
+    Put,
+    StoreRefused,
+    StoreUnavailable,
+    WriteUnknown,
+    open_store,
+    serve,
+)
+from agents.store.sqlite_file import Ledger, Transaction
+from tests.agents.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+@pytest.fixture
+def socket() -> Iterator[Socket]:
+    socket = Socket()
+    yield socket
+    socket.close()
+
+
+async def test_a_kill_at_any_moment_loses_nothing_that_was_told(socket, examples):
+    """Each transaction writes the same number under three keys; each number only once."""
+    random = Random(5)
+    store = await socket.open()
+    last = 0
+    for _ in range(max(8, examples // 10)):
+        await wait_answer(store)
+        told = last
+        killing = asyncio.get_running_loop().call_later(random.uniform(0, 0.1), socket.kill)
+        while True:
+            last += 1
+            orders = [Put(f"/{name}", str(last).encode()) for name in "abc"]
+            try:
+                done = await store.transact([], orders)
+            except (StoreUnavailable, WriteUnknown):
+                break
+            told = last
+            assert done.is_applied
+        killing.cancel()
+        socket.start()
+        snapshot = await wait_answer(store)
+        entries = (await store.snapshot("")).entries
+        (found,) = {int(entry.value) for entry in entries} or {0}
+        assert told <= found <= last
+        assert {entry.modified for entry in entries} <= {snapshot.revision}
+        last = found
+    await store.close()
+
+
+async def test_leases_stand_still_while_nobody_serves(socket):
+    store = await socket.open()
+    lease = await store.grant(1)
+    await store.put("/a", b"", lease=lease.id)
+    for down in (socket.kill, lambda: socket.process.send_signal(signal.SIGSTOP)):
+        down()
+        await asyncio.sleep(2)
+        if socket.process.returncode is None:
+            socket.process.send_signal(signal.SIGCONT)
+        else:
+            socket.start()
+        snapshot = await store.snapshot("/")
+        assert [entry.key for entry in snapshot.entries] == ["/a"]
+        assert await store.keep(lease.id)
+    async with aclosing(store.watch("/", after=snapshot.revision)) as news:
+        gone = await asyncio.wait_for(anext(news), PATIENCE_S)
+    assert gone.changes[0].entry is None
+    await store.close()
+
+
+async def test_a_full_disk_is_said_and_gotten_over(socket):
+    store = await socket.open()
+    await store.put("/a", b"before")
+    watching = store.watch("/", after=1)
+    told = asyncio.create_task(anext(watching))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.prlimit(socket.process.pid, resource.RLIMIT_FSIZE, (100_000, hard))
+    with pytest.raises((StoreUnavailable, WriteUnknown), match="the store's file"):
+        await _count_up(store, 10)
+    assert (await store.get("/a")).value in (b"before", b"x" * 50_000)
+    resource.prlimit(socket.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    revision = await store.put("/a", b"after")
+    assert await store.get("/a") == (await store.snapshot("/")).entries[0]
+    assert (await store.get("/a")).modified == revision
+    assert (await asyncio.wait_for(told, PATIENCE_S)).revision == 2
+    await watching.aclose()
+    await store.close()
+
+
+async def _count_up(store, end):
+    for _ in range(end):
+        await store.put("/a", b"x" * 50_000)
+
+
+async def test_a_batch_that_fails_in_its_middle_leaves_no_trace(tmp_path):
+    ledger = Ledger(tmp_path / "store.db", history_max=HISTORY_MAX)
+    good = Transaction((), (Put("/a", b""),))
+    with pytest.raises(UnicodeEncodeError):  # As a bug of ours would.
+        ledger.apply([good, Transaction((), (Put("\ud800", b""),))])
+    assert ledger.snapshot("").entries == ()
+    assert ledger.apply([good]).changed[0].revision == 1
+    ledger.close()
+
+
+async def test_one_process_at_a_time_has_the_file(socket):
+    await wait_answer(store := await socket.open())
+    await store.close()
+    file = socket.folder / "store.db"
+    with pytest.raises(StoreUnavailable, match="in use by another process"):
+        await EmbeddedStore.open(file)
+    socket.kill()
+    store = await EmbeddedStore.open(file)
+    with pytest.raises(StoreUnavailable, match="in use by another process"):
+        await EmbeddedStore.open(file)
+    await store.close()
+
+
+async def test_only_the_owner_may_read_and_connect(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = await EmbeddedStore.open(tmp_path / "new" / "store.db")
+    await store.put("/a", b"")
+    server = await serve(store, Path("s"))
+    shared = await serve(store, Path("t"), mode=0o660)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert [stat.S_IMODE(Path(name).stat().st_mode) for name in "st"] == [0o600, 0o660]
+    await server.close()
+    await shared.close()
+    await store.close()
+
+
+async def test_what_is_no_store_is_refused_and_left_alone(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("Some notes. " * 100)
+    with pytest.raises(StoreRefused, match="not a database"):
+        await EmbeddedStore.open(text)
+    assert text.read_text() == "Some notes. " * 100
+    before = _foreign(tmp_path / "foreign")
+    with pytest.raises(StoreRefused, match="not a store of Sailor's"):
+        await EmbeddedStore.open(tmp_path / "foreign")
+    assert (tmp_path / "foreign").read_bytes() == before
+    with pytest.raises(StoreRefused, match="cannot be used as the store"):
+        await EmbeddedStore.open(tmp_path)
+    with pytest.raises(StoreRefused, match="cannot be used as the store"):
+        await EmbeddedStore.open(text / "below")
+    newer = tmp_path / "newer"
+    await (await EmbeddedStore.open(newer)).close()
+    with sqlite3.connect(newer) as base:
+        base.execute("PRAGMA user_version = 2")
+    base.close()
+    with pytest.raises(StoreRefused, match="has format 2; this release reads 1"):
+        await EmbeddedStore.open(newer)
+
+
+def _foreign(path):
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE mine (x)")
+    base.close()
+    return path.read_bytes()
+
+
+async def test_the_history_is_bounded(tmp_path):
+    store = await EmbeddedStore.open(tmp_path / "store.db", history_max=HISTORY_MAX)
+    for _ in range(4):
+        await write_much(store)
+    await store.close()
+    base = sqlite3.connect(tmp_path / "store.db")
+    (count,) = base.execute("SELECT count(*) FROM changes").fetchone()
+    base.close()
+    assert HISTORY_MAX <= count <= 2 * HISTORY_MAX
+    store = await EmbeddedStore.open(tmp_path / "store.db", history_max=HISTORY_MAX)
+    last = (await store.snapshot("")).revision
+    async with aclosing(store.watch("", after=last - HISTORY_MAX)) as news:
+        revisions = [(await anext(news)).revision for _ in range(HISTORY_MAX)]
+    assert revisions == list(range(last - HISTORY_MAX + 1, last + 1))
+    async with aclosing(store.watch("", after=last - 2 * HISTORY_MAX - 1)) as news:
+        assert isinstance(await anext(news), Compacted)
+    await store.close()
+
+
+async def test_many_writes_at_once_each_have_their_revision(tmp_path):
+    store = await EmbeddedStore.open(tmp_path / "store.db")
+    revisions = await asyncio.gather(*(store.put(f"/{i}", b"") for i in range(100)))
+    assert sorted(revisions) == list(range(1, 101))
+    await store.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.put("/a", b"")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        (3).to_bytes(4, "big") + b"[1]",
+        (200_000).to_bytes(4, "big") + b"[" * 200_000,
+        (9).to_bytes(4, "big") + b'{"id":"a"',
+    ],
+)
+async def test_who_speaks_nonsense_is_hung_up_on_and_nobody_else(socket, said):
+    store = await socket.open()
+    await wait_answer(store)
+    reader, writer = await asyncio.open_unix_connection(socket.socket)
+    writer.write(said)
+    writer.write_eof()
+    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    writer.close()
+    await writer.wait_closed()
+    await store.put("/a", b"")
+    await store.close()
+
+
+async def test_a_request_that_is_none_is_refused_in_words(socket):
+    store = await socket.open()
+    await wait_answer(store)
+    reader, writer = await asyncio.open_unix_connection(socket.socket)
+    questions = [
+        {"do": "drop everything"},
+        {"do": "get"},
+        {"do": "get", "key": 7},
+        {"do": "grant", "ttl_s": "long"},
+        {"do": "grant", "ttl_s": -1},
+        {"do": "transact", "compares": [], "orders": [["/a"], ["/b", "not base64!"]]},
+        {"do": "transact", "compares": [["modified", "/a", "1"]], "orders": []},
+        {"do": "transact", "compares": [["newer", "/a", 1]], "orders": []},
+        {"do": "transact", "compares": 5, "orders": []},
+        {"do": "watch", "prefix": "/"},
+        {"do": "get", "key": "\ud800"},
+    ]
+    for number, question in enumerate(questions):
+        frame = json.dumps({"id": number, **question}).encode()
+        writer.write(len(frame).to_bytes(4, "big") + frame)
+        length = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), PATIENCE_S), "big")
+        answer = json.loads(await reader.readexactly(length))
+        assert answer["id"] == number
+        assert answer["error"][0] == "StoreRefused", question
+    writer.close()
+    await writer.wait_closed()
+    assert (await store.snapshot("/")).revision == 0
+    await store.close()
+
+
+async def test_a_socket_in_a_place_that_cannot_be_is_refused(tmp_path):
+    store = await EmbeddedStore.open(tmp_path / "store.db")
+    with pytest.raises(StoreRefused, match="cannot be a socket"):
+        await serve(store, tmp_path / ("long" * 40))
+    (tmp_path / "folder").mkdir()
+    await store.close()
+    there = await open_store(f"unix://{tmp_path}/none?timeout_s=0.1")
+    with pytest.raises(StoreUnavailable, match=r"no answer from the store at .*none within 0.1 s"):
+        await there.get("/a")
+    await there.close()

@@ -1,0 +1,152 @@
+"""A real agent with real processes: it comes and goes, and its workers stay."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from agents.protocol.codec import decode, encode
+from agents.protocol.records import Abort, Fence, Output
+from tests.agents.running import JOB, ROOT, place, until
+
+TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def test_an_agent_is_killed_and_its_workers_stay(tmp_path):
+    chance = random.Random(5)
+    async with place(tmp_path) as here:
+        agent = here.start()
+        node = await here.ready()
+        assert (node.gpu, node.gpus, node.zone) == ("A100-40", 2, "us-central1-b")
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 2)
+        workers = here.workers(1)
+        assert sorted(workers) == [0, 1]
+        for _ in range(TIMES):
+            before = here.step(1)
+            agent.kill()
+            agent.wait()
+            await until(lambda least=before: here.step(1) > least + 2)
+            agent = here.start()
+            steps = here.step(1)
+
+            async def adopted(least=steps):
+                report = await here.report()
+                return report and report.taking == "running" and report.step >= least
+
+            await until(adopted)
+            assert here.workers(1) == workers
+            assert (await here.ready()).id == node.id
+            more = steps + chance.randrange(9)
+            await until(lambda least=more: here.step(1) > least)
+        assert here.workers(1) == workers
+
+
+async def test_one_generation_after_the_other(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 0)
+        old = here.workers(1)
+        await here.open(node, 2)
+        await until(lambda: here.step(2) > 0)
+        assert here.workers(1) == {}
+        assert here.workers(2) == old, "the processes that lived were not taken over"
+        await here.open(node, 2, state="stopping", stop_at=here.step(2) + 3)
+        report = await until(lambda: here.is_taking("stopped"))
+        assert [seal.point.step for seal in report.sealed] == [report.step]
+        written = decode(Output, (await here.ask("GET", "/v1/logs/0"))[1])
+        assert written.ranks == (0, 1)
+        assert "step 1\n" in written.parts[0].text
+        later = (await here.ask("GET", f"/v1/logs/0?after={written.mark}"))[1]
+        assert not any("step 1\n" in part.text for part in decode(Output, later).parts)
+        assert (await here.ask("GET", "/v1/logs?after=../x"))[0] == 422
+
+
+async def test_only_the_cluster_and_who_leads_is_heard(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1, term=7)
+        await until(lambda: here.step(1) > 0)
+        workers = here.workers(1)
+        old, now = (encode(Abort(JOB, Fence(term, 1))) for term in (6, 7))
+        assert (await here.ask("POST", "/v1/abort", now, key=b"another-key-as-long"))[0] == 401
+        assert (await here.ask("POST", "/v1/abort", old))[0] == 409
+        assert (await here.ask("POST", "/v1/abort", b"{}"))[0] == 422
+        assert (await here.ask("GET", "/v1/logs/life.json"))[0] == 404
+        assert here.workers(1) == workers
+        assert (await here.ask("POST", "/v1/abort", now))[0] == 200
+        await until(lambda: here.is_taking("failed"))
+
+        async def has_left():
+            return b"aborted" in (await here.ask("GET", "/v1/logs/1"))[1]
+
+        await until(has_left)
+        assert here.workers(1) == workers, "what waits for the next generation was ended"
+
+
+async def test_a_worker_that_does_not_listen_is_killed_and_the_reason_told(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 0)
+        os.kill(here.workers(1)[0], signal.SIGSTOP)
+        os.kill(here.workers(1)[1], signal.SIGKILL)
+        failed = await until(lambda: here.is_taking("failed"))
+        assert failed.failure == "rank 1 was killed by signal 9"
+        await here.open(node, 2)  # The leader moves on; who does not hear of it is killed.
+        await until(lambda: here.step(2) > 0)
+        await until(lambda: not here.workers(1))
+
+
+async def test_sigterm_drains_and_sigint_leaves(tmp_path):
+    async with place(tmp_path) as here:
+        agent = here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 0)
+        workers = here.workers(1)
+        agent.send_signal(signal.SIGINT)
+        await until(lambda: agent.poll() is not None)
+        assert agent.returncode == 0
+        assert here.workers(1) == workers
+        agent = here.start()
+        await until(lambda: here.is_taking("running"))
+        agent.send_signal(signal.SIGTERM)
+
+        async def is_draining():
+            return [one.state for one in await here.nodes()] == ["draining"]
+
+        await until(is_draining)
+        assert here.workers(1) == workers
+        await here.open(node, 1, state="closed")
+        await until(lambda: agent.poll() is not None)
+        assert agent.returncode == 0
+        assert here.workers(1) == {}
+        assert await here.nodes() == []
+        here.start()
+        assert (await here.ready()).id != node.id
+
+
+async def test_mistakes_are_told_together(tmp_path):
+    (tmp_path / "agent.toml").write_text('state = "s"\nlease_s = 0\nwhat = 1\n', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "agents.main", "run", "--config", str(tmp_path / "agent.toml")],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    for key in ("cluster_name: ", "store: ", "key: ", "lease_s: ", '"what"'):
+        assert key in done.stderr
+    assert "Traceback" not in done.stderr

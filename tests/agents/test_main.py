@@ -1,0 +1,132 @@
+"""What systemd is told of an agent, how it ends, and what stands in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from agents.daemon.logs import FIELDS
+from tests.agents.running import ROOT, place, until
+from tests.fakes.systemd import ear
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def test_ready_is_said_once_the_node_stands_in_the_cluster(tmp_path):
+    async with place(tmp_path) as here:
+        (tmp_path / "store.sock").rename(tmp_path / "later.sock")
+        with ear(tmp_path) as systemd:
+            here.environment["NOTIFY_SOCKET"] = str(systemd.path)
+            agent = here.start()
+            # It lives and asks for time while the store is away, and is not ready.
+            for _ in range(3):
+                await asyncio.to_thread(systemd.wait_for, "EXTEND_TIMEOUT_USEC=")
+            assert not {"READY=1", "WATCHDOG=1"} & set(systemd.heard)
+            assert await here.nodes() == []
+            (tmp_path / "later.sock").rename(tmp_path / "store.sock")
+            await asyncio.to_thread(systemd.wait_for, "READY=1")
+            assert len(await here.nodes()) == 1
+            await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
+            assert systemd.heard.count("READY=1") == 1
+            agent.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
+            await until(lambda: agent.poll() is not None)
+            assert agent.returncode == 0
+
+
+async def test_a_loop_that_is_stuck_feeds_no_watchdog(tmp_path):
+    async with place(tmp_path) as here:
+        with ear(tmp_path) as systemd:
+            here.environment["NOTIFY_SOCKET"] = str(systemd.path)
+            agent = here.start()
+            node = await here.ready()
+            await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
+            # The disk hangs: what must be written before it is acted upon cannot be.
+            stuck = tmp_path / "state" / "life.json.new"
+            os.mkfifo(stuck)
+            await here.open(node, 1)
+            await asyncio.to_thread(systemd.wait_for_silence)
+            # What systemd does then ends it, and the next one does its work.
+            agent.send_signal(signal.SIGABRT)
+            await until(lambda: agent.poll() is not None)
+            assert agent.returncode == -signal.SIGABRT
+            stuck.unlink()
+            here.start()
+            await asyncio.to_thread(systemd.wait_for, "READY=1")
+            await until(lambda: here.step(1) > 0)
+
+
+async def test_a_stop_is_said_at_once_and_workers_finish_first(tmp_path):
+    async with place(tmp_path) as here:
+        with ear(tmp_path) as systemd:
+            here.environment["NOTIFY_SOCKET"] = str(systemd.path)
+            agent = here.start()
+            node = await here.ready()
+            await here.open(node, 1)
+            await until(lambda: here.step(1) > 0)
+            workers = here.workers(1)
+            agent.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
+            assert any(line.startswith("STATUS=draining") for line in systemd.heard)
+            # While it drains it is watched as before, and its workers count on.
+            await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
+            before = here.step(1)
+            await until(lambda: here.step(1) > before + 3)
+            assert here.workers(1) == workers
+            stop_at = here.step(1) + 3
+            await here.open(node, 1, state="stopping", stop_at=stop_at)
+            await until(lambda: here.step(1) >= stop_at)
+            assert here.workers(1) == workers  # Parked: they hold what they sealed.
+            assert agent.poll() is None
+            await here.open(node, 1, state="closed")
+            await until(lambda: agent.poll() is not None)
+            assert (agent.returncode, here.workers(1)) == (0, {})
+
+
+async def test_every_line_of_the_log_says_what_it_is_about(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1, term=3)
+        await until(lambda: here.step(1) > 0)
+        await until(lambda: "joining generation 1" in (tmp_path / "agent.log").read_text())
+        lines = [json.loads(line) for line in (tmp_path / "agent.log").read_text().splitlines()]
+        assert [line for line in lines if not set(FIELDS) < set(line)] == []
+        about = next(line for line in lines if "joining generation 1" in line["event"])
+        assert (about["job"], about["generation"], about["term"]) == ("job", 1, 3)
+        assert (about["node"], about["step"], about["cause"]) == (node.id, 0, "GenerationRead")
+
+
+async def test_a_person_reads_sentences(tmp_path):
+    """On a terminal there is no JSON."""
+    (tmp_path / "key").write_text("k" * 64)
+    (tmp_path / "agent.toml").write_text(
+        'cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///nowhere"\nzone = "z"\n'
+        "orphan_s = 1.0\n"
+        "[listen]\nport = 0\n"
+    )
+    ours, theirs = pty.openpty()
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "agents.main", "run", "--emulate", "1xT4",
+         "--config", tmp_path / "agent.toml"],
+        cwd=ROOT, stderr=theirs, env={**os.environ, "GCE_METADATA_HOST": "127.0.0.1:9"},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        text = ""
+        while "registering as ready" not in text:
+            text += (await asyncio.to_thread(os.read, ours, 4096)).decode()
+        # The words alone, in colour, and which event made it say so.
+        assert '"event"' not in text
+        assert "SelfTested" in text
+    finally:
+        agent.kill()
+        agent.wait()
+        os.close(ours)

@@ -1,0 +1,60 @@
+"""Where a machine stands and what it is: its cloud knows better than a file from its image."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agents import main
+from agents.devices.probe import Devices
+from agents.main import this_node
+from agents.saved_state import Kept
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import load_catalogue
+from tests.fakes.metadata import metadata_server
+
+pytestmark = pytest.mark.asyncio
+CATALOGUE = load_catalogue()
+REAL = Devices("A100-40", 2, 312.0, is_emulated=False)
+EMULATED = Devices("A100-40", 2, 312.0, is_emulated=True)
+T4 = Devices("T4", 1, 65.0, is_emulated=False)
+"""Attached to a machine of another name, of which the server speaks."""
+SERVER = ("us-central1-b", "a2-highgpu-2g")
+"""What the fake metadata server says."""
+
+
+async def where(devices: Devices, zone: str | None, machine: str | None) -> tuple[str, str]:
+    config: Any = SimpleNamespace(name="a", zone=zone, machine=machine, spot=False, lease_s=10.0)
+    async with aiohttp.ClientSession() as session:
+        node = await this_node(config, devices, CATALOGUE, Kept("b", 1), session)
+    return node.zone, node.machine
+
+
+@pytest.mark.parametrize(
+    ("devices", "zone", "machine", "expected"),
+    [
+        (REAL, None, None, SERVER),
+        (REAL, "us-east1-b", "a2-highgpu-1g", SERVER),
+        (REAL, "us-east1-b", "A100-40x2", ("us-central1-b", "A100-40x2")),
+        (T4, "us-east1-b", "n1-standard-8-t4-1", ("us-central1-b", "n1-standard-8-t4-1")),
+        (EMULATED, "us-east1-b", "a2-highgpu-1g", ("us-east1-b", "a2-highgpu-1g")),
+        (EMULATED, None, "a2-highgpu-1g", ("us-central1-b", "a2-highgpu-1g")),
+    ],
+)
+async def test_gce_the_metadata_server_is_believed_before_the_file_of_real_devices(
+    devices, zone, machine, expected, monkeypatch
+):
+    async with metadata_server() as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.address)
+        assert await where(devices, zone, machine) == expected
+
+
+async def test_without_a_server_the_file_says_it_or_is_asked_to(monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    assert await where(REAL, "rack-1", "dgx") == ("rack-1", "dgx")
+    monkeypatch.setattr(main, "MACHINE_S", 0.1)
+    with pytest.raises(InputError, match="give the zone"):
+        await where(REAL, None, "dgx")

@@ -1,0 +1,49 @@
+"""What an agent tells its leader at once, and what may wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import Fence, Holding, JobId, NodeId, Point, Report, Sealed
+from agents.report_sender import is_news
+
+
+def sealed(step: int) -> tuple[Sealed, ...]:
+    return (Sealed(Point(step, 3), (Holding(0, 0, 1),)),)
+
+
+HEARD = Report(
+    NodeId("a.1"), 5, Fence(1, 3), 3, "running", 40, sealed(40), job=JobId("j"), loss=2.0
+)
+STEP = replace(HEARD, number=6, step=41, loss=1.9, tokens_per_s=8.0, stall_s=0.1)
+
+
+def test_that_steps_go_on_is_no_news():
+    assert is_news(HEARD, None)
+    assert not is_news(STEP, HEARD)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"taking": "stopped"},
+        {"taking": "failed", "failure": "no memory"},
+        {"broken_peers": (NodeId("b.1"),)},
+        {"generation": 4},
+        {"trouble": "the buddy is full"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+@pytest.mark.parametrize("with_seals", [True, False])
+def test_what_a_leader_acts_on_is_news_however_seldom_it_wishes_to_hear(change, with_seals):
+    assert is_news(replace(STEP, **change), HEARD, with_seals=with_seals)
+
+
+def test_a_snapshot_is_news_unless_thousands_seal_theirs():
+    fresh = replace(STEP, sealed=sealed(41))
+    assert is_news(fresh, HEARD)
+    assert not is_news(fresh, HEARD, with_seals=False)
+    parked = replace(fresh, taking="stopped")  # The point at which all stand is waited for.
+    assert is_news(replace(parked, sealed=sealed(42)), parked, with_seals=False)

@@ -1,0 +1,55 @@
+"""Who seeks rank 0's node finds it, wherever its agent is by then."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agents.protocol.records import NodeId, NodeRecord
+from agents.workers import join
+from agents.workers.join import Joining
+from agents.workers.rank_map import Seating
+
+HERE, FIRST = NodeId("b.1"), NodeId("a.1")
+
+
+def record(id_: NodeId, address: str) -> NodeRecord:
+    return NodeRecord(id_, id_.partition(".")[0], "z", "m", "g", 1, address)
+
+
+@dataclass
+class Others:
+    """The store, the agent of rank 0's node, and this node's workers."""
+
+    is_at: str
+    """Where that agent answers."""
+    told: asyncio.Future[str]
+    asked: list[str] = field(default_factory=list)
+
+    async def nodes(self) -> tuple[NodeRecord, ...]:
+        return (record(FIRST, self.is_at), record(HERE, "here:1"))
+
+    async def ask(self, agent: str, *_: object) -> str | None:
+        self.asked.append(agent)
+        return "the place" if agent == self.is_at else None
+
+    def meet(self, _: int, place: str) -> None:
+        self.told.set_result(place)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "peers", [{FIRST: {"address": "before:1"}}, {}], ids=["was started anew", "was not there"]
+)
+async def test_the_first_node_is_looked_for_where_it_is_now(peers: dict[str, Any], monkeypatch):
+    monkeypatch.setattr(join, "ASK_AGAIN_S", 0.01)
+    others = Others("now:2", asyncio.get_running_loop().create_future())
+    ours = SimpleNamespace(id=HERE)
+    seeks = Joining(*cast(Any, (None, lambda: ours, others, others, others)))
+    seeks._seek(Seating(2, {1: 0}, FIRST), {"job": "j", "generation": 2, "peers": peers})
+    assert await asyncio.wait_for(others.told, 10) == "the place"
+    assert others.asked[-1] == "now:2"

@@ -1,0 +1,122 @@
+"""Worker processes outlive generations: those that are sound are used again, and only those."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from agents.protocol.records import Point, Restore
+from tests.agents.running import ROOT, place, plan_on, until
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def test_a_killed_rank_is_forked_anew_and_the_others_go_on(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 2)
+        before = here.workers(1)
+        os.kill(before[1], signal.SIGKILL)
+        await until(lambda: here.is_taking("failed"))
+        await here.open(node, 2)
+        await until(lambda: here.step(2) > 2)
+        after = here.workers(2)
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+
+
+async def test_what_is_left_over_ends_and_what_is_missing_is_forked(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1, ranks=2)
+        await until(lambda: here.step(1) > 0)
+        two = here.workers(1)
+        await here.open(node, 2, ranks=1)
+        await until(lambda: here.step(2) > 0)
+        assert here.workers(2) == {0: two[0]}
+        assert not here.workers(1), "nobody needs it, and it holds a device"
+        await here.open(node, 3, ranks=2)
+        await until(lambda: here.step(3) > 0)
+        assert here.workers(3)[0] == two[0]
+        assert here.workers(3)[1] != two[1]
+
+
+async def test_an_agent_that_comes_back_finds_idle_workers_too(tmp_path):
+    async with place(tmp_path) as here:
+        agent = here.start()
+        node = await here.ready()
+        await here.open(node, 1)
+        await until(lambda: here.step(1) > 0)
+        workers = here.workers(1)
+        await here.open(node, 1, state="closed")
+
+        async def is_free():
+            report = await here.is_taking("idle")
+            return report is not None and report.generation == 0
+
+        await until(is_free)
+        assert here.workers(1) == workers
+        agent.kill()
+        agent.wait()
+        here.start()
+        await until(is_free)
+        await here.open(node, 2)
+        await until(lambda: here.step(2) > 0)
+        assert here.workers(2) == workers
+
+
+async def test_ranks_of_two_nodes_meet_and_fetch_from_each_other(tmp_path):
+    async with place(tmp_path) as here:
+        here.start("a")
+        here.start("b", zone="us-central1-c")
+        a, b = await here.ready("a"), await here.ready("b")
+        await here.open(a, 1, plan=plan_on(a.id, a.id))
+        await until(lambda: here.step(1) > 12)
+        await here.open(a, 1, plan=plan_on(a.id, a.id), state="stopping", stop_at=15)
+        report = await until(lambda: here.is_taking("stopped"))
+        point = Point(report.step, 1)
+        assert point in {sealed.point for sealed in report.sealed}
+        # The other node takes the job over; what it needs lies in the first one's memory.
+        restore, both = Restore(point, "memory"), plan_on(b.id, a.id)
+        await here.open(a, 2, plan=both, members=(a.id, b.id), restore=restore)
+        await until(lambda: here.step(2, name="b") > point.step + 3)
+        assert here.step(2, rank=1, name="a") > point.step
+        assert sorted(here.workers(2, "b")) == [0]
+        assert sorted(here.workers(2, "a")) == [1]
+
+
+async def test_without_its_part_of_the_plan_a_node_fails_in_words(tmp_path):
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        await here.open(node, 1, plan=plan_on("another.node.1"))
+        report = await until(lambda: here.is_taking("failed"))
+        assert report.failure == "the plan has no place on this node"
+
+
+async def test_a_warm_parent_that_nobody_can_ask_any_more_ends(tmp_path):
+    def nursery(name: str, orphan_s: float) -> subprocess.Popen[bytes]:
+        words = (
+            "agents.workers.fork_server",
+            str(tmp_path / name),
+            "agents.emulated.worker",
+            str(orphan_s),
+        )
+        return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT)
+
+    forgotten, unreachable = nursery("late", 0.1), nursery("gone", 1e6)
+    try:
+        await until((tmp_path / "gone").exists)
+        (tmp_path / "gone").unlink()
+        await until(lambda: forgotten.poll() == unreachable.poll() == 0)
+    finally:
+        for process in (forgotten, unreachable):
+            process.kill()
+            process.wait()

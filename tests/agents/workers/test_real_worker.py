@@ -1,0 +1,150 @@
+"""The real worker under real agents: it trains, moves, loses a node, and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from agents.protocol.codec import encode
+from agents.protocol.records import JobRecord, NodeRecord, Point, Report, Restore, Saving
+from agents.store import Put
+from sailord.core.restore_point import complete_points
+from tests.agents.running import JOB, PREFIX, Place, place, plan_on, until
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def is_past(here: Place, name: str, generation: int, step: int) -> Report | None:
+    """The node trains in this generation, and has done more steps."""
+    report = await here.report(name)
+    if report is not None and report.taking == "failed":
+        raise AssertionError(report.failure)
+    is_there = report is not None and report.generation == generation and report.step > step
+    return report if is_there else None
+
+
+async def two_nodes(here: Place, roomless: str = "") -> tuple[NodeRecord, NodeRecord]:
+    here.worker = "worker.control.worker_process"
+    here.start("a")
+    here.start("b", zone="us-central1-c", memory_mib=1 if roomless == "b" else None)
+    return await here.ready("a"), await here.ready("b")
+
+
+async def test_it_trains_moves_in_place_and_goes_on_where_it_was(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        both = plan_on(a.id, b.id)
+        await here.open(a, 1, plan=both, members=(a.id, b.id), memory_every=2)
+        report = await until(lambda: is_past(here, "a", 1, 4))
+        assert report.loss is not None
+        assert report.tokens_per_s is not None
+        assert {name for name, _ in report.phases} == {"fetch", "rebuild", "verify", "first_step"}
+        workers = {**here.workers(1, "a"), **here.workers(1, "b")}
+        stopping = {"state": "stopping", "stop_at": report.step + 2}
+        await here.open(a, 1, plan=both, members=(a.id, b.id), memory_every=2, **stopping)
+        report = await until(lambda: here.is_taking("stopped"))
+        await until(lambda: here.is_taking("stopped", "b"))
+        point = Point(report.step, 1)
+        restore, only = Restore(point, "memory"), plan_on(b.id, b.id)
+        await here.open(b, 2, plan=only, members=(b.id,), restore=restore, memory_every=2)
+        await until(lambda: is_past(here, "b", 2, point.step + 2))
+        assert here.workers(2, "b")[0] == workers[1], "its process lives on in its next seat"
+
+
+async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands_by(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        await here.open(a, 1, plan=plan_on(a.id), members=(a.id,), memory_every=1)
+        await until(lambda: is_past(here, "a", 1, 3))
+        held = await until(lambda: holds_all(here, "b", 3))
+        here.agents[0].kill()
+        for pid in here.workers(1, "a").values():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(here.memory("a"))
+        restore = Restore(held, "memory")
+        await here.open(b, 2, plan=plan_on(b.id), members=(b.id,), restore=restore)
+        await until(lambda: is_past(here, "b", 2, held.step))
+
+
+async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here, roomless="b")
+        both = plan_on(a.id, b.id)
+        await here.open(a, 1, plan=both, members=(a.id, b.id))
+        report = await until(lambda: here.is_taking("failed", "b"))
+        assert "no room for snapshots: 2.7 MiB are needed here" in report.no_room
+        assert "1.0 MiB are free; enlarge that file system" in report.no_room
+        assert (report.step, report.is_bug) == (0, False)
+        await here.open(a, 2, plan=plan_on(a.id), members=(a.id,))
+        await until(lambda: is_past(here, "a", 2, 2))
+        report = await here.report("b")
+        assert report.no_room, "it is still too small"
+
+
+async def test_a_worker_that_hears_nothing_is_killed_and_its_seat_filled_anew(tmp_path):
+    """Its peer is dead, and it waits in the kernel, say: being told so does not end that."""
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        both = {"plan": plan_on(a.id, b.id), "members": (a.id, b.id)}
+        await here.open(a, 1, memory_every=1, **both)
+        held = (await until(lambda: is_past(here, "a", 1, 3))).sealed[-1]
+        (deaf,), (dead,) = here.workers(1, "b").values(), here.workers(1, "a").values()
+        os.kill(deaf, signal.SIGSTOP)
+        os.kill(dead, signal.SIGKILL)
+        await until(lambda: here.is_taking("failed"))
+        await here.open(a, 2, restore=Restore(held.point, "memory"), **both)
+        await until(lambda: is_past(here, "b", 2, held.point.step))
+        assert deaf not in here.workers(2, "b").values()
+        assert not Path("/proc", str(deaf)).exists()
+
+
+async def holds_all(here: Place, name: str, step: int) -> Point | None:
+    """The newest point of which the node holds everything, if it is not before that step."""
+    report = await here.report(name)
+    held = [] if report is None else [(report.node, sealed) for sealed in report.sealed]
+    # Two layers with embedding and head, and one more for what they share; two atoms, and the rest.
+    points = complete_points(held, layers=5, atoms=3)
+    return max((point for point in points if point.step >= step), default=None)
+
+
+async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
+    async with place(tmp_path) as here:
+        a, b = await two_nodes(here)
+        both = plan_on(a.id, b.id)
+        await here.open(a, 1, plan=both, members=(a.id, b.id), memory_every=1)
+        await until(lambda: is_past(here, "a", 1, 3))
+        here.agents[0].kill()
+        for pid in here.workers(1, "a").values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        report = await until(lambda: here.is_taking("broken", "b"))
+        assert report.broken_peers == (a.id,)
+        restore = Restore(report.sealed[-1].point, "memory")
+        assert restore.point.step >= 3
+        await here.open(b, 2, plan=plan_on(b.id), members=(b.id,), restore=restore)
+        await until(lambda: is_past(here, "b", 2, restore.point.step))
+
+
+async def test_a_store_that_is_away_costs_checkpoints_and_never_training(tmp_path):
+    """The node has the room that it needs, and none for what waits for the store."""
+    (tmp_path / "far").write_text("a file where the durable folder should be")
+    async with place(tmp_path) as here:
+        here.worker = "worker.control.worker_process"
+        here.start("a", memory_mib=6)
+        a = await here.ready("a")
+        saving = Saving(uri=f"file://{tmp_path}/far")
+        job = JobRecord(JOB, "running", layers=5, atoms=3, saving=saving)
+        await here.store.transact([], [Put(f"{PREFIX}job/{JOB}/state", encode(job))])
+        often = {"memory_every": 1, "persist_every": 1}
+        await here.open(a, 1, plan=plan_on(a.id), members=(a.id,), **often)
+        report = await until(lambda: is_past(here, "a", 1, 20))
+        assert "is not made durable: 1.4 MiB were needed in" in report.trouble
+        assert "far/" in report.trouble, "why the store takes nothing is said too"
+        # What still waits takes no room from the next generation, either.
+        await here.open(a, 2, plan=plan_on(a.id), members=(a.id,), **often)
+        await until(lambda: is_past(here, "a", 2, 3))

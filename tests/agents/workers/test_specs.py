@@ -1,0 +1,37 @@
+"""What a rank is told of its seat, from the generation's record and the node's own words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Peak
+from agents.workers.rank_map import Seating
+from agents.workers.specs import Briefing, Site, specs
+
+NODE = NodeRecord(NodeId("a"), "a", "z", "box", "A100-40", 2, "h:1", "ready")
+RECORD = GenerationRecord(
+    JobId("job"), 1, "open", "plan", (NODE.id,), FIRST, 1, "a test",
+    wait_s=77.0, peaks=(Peak(1, 2), Peak(3, 4)),
+)  # fmt: skip
+
+
+def told(tmp_path, record: GenerationRecord, device_bytes: int | None) -> list[dict]:
+    site = Site(tmp_path, tmp_path, b"key", None, 1.0, 1, device_bytes)
+    briefing = Briefing(record, "", "", (NODE,), None)
+    site.home(1).mkdir(parents=True)
+    return list(specs(site, briefing, Seating(2, {0: 0, 1: 1}, None), NODE))
+
+
+def test_each_rank_hears_what_it_may_take_and_how_long_it_waits(tmp_path):
+    first, second = told(tmp_path, RECORD, 5 << 30)
+    assert (first["peak"], second["peak"]) == (
+        {"tensors": 1, "context": 2},
+        {"tensors": 3, "context": 4},
+    )
+    assert {seat["wait_s"] for seat in (first, second)} == {77.0}
+    assert {seat["device_bytes"] for seat in (first, second)} == {5 << 30}
+
+
+def test_where_nobody_predicted_anything_nothing_is_told(tmp_path):
+    (seat, _) = told(tmp_path, replace(RECORD, peaks=()), None)
+    assert (seat["peak"], seat["device_bytes"]) == (None, None)

@@ -1,0 +1,455 @@
+"""Break one rule of the control plane at a time and see what turns red: ``-m tests.mutations``.
+
+Each mutation is made in a copy of the repository, never in the working tree. What is named on
+the command line is tried; else all of them. A mutation that nothing catches needs a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("agents", "examples", "planner", "sailord", "simulator", "tests", "worker")
+TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One line of a module made wrong."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+def _core(module: str, *changes: tuple[str, str, str]) -> list[Mutation]:
+    return [Mutation(name, module, old, new) for name, old, new in changes]
+
+
+MUTATIONS = [
+    *_core(
+        "sailord/core/decide.py",
+        (
+            "a generation is told of before it is stored",
+            "    if active.generation != phase.record:\n        return None\n",
+            "    active = replace(active, generation=phase.record)\n"
+            "    state = replace(state, active=active)\n",
+        ),
+        (
+            "stopping waits for ever",
+            "is_alive(state, active) and state.now < phase.deadline:",
+            "is_alive(state, active):",
+        ),
+        (
+            "a plan is opened on a node that is gone",
+            "if not set(phase.then.members) <= set(usable(state, active)):",
+            "if not phase.then.members:",
+        ),
+        (
+            "a generation that does not start is waited for for ever",
+            "    if state.now >= phase.deadline:\n        return fail(state, active)\n",
+            "",
+        ),
+        (
+            "who ran on the safest plan stays there for ever",
+            "if active.failures and is_healthy(state, active):",
+            "if False:",
+        ),
+        (
+            "a generation that stands still is let be",
+            "if state.now >= active.advanced_at + stall_s(state.options, active):",
+            "if state.now >= active.advanced_at + 999 * stall_s(state.options, active):",
+        ),
+        (
+            "the answer of a planner that died is waited for",
+            "case None if state.now < phase.deadline:",
+            "case None if state.now < phase.deadline + 9999:",
+        ),
+        (
+            "a plan that does not pay is moved to",
+            "if not phase.is_forced and not proposal.is_worth_it:",
+            "if phase.is_forced and not proposal.is_worth_it:",
+        ),
+        (
+            "the next generation opens while a commit is on its way",
+            "if active.commit is not None and active.commit.is_storing:",
+            "if active.commit is not None and active.commit.is_storing and state.now < 0:",
+        ),
+    ),
+    *_core(
+        "sailord/core/transitions.py",
+        (
+            "a job whose large plans all fail comes back to them as soon each time",
+            "comebacks = active.comebacks + was_safe",
+            "comebacks = 0",
+        ),
+        (
+            "a lost machine counts as the job's failure",
+            "is_fault = not is_explained(state, active.generation)",
+            "is_fault = True",
+        ),
+        (
+            "a job that always fails is never held",
+            "if failures >= options.failures_until_held:",
+            "if failures >= 99 * options.failures_until_held:",
+        ),
+    ),
+    *_core(
+        "sailord/core/learn.py",
+        (
+            "a probe that fails late is believed",
+            "if node.probed_at is not None and node.heard_at >= node.probed_at:",
+            "if False:",
+        ),
+        (
+            "an answer to an older question is heard",
+            "    if active.phase.request != event.request:\n"
+            "        return state  # An answer to a question that we no longer ask.\n",
+            "",
+        ),
+        (
+            "a report that was overtaken is heard",
+            "or (node.report is not None and report.number <= node.report.number):",
+            "or (node.report is not None and report.number < 0):",
+        ),
+        (
+            "a machine that was started anew goes unseen",
+            "if names.get(node.record.name, id_) != id_ and not node.is_lost:",
+            "if node.record.name == id_ and not node.is_lost:",
+        ),
+        (
+            "a lease that is gone is a loss whatever the steps say",
+            "if state.now < state.active.advanced_at + waits_s:",
+            "if False:",
+        ),
+        (
+            "a new leader gives nobody time",
+            "if state.now < state.trusted_since(node):",
+            "if state.now < state.leases_since:",
+        ),
+        (
+            "who was away for longer than its lease comes back unmarked",
+            "    for intent in state.marks.get(record.id, ()):\n"
+            "        node = _marked(node, intent, state.now)\n",
+            "",
+        ),
+        (
+            "a notice holds for the next machine of that name",
+            "NodeId(intent.life) or lives",
+            "lives",
+        ),
+        (
+            "an order that is heard twice has two effects",
+            "        if intent.id in heard:\n            continue\n",
+            "",
+        ),
+        (
+            "who stood still takes the silence for a loss",
+            "stood_still = event.at > state.now + state.options.still_s",
+            "stood_still = False",
+        ),
+    ),
+    *_core(
+        "sailord/core/restore_point.py",
+        (
+            "a point on a line that was left is restored",
+            "            return point.step <= end\n    return False",
+            "            return point.step <= end\n    return True",
+        ),
+        (
+            "a point of which pieces are missing is restored",
+            "if pieces.keys() >= whole and all(",
+            "if all(piece not in pieces or ",
+        ),
+        (
+            "memory is preferred to a later checkpoint",
+            "if newest is not None and (durable is None or newest.step >= durable.point.step):",
+            "if newest is not None:",
+        ),
+        (
+            "the last safe copy is given back",
+            "safe = complete_points(held, layers, atoms, copies=copies, domains=domains)",
+            "safe = {sealed.point for _, sealed in held}",
+        ),
+        (
+            "two nodes of one zone are two copies for who must survive the zone",
+            "return {id_: zone if by_zone else id_ for",
+            "return {id_: id_ for",
+        ),
+    ),
+    *_core(
+        "sailord/core/queries.py",
+        (
+            "who is parked need not have sealed",
+            "        if all(sealed.point != point for sealed in report.sealed):\n"
+            "            return None\n",
+            "",
+        ),
+        (
+            "a record is written while a stop is on its way",
+            'return active.generation is not None and active.generation.state == "open"',
+            "return False",
+        ),
+        (
+            "who gets the cluster is written before who leaves it",
+            "key=lambda job: (job.state in LIVE, job.id)",
+            "key=lambda job: (job.state not in LIVE, job.id)",
+        ),
+        (
+            "who cannot be heard is waited for for ever",
+            "return node.absent_since is None and node.unreachable_since is not None and is_over",
+            "return False",
+        ),
+        (
+            "a new leader restores before it has heard who holds what",
+            "return heard and not any(",
+            "return True or any(",
+        ),
+        (
+            "reports of another generation count",
+            "        and node.report.speaks_of(generation)\n",
+            "",
+        ),
+        (
+            "who leaves in the middle of a step is stopped for",
+            "needed = state.now + 1.5 * proposal.iteration_s",
+            "needed = state.now - 1.5 * proposal.iteration_s",
+        ),
+    ),
+    *_core(
+        "sailord/core/nodes.py",
+        (
+            "a node that leaves is planned for",
+            "or self.absent_since is not None or self.leaving_since is not None:",
+            "or self.absent_since is not None:",
+        ),
+    ),
+    *_core(
+        "sailord/core/straggler_rules.py",
+        (
+            "slow nodes are never taken back",
+            "    if not active.is_refused:\n        return None\n    slow",
+            "    if active.is_refused or not active.is_refused:\n        return None\n    slow",
+        ),
+    ),
+    *_core(
+        "sailord/core/replan_triggers.py",
+        (
+            "a broken connection alone never ends a generation",
+            "if node.broken_since is not None and state.now >= ",
+            "if node.broken_since is not None and state.now >= 9999 + ",
+        ),
+    ),
+    *_core(
+        "sailord/core/checkpoint_rules.py",
+        (
+            "a checkpoint that is to be gone back to is tidied up",
+            'if any(order.kind == "rollback" for order in active.orders):',
+            "if False:",
+        ),
+        (
+            "a checkpoint that fails keeps all others back",
+            "key=lambda point: (point == active.failed_at, point)",
+            "key=lambda point: point",
+        ),
+        (
+            "a checkpoint of a dead generation is committed",
+            "if is_late or point.generation != record.number:",
+            "if is_late:",
+        ),
+        (
+            "a checkpoint is committed without all its pieces",
+            "return tuple(chosen) if held == whole else None",
+            "return tuple(chosen)",
+        ),
+        (
+            "a piece is committed twice",
+            "if own and not own & held:",
+            "if own:",
+        ),
+    ),
+    *_core(
+        "agents/core/decide.py",
+        (
+            "an agent ends while others fetch from its memory",
+            "if not state.is_leaving or _is_needed(state):",
+            "if not state.is_leaving:",
+        ),
+        (
+            "a generation is joined while the last has the devices",
+            "    if gang is None:\n        return _join(state) or _end(state)\n",
+            "    joined = _join(state) or (_end(state) if gang is None else None)\n"
+            "    if gang is None or joined is not None:\n        return joined\n",
+        ),
+        (
+            "who leads no more is obeyed",
+            "if fence.term < state.heard.term:",
+            "if fence.term < 0:",
+        ),
+        (
+            "a generation that was left is gone back to",
+            "return record.number > state.left and record.number",
+            "return record.number",
+        ),
+        (
+            "an agent that starts anew ends the workers it finds",
+            "if state.has_read and not _is_wanted(state, gang):",
+            "if not _is_wanted(state, gang):",
+        ),
+        (
+            "cut off, workers are parked though their steps go on",
+            "still_since = max(state.silent_since, gang.advanced_at, state.woken_at)",
+            "still_since = state.silent_since",
+        ),
+        (
+            "workers that do not listen are never killed",
+            "is_due = state.now >= gang.abort_sent_at + options.abort_s",
+            "is_due = False",
+        ),
+        (
+            "an older record that is read late is followed",
+            " and record.number < known.number:",
+            " and record.number < 0:",
+        ),
+        (
+            "anybody may have snapshots released",
+            "if event.term < state.heard.term or event.job != state.job:",
+            "if event.job != state.job:",
+        ),
+    ),
+]
+
+NOT_THIS = "tests/mutations/test_mutations.py"
+CLEAN = ": clean\n"
+LIVES_FEW, LIVES_MANY = 15, 300
+"""Many are lived where nothing else turned red."""
+
+
+def catch(mutation: Mutation, folder: Path) -> list[str]:
+    """What turns red in a copy with the mutation."""
+    path = folder / mutation.path
+    text = path.read_text(encoding="utf-8")
+    found = text.count(mutation.old)
+    assert found == 1, f"{mutation.name}: {found} places in {mutation.path}"
+    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        return red(folder)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def control(folder: Path) -> list[str]:
+    """What turns red though nothing is wrong: each place has another text of the same meaning."""
+    before = {path: path.read_text("utf-8") for path in {folder / m.path for m in MUTATIONS}}
+    for path, text in before.items():
+        changed = text
+        for old in {m.old for m in MUTATIONS if folder / m.path == path}:
+            changed = changed.replace(
+                old, f"{old} " if "\n" not in old else old.replace("\n", " \n")
+            )
+        path.write_text(changed, "utf-8")
+    try:
+        return red(folder)
+    finally:
+        for path, text in before.items():
+            path.write_text(text, "utf-8")
+
+
+def red(folder: Path) -> list[str]:
+    """The tests of single decisions, the stories, and the lives that fail."""
+    names = ("decisions", "stories")
+    caught = [name for name in names if " passed in " not in _last(folder, name)]
+    lives = run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
+    if not caught and lives.endswith(CLEAN):
+        lives = run(["-m", "tests.sim", "--seeds", str(LIVES_MANY)], folder)
+    return caught if lives.endswith(CLEAN) else [*caught, "lives"]
+
+
+def tests_of(*paths: str) -> list[str]:
+    """The command that runs these tests up to the first that fails."""
+    # It looks for the very text that a mutation replaces, so that it is red with any of them.
+    named = [path for path in paths if path != NOT_THIS]
+    return ["-m", "pytest", "-q", "-x", "--tb=no", "-rfE", f"--ignore={NOT_THIS}", *named]
+
+
+def _last(folder: Path, name: str) -> str:
+    """The last line, which counts."""
+    *_, last = run(tests_of(f"tests/{name}"), folder).strip().splitlines() or [""]
+    return "" if "failed" in last or "error" in last else last
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What a program tells; nothing if it does not end."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        return process.communicate(timeout=TIMEOUT_S)[0]
+    except subprocess.TimeoutExpired:
+        return ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # Its own processes, too.
+
+
+def copy_to(folder: Path) -> Path:
+    """A copy of what the tests need."""
+    for part in COPIED:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def main() -> int:
+    """Print a line for each mutation: its name and what caught it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names; all if there are none")
+    parser.add_argument("--at-once", type=int, default=1, help="so many are tried at a time")
+    asked = parser.parse_args()
+    names = asked.names
+    chosen = [m for m in MUTATIONS if not names or any(name in m.name for name in names)]
+    survived = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="sailor-mutations-") as base,
+        ThreadPoolExecutor(asked.at_once) as pool,
+    ):
+        folders: SimpleQueue[Path] = SimpleQueue()
+        for number in range(asked.at_once):
+            folders.put(copy_to(Path(base, str(number))))
+
+        def attempt(mutation: Mutation | None) -> list[str]:
+            folder = folders.get()
+            try:
+                return control(folder) if mutation is None else catch(mutation, folder)
+            finally:
+                folders.put(folder)
+
+        if caught := attempt(None):
+            print(f"nothing is wrong, and yet this is red: {', '.join(caught)}")
+            return 1
+        for mutation, caught in zip(chosen, pool.map(attempt, chosen), strict=True):
+            survived += not caught
+            by = ", ".join(caught) or "NOTHING"
+            print(f"{mutation.path}: {mutation.name}: {by}", flush=True)
+    print(f"{len(chosen)} mutations, {survived} survived")
+    return 1 if survived else 0

@@ -1,0 +1,157 @@
+"""Change one small thing at a time in the pure cores, and see what no test of a decision misses.
+
+``python -m tests.mutations.small_changes sailord/core/decide.py --of 100``. Where
+``tests.mutations`` breaks rules that somebody thought of, this breaks whatever can be broken:
+conditions are made true or false, parts of them and fields of ``replace`` are left out, least and
+greatest change places. What is printed turned nothing red: a rule that needs a test, code that
+needs none since it changes nothing that can be seen, or code that is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutations.mutations import ROOT, copy_to, run, tests_of
+
+CORES = (
+    *("decide", "transitions", "queries", "replan_triggers", "learn", "restore_point"),
+    *("checkpoint_rules", "nodes", "operator_orders", "generation_record", "drain_status"),
+    "straggler_rules",
+)
+USUAL = (*(f"sailord/core/{name}.py" for name in CORES), "agents/core/decide.py")
+QUICK = """
+from hypothesis import Phase, settings
+settings.register_profile("quick", phases=[Phase.explicit, Phase.generate])
+settings.load_profile("quick")
+"""
+"""What was found need not be made small: it is only asked whether anything is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A piece of a module, and what stands there instead."""
+
+    path: str
+    line: int
+    first: int
+    last: int
+    """Bytes of the module."""
+    new: str
+
+    def of(self, text: bytes) -> bytes:
+        """Return the module with it."""
+        return text[: self.first] + self.new.encode() + text[self.last :]
+
+    def told(self, text: bytes) -> str:
+        """Say it in a line."""
+        old = " ".join(text[self.first : self.last].decode().split())
+        return f"{self.path}:{self.line}: {old}  ->  {' '.join(self.new.split())}"
+
+
+def changes_of(path: str, text: str) -> Iterator[Change]:
+    """Every small change of a module."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+
+    def change(node: ast.expr, new: str) -> Change:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        first = starts[node.lineno - 1] + node.col_offset
+        last = starts[node.end_lineno - 1] + node.end_col_offset
+        return Change(path, node.lineno, first, last, new)
+
+    for node in ast.walk(ast.parse(text)):
+        for found, new in _of(node):
+            yield change(found, new)
+
+
+def _of(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    match node:
+        case ast.If(test=test) | ast.IfExp(test=test):
+            yield from ((test, "True"), (test, "False"))
+        case ast.match_case(guard=ast.expr() as guard):
+            yield from ((guard, "True"), (guard, "False"))
+        case ast.comprehension(ifs=ifs):
+            yield from ((each, "True") for each in ifs)
+        case ast.Return(value=(ast.BoolOp() | ast.Compare()) as value):
+            yield from ((value, "True"), (value, "False"))
+        case ast.BoolOp(op=op, values=values):
+            for left_out in values:
+                rest = [each for each in values if each is not left_out]
+                yield node, f"({ast.unparse(ast.BoolOp(op, rest) if len(rest) > 1 else rest[0])})"
+        case ast.Call(func=ast.Name(id="replace") as called, args=args, keywords=words):
+            for left_out in words:
+                rest = [each for each in words if each is not left_out]
+                yield node, ast.unparse(ast.Call(called, args, rest))
+        case ast.Call(func=ast.Name(id="min" | "max") as called):
+            yield called, "max" if called.id == "min" else "min"
+
+
+def is_missed(change: Change, folder: Path) -> bool:
+    """Say whether no test of a decision and no story is red with it."""
+    path = folder / change.path
+    text = path.read_bytes()
+    path.write_bytes(change.of(text))
+    try:
+        # What looks at any events takes longest, and so comes last.
+        files = sorted(Path(folder, "tests/decisions").glob("test_*.py"))
+        names = [str(each.relative_to(folder)) for each in files]
+        ordered = sorted(names, key=lambda name: "_any_" in name)
+        told = run(tests_of("tests/stories", *ordered), folder)
+        return " passed in " in told and "failed" not in told
+    finally:
+        path.write_bytes(text)
+
+
+def main() -> int:
+    """Print what nothing turned red, and how many there were."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "modules", nargs="*", default=USUAL, help="all pure cores if there are none"
+    )
+    parser.add_argument("--of", type=int, metavar="N", help="so many, by chance; else all of them")
+    parser.add_argument("--seed", type=int, default=1, help="which ones those are")
+    parser.add_argument("--at-once", type=int, default=1, help="so many are tried at a time")
+    asked = parser.parse_args()
+    texts = {name: Path(ROOT, name).read_bytes() for name in asked.modules}
+    found = [each for name in texts for each in changes_of(name, texts[name].decode())]
+    if asked.of is not None:
+        found = random.Random(asked.seed).sample(found, min(asked.of, len(found)))
+    missed = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="sailor-changes-") as base,
+        ThreadPoolExecutor(asked.at_once) as pool,
+    ):
+        folders: SimpleQueue[Path] = SimpleQueue()
+        for number in range(asked.at_once):
+            folder = copy_to(Path(base, str(number)))
+            (folder / "tests/decisions/conftest.py").write_text(QUICK, encoding="utf-8")
+            folders.put(folder)
+
+        def attempt(change: Change) -> bool:
+            folder = folders.get()
+            try:
+                return is_missed(change, folder)
+            finally:
+                folders.put(folder)
+
+        for change, was_missed in zip(found, pool.map(attempt, found), strict=True):
+            if was_missed:
+                missed += 1
+                print(change.told(texts[change.path]), flush=True)
+    print(f"{len(found)} changes, {missed} turned nothing red")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""A real job, OPT-350M, on a small cluster of a test's choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.compare.interface import Case
+from simulator.api import network_of
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.place_facts import Sites
+from simulator.hardware.catalogue import Catalogue, load_catalogue
+from simulator.inputs.job_file import load_job
+from simulator.layer_costs.layer_costs import LayerCosts
+from simulator.network.network import Measured
+from simulator.spec.job import Job
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "opt-350m.toml"
+
+
+def pool(gpu: str, gpus: int, *, per_machine: int, zone: str = "us-central1-a") -> Pool:
+    return Pool(zone, gpu, f"{gpu}x{per_machine}", per_machine, gpus)
+
+
+@cache
+def _known() -> tuple[Job, Catalogue]:
+    return load_job(EXAMPLE), load_catalogue()
+
+
+def small_case(*pools: Pool, **changes: Any) -> Case:
+    """The case of these pools; ``changes`` are made to the job."""
+    job, catalogue = _known()
+    job = replace(job, **{"global_batch": 64, **changes})
+    cluster = Cluster(pools, catalogue)
+    network = network_of(cluster, Measured())
+    costs = LayerCosts(job, profile=None, catalogue=catalogue, network=network)
+    return Case(job, cluster, costs, network, Sites(cluster, Measured()))

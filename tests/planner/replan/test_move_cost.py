@@ -1,0 +1,138 @@
+"""What a move costs: shared network cards, egress, what is lost, and where the seconds go."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from planner.replan.move_cost import (
+    DEFAULT_TIMES,
+    MoveCost,
+    cost_of_move,
+    fetch_seconds,
+    usd_per_hour_of,
+)
+from planner.replan.nodes import Node
+from planner.replan.state_map import State
+from planner.replan.transfers import Restore, Transfer, Transfers
+from simulator.hardware.catalogue import load_catalogue
+from simulator.network.network import Measured, Network
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+
+ZONES = ("us-central1-a", "us-west1-b")
+USD_PER_BYTE = 1e-8
+NETWORK = Network(
+    load_catalogue(),
+    Measured(egress_usd_per_byte={ZONES: USD_PER_BYTE, ZONES[::-1]: USD_PER_BYTE}),
+)
+GB = 1e9
+NODES = [Node(f"n{i}", "A100-40", "A100-40x4", ZONES[0], 4) for i in range(40)]
+FAR = Node("far", "A100-40", "A100-40x4", ZONES[1], 4)
+FARTHER = replace(FAR, id="farther")
+STATE = State(np.array([8 * GB, 8 * GB, 0.0]), 4)
+
+
+def moved(*ways: tuple[str, str, float], restored: float = 0.0) -> Transfers:
+    return Transfers(
+        tuple(Transfer(source, target, (0,), size) for source, target, size in ways),
+        (Restore("n3", (1,), restored),) if restored else (),
+        (1,) if restored else (),
+        0.0,
+        0.0,
+    )
+
+
+def seconds(transfers: Transfers, network: Network = NETWORK) -> float:
+    return fetch_seconds(transfers, [*NODES, FAR, FARTHER], network, DEFAULT_TIMES)
+
+
+def placed() -> Plan:
+    place = Place("A100-40", "A100-40x4", ZONES[0], "n0", (0, 1, 2, 3))
+    return Plan(1, (Pipeline(4, (Stage((0, 2), 4, (place,)),)),))
+
+
+def cost(transfers: Transfers, *, is_planned: bool, **options: object) -> MoveCost:
+    return cost_of_move(
+        placed(),
+        transfers,
+        [*NODES, FAR],
+        state=STATE,
+        network=NETWORK,
+        old_iteration_s=10.0,
+        new_iteration_s=8.0,
+        is_planned=is_planned,
+        usd_per_hour=36.0,
+        **options,  # type: ignore[arg-type]  # by name
+    )
+
+
+def test_transfers_share_the_card_of_the_node_that_sends() -> None:
+    alone = seconds(moved(("n0", "n1", GB)))
+    assert alone > 0
+    apart = seconds(moved(("n0", "n1", GB), ("n2", "n3", GB)))
+    assert apart == pytest.approx(alone)
+    # One flow does not fill a card, but so many do.
+    others = [node.id for node in NODES if node.id != "n0"]
+    from_one = seconds(moved(*(("n0", other, GB) for other in others)))
+    into_one = seconds(moved(*((other, "n0", GB) for other in others)))
+    assert from_one == pytest.approx(into_one)
+    assert from_one > 2 * alone
+    ends = NODES[0].place, NODES[1].place
+    together = NETWORK.between_nodes(*ends, flows=len(others), bytes_each=GB)
+    assert from_one == pytest.approx(together)
+
+
+def test_a_link_between_zones_is_shared_by_all() -> None:
+    slow = replace(NETWORK, zone_caps={ZONES: 0.1 * GB})
+    one = seconds(moved(("n0", "far", GB)), slow)
+    assert one == pytest.approx(10.0)
+    two = seconds(moved(("n0", "far", GB), ("n1", "farther", GB)), slow)
+    assert two == pytest.approx(20.0)
+    assert seconds(moved(("far", "n0", GB)), slow) < 10.0, "the cap has a direction"
+
+
+def test_what_no_node_holds_comes_at_the_pace_of_the_store() -> None:
+    pace = DEFAULT_TIMES.restore_bytes_per_s
+    assert seconds(moved(restored=100 * pace)) == pytest.approx(100.0)
+
+
+def test_the_phases_add_up_and_none_is_for_nothing() -> None:
+    found = cost(moved(("n0", "n1", GB)), is_planned=False)
+    parts = [getattr(found.phases, field.name) for field in fields(found.phases)]
+    assert all(part > 0 for part in parts)
+    assert found.phases.total_s == pytest.approx(sum(parts))
+    assert found.seconds == pytest.approx(found.phases.total_s + 0.5 * 10.0)
+    assert found.rent_usd == pytest.approx(found.phases.total_s / 100)
+
+
+def test_a_planned_move_loses_no_step_and_is_not_detected() -> None:
+    found = cost(moved(("n0", "n1", GB)), is_planned=True)
+    assert found.steps_lost == 0
+    assert found.phases.detect_s == found.phases.plan_s == 0
+    # Four devices share 16 GB, which each seals at the pace of a copy.
+    assert found.phases.quiesce_s == pytest.approx(4 * GB / DEFAULT_TIMES.copy_bytes_per_s)
+
+
+def test_rarer_snapshots_lose_more() -> None:
+    times = replace(DEFAULT_TIMES, snapshot_every_steps=11)
+    assert cost(moved(), is_planned=False, times=times).steps_lost == 5.5
+    assert cost(moved(), is_planned=True, times=times).steps_lost == 0
+
+
+def test_egress_is_paid_between_zones_only() -> None:
+    found = cost(moved(("n0", "far", 2 * GB), ("n0", "n1", GB)), is_planned=True)
+    assert found.egress_usd == pytest.approx(2 * GB * USD_PER_BYTE)
+
+
+def test_nothing_is_loaded_where_nothing_comes() -> None:
+    still = cost(moved(), is_planned=True)
+    assert still.phases.fetch_s == 0
+    assert cost(moved(("n0", "n1", GB)), is_planned=True).phases.fetch_s > 0
+
+
+def test_rent_is_unknown_where_a_price_is() -> None:
+    key = ("A100-40", "A100-40x4", ZONES[0])
+    assert usd_per_hour_of(placed(), {key: 2.5}) == 10.0
+    assert usd_per_hour_of(placed(), {key: None}) is None

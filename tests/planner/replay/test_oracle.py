@@ -1,0 +1,100 @@
+"""The oracle that knows the future is the best of all schedules, and no policy passes it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from planner.replay.oracle import foresee, ideal_samples
+from simulator.traces.player import MoveCosts, Policy, Spell, Way, play
+from tests.simulator.traces.ticking import Greedy, Restless, Small, small_case
+
+
+def best_of_all(case: Small, down_s: float) -> float:
+    """Every way in every spell, and every choice of where a new stretch begins."""
+    best = 0.0
+    options = [
+        [None, *(n for n in range(len(case.ways)) if case.fits(n, spell.state))]
+        for spell in case.spells
+    ]
+    for chosen in itertools.product(*options):
+        total, stretch_s = 0.0, 0.0
+        for number, (way, spell) in enumerate(zip(chosen, case.spells, strict=True)):
+            if number and way != chosen[number - 1]:
+                stretch_s = -down_s
+            stretch_s += spell.end_s - spell.start_s
+            last = number + 1 == len(chosen) or chosen[number + 1] != way
+            if last and way is not None:
+                total += max(0.0, stretch_s) * case.ways[way].samples / case.ways[way].iteration_s
+        best = max(best, total)
+    return best
+
+
+def test_it_is_the_best_of_all_schedules(examples: int) -> None:
+    for seed in range(examples * 2):
+        case = small_case(seed, spells=6, ways=3, longest_s=40)
+        down_s = min(case.costs.planned_s, case.costs.unplanned_s, case.costs.restart_s)
+        tale = foresee(case.spells, case.ways, case.fits, case.costs)
+        assert tale.samples == pytest.approx(best_of_all(case, down_s)), seed
+        parts = (tale.useful_s, tale.moving_s, tale.standing_s)
+        assert sum(parts) == pytest.approx(tale.duration_s)
+        assert tale.samples <= ideal_samples(case.spells, case.ways, case.fits) * (1 + 1e-9)
+
+
+def test_no_policy_passes_it(examples: int) -> None:
+    """Neither greedy ones, nor any that wish at random at random times."""
+    passed = 0
+    for seed in range(examples * 4):
+        case = small_case(seed, longest_s=300)
+        oracle = foresee(case.spells, case.ways, case.fits, case.costs)
+        policies: list[Policy] = [
+            kind
+            for is_live in (True, False)
+            for kind in (
+                Greedy(case.ways, case.fits, is_live),
+                Restless(random.Random(seed), case.ways, case.fits, is_live),
+            )
+        ]
+        for policy in policies:
+            tale = play(case.spells, case.ways, case.fits, policy, case.costs)
+            assert tale.samples <= oracle.samples * (1 + 1e-9), (seed, policy.name)
+            passed += tale.samples > 0.9 * oracle.samples > 0
+    assert passed > examples, "nearly all were far below it: this proves nothing"
+
+
+def test_it_does_not_move_for_what_is_soon_gone() -> None:
+    slow, fast = Way(10, 10, (1,), 1.0), Way(5, 10, (2,), 2.0)
+
+    def moves(lasts_s: float) -> int:
+        edges = [0, 100, 100 + lasts_s, 1000]
+        spells = [
+            Spell(start, end, up, (up,), ((),))
+            for start, end, up in zip(edges, edges[1:], (1, 2, 1), strict=False)
+        ]
+        fits = [{0}, {0}, {0, 1}]
+        return foresee(
+            spells, (slow, fast), lambda way, state: way in fits[state], MoveCosts(planned_s=10)
+        ).moves
+
+    # There and back again: on the fast one it trains 2/s less 10 s, on the slow one 10 s less.
+    assert moves(29) == 0
+    assert moves(31) == 2
+
+
+def test_its_dollars_are_those_of_what_it_runs() -> None:
+    way = Way(10, 10, (4,), 2.0, egress_usd=1.0)
+    spells = (Spell(0, 100, 0, (4,), ((),)), Spell(100, 150, 1, (0,), ((),)))
+    tale = foresee(spells, (way,), lambda _, state: state == 0, MoveCosts())
+    assert (tale.usd, tale.gpu_seconds, tale.standing_s) == (210, (400,), 50)
+    unknown = foresee(
+        spells, (replace(way, usd_per_s=None),), lambda _, state: state == 0, MoveCosts()
+    )
+    assert unknown.usd is None
+
+
+def test_nothing_to_run_is_nothing_trained() -> None:
+    tale = foresee((Spell(0, 9, 0, (1,), ((),)),), (), lambda *_: False, MoveCosts())
+    assert (tale.samples, tale.standing_s, tale.usd) == (0, 9, 0)

@@ -1,0 +1,290 @@
+"""A job on a trace under every policy: the plans it takes, when it moves, and what is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from planner.problem.question import Answer, Question
+from planner.replay.plan_library import TracePlans, plans_for, spells_of
+from planner.replay.run_replay import POLICIES, Replay, replayed
+from sailord.cli.main import main
+from sailord.cli.replay import machines_taken
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.estimate.result import Estimate, Money
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.presets import preset
+from simulator.spec.job import Job, Objective
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from simulator.spec.provenance import MEASURED
+from simulator.traces.player import MoveCosts, Tale
+from simulator.traces.trace import Trace, trace_of
+
+PLACE = Place("A100-40", "A100-40x4", "us-central1-a")
+POOL = Pool(PLACE.zone, PLACE.gpu, PLACE.machine, 4, 16, price_usd_per_gpu_hour=3.6)
+CLUSTER = Cluster((POOL,), load_catalogue())
+COSTS = MoveCosts(planned_s=5, unplanned_s=10, restart_s=100, checkpoint_every_s=300)
+
+
+def question(goal: str = "throughput") -> Question:
+    objective = Objective(goal="cost" if goal == "cost" else "throughput")
+    job = Job("small", preset("opt-125m"), 64, 512, objective=objective)
+    return Question(job, CLUSTER, Measurements())
+
+
+def per_machine(asked: Question) -> Answer:
+    """A search by rule: one pipeline for each whole machine, a second of work for 16 of them."""
+    machines = asked.cluster.pools[0].gpus // 4
+    if not machines:
+        return Answer(None, None, 1, 0.0, 0.0, "throughput")
+    stage = Stage((0, 14), 4, (PLACE,))
+    plan = Plan(1, (Pipeline(64 // machines, (stage,)),) * machines)
+    seconds = 16.0 / machines
+    usd = 4 * machines * 0.001 * seconds + 0.01 * machines  # What is wide pays more egress.
+    money = Money(4 * machines * 0.001 * seconds, usd - 4 * machines * 0.001 * seconds)
+    estimate = Estimate("event", seconds, 64, (), money, (), "", MEASURED)
+    return Answer(plan, estimate, 1, 0.0, 0.0, "throughput")
+
+
+def trace(*points: tuple[float, int], end_s: float) -> Trace:
+    return trace_of("toy", iter([(at_s, (gpus,)) for at_s, gpus in points]), end_s)
+
+
+def replay(given: Trace, *, goal: str = "throughput", searches: int = 9, seed: int = 0) -> Replay:
+    taken = machines_taken(given, CLUSTER, seed)
+    return replayed(
+        question(goal), given, COSTS, taken=taken, search=per_machine, searches=searches
+    )
+
+
+def tale(result: Replay, policy: str) -> Tale:
+    return next(tale for tale in result.tales if tale.policy == policy)
+
+
+def test_no_policy_passes_the_oracle_and_nothing_the_ideal() -> None:
+    for seed in range(20):
+        points = [(100 * n + seed, 4 * ((7 * n + seed * n * n) % 5)) for n in range(1, 40)]
+        result = replay(trace((0, 16), *points, end_s=4200), seed=seed)
+        assert tuple(tale.policy for tale in result.tales) == POLICIES
+        oracle = tale(result, "oracle")
+        assert max(tale.samples for tale in result.tales) <= oracle.samples * (1 + 1e-9)
+        assert oracle.samples <= result.ideal_samples
+        for each in result.tales:
+            parts = (each.useful_s, each.lost_s, each.moving_s, each.standing_s)
+            assert sum(parts) == pytest.approx(4200)
+
+
+def test_on_a_calm_day_all_policies_are_one() -> None:
+    result = replay(trace((0, 16), end_s=400))
+    assert {tale.steps for tale in result.tales} == {100}
+    assert {tale.moves for tale in result.tales} == {0}
+    assert {round(tale.usd or 0, 9) for tale in result.tales} == {round(100 * (0.064 + 0.04), 9)}
+
+
+def test_a_machine_that_stays_is_taken_within_minutes_and_one_that_flaps_is_not() -> None:
+    stays = tale(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
+    assert stays.moves == 1
+    began = next(stint.start_s for stint in stays.stints if stint.kind == "moves")
+    assert 630 <= began <= 900
+    flaps = [(600 + 30 * n, 16 if n % 2 == 0 else 8) for n in range(100)]
+    result = replay(trace((0, 8), *flaps, end_s=7200))
+    ours = tale(result, "sailor")
+    # Now and then a loss takes a machine in use, and moves it; what comes for 30 s does not.
+    assert ours.losses > 20
+    assert ours.moves - ours.losses <= 3
+    assert ours.samples > tale(result, "restart").samples
+
+
+def test_a_loss_moves_at_once_and_a_restart_goes_back_to_its_checkpoint() -> None:
+    result = replay(trace((0, 16), (1000, 8), end_s=2000))
+    ours, restart = tale(result, "sailor"), tale(result, "restart")
+    # 250 steps of 4 s, 10 s down, 990 s with steps of 8 s.
+    assert (ours.steps, ours.steps_lost, ours.moving_s) == (250 + 123, 0, 10)
+    # A checkpoint at 900 s: 25 steps are gone, and 100 s until the next one begins.
+    assert (restart.steps, restart.steps_lost, restart.moving_s) == (225 + 112, 25, 100)
+
+
+def test_what_ignores_additions_never_grows() -> None:
+    given = trace((0, 8), (500, 16), (1000, 4), (1500, 16), end_s=3000)
+    for seed in range(4):
+        result = replay(given, seed=seed)
+        used = [
+            result.ways[stint.way].gpus[0]
+            for stint in tale(result, "ignore-additions").stints
+            if stint.way is not None
+        ]
+        assert used == sorted(used, reverse=True)
+        assert max(used) == 8
+
+
+def test_a_cost_goal_runs_what_is_cheap() -> None:
+    fast = replay(trace((0, 16), end_s=400))
+    cheap = replay(trace((0, 16), (200, 4), end_s=400), goal="cost")
+    assert tale(fast, "sailor").gpu_seconds == (6400,)
+    # Of the plans for 16 and for 4 GPUs the small one is cheaper by the iteration, all along.
+    assert tale(cheap, "sailor").gpu_seconds == (1600,)
+
+
+def plans_of(given: Trace, searches: int) -> TracePlans:
+    return plans_for(
+        question(), given, machines_taken(given, CLUSTER, 0), per_machine, searches=searches
+    )
+
+
+def test_the_longest_availabilities_are_searched_first() -> None:
+    given = trace((0, 16), (10, 8), (500, 4), (600, 12), end_s=620)
+    plans = plans_of(given, 2)
+    assert plans.searched == 2
+    assert [known.plan.device_count for known in plans.known] == [8, 4]
+    # The others take the best that is known.
+    assert plans.best(plans.state((16,))) == 0
+    assert plans.best(plans.state((12,))) == 0
+    assert plans.best(plans.state((3,))) is None
+
+
+def test_nobody_stands_still_for_want_of_a_search() -> None:
+    plans = plans_of(trace((0, 16), (500, 4), (600, 8), end_s=620), 1)
+    assert plans.searched == 2
+    assert [known.plan.device_count for known in plans.known] == [16, 4]
+
+
+def test_what_is_hopeless_is_not_searched_again() -> None:
+    given = trace((0, 3), (100, 2), (150, 1), (160, 0), end_s=170)
+    plans = plans_of(given, 9)
+    assert plans.searched == 1
+    assert not plans.known
+
+
+def test_pools_of_one_place_are_one_to_the_player() -> None:
+    both = Cluster((POOL, Pool(*PLACE_OF_SPOT, 4, 8, spot=True)), load_catalogue())
+    given = trace_of("two", iter([(0.0, (8, 8)), (10.0, (4, 4))]), 20.0)
+    asked = Question(question().job, both, Measurements())
+    taken = (((), ()), ((0, 1, 2, 3), (4, 5, 6, 7)))
+    plans = plans_for(asked, given, taken, per_machine, searches=1)
+    first, second = spells_of(given, plans, taken)
+    assert (first.up, second.up) == ((16,), (8,))
+    assert second.taken == ((0, 1, 2, 3, 12, 13, 14, 15),)
+
+
+PLACE_OF_SPOT = (PLACE.zone, PLACE.gpu, PLACE.machine)
+
+
+def test_whole_machines_go_and_the_seed_says_which() -> None:
+    given = trace((0, 16), (10, 8), (20, 8 + 4), (30, 6), end_s=40)
+    drawn = [machines_taken(given, CLUSTER, seed) for seed in range(8)]
+    assert drawn[0] == machines_taken(given, CLUSTER, 0)
+    assert len({tuple(each) for each in drawn}) > 1
+    for start, second, third, last in drawn:
+        assert start == third == ((),)
+        assert len(second[0]) == 8
+        assert len({slot // 4 for slot in second[0]}) == 2
+        assert len(last[0]) == 6
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+JOB_FILE = """
+[model]
+preset = "opt-125m"
+[training]
+global_batch = 64
+sequence = 512
+precision = "fp32"
+optimizer = "adam"
+micro_batches = [4, 8]
+"""
+CLUSTER_FILE = """
+[[pool]]
+zone = "us-central1-a"
+gpu = "A100-40"
+gpus_per_machine = 4
+gpus = 16
+"""
+TRACE_FILE = """
+end_s = 3000
+[[event]]
+time_s = 1000
+machines_change = -2
+[[event]]
+time_s = 2000
+machines_change = 1
+"""
+
+
+def run(folder: Path, *more: str, trace: str = TRACE_FILE, cluster: str = CLUSTER_FILE) -> Result:
+    texts = {"trace.toml": trace, "job.toml": JOB_FILE, "cluster.toml": cluster}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    files = [str(folder / name) for name in texts]
+    return CliRunner().invoke(main, ["replay", *files, "--budget", "10", *more])
+
+
+def test_the_command_tells_and_draws_all_policies(tmp_path: Path) -> None:
+    plot = tmp_path / "replay.svg"
+    done = run(tmp_path, "--json", "--plot", str(plot))
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [each["policy"] for each in found["policies"]] == list(POLICIES)
+    assert (found["changes"], found["duration_s"]) == (2, 3000)
+    for each in found["policies"]:
+        assert 0 < each["share_of_ideal"] <= 1
+        parts = ("useful_s", "lost_s", "downtime_s", "standing_s")
+        assert sum(each[part] for part in parts) == pytest.approx(3000)
+        (gpu_seconds,) = each["gpu_seconds"].values()
+        assert each["cost_usd"] > 0
+        assert 0 < gpu_seconds <= 16 * 3000
+    drawn = plot.read_text("utf-8")
+    for words in ("trace: what a job trains while GPUs come and go", "of ideal", "minutes",
+                  *(f"{policy}: GPUs used" for policy in POLICIES)):  # fmt: skip
+        assert words in drawn
+    assert run(tmp_path, "--json").stdout == done.stdout
+
+
+def test_the_table_shows_the_policies_that_were_asked_for(tmp_path: Path) -> None:
+    done = run(tmp_path, "--policy", "oracle, sailor", "--restart-s", "300")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("trace       trace: 3000 s, 2 changes, 8 to 16 GPUs")
+    assert [line.split()[0] for line in lines[-2:]] == ["sailor", "oracle"]
+
+
+def test_a_trace_without_enough_gpus_says_so(tmp_path: Path) -> None:
+    none = "end_s = 60\n[[event]]\ntime_s = 0\ngpus = 0\n"
+    done = run(tmp_path, trace=none)
+    assert done.exit_code == 1
+    assert done.stderr.strip() == (
+        "nothing runs: at no moment of trace is there a plan for the job; at most 0 GPUs are up"
+    )
+    assert [line.split()[1] for line in done.stdout.splitlines()[-4:]] == ["0"] * 4
+
+
+def test_limits_that_nothing_keeps_are_named(tmp_path: Path) -> None:
+    (tmp_path / "poor.toml").write_text(JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
+    run(tmp_path)
+    files = [str(tmp_path / name) for name in ("trace.toml", "poor.toml", "cluster.toml")]
+    done = CliRunner().invoke(main, ["replay", *files, "--budget", "5"])
+    assert done.exit_code == 1
+    assert "nothing runs" in done.stderr
+    assert "no plan: objective.max_usd_per_hour: is 0.001" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--policy", "sailer"), 'did you mean "sailor"'),
+        (("--plot", "x.pdf"), "use .svg or .png"),
+        (("--trace", "other"), "leave --trace out"),
+        (("--until", "0"), "0.0 is not in the range"),
+        (("--until", "nan"), "nan is not a finite number"),
+        (("--restart-s", "inf"), "inf is not a finite number"),
+        (("--planned-s", "-1"), "-1.0 is not in the range"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, more: tuple[str, ...], words: str) -> None:
+    done = run(tmp_path, *more)
+    assert done.exit_code == 2
+    assert words in done.stderr

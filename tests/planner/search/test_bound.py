@@ -1,0 +1,86 @@
+"""The bound of the full space against random plans of every sort of world: none is below it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import Lot, lots_of
+from planner.problem.objective import Limits
+from planner.search.bound import EventBound
+from planner.search.stage_limits import StageFloors
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.spec.job import Objective
+from simulator.spec.plan import Place, Plan
+from tests.simulator.worlds import GPUS_PER_MACHINE, World, random_plan, random_world
+
+
+def just_enough(plan: Plan, world: World) -> Cluster:
+    """A cluster of as few machines as hold the plan."""
+    used: Counter[Place] = Counter()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            used[stage.place] += stage.tp
+    prices = {(pool.gpu, pool.zone): pool.price_usd_per_gpu_hour for pool in world.cluster.pools}
+    return Cluster(
+        tuple(
+            Pool(
+                place.zone,
+                place.gpu,
+                place.machine,
+                GPUS_PER_MACHINE,
+                -(-count // GPUS_PER_MACHINE) * GPUS_PER_MACHINE,
+                price_usd_per_gpu_hour=prices[place.gpu, place.zone],
+                price_source="cluster file",
+            )
+            for place, count in used.items()
+        ),
+        world.cluster.catalogue,
+        world.cluster.zone_regions,
+    )
+
+
+def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> EventBound:
+    """The bound over all plans of the plan's micro batch size on these GPUs."""
+    judge = world.estimator
+    floors = StageFloors(
+        TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+        lots,
+        degrees=(1, 2, 4),
+        recomputes=("none", "full"),
+        per_layer_sync=judge.overlaps,
+    )
+    objective = Objective(goal=goal)  # type: ignore[arg-type]  # a literal
+    return EventBound(
+        floors,
+        lots,
+        (),
+        Limits(objective),
+        plan.samples_per_iteration,
+        [plan.micro_batch_size],
+    )
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:
+    for seed in range(max(1, examples // 10)):
+        rng = random.Random(f"bound {goal} {seed}")
+        world = random_world(rng)
+        plan = random_plan(rng, world, schedules=("1f1b",), splits=False)
+        if rng.random() < 0.5:
+            # Equal pipelines come closest to the bound.
+            plan = replace(plan, pipelines=(plan.pipelines[0],) * len(plan.pipelines))
+        estimate = world.estimator.estimate(plan)
+        usd = estimate.money.total_usd
+        if not estimate.fits or usd is None:
+            continue
+        lots = lots_of(just_enough(plan, world), world.estimator.sites)
+        worth = usd if goal == "cost" else estimate.iteration_s
+        bounds = bound_of(plan, world, lots, goal).bounds(2 * estimate.iteration_s, 2 * worth)
+        assert bounds.objective <= worth, seed
+        assert bounds.seconds <= estimate.iteration_s, seed

@@ -1,0 +1,116 @@
+"""The planner under the event estimator against every plan that there is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from planner.api import plan_job
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.inventory import lots_of
+from planner.problem.objective import Limits
+from planner.problem.question import Question
+from planner.search.bound import EventBound
+from planner.search.stage_limits import StageFloors
+from simulator.api import estimator
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.planner.small_cases import SmallCase, is_possible, random_case
+
+
+def every_pipeline(case: SmallCase) -> list[tuple[Stage, ...]]:
+    layers = len(case.job.model.layers)
+    gpus = sum(pool.gpus for pool in case.cluster.pools)
+    options = [
+        (Place(pool.gpu, pool.machine, pool.zone), tp)
+        for pool in case.cluster.pools
+        for tp in (1, 2, 4)
+        if tp <= pool.gpus
+    ]
+    found = []
+    for stages in range(1, min(layers, gpus) + 1):
+        for cells in itertools.product(options, repeat=stages):
+            if sum(tp for _, tp in cells) > gpus:
+                continue
+            for inner in itertools.combinations(range(1, layers), stages - 1):
+                cuts = (0, *inner, layers)
+                found.append(
+                    tuple(
+                        Stage((cuts[s], cuts[s + 1]), tp, (place,))
+                        for s, (place, tp) in enumerate(cells)
+                    )
+                )
+    return found
+
+
+def every_plan(case: SmallCase) -> Iterator[Plan]:
+    pipelines = every_pipeline(case)
+    gpus = sum(pool.gpus for pool in case.cluster.pools)
+    for b in (1, 2, 4):
+        total, rest = divmod(case.job.global_batch, b)
+        if rest:
+            continue
+        for count in range(1, min(total, gpus) + 1):
+            for chosen in itertools.combinations_with_replacement(pipelines, count):
+                if sum(stage.tp for stages in chosen for stage in stages) > gpus:
+                    continue
+                for inner in itertools.combinations(range(1, total), count - 1):
+                    ends = (0, *inner, total)
+                    yield Plan(
+                        b,
+                        tuple(
+                            Pipeline(ends[i + 1] - ends[i], stages)
+                            for i, stages in enumerate(chosen)
+                        ),
+                    )
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("goal", ["throughput", "cost"])
+def test_no_plan_is_better_than_the_planners(goal: str, examples: int) -> None:
+    for seed in range(max(1, examples // 10)):
+        rng = random.Random(f"event {goal} {seed}")
+        # On one GPU there is nothing but work, so that the closed bound is tight.
+        most = 3 if seed % 2 else 1
+        case = random_case(rng, gpus_max=most, layers_max=4, batch=rng.choice([2, 4]), goal=goal)
+        answer = plan_job(Question(case.job, case.cluster, case.measurements, "event"))
+        judge = estimator(
+            "event", job=case.job, cluster=case.cluster, measurements=case.measurements
+        )
+        assert isinstance(judge, EventEstimator)
+        lots = lots_of(case.cluster, judge.sites)
+        floors = StageFloors(
+            TemplateMaker(judge.costs, judge.network, judge.sites, lots),
+            lots,
+            degrees=(1, 2, 4),
+            recomputes=("none",),
+            per_layer_sync=judge.overlaps,
+        )
+        sizes = [b for b in (1, 2, 4) if case.job.global_batch % b == 0]
+        bound = EventBound(
+            floors, lots, (), Limits(case.job.objective), case.job.global_batch, sizes
+        )
+        best = fastest = float("inf")
+        for plan in every_plan(case):
+            if not is_possible(case, plan):
+                continue
+            estimate = judge.estimate(plan)
+            if estimate.fits:
+                usd = estimate.money.total_usd
+                assert usd is not None
+                best = min(best, usd if goal == "cost" else estimate.iteration_s)
+                fastest = min(fastest, estimate.iteration_s)
+        if best == float("inf"):
+            assert answer.plan is None, seed
+            continue
+        assert answer.plan is not None, seed
+        assert answer.objective == pytest.approx(best, rel=1e-9), seed
+        # The bound by itself, which a search to the end does not need, with worse plans known.
+        bounds = bound.bounds(2 * fastest, 2 * best)
+        assert bounds.seconds <= fastest, seed
+        assert bounds.objective <= best, seed
+        assert answer.lower_bound <= best * (1 + 1e-9), seed
+        assert answer.lower_bound_s <= fastest * (1 + 1e-9), seed

@@ -1,0 +1,113 @@
+"""Reasons that are found out by asking: what more would bring, and why GPUs stay idle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner.api import plan_job
+from planner.problem.question import Answer, Idle, OneMore, Question
+from planner.what_if import explained
+from simulator.api import Measurements
+from simulator.cluster.cluster import Cluster, Pool, Quota
+from simulator.hardware.catalogue import load_catalogue
+from simulator.models.families import build_model
+from simulator.spec.job import Job, Objective
+
+CATALOGUE = load_catalogue()
+LLAMA = build_model("llama", layers=4, hidden=4096, heads=32, vocab=1024, sequence=512)
+"""Large enough that machines matter; with more than six GPUs no search looks at all plans."""
+
+
+def pool(gpu: str, gpus: int, *, usd: float = 1.0, zone: str = "us-central1-a") -> Pool:
+    return Pool(zone, gpu, f"{gpu}x4", 4, gpus, price_usd_per_gpu_hour=usd, price_source="here")
+
+
+def asked(*pools: Pool, quotas: tuple[Quota, ...] = (), job: Any = None, **wanted: Any) -> Question:
+    job = job or Job("small", LLAMA, 64, 512)
+    job = replace(job, objective=Objective(**wanted))
+    return Question(job, Cluster(pools, CATALOGUE, quotas=quotas), Measurements(), budget=24)
+
+
+def answered(question: Question) -> Answer:
+    return explained(question, plan_job(question))
+
+
+def test_one_more_machine_brings_what_a_search_finds_with_it() -> None:
+    few, more = (pool("A100-80", n) for n in (8, 12))
+    answer = answered(asked(few))
+    (gain,) = answer.why.one_more
+    assert answer.estimate is not None
+    assert gain.gpus == 4
+    assert gain.seconds_gained == pytest.approx(answer.estimate.iteration_s - gain.iteration_s)
+    larger = plan_job(asked(more))
+    assert larger.estimate is not None
+    assert gain.iteration_s == pytest.approx(larger.estimate.iteration_s, rel=0.05)
+    assert gain.seconds_gained > 0.02 * answer.estimate.iteration_s
+    assert any(one.startswith("one more: 4 x A100-80") for one in answer.explain)
+    assert answer.to_json(seconds=0.0)["one_more"][0]["gpu"] == "A100-80"
+
+
+def test_pools_of_which_nothing_is_up_are_asked_about_too() -> None:
+    answer = answered(asked(pool("A100-40", 8), pool("H100-80", 0)))
+    gains = {one.gpu: one.seconds_gained for one in answer.why.one_more}
+    assert set(gains) == {"A100-40", "H100-80"}
+    assert gains["H100-80"] > gains["A100-40"] > 0
+
+
+def test_a_quota_that_is_used_up_leaves_nothing_to_gain() -> None:
+    quota = (Quota("us-central1-a", "A100-80", 8),)
+    (gain,) = answered(asked(pool("A100-80", 8), quotas=quota)).why.one_more
+    assert gain.why_none == "no quota is left for it"
+    assert gain.seconds_gained == 0.0
+
+
+def test_gpus_that_only_slow_it_down_do_not_help() -> None:
+    answer = answered(asked(pool("H100-80", 8), pool("T4", 4, zone="europe-west4-a")))
+    (idle,) = answer.why.idle
+    assert (idle.gpu, idle.gpus, idle.of) == ("T4", 4, 4)
+    assert idle.reason == "does not help"
+
+
+def test_gpus_that_help_but_cost_too_much_do_not_pay() -> None:
+    answer = answered(asked(pool("A100-80", 8), pool("H100-80", 4, usd=1000.0), goal="cost"))
+    idle = {one.gpu: one for one in answer.why.idle}
+    assert idle["H100-80"].reason == "does not pay"
+    assert "were dollars no matter" in idle["H100-80"].because
+
+
+def test_gpus_that_hold_not_even_a_layer_do_not_fit() -> None:
+    wide = build_model("llama", layers=2, hidden=8192, heads=64, vocab=256000, sequence=512)
+    job = Job("wide", wide, 4, 512, precision="fp32", optimizer="adam", max_tp=1)
+    answer = answered(asked(pool("H100-80", 8), pool("T4", 4), job=job))
+    (idle,) = (one for one in answer.why.idle if one.gpu == "T4")
+    assert idle.reason == "does not fit"
+
+
+def test_the_same_question_has_the_same_reasons() -> None:
+    question = asked(pool("A100-80", 8))
+    assert answered(question).explain == answered(question).explain
+
+
+def test_reasons_as_people_read_them() -> None:
+    idle = Idle("T4", "z", 2, 4, 0.25, "does not help")
+    assert str(idle) == (
+        "idle: 2 of 4 T4 in z; does not help: the best plan judged with more of them is 25.0% worse"
+    )
+    assert "no plan that was judged" in str(replace(idle, loses=None))
+    more = OneMore("T4", "z", 4, 2.0, 0.5, 0.25, -0.1)
+    assert str(more) == "one more: 4 x T4 in z: 2 s an iteration (-0.25 s), $0.5 ($+0.1)"
+    assert str(replace(more, why_none="nothing")) == "one more: 4 x T4 in z: nothing"
+
+
+def test_a_budget_of_dollars_binds_and_leaves_gpus_idle() -> None:
+    free = plan_job(asked(pool("A100-80", 8)))
+    assert free.estimate is not None
+    assert free.estimate.money.total_usd is not None
+    usd_per_hour = free.estimate.money.total_usd / free.estimate.iteration_s * 3600
+    answer = answered(asked(pool("A100-80", 8), max_usd_per_hour=usd_per_hour / 2))
+    (idle,) = answer.why.idle
+    assert idle.reason == "does not pay"
+    assert any("binding: max_usd_per_hour" in one for one in answer.explain)

@@ -1,0 +1,274 @@
+"""Every command of sailorctl, run against one sailord: what it says to people and to programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import click
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli.main import main
+from tests.control.cluster import Cluster
+from tests.sailord.daemon.running import ROOT, Place, wait_until
+
+pytestmark = pytest.mark.slow
+# So small that one node is enough, and it is planned in no time.
+JOB = """
+[model]
+family = "gpt2"
+layers = 2
+hidden = 16
+heads = 4
+vocab = 61
+sequence = 8
+
+[training]
+global_batch = 8
+sequence = 8
+precision = "fp32"
+max_tp = 2
+
+[checkpoint]
+uri = "{kept}"
+memory_every = 10
+persist_every = 20
+"""
+
+ELSEWHERE = {
+    "plan": "tests/sailord/cli/test_simulate.py",
+    "simulate": "tests/sailord/cli/test_simulate.py",
+    "validate": "tests/sailord/cli/test_simulate.py",
+    "replan": "tests/sailord/cli/test_replan.py",
+    "compare": "tests/planner/compare/test_compare.py",
+    "frontier": "tests/planner/test_cost_frontier.py",
+    "replay": "tests/planner/replay/test_run_replay.py",
+    "up": "tests/gce/test_gce_emulated.py",
+    "tour": "tests/sailord/local/test_tour.py",
+    "local add": "tests/sailord/local/test_up.py",
+    "local kill": "tests/sailord/local/test_up.py",
+    "checkpoint export": "tests/sailord/checkpoints/test_export.py",
+    "completion": "tests/sailord/daemon/test_cluster_commands.py",
+}
+"""Commands that need no sailord, or bring their own, and where they are run."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is typed, and what is to be read then."""
+
+    typed: str
+    """With ``{file}`` for a job's file, ``{kept}`` for where checkpoints are, ``{step}`` for the
+    newest."""
+    says: str = ""
+    """A part of what a person reads."""
+    first: Callable[[Cluster], object] = lambda _: True
+    """What has to be so before."""
+    code: int = 0
+
+
+def runs(cluster: Cluster) -> bool:
+    """The first job trains, and a step is durable."""
+    job = cluster.job()
+    return cluster.is_running() and job["id"] == "j" and job["durable_step"]
+
+
+def is_paused(name: str) -> Callable[[Cluster], bool]:
+    return lambda cluster: cluster.head.ask("GET", f"/v1/jobs/{name}")[1]["state"] == "paused"
+
+
+def is_stays(cluster: Cluster) -> bool:
+    """Nothing is on its way: all nodes stay, and the job runs."""
+    return not cluster.head.status()["leaving"] and runs(cluster)
+
+
+def both(typed: str, says: str, first: Callable[[Cluster], object] = lambda _: True) -> list[Line]:
+    """The same for a person and for a program."""
+    return [Line(typed, says, first), Line(f"{typed} --json", first=first)]
+
+
+LINES = (
+    Line("submit {file} --id j", "j is queued"),
+    Line("submit {file} --id k --json"),
+    *both("status", "j: running", runs),
+    *both("nodes", "a  "),
+    *both("capacity", ""),
+    *both("jobs", "queued"),
+    *both("events", "generation 1 on "),
+    *both("history", "generation 1 on "),
+    *both("moves j", "predicted", lambda cluster: "trains" in str(cluster.history())),
+    *both("why", "j is running"),
+    *both("logs a", ""),
+    *both("doctor", "all is well"),
+    *both("checkpoint now j", "is durable"),
+    *both("checkpoint ls j", "durable"),
+    *both("checkpoint ls", "durable"),
+    *both("checkpoint pin j {step}", "is pinned"),
+    *both("checkpoint unpin j {step}", "is unpinned"),
+    *both("checkpoint verify {kept}/j", "every byte is as it was written"),
+    Line("cordon b", "cordon b: ordered"),
+    Line("uncordon b", "uncordon b: ordered"),
+    Line("cordon b --json"),
+    Line("uncordon b --json"),
+    Line("drain b --reason bolts", "drain b: ordered", runs),
+    Line("withdraw b", "withdraw b: ordered"),
+    Line("drain b --json", first=is_stays),
+    Line("withdraw b --json"),
+    Line("preempt b --notice 3600", "b will be taken away in 60 min", is_stays),
+    Line("withdraw b"),
+    Line("preempt b --notice 3600 --json", first=is_stays),
+    Line("withdraw b"),
+    *both("checkpoint rollback j {step}", "j goes back to step", is_stays),
+    Line("pause j", "pause j: ordered", runs),
+    Line("resume j", "resume j: ordered", is_paused("j")),
+    Line("pause k --json"),
+    Line("resume k --json", first=is_paused("k")),
+    Line("cancel j", "cancel j: ordered"),
+    Line("cancel k --json"),
+    Line("cancel k", "it is cancelled", code=1),
+    Line("checkpoint import {kept} --job {file} --name x", "", code=2),
+)
+FOLLOWED = {
+    "status -w": "test, led by",
+    "status -w --json": "",
+    "events -f": "j: ",
+    "events -f --json": "",
+    "logs -f a": "",
+    "logs -f a --json": "",
+}
+"""Commands that do not end, and what is soon to be read of each."""
+
+
+def commands(group: click.Group = main, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{above}{name} ")
+        else:
+            yield above + name, command
+
+
+def has(command: click.Command, option: str) -> bool:
+    return any(option in parameter.opts for parameter in command.params)
+
+
+def command_of(typed: str) -> str:
+    known = {name for name, _ in commands()}
+    words = typed.split()
+    return next(name for n in (2, 1) if (name := " ".join(words[:n])) in known)
+
+
+def documented() -> dict[str, str | frozenset[str]]:
+    """What docs/api.md promises of each command's JSON: the name of a shape, or all keys."""
+    found: dict[str, str | frozenset[str]] = {}
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for row in re.findall(r"^\| (`.*)$", text.partition("| command | shape |")[2], re.M):
+        names, shapes = (re.findall(r"`([^`]*)`", cell) for cell in row.split(" | ")[:2])
+        group = names[0].partition(" ")[0] + " " if " " in names[0] else ""
+        names = [name if name.startswith(group) else group + name for name in names]
+        for name, shape in zip(names, shapes * (len(names) // len(shapes)), strict=True):
+            is_open = shape.startswith("{")
+            found[name] = frozenset(re.findall(r'"(\w+)":?', shape)) if is_open else shape
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commands")
+    made = Cluster(folder, [Place(folder)])
+    (folder / "job.toml").write_text(JOB.format(kept=folder / "kept"))
+    try:
+        made.heads[0].start()
+        wait_until(lambda: made.head.ask("GET", "/readyz")[0] == 200)
+        made.join("a", "b")
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def said(cluster):
+    """What each line had to say, in their order, as one lives on what those before it did."""
+    found = {}
+    server = ["--server", f"unix://{cluster.head.socket}"]
+    for number, line in enumerate(LINES):
+        wait_until(lambda line=line: line.first(cluster), within_s=90.0)
+        step = (cluster.job() or {}).get("durable_step")
+        file, kept = cluster.folder / "job.toml", cluster.folder / "kept"
+        words = [word.format(file=file, kept=kept, step=step) for word in line.typed.split()]
+        is_offline = not has(dict(commands())[command_of(line.typed)], "--server")
+        found[number] = CliRunner().invoke(main, [*words, *([] if is_offline else server)])
+    return found
+
+
+def test_there_is_a_line_for_every_command():
+    typed = [line.typed for line in LINES] + list(FOLLOWED)
+    for name, command in commands():
+        if name == "checkpoint import":
+            assert any(command_of(line) == name for line in typed)
+        elif name in ELSEWHERE:
+            text = (ROOT / ELSEWHERE[name]).read_text(encoding="utf-8")
+            assert f'"{name.split()[-1]}"' in text, f"{ELSEWHERE[name]} does not run {name}"
+        else:
+            check_lines(name, command, typed)
+    assert set(documented()) <= {name for name, _ in commands()}, "docs/api.md tells of no command"
+
+
+def check_lines(name: str, command: click.Command, typed: list[str]) -> None:
+    """A person types the command, a program reads its JSON, and both follow it if it can be."""
+    own = [line for line in typed if command_of(line) == name]
+    assert any("--json" not in line for line in own), f"nobody types {name}"
+    assert any("--json" in line for line in own), f"nobody reads the JSON of {name}"
+    assert name in documented(), f"docs/api.md does not say what {name} --json prints"
+    for option in ("-f", "-w"):
+        is_there = any(option in line.split() for line in own)
+        assert is_there or not has(command, option), f"nobody follows {name}"
+
+
+def check(document, typed: str, value: object) -> None:
+    """Compare JSON with what is promised of the command."""
+    shape = documented()[command_of(typed)]
+    if isinstance(shape, frozenset):
+        assert isinstance(value, dict)
+        assert set(value) == shape
+        return
+    whole = {"$ref": f"#/components/schemas/{shape}", "components": document["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+@pytest.mark.parametrize("number", range(len(LINES)), ids=lambda n: LINES[n].typed)
+def test_each_command_does_what_it_says(cluster, said, number):
+    line, result = LINES[number], said[number]
+    assert result.exit_code == line.code, result.output
+    assert line.says in result.output
+    if "--json" in line.typed:
+        document = cluster.head.ask("GET", "/openapi.json")[1]
+        one_a_line = command_of(line.typed) in ("events", "logs")
+        texts = result.stdout.splitlines() if one_a_line else [result.stdout]
+        assert texts
+        for text in texts:
+            check(document, line.typed, json.loads(text))
+
+
+@pytest.mark.parametrize("typed", FOLLOWED)
+@pytest.mark.usefixtures("said")
+def test_who_follows_is_told_and_goes_on(cluster, typed):
+    command = [sys.executable, "-c", "from sailord.cli import main; main()", *typed.split()]
+    following = subprocess.Popen(
+        [*command, "--server", f"unix://{cluster.head.socket}"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        first = following.stdout.readline()
+        if "--json" in typed:
+            check(cluster.head.ask("GET", "/openapi.json")[1], typed, json.loads(first))
+        assert FOLLOWED[typed] in first
+        assert following.poll() is None
+    finally:
+        following.kill()
+        following.communicate()

@@ -1,0 +1,170 @@
+"""What ``sailorctl status`` prints in each phase; rewrite with SAILOR_RETELL=1, and read it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.protocol.codec import plain
+from agents.protocol.records import Bill, Durable, GenerationRecord, Point
+from sailord.api import render
+from sailord.api.types import LeaderView, Status, StoreView
+from sailord.cli.cluster_text import nodes_text, status_text
+from sailord.controller.step_rate import Pace
+from sailord.core.nodes import Nodes
+from sailord.core.state import (
+    Held,
+    Kept,
+    Opening,
+    Phase,
+    Planning,
+    Running,
+    Securing,
+    Starting,
+    State,
+    Stopping,
+    Waiting,
+)
+from sailord.core.straggler_detection import Slow, Watch
+from sailord.notify.outbox import committed_id
+from tests.sailord.core.standing import JOB, NOW, A, B, C, G, job, node, proposal, report, state
+
+HERE = Path(__file__).parent / "status"
+PLAN = Path(__file__).resolve().parents[3] / "examples" / "opt-350m-plan.json"
+PRICED = replace(G, usd_per_hour=58.752, reason="a node came")
+DURABLE = Durable(Point(30, 3), "m", "0" * 64)
+ABOUT: Mapping[str, Any] = {
+    "estimate": {"iteration_s": 2.0, "cost_usd_per_hour": 58.752},
+    "tokens_per_iteration": 2_097_152,
+}
+
+
+SPENT = Bill(usd=12.3, until=NOW - 5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One moment."""
+
+    phase: Phase | None = None
+    state: State | None = None
+    is_away: bool = False
+    has_plan: bool = False
+    steps: int | None = None
+    bill: Bill = SPENT
+    generation: GenerationRecord | None = PRICED
+    securing: Securing | None = None
+
+
+SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
+LEAVES = node(B, leaving_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
+
+GONE = node(C, report(C, "idle", sealed=()), leaving_since=NOW - 60)
+
+LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same work")
+CRAWLS = Slow(1.8, "it did before", NOW - 200, 10, 40)
+LIMPING = state().active
+assert LIMPING is not None
+LIMPS = replace(
+    LIMPING, watch=Watch(3, slow={B: CRAWLS}), kept_slow={B: Kept(NOW + 600, "no plan is better")}
+)
+
+CASES = {
+    "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
+    "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
+    "planning": Case(
+        Planning(4, (A, B), "machine-b is leaving", True, NOW + 58, Running(NOW - 900)),
+        state=state(None, node(A, SAID), LEAVES),
+    ),
+    "drained": Case(
+        Running(NOW - 900), state=state(None, node(A, SAID), node(B), GONE), generation=PRICED
+    ),
+    "opening": Case(Opening(PRICED, proposal(A))),
+    "starting": Case(Starting(NOW - 3.25, NOW + 117, 4.5)),
+    "running": Case(
+        Running(NOW - 7300), state=state(None, node(A, SAID), node(B)), has_plan=True, steps=1000
+    ),
+    "slow": Case(
+        Running(NOW - 7300),
+        state=replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS),
+    ),
+    "uploads_fail": Case(
+        Running(NOW - 7300),
+        state=state(None, node(A, replace(SAID, trouble="gs://b/x: No space left on device"))),
+    ),
+    "stopping": Case(Stopping("paused", "lunch", NOW + 60)),
+    "securing": Case(
+        Stopping("paused", "lunch", NOW - 60), securing=Securing(Point(40, 3), NOW + 540)
+    ),
+    "held": Case(
+        Held("its budget of $10.00 is spent", NOW - 60),
+        generation=replace(PRICED, state="closed"),
+        bill=Bill(usd=10.004, until=NOW - 60, unpriced_s=400.0, usd_max=10.0),
+    ),
+    "store_away": Case(Running(NOW - 7300), is_away=True, generation=G),
+}
+
+
+def shown(case: Case) -> str:
+    """The text of a moment, by way of what the server would send."""
+    known = case.state or state()
+    if known.active is not None:
+        record = job(
+            steps=case.steps, bill=case.bill, state="held" if case.bill.usd_max else "running"
+        )
+        active = replace(
+            known.active,
+            phase=case.phase,
+            job=record,
+            generation=case.generation,
+            securing=case.securing,
+        )
+        known = replace(known, active=active, durables={JOB: DURABLE} if case.has_plan else {})
+    plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None
+    told_at = {committed_id(JOB, DURABLE): NOW - 90}
+    status = Status(
+        cluster="prod",
+        at=NOW,
+        leads=True,
+        term=7,
+        leader=LeaderView("head-1", "10.0.0.1:7077"),
+        store=StoreView(False, NOW - 42, "etcd refused: etcdserver: permission denied")
+        if case.is_away
+        else StoreView(True, None),
+        job=render.active_view(known, Pace(), plan, ABOUT if case.generation else {}, told_at, NOW),
+        queued=2 if case.has_plan else 0,
+        nodes=render.counts_view(known),
+        leaving=render.leaving_view(known),
+    )
+    return status_text(json.loads(json.dumps(plain(status)))) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_status_is_told_as_it_was(name):
+    file = HERE / f"{name}.txt"
+    text = shown(CASES[name])
+    if os.environ.get("SAILOR_RETELL"):
+        file.write_text(text, encoding="utf-8")
+        return
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_every_text_is_of_a_case():
+    assert {file.stem for file in HERE.glob("*.txt")} == set(CASES)
+
+
+def test_slow_nodes_are_told_below_the_table():
+    known = replace(state(None, node(A, SAID), node(B), LEFT_OUT), active=LIMPS)
+    shown = json.loads(json.dumps(plain(render.nodes_view(known))))["nodes"]
+    assert [each["state"] for each in shown] == ["ready", "ready", "slow"]
+    assert nodes_text(shown).splitlines()[-2:] == [
+        "machine-b is slow: it computes 1.8 times as long as it did before;"
+        " it stays: no plan is better",
+        "machine-c is slow: it computes 4.2 times as long as others with the same work",
+    ]

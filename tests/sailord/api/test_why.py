@@ -1,0 +1,39 @@
+"""Why a job is where it is, as it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.protocol.codec import plain
+from agents.protocol.records import JobId
+from sailord.api.render import job_view, waits_for, why_view
+from sailord.cli.cluster_text import why_text
+from sailord.core.state import Running
+from tests.sailord.core.standing import BEGAN, JOB, job, state
+
+
+def waiting(id_: str, priority: int, submitted_at: float):
+    return replace(
+        job(), id=JobId(id_), state="queued", priority=priority, submitted_at=submitted_at
+    )
+
+
+QUEUE = {each.id: each for each in (waiting("late", 0, 9.0), waiting("first", 0, 5.0))}
+URGENT = waiting("urgent", 7, 10.0)
+BUSY = replace(state(Running(BEGAN)), jobs={**QUEUE, URGENT.id: URGENT})
+
+
+def test_who_waits_is_told_behind_whom() -> None:
+    assert waits_for(BUSY, JobId("urgent")) == (JOB,)
+    assert waits_for(BUSY, JobId("late")) == (JOB, "urgent", "first")
+    told = job_view(BUSY, JobId("late"))
+    assert told is not None
+    text = why_text(plain(why_view(BUSY, told, {}, (), None)))
+    assert text.splitlines()[1] == f"before it: {JOB}, urgent, first"
+
+
+def test_who_has_the_cluster_waits_for_nobody() -> None:
+    assert waits_for(BUSY, JOB) == ()
+    told = job_view(BUSY, JOB)
+    assert told is not None
+    assert "before it" not in why_text(plain(why_view(BUSY, told, {}, (), None)))

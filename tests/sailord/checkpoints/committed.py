@@ -1,0 +1,70 @@
+"""What ranks have sealed, made durable as agents and sailord do, without any of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.protocol.records import (
+    FIRST,
+    GenerationRecord,
+    Holding,
+    JobId,
+    JobRecord,
+    Point,
+    Saving,
+    Uploaded,
+)
+from sailord.checkpoints.manifest import folder_of, manifest_bytes, manifest_name
+from sailord.checkpoints.object_storage import open_storage
+from sailord.checkpoints.verify import compose
+from sailord.core.checkpoint_records import WriteManifest
+from sailord.planning.pool import job_shape, read_job
+from tests.worker.checkpoint.sealed import Generation, folders
+from worker.checkpoint.snapshot_file import (
+    Found,
+    copy_of,
+    head_bytes,
+    head_checksum,
+    read_piece,
+    sealed_files,
+)
+
+
+def commit(root: Path, after: Generation, spec: str, folder: Path) -> str:
+    """Upload what each rank is to bring to safety; the address of the manifest."""
+    storage, id_ = open_storage(f"file://{folder}"), JobId("job")
+    point = Point(after.step, after.number)
+    parts = []
+    for source in folders(root, after):
+        for found in sealed_files(source.folder):
+            data = _object(found)
+            if data is None:
+                continue
+            keys, content = data
+            name = f"{folder_of(id_, point)}/{found.path.stem}-{source.name}.snap"
+            storage.write(name, content)
+            holds = tuple(Holding(layer, piece, piece + 1) for layer, piece in keys)
+            checksum = head_checksum(content)
+            parts.append(Uploaded(point, storage.uri_of(name), len(content), checksum, holds))
+    layers, atoms = job_shape(read_job(spec))
+    job = JobRecord(id_, "running", layers=layers, atoms=atoms, saving=Saving(storage.uri))
+    record = GenerationRecord(id_, after.number, "open", "sha", (), FIRST, 1, "")
+    order = WriteManifest(job, record, tuple(parts), point, None)
+    described, _ = manifest_bytes(compose(storage, order, term=1, spec=spec))
+    name = manifest_name(id_, point, 1)
+    storage.write(name, described)
+    return storage.uri_of(name)
+
+
+def _object(found: Found) -> tuple[list[tuple[int, int]], bytes] | None:
+    """Of one file the pieces that are its to write, as an object."""
+    own = {piece.key: piece for piece in found.header.pieces if piece.is_written}
+    if not own:
+        return None
+    header = copy_of(found.header, own)
+    data = bytearray(header.total_bytes)
+    for piece in header.pieces:
+        data[piece.offset : piece.offset + piece.bytes] = read_piece(found.path, own[piece.key])
+    head = head_bytes(header)
+    data[: len(head)] = head
+    return list(own), bytes(data)

@@ -1,0 +1,150 @@
+"""Checkpoints of a tiny model, written as two workers would, without anybody having trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from agents.protocol.records import (
+    FIRST,
+    Durable,
+    GenerationRecord,
+    Holding,
+    JobId,
+    JobRecord,
+    Point,
+    Saving,
+    Uploaded,
+)
+from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, manifest_name
+from sailord.checkpoints.object_storage import Storage, open_storage
+from sailord.checkpoints.verify import compose
+from sailord.core.checkpoint_records import WriteManifest
+from sailord.planning.pool import job_shape, read_job
+from worker.checkpoint.convert import Named, Whole, tables_of, write_whole
+from worker.checkpoint.snapshot_file import (
+    Header,
+    Progress,
+    copy_of,
+    head_bytes,
+    head_checksum,
+    read_header,
+)
+from worker.layout.rank_layout import TIED
+
+JOB = JobId("j")
+SPEC = """
+[model]
+family = "gpt2"
+layers = 2
+hidden = 16
+heads = 4
+vocab = 61
+sequence = 8
+
+[training]
+global_batch = 8
+sequence = 8
+precision = "fp32"
+max_tp = 2
+"""
+WRITERS = 2
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint and what went into it."""
+
+    manifest: Manifest
+    durable: Durable
+    whole: Whole
+
+
+def whole_state(spec: str, step: int, *, seed: int = 0) -> Whole:
+    """Random numbers for every tensor; the moments' are not negative. Padding is zero."""
+    job = read_job(spec)
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+    true = {
+        (index, tensor.name): tensor.shape
+        for index, layer in enumerate(job.model.layers)
+        for tensor in layer.tensors
+    }
+    kinds: list[Named] = [{}, {}, {}]
+    for layer, specs in tables_of(job).items():
+        for tensor in specs:
+            key = (0 if layer == TIED else layer, tensor.name)
+            for kind in kinds:
+                kind[key] = torch.rand(tensor.shape, generator=generator)
+                kind[key][true[key][0] :] = 0
+    progress = Progress(step, step, 1.0, 0, "", 8 * step, 64 * step)
+    return Whole(job, progress, tuple(kinds))
+
+
+def make(
+    folder: Path,
+    step: int,
+    *,
+    generation: int = 1,
+    parent: Durable | None = None,
+    term: int = 3,
+    spec: str = SPEC,
+    seed: int = 0,
+    whole: Whole | None = None,
+) -> Made:
+    """Upload the state of a step, random unless it is given, in two objects and a manifest."""
+    storage = open_storage(f"file://{folder}")
+    point = Point(step, generation)
+    whole = whole or whole_state(spec, step, seed=seed)
+    file = folder / f"whole-{step}-{generation}"
+    folder.mkdir(exist_ok=True)
+    header = write_whole(whole, JOB, file)
+    parts = tuple(_upload(storage, file, header, point, rank) for rank in range(WRITERS))
+    file.unlink()
+    layers, atoms = job_shape(whole.job)
+    job = JobRecord(JOB, "running", layers=layers, atoms=atoms, saving=Saving(storage.uri))
+    record = GenerationRecord(JOB, generation, "open", "sha", (), FIRST, term, "")
+    order = WriteManifest(job, record, parts, point, parent)
+    manifest = compose(storage, order, term=term, spec=spec)
+    data, sha256 = manifest_bytes(manifest)
+    name = manifest_name(JOB, point, term)
+    storage.write(name, data)
+    return Made(manifest, Durable(point, storage.uri_of(name), sha256), whole)
+
+
+def _upload(storage: Storage, file: Path, header: Header, point: Point, rank: int) -> Uploaded:
+    """Every other piece, as the object of one writer."""
+
+    keys = [p.key for number, p in enumerate(header.pieces) if number % WRITERS == rank]
+    own = replace(header, generation=point.generation, rank=rank, node=f"n{rank}")
+    mine = copy_of(own, keys)
+    data = bytearray(mine.total_bytes)
+    source = file.read_bytes()
+    old = {piece.key: piece for piece in read_header(file).pieces}
+    for piece in mine.pieces:
+        begin = old[piece.key].offset
+        data[piece.offset : piece.offset + piece.bytes] = source[begin : begin + piece.bytes]
+    head = head_bytes(mine)
+    data[: len(head)] = head
+    name = f"{folder_of(JOB, point)}/{rank}-n{rank}.1.snap"
+    storage.write(name, bytes(data))
+    holds = tuple(Holding(layer, piece, piece + 1) for layer, piece in keys)
+    return Uploaded(point, storage.uri_of(name), len(data), head_checksum(head), holds)
+
+
+def chain(folder: Path, *steps: int) -> list[Made]:
+    """Several checkpoints, each the next one's parent."""
+    found: list[Made] = []
+    for step in steps:
+        found.append(make(folder, step, parent=found[-1].durable if found else None))
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    """Turn one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))

@@ -1,0 +1,104 @@
+"""A checkpoint of four uneven pipelines is the same bits for whoever reads it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from sailord.planning.pool import read_job
+from simulator.spec.job import Job
+from tests.sailord.checkpoints.committed import commit
+from tests.sailord.checkpoints.made import SPEC
+from tests.worker.checkpoint.sealed import Generation, on_nodes, state_only, train
+from tests.worker.crew import as_processes
+from tests.worker.either_engine import state_of
+from tests.worker.either_engine import train as train_by
+from tests.worker.trained import alone, drawn, plan_of
+from worker.checkpoint.convert import export_deepspeed, read_checkpoint
+from worker.checkpoint.fetch import Durable
+from worker.checkpoint.resume import begin_from
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[3]
+GPT = SPEC.replace("max_tp = 2", "max_tp = 4")
+LLAMA = GPT.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
+SPECS = {"gpt2": GPT, "llama": LLAMA, "zero": GPT + "zero = 1\n"}
+
+FOUR = plan_of(
+    1,
+    (3, [(0, 2, 2), (2, 4, 1)]),
+    (2, [(0, 1, 1), (1, 4, 4)]),
+    (2, [(0, 4, 1)]),
+    (1, [(0, 3, 4), (3, 4, 2)]),
+)
+OTHER = plan_of(2, (3, [(0, 1, 4), (1, 3, 1), (3, 4, 2)]), (1, [(0, 3, 2), (3, 4, 1)]))
+ALIKE = plan_of(2, (2, [(0, 1, 1), (1, 4, 1)]), (2, [(0, 1, 1), (1, 4, 1)]))
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"
+)
+
+
+def written(folder: Path, name: str) -> tuple[Job, Generation, str]:
+    """Two steps under four pipelines, committed: the job, what it came to, the manifest."""
+    job = read_job(SPECS[name])
+    before = train(job, on_nodes(FOUR, drawn(name)), folder, number=1, steps=2)
+    return job, before, commit(folder, before, SPECS[name], folder / "kept")
+
+
+def check(state, before: Generation) -> None:
+    expected = state_only(before)
+    kinds = {kind for _, _, kind in expected}
+    assert kinds == {"master", "moment 0", "moment 1"}
+    for key, values in expected.items():
+        assert torch.equal(torch.as_tensor(state[key]), values), key
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
+    job, before, manifest = written(tmp_path, name)
+    check(begin_from(manifest, job).logical, before)
+    for number, shape in enumerate((alone(job), OTHER), start=2):
+        plan = on_nodes(shape, drawn("elsewhere"))
+        source = [Durable(manifest)]
+        after = train(job, plan, tmp_path, number=number, steps=0, after=before, sources=source)
+        assert after.step == 2
+        check(after.state, before)
+
+
+@needs_deepspeed
+@pytest.mark.slow
+def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
+    """Two stages of two pipelines, which divide masters and moments among them (ZeRO-1)."""
+    job, before, manifest = written(tmp_path, "zero")
+    begin = begin_from(manifest, job)
+    arrays = {key: values.numpy() for key, values in begin.logical.items()}
+    arguments = ("deepspeed", job, ALIKE, 0, (arrays, begin.progress))
+    results = as_processes(tmp_path, ALIKE.device_count, train_by, *arguments)
+    state, progress = state_of(job, results)
+    assert (progress.step, progress.samples) == (2, 16)
+    check(state, before)
+
+
+@needs_deepspeed
+@pytest.mark.skipif(
+    not os.environ.get("SAILOR_EXAMPLES"),
+    reason="loading DeepSpeed takes a minute; make chaos sets SAILOR_EXAMPLES",
+)
+def test_deepspeeds_own_loader_reads_every_bit_of_it(tmp_path):
+    _, _, manifest = written(tmp_path, "gpt2")
+    export_deepspeed(read_checkpoint(manifest), tmp_path / "ds")
+    script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]
+    done = subprocess.run(
+        [*script, str(tmp_path / "ds"), manifest],
+        cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tensors are equal" in done.stdout

@@ -1,0 +1,88 @@
+"""What sailorctl does with the checkpoints of a running job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.sailord.checkpoints.made import JOB, SPEC, chain
+from tests.sailord.daemon.running import wait_until
+from tests.sailord.daemon.test_cluster_commands import call
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+
+def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
+    kept = place.folder / "kept"
+    chain(kept, 10, 20)
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    place.start_agent("a")
+    file = place.folder / "job.toml"
+    file.write_text(f'{SPEC}\n[checkpoint]\nuri = "file://{kept}"\n')
+    anew = call(place, "submit", str(file), "--id", JOB)
+    assert "holds checkpoints of a job j already; give --resume newest" in anew.output
+    unknown = call(place, "submit", str(file), "--id", JOB, "--resume", "15")
+    assert "there are: 10, 20" in unknown.output
+    changed = place.folder / "changed.toml"
+    changed.write_text(file.read_text().replace("hidden = 16", "hidden = 32"))
+    other = call(place, "submit", str(changed), "--id", JOB, "--resume", "20")
+    assert "the model was changed since step 20" in other.output
+    assert call(place, "submit", str(file), "--id", JOB, "--resume", "newest").exit_code == 0
+    wait_until(lambda: "running" in call(place, "status").output)
+    assert _generation(place, 1)["generation"]["restore"]["point"]["step"] == 20
+
+    listed = call(place, "checkpoint", "ls", JOB)
+    assert "20    1" in listed.output, listed.output
+    assert f"at file://{kept}/j" in listed.output
+    assert "durable" in listed.output
+    assert call(place, "checkpoint", "pin", JOB, "10").output == "step 10 of j is pinned\n"
+    assert (kept / "j" / "1-10" / "pin").exists()
+    assert "pinned" in call(place, "checkpoint", "ls", JOB).output
+    assert call(place, "checkpoint", "unpin", JOB, "10").exit_code == 0
+    assert not (kept / "j" / "1-10" / "pin").exists()
+    broken = kept / "j" / "1-15"
+    broken.mkdir()
+    (broken / "pin").write_bytes(b"")  # Nobody tidies it up meanwhile.
+    (broken / "manifest-3.json").write_bytes(b"{")
+    shown = call(place, "checkpoint", "ls", JOB).output
+    assert "unreadable: " in shown, shown
+    assert "is cut short or damaged" in shown
+    told = json.loads(call(place, "checkpoint", "ls", JOB, "--json").output)
+    assert [each["step"] for each in told["unreadable"]] == [15]
+    assert [each["step"] for each in told["checkpoints"]] == [10, 20]
+    why = call(place, "checkpoint", "pin", JOB, "15")
+    assert "the checkpoint of step 15 cannot be read" in why.output
+    missing = call(place, "checkpoint", "pin", JOB, "11")
+    assert missing.exit_code == 1
+    assert "there are: 10, 20" in missing.output
+
+    wait_until(lambda: place.status()["job"]["step"] > 22)
+    back = call(place, "checkpoint", "rollback", JOB, "10", "--reason", "the loss went up")
+    assert "j goes back to step 10" in back.output
+    job = wait_until(lambda: _generation(place, 2))
+    assert job["generation"]["restore"]["source"] == "durable"
+    assert job["generation"]["restore"]["point"] == {"step": 10, "generation": 1}
+    assert job["durable"]["point"]["step"] == 10
+    assert "durable" in call(place, "checkpoint", "ls", JOB).output
+
+    wait_until(lambda: json.loads(call(place, "moves", JOB, "--json").output)["moves"])
+    moves = json.loads(call(place, "moves", JOB, "--json").output)["moves"]
+    assert {"detect", "plan", "quiesce"} <= {name for name, _ in moves[-1]["phases"]}
+    assert "predicted" in call(place, "moves", JOB).output
+
+
+def _generation(place, number):
+    job = place.ask("GET", f"/v1/jobs/{JOB}")[1]
+    return job if job["generation"]["number"] == number else None
+
+
+def test_a_place_that_can_be_none_is_refused_at_once(place):
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    file = place.folder / "job.toml"
+    file.write_text(f'{SPEC}\n[checkpoint]\nuri = "s3://bucket/x"\n')
+    refused = call(place, "submit", str(file), "--id", JOB)
+    assert refused.exit_code == 1
+    assert "needs s3fs" in refused.output

@@ -1,0 +1,72 @@
+"""Checkpoints of a whole cluster: real sailord, real agents, workers with made-up bytes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli.main import main
+from tests.control.cluster import JOB
+from tests.sailord.daemon.running import wait_until
+from tests.sailord.daemon.test_cluster_commands import call
+
+pytestmark = pytest.mark.slow
+WITHIN_S = 60.0
+
+
+def durable(cluster):
+    found = cluster.head.ask("GET", "/v1/jobs/j")[1]["durable"]
+    return 0 if found is None else found["point"]["step"]
+
+
+def kept(folder):
+    return sorted(int(path.parent.name.partition("-")[2]) for path in folder.glob("*/manifest*"))
+
+
+def test_what_was_committed_outlives_every_node(cluster):
+    store = cluster.folder / "kept"
+    saving = f'[checkpoint]\nuri = "{store}"\nmemory_every = 10\npersist_every = 20\nkeep = 2\n'
+    cluster.begin("a", "b", job=JOB + saving)
+    head = cluster.head
+    wait_until(lambda: durable(cluster) >= 60, within_s=WITHIN_S)
+    wait_until(lambda: len(kept(store / "j")) <= 3, within_s=WITHIN_S)
+
+    assert call(head, "checkpoint", "pin", "j", str(durable(cluster))).exit_code == 0
+    pinned = durable(cluster)
+    ordered = json.loads(call(head, "checkpoint", "now", "j", "--json").output)
+    assert ordered["step"] > pinned
+    checked = call_offline("checkpoint", "verify", f"{store}/j")
+    assert checked.exit_code == 0, checked.output
+
+    for agent in cluster.agents.values():
+        agent.kill_node()
+        shutil.rmtree(agent.folder / agent.name)  # Nothing is left in memory.
+    before = durable(cluster)
+    for agent in cluster.agents.values():
+        agent.start()
+    wait_until(lambda: cluster.job()["generation"]["number"] > 1, within_s=WITHIN_S)
+    wait_until(lambda: cluster.is_running(beyond=before), within_s=WITHIN_S)
+    job = head.ask("GET", "/v1/jobs/j")[1]
+    assert job["generation"]["restore"]["source"] == "durable"
+    assert job["generation"]["restore"]["point"]["step"] >= before
+    wait_until(lambda: durable(cluster) > before + 40, within_s=WITHIN_S)
+    assert pinned in kept(store / "j"), "what is pinned stays"
+    assert call_offline("checkpoint", "verify", f"{store}/j").exit_code == 0
+
+
+def call_offline(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_a_paused_job_leaves_its_nodes_with_its_last_step_durable(cluster):
+    store = cluster.folder / "kept"
+    saving = f'[checkpoint]\nuri = "{store}"\nmemory_every = 10\npersist_every = 100000\n'
+    cluster.begin("a", "b", job=JOB + saving)
+    cluster.wait_steps(3)
+    assert call(cluster.head, "pause", "j").exit_code == 0
+    wait_until(lambda: cluster.head.ask("GET", "/v1/jobs/j")[1]["state"] == "paused",
+               within_s=WITHIN_S)  # fmt: skip
+    assert durable(cluster) == max(cluster.count())

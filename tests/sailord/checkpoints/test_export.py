@@ -1,0 +1,128 @@
+"""A checkpoint can be taken elsewhere, bit by bit: to Hugging Face, to DeepSpeed and back."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from sailord.cli.main import main
+from simulator.documents.problems import InputError
+from tests.sailord.checkpoints.made import SPEC, flip, make, whole_state
+from worker.checkpoint.convert import (
+    export_deepspeed,
+    export_huggingface,
+    import_deepspeed,
+    read_checkpoint,
+    write_whole,
+)
+from worker.checkpoint.snapshot_file import read_header, read_piece
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+LLAMA = SPEC.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
+SPECS = {"gpt2": SPEC, "llama": LLAMA}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_two_workers_wrote_is_read_as_it_was(tmp_path, family):
+    made = make(tmp_path / "kept", 10, spec=SPECS[family])
+    whole = read_checkpoint(made.durable.manifest)
+    assert whole.progress == made.whole.progress
+    for found, given in zip(whole.kinds, made.whole.kinds, strict=True):
+        assert found.keys() == given.keys()
+        assert all(torch.equal(found[key], given[key]) for key in given)
+
+
+def test_hugging_face_reads_the_weights(tmp_path):
+    made = make(tmp_path / "kept", 10)
+    out = tmp_path / "hf"
+    export_huggingface(read_checkpoint(made.durable.manifest), out)
+    import transformers  # noqa: PLC0415 - takes seconds
+
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=4, vocab_size=61, n_positions=8)
+    config.save_pretrained(out)
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(out)
+    own = made.whole.kinds[0]
+    embedding = loaded.transformer.wte.weight
+    assert embedding.shape == (61, 16), "padding is never exported"
+    (name,) = (name for layer, name in own if layer == 0 and own[layer, name].shape == (62, 16))
+    assert torch.equal(embedding.detach(), own[0, name][:61])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
+    made = make(tmp_path / "kept", 10, spec=SPECS[family])
+    export_deepspeed(read_checkpoint(made.durable.manifest), tmp_path / "ds")
+    job = tmp_path / "job.toml"
+    job.write_text(SPECS[family])
+    header = import_deepspeed(tmp_path / "ds", job, "j", tmp_path / "back.snap")
+    assert (header.step, header.progress.updates) == (10, 10)
+    write_whole(made.whole, "j", tmp_path / "direct.snap")
+    direct = read_header(tmp_path / "direct.snap")
+    assert header.model == direct.model
+    for mine, theirs in zip(header.pieces, direct.pieces, strict=True):
+        back = read_piece(tmp_path / "back.snap", mine)
+        assert back == read_piece(tmp_path / "direct.snap", theirs), mine
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None or not os.environ.get("SAILOR_EXAMPLES"),
+    reason="loading DeepSpeed takes a minute; make chaos sets SAILOR_EXAMPLES",
+)
+def test_deepspeed_goes_on_from_it(tmp_path):
+    made = make(tmp_path / "kept", 10)
+    export_deepspeed(read_checkpoint(made.durable.manifest), tmp_path / "ds")
+    script = [sys.executable, "-m", "tests.sailord.checkpoints.deepspeed_reads"]
+    done = subprocess.run(
+        [*script, str(tmp_path / "ds"), made.durable.manifest],
+        cwd=ROOT, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tensors are equal" in done.stdout
+
+
+def test_a_damaged_checkpoint_is_not_exported_and_leaves_nothing(tmp_path):
+    made = make(tmp_path / "kept", 10)
+    path = tmp_path / "kept" / "j" / "1-10" / "0-n0.1.snap"
+    piece = next(p for p in read_header(path).pieces if p.bytes)
+    flip(path, piece.offset)
+    with pytest.raises(InputError, match=f"piece {piece.piece} of layer {piece.layer}"):
+        read_checkpoint(made.durable.manifest)
+    manifest = tmp_path / "kept" / "j" / "1-10" / "manifest-3.json"
+    document = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**document, "term": 4}))
+    with pytest.raises(InputError, match="was changed"):
+        read_checkpoint(made.durable.manifest)
+
+
+def test_other_optimizers_and_folders_are_refused(tmp_path):
+    sgd = SPEC + 'optimizer = "sgd"\n'
+    whole = whole_state(sgd, 3)
+    with pytest.raises(InputError, match="other moments than Adam"):
+        export_deepspeed(type(whole)(whole.job, whole.progress, whole.kinds[:2]), tmp_path / "x")
+    with pytest.raises(InputError, match="is there already"):
+        export_huggingface(whole, tmp_path)
+    job = tmp_path / "job.toml"
+    job.write_text(SPEC)
+    with pytest.raises(InputError, match="is no universal checkpoint"):
+        import_deepspeed(tmp_path, job, "j", tmp_path / "out")
+
+
+def test_the_command_exports_with_torch_in_another_process(tmp_path):
+    made = make(tmp_path / "kept", 10)
+    base = made.durable.manifest.rpartition("/1-10/")[0]
+    out = tmp_path / "hf"
+    done = CliRunner().invoke(main, ["checkpoint", "export", base, "--to", str(out)])
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    again = CliRunner().invoke(main, ["checkpoint", "export", base, "--to", str(out)])
+    assert again.exit_code == 2

@@ -1,0 +1,95 @@
+"""What goes wrong where checkpoints are kept is said in a sentence: what, where, and why."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from sailord.checkpoints.object_storage import Away, Missing, StorageError, _told, open_storage
+from simulator.documents.problems import InputError
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("checkpoints", "is a relative path"),
+        ("nope://bucket/x", "Protocol not known"),
+        ("s3://bucket/x", "needs s3fs, which is not installed; pip install s3fs"),
+        ("gs://bucket/x", "needs gcsfs, which is not installed; pip install gcsfs"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_before_anything_runs(uri, said):
+    with pytest.raises(InputError, match=said):
+        open_storage(uri)
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_what_is_written_is_there_as_a_whole(tmp_path, scheme):
+    storage = open_storage(f"{scheme}://{tmp_path}/deep")
+    storage.write("j/1-10/a", b"abcdef")
+    assert storage.read("j/1-10/a") == b"abcdef"
+    assert storage.read_range("j/1-10/a", 2, 4) == b"cd"
+    assert storage.size("j/1-10/a") == 6
+    assert [(e.name, e.bytes) for e in storage.entries("j")] == [("1-10/a", 6)]
+    assert storage.entries("other") == []
+    storage.delete("j/1-10/a")
+    storage.delete("j/1-10/a")
+    assert storage.entries("j") == []
+    with pytest.raises(Missing, match="j/1-10/a is not there"):
+        storage.read("j/1-10/a")
+
+
+def test_an_object_store_keeps_what_a_name_stood_for_first(tmp_path):
+    storage = open_storage(f"memory://{tmp_path}/once")
+    storage.write("j/1-10/a", b"abcdef")
+    storage.write("j/1-10/a", b"abcdef")
+    with pytest.raises(StorageError, match="another object has that name already"):
+        storage.write("j/1-10/a", b"other")
+    assert storage.read("j/1-10/a") == b"abcdef"
+
+
+def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
+    storage = open_storage(f"memory://{tmp_path}/half")
+    storage.write("j/1-10/a", b"abc")
+    with pytest.raises(StorageError, match="not whole, and is removed"):
+        storage.write("j/1-10/a", b"abcdef")
+    storage.write("j/1-10/a", b"abcdef")
+    assert storage.read("j/1-10/a") == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("uri", "error", "kind", "said"),
+    [
+        ("file:///x", OSError(errno.ENOSPC, "x"), StorageError, "the storage is full"),
+        ("file:///x", OSError(errno.EDQUOT, "x"), StorageError, "the quota is used up"),
+        ("file:///x", OSError(errno.EROFS, "x"), StorageError, "the file system is read-only"),
+        ("file:///x", PermissionError(errno.EACCES, "x"), StorageError, "permission is missing"),
+        ("file:///x", OSError(errno.EIO, "x"), StorageError, os.strerror(errno.EIO)),
+        ("s3://b", PermissionError("Access Denied"), Away, "AWS_ACCESS_KEY_ID"),
+        ("s3://b", Exception("Unable to locate credentials"), Away, "AWS_ACCESS_KEY_ID"),
+        ("gs://b", Exception("Anonymous caller, 401"), Away, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("gs://b", Exception("the host is not known"), Away, "the host is not known"),
+    ],
+)
+def test_a_backends_error_becomes_a_sentence(uri, error, kind, said):
+    told = _told(f"{uri}/o", "written", uri, error)
+    assert type(told) is kind
+    assert said in str(told)
+    assert f"{uri}/o cannot be written" in str(told)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes where nobody may")
+def test_a_folder_that_is_read_only_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="permission is missing"):
+        open_storage(f"file://{tmp_path}").write("a/b", b"")
+
+
+def test_a_place_that_cannot_be_written_is_left_as_it_was(tmp_path):
+    storage = open_storage(f"file://{tmp_path}")
+    (tmp_path / "j").write_text("a file where a folder should be")
+    with pytest.raises(StorageError, match="cannot be written"):
+        storage.write("j/1-10/a", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]

@@ -1,0 +1,73 @@
+"""Garbage: what may go goes, and what anybody can still ask for stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.protocol.records import Durable, JobId, Point
+from sailord.checkpoints.object_storage import Entry
+from sailord.checkpoints.retention import folders_of, garbage
+
+J = JobId("j")
+
+
+def entries(*names):
+    return folders_of(Entry(name, 1) for name in names)
+
+
+def point(generation, step):
+    return Durable(Point(step, generation), f"{generation}-{step}", "")
+
+
+def swept(names, chain, *, generation, restore=(0, 0), keep=1, referenced=None):
+    gone = garbage(
+        J,
+        entries(*names),
+        [point(*each) for each in chain],
+        generation=generation,
+        restore=Point(restore[1], restore[0]),
+        keep=keep,
+        referenced=referenced or {},
+    )
+    return [name.removeprefix("j/") for name in gone]
+
+
+def checkpoint(generation, step):
+    return [f"{generation}-{step}/{name}" for name in ("0-n.snap", "manifest-3.json")]
+
+
+def test_the_last_few_stay_and_older_ones_go_manifest_first():
+    names = [*checkpoint(1, 10), *checkpoint(1, 20), *checkpoint(1, 30)]
+    gone = swept(names, [(1, 30), (1, 20), (1, 10)], generation=1, keep=2)
+    assert gone == ["1-10/manifest-3.json", "1-10/0-n.snap"]
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "goes"),
+    [
+        ("1-20/0-n.snap", 1, True),  # Below the durable step: nobody commits it any more.
+        ("1-40/0-n.snap", 1, False),  # The present generation may still commit it.
+        ("1-40/0-n.snap", 2, True),  # Its generation is over, and it never was a checkpoint.
+        ("1-40/manifest-3.json", 2, False),  # Somebody went back beyond it.
+        ("1-20/manifest-3.json", 2, True),  # Training is past it again.
+        ("notes/readme", 9, False),  # None of ours.
+        ("3-x/0-n.snap", 9, False),
+    ],
+)
+def test_uploads_that_came_to_nothing(name, generation, goes):
+    names = [*checkpoint(1, 30), name]
+    assert (name in swept(names, [(1, 30)], generation=generation)) is goes
+
+
+def test_what_is_pinned_named_or_begun_from_stays():
+    old = [*checkpoint(1, 10), "1-10/pin"]
+    assert swept([*old, *checkpoint(1, 30)], [(1, 30)], generation=1) == []
+    old = checkpoint(1, 10)
+    assert swept([*old, *checkpoint(2, 30)], [(2, 30)], generation=2, restore=(1, 10)) == []
+    named = {Point(10, 1): frozenset({"0-n.snap"})}
+    kept = swept([*old, *checkpoint(2, 30)], [(2, 30)], generation=2, referenced=named)
+    assert kept == ["1-10/manifest-3.json"]
+
+
+def test_without_a_checkpoint_nothing_goes():
+    assert swept(["1-10/0-n.snap"], [], generation=5) == []

@@ -1,0 +1,222 @@
+"""What is wrong with a checkpoint is found, named to the piece, and the next older one offered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from agents.protocol.records import (
+    FIRST,
+    GenerationRecord,
+    Holding,
+    JobId,
+    JobRecord,
+    Point,
+    Saving,
+    Uploaded,
+)
+from sailord.checkpoints.catalog import _check
+from sailord.checkpoints.manifest import manifest_bytes, read_manifest
+from sailord.checkpoints.object_storage import StorageError, open_storage
+from sailord.checkpoints.verify import compose, faults_of
+from sailord.cli.main import main
+from sailord.core.checkpoint_records import CheckDurable, WriteManifest
+from tests.sailord.checkpoints.made import JOB, SPEC, chain, flip, make
+from worker.checkpoint.snapshot_file import read_header
+
+pytestmark = pytest.mark.torch
+
+
+def check(folder, durable, *, is_thorough=False):
+    job = JobRecord(JOB, "running", saving=Saving(f"file://{folder}"))
+    return _check(CheckDurable(job, durable, is_thorough))
+
+
+def faults(folder, made, *, is_thorough=True):
+    storage = open_storage(f"file://{folder}")
+    return faults_of(storage, made.manifest, job=JOB, is_thorough=is_thorough)
+
+
+def object_of(folder, step, writer=0):
+    return folder / "j" / f"1-{step}" / f"{writer}-n{writer}.1.snap"
+
+
+def verify(*args):
+    return CliRunner().invoke(main, ["checkpoint", "verify", *map(str, args)])
+
+
+def test_a_whole_checkpoint_has_no_faults_and_is_the_one_to_begin_from(tmp_path):
+    *_, newest = chain(tmp_path, 10, 20)
+    assert faults(tmp_path, newest) == []
+    found = check(tmp_path, newest.durable, is_thorough=True)
+    assert (found.found, found.why) == (newest.durable, "")
+
+
+def test_every_single_flipped_byte_is_found_and_named(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    path = object_of(tmp_path, 10)
+    header = read_header(path)
+    for piece in header.pieces:
+        if not piece.bytes:
+            continue
+        at = piece.offset + piece.bytes // 2
+        flip(path, at)
+        (fault,) = faults(tmp_path, made)
+        assert f"piece {piece.piece} of layer {piece.layer}" in fault
+        assert str(path) in fault
+        flip(path, at)
+    assert faults(tmp_path, made) == []
+    flip(path, 100)  # Within the header.
+    assert "header" in faults(tmp_path, made, is_thorough=False)[0]
+
+
+def test_a_flipped_byte_is_told_with_the_next_older_checkpoint(tmp_path):
+    chain(tmp_path, 10, 20, 30)
+    for step in (20, 30):
+        piece = next(p for p in read_header(object_of(tmp_path, step)).pieces if p.bytes)
+        flip(object_of(tmp_path, step), piece.offset)
+    done = verify(f"file://{tmp_path}/j", "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.output)
+    assert told["manifest"].endswith("/j/1-30/manifest-3.json")
+    assert len(told["faults"]) == 1
+    assert told["next_older"].endswith("/j/1-10/manifest-3.json")
+    assert verify(told["next_older"]).exit_code == 0
+    words = verify(f"{tmp_path}/j").output
+    assert "cannot be used" in words
+    assert "the next older one is whole" in words
+
+
+def test_a_checkpoint_of_another_job_is_passed_over_for_the_next_older_one(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    manifest, _ = manifest_bytes(replace(second.manifest, job=JobId("other")))
+    (tmp_path / "j" / "1-20" / "manifest-3.json").write_bytes(manifest)
+    found = check(tmp_path, second.durable)
+    assert found.found == first.durable
+    assert "step 20 cannot be read" in found.why
+    assert "manifest-3.json is not the manifest that was committed" in found.why
+
+
+def test_a_restore_takes_the_next_older_one_and_says_why(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    object_of(tmp_path, 20, writer=1).unlink()
+    found = check(tmp_path, second.durable)
+    assert found.found == first.durable
+    assert "step 20 cannot be read" in found.why
+    assert "1-n1.1.snap is missing" in found.why
+
+
+def test_bytes_are_read_only_when_asked_for(tmp_path):
+    first, second = chain(tmp_path, 10, 20)
+    piece = next(p for p in read_header(object_of(tmp_path, 20)).pieces if p.bytes)
+    flip(object_of(tmp_path, 20), piece.offset)
+    assert check(tmp_path, second.durable).found == second.durable
+    assert check(tmp_path, second.durable, is_thorough=True).found == first.durable
+
+
+def test_a_damaged_manifest_hides_nothing_older(tmp_path):
+    first, second, third = chain(tmp_path, 10, 20, 30)
+    for made in (second, third):
+        path = tmp_path / "j" / f"1-{made.durable.point.step}" / "manifest-3.json"
+        path.write_bytes(path.read_bytes()[:-9])
+    found = check(tmp_path, third.durable)
+    assert found.found == first.durable
+    assert "is cut short or damaged" in found.why
+
+
+def test_where_nothing_can_be_read_nobody_begins_from_nothing(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    object_of(tmp_path, 10).unlink()
+    found = check(tmp_path, made.durable)
+    assert found.found is None
+    assert not found.is_away
+    assert "step 10 cannot be read" in found.why
+
+
+def test_a_half_written_folder_is_no_checkpoint(tmp_path):
+    chain(tmp_path, 10)
+    (tmp_path / "j" / "1-10" / "manifest-3.json").unlink()
+    done = verify(f"file://{tmp_path}/j")
+    assert done.exit_code == 2
+    assert "holds uploads of step 10, none of which became a checkpoint" in done.output
+    assert "holds no checkpoint" in verify(f"file://{tmp_path}/other").output
+
+
+def test_a_cut_object_is_told_with_its_sizes(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    path = object_of(tmp_path, 10)
+    data = path.read_bytes()
+    path.write_bytes(data[:-100])
+    (fault,) = faults(tmp_path, made, is_thorough=False)
+    assert f"{len(data) - 100} bytes instead of" in fault
+
+
+def test_another_jobs_checkpoint_is_refused(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    storage = open_storage(f"file://{tmp_path}")
+    found = faults_of(storage, made.manifest, job=JobId("k"), is_thorough=False)
+    assert found == ["it is a checkpoint of j, not of k"]
+
+
+def test_a_changed_model_is_refused(tmp_path):
+    make(tmp_path, 10)
+    wider = SPEC.replace("hidden = 16", "hidden = 32")
+    other = make(tmp_path, 20, spec=wider)
+    mixed = replace(other.manifest, model="another")
+    assert "is of another model" in faults_of(
+        open_storage(f"file://{tmp_path}"), mixed, job=JOB, is_thorough=False
+    )[0]  # fmt: skip
+
+
+def test_pieces_that_are_missing_or_doubled_are_named(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    first, second = made.manifest.objects
+    less = replace(made.manifest, objects=(replace(first, holds=first.holds[1:]), second))
+    layer = first.holds[0].layer
+    storage = open_storage(f"file://{tmp_path}")
+    found = faults_of(storage, less, job=JOB, is_thorough=False)
+    assert found == [f"piece {first.holds[0].first} of layer {layer} stands in no object"]
+    twice = replace(made.manifest, objects=(first, second, first))
+    found = faults_of(storage, twice, job=JOB, is_thorough=False)
+    assert len(found) == len(first.holds)
+    assert "stands in 2 objects" in found[0]
+
+
+def test_a_changed_manifest_is_known(tmp_path):
+    (made,) = chain(tmp_path, 10)
+    data, _ = manifest_bytes(made.manifest)
+    assert read_manifest(data, name="m").point == made.manifest.point
+    for at in (b'"step":10', b'"term":3'):
+        assert at in data
+        changed = data.replace(at, at[:-1] + b"9", 1)
+        with pytest.raises(ValueError, match=r"hash|not"):
+            read_manifest(changed, name="m")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"checksum": "0"}, "is not what was uploaded"),
+        ({"holds": (Holding(2, 0, 9),)}, "has no piece . of layer 2"),
+        ({"uri": "file:///elsewhere/x.snap"}, "does not stand directly below"),
+        ({"point": Point(11, 1)}, "does not stand directly below"),
+    ],
+)
+def test_what_was_uploaded_is_looked_at_before_it_counts(tmp_path, change, said):
+    made = make(tmp_path, 10)
+    storage = open_storage(f"file://{tmp_path}")
+    folder = storage.uri_of("j/1-10")
+    parts = [
+        Uploaded(made.manifest.point, f"{folder}/{o.name}", o.bytes, o.checksum, o.holds)
+        for o in made.manifest.objects
+    ]
+    job = JobRecord(JOB, "running", saving=Saving(storage.uri))
+    record = GenerationRecord(JOB, 1, "open", "sha", (), FIRST, 3, "")
+    order = WriteManifest(job, record, tuple(parts), made.manifest.point, None)
+    assert compose(storage, order, term=3, spec=SPEC).objects == made.manifest.objects
+    wrong = replace(order, parts=(replace(parts[0], **change), parts[1]))
+    with pytest.raises(StorageError, match=said):
+        compose(storage, wrong, term=3, spec=SPEC)

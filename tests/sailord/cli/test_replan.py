@@ -1,0 +1,186 @@
+"""The command ``replan``: nodes by name and by number, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sailord.cli.main import main
+
+JOB = """
+[model]
+family = "llama"
+layers = 4
+hidden = 256
+heads = 4
+vocab = 512
+[training]
+global_batch = 16
+sequence = 128
+max_tp = 2
+"""
+CLUSTER = """
+[[pool]]
+zone = "us-central1-a"
+gpu = "A100-40"
+gpus_per_machine = 2
+gpus = {gpus}
+obtainable = 1
+price_usd_per_gpu_hour = 3.0
+"""
+OTHERS = """
+[[pool]]
+zone = "us-central1-b"
+gpu = "A100-40"
+gpus_per_machine = 2
+gpus = 4
+price_usd_per_gpu_hour = 3.0
+"""
+
+
+def stage(first: int, end: int, **place: Any) -> dict[str, Any]:
+    where = {"gpu": "A100-40", "machine": "A100-40x2", "zone": "us-central1-a"}
+    return {"layers": [first, end], "tp": 1, **where, **place}
+
+
+def two_nodes(**more: Any) -> dict[str, Any]:
+    """Two pipelines, each on a node of its own, a device a stage."""
+    pipelines = [
+        {
+            "micro_batches": 4,
+            "stages": [
+                stage(0, 3, node=name, devices=[0]),
+                stage(3, 6, node=name, devices=[1]),
+            ],
+        }
+        for name in ("node-a", "node-b")
+    ]
+    return {"micro_batch_size": 2, "pipelines": pipelines, **more}
+
+
+def run(
+    folder: Path, plan: dict[str, Any], *options: str, gpus: int = 4, cluster: str = CLUSTER
+) -> Result:
+    files = {
+        "plan.json": json.dumps(plan),
+        "job.toml": JOB,
+        "cluster.toml": cluster.replace("{gpus}", str(gpus)),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return CliRunner().invoke(main, ["replan", *(str(folder / name) for name in files), *options])
+
+
+def told(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def nodes(document: dict[str, Any]) -> set[str]:
+    return {s["node"] for p in document["plan"]["pipelines"] for s in p["stages"]}
+
+
+def test_a_lost_node_is_replaced_by_what_is_there(tmp_path: Path) -> None:
+    saved = tmp_path / "next.json"
+    options = ("--lost", "node-a", "--json", "--save", str(saved))
+    document = told(run(tmp_path, two_nodes(), *options, gpus=4))
+    assert document["running"]["lost_nodes"] == ["node-a"]
+    assert nodes(document) == {"node-b", "us-central1-a/A100-40x2/1"}
+    assert document["verdict"]["moves"]
+    assert "1 of 2 pipelines" in document["verdict"]["reason"]
+    (transfer,) = document["moves"]["transfers"]
+    assert (transfer["from"], transfer["to"]) == ("node-b", "us-central1-a/A100-40x2/1")
+    assert transfer["bytes"] == document["moves"]["network_bytes"] > 0
+    assert set(document["cost"]["phases"]) == {
+        f"{name}_s"
+        for name in ("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step")
+    }
+    assert document["cost"]["downtime_s"] == pytest.approx(sum(document["cost"]["phases"].values()))
+    assert json.loads(saved.read_text(encoding="utf-8")) == document["plan"]
+
+
+def test_fewer_machines_take_the_last_by_name(tmp_path: Path) -> None:
+    document = told(run(tmp_path, two_nodes(), "--json", gpus=2))
+    assert document["running"]["lost_nodes"] == ["node-b"]
+    assert nodes(document) == {"node-a"}
+    assert document["moves"]["network_bytes"] == 0
+    total = sum(p["micro_batches"] for p in document["plan"]["pipelines"])
+    assert total * document["plan"]["micro_batch_size"] == 16
+
+
+def test_a_plan_without_nodes_is_placed_first(tmp_path: Path) -> None:
+    plan = two_nodes()
+    for pipeline in plan["pipelines"]:
+        for each in pipeline["stages"]:
+            del each["node"], each["devices"]
+    document = told(run(tmp_path, plan, "--json", gpus=2))
+    assert document["running"]["lost_nodes"] == ["us-central1-a/A100-40x2/2"]
+    assert nodes(document) == {"us-central1-a/A100-40x2/1"}
+
+
+def test_people_get_sentences(tmp_path: Path) -> None:
+    result = run(tmp_path, two_nodes(), gpus=2)
+    assert result.exit_code == 0
+    for word in ("lost        node-b", "moves ", "takes ", "verdict     move: 1 of 2", "search "):
+        assert word in result.output
+
+
+def test_a_short_life_is_not_worth_a_move(tmp_path: Path) -> None:
+    options = ("--deep", "--json")
+    long = told(run(tmp_path, two_nodes(), *options, gpus=16))
+    short = told(run(tmp_path, two_nodes(), *options, "--life", "1", gpus=16))
+    assert long["plan"] == short["plan"]
+    assert long["verdict"]["moves"]
+    assert not short["verdict"]["moves"]
+
+
+def test_a_zone_that_is_gone_need_not_stand_in_the_file(tmp_path: Path) -> None:
+    document = told(run(tmp_path, two_nodes(), "--json", cluster=OTHERS))
+    assert document["running"]["lost_nodes"] == ["node-a", "node-b"]
+    assert {name.split("/")[0] for name in nodes(document)} == {"us-central1-b"}
+    assert document["moves"]["network_bytes"] == 0
+    assert document["moves"]["restored_bytes"] > 0
+    assert document["moves"]["lost_layers"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_all_gone_is_no_plan(tmp_path: Path) -> None:
+    result = run(tmp_path, two_nodes(), gpus=0)
+    assert result.exit_code == 1
+    assert "no node is up" in result.stderr
+    assert result.stdout == ""
+
+
+def test_mistakes_are_told_together_and_plainly(tmp_path: Path) -> None:
+    result = run(tmp_path, two_nodes(), "--lost", "node-c", "--lost", "node-d")
+    assert result.exit_code == 2
+    assert '"node-c"' in result.stderr
+    assert '"node-d"' in result.stderr
+    assert 'did you mean "node-' in result.stderr
+    half = two_nodes()
+    del half["pipelines"][0]["stages"][0]["node"], half["pipelines"][0]["stages"][0]["devices"]
+    result = run(tmp_path, half)
+    assert result.exit_code == 2
+    assert "some stages only" in result.stderr
+    elsewhere = two_nodes()
+    elsewhere["pipelines"][0]["stages"][0]["zone"] = "us-east1-b"
+    result = run(tmp_path, elsewhere)
+    assert result.exit_code == 2
+    assert "node-a" in result.stderr or "us-east1-b" in result.stderr
+    result = run(tmp_path, two_nodes(schedule="gpipe"))
+    assert result.exit_code == 2
+    assert "gpipe" in result.stderr
+    batch = two_nodes()
+    batch["micro_batch_size"] = 3
+    result = run(tmp_path, batch)
+    assert result.exit_code == 2
+    assert "global batch" in result.stderr
+    result = run(tmp_path, two_nodes(), "--save", str(tmp_path / "plan.json"))
+    assert result.exit_code == 2
+    result = run(tmp_path, two_nodes(), "--life", "nan")
+    assert result.exit_code == 2
+    assert "nan is not a finite number" in result.stderr

@@ -1,0 +1,67 @@
+"""What sailord says to a real agent, and what it takes for no answer of the cluster's."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agents.protocol.records import Abort, Fence
+from agents.rpc.client import CallFailed
+from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, Verifier, sign_reply
+from sailord.controller.agent_client import Calls
+from tests.agents.running import JOB, KEY, place
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+
+
+async def test_an_agent_answers_who_has_the_clusters_key(tmp_path):
+    calls, stranger = Calls(KEY), Calls(b"another-key-as-long")
+    async with place(tmp_path) as here:
+        here.start()
+        node = await here.ready()
+        assert (await calls.report(node.address)).node == node.id
+        await calls.wake(node.address)
+        await calls.abort(node.address, Abort(JOB, Fence(0, 1)))
+        with pytest.raises(CallFailed, match="answered 404"):
+            await calls.call(node.address, "GET", "/v1/nothing")
+        with pytest.raises(CallFailed, match="not signed with the cluster's key"):
+            await stranger.report(node.address)
+    with pytest.raises(CallFailed, match="/v1/report"):
+        await calls.report(node.address)
+    await calls.close()
+    await stranger.close()
+
+
+@asynccontextmanager
+async def one_that_answers(text: bytes):
+    """An address where one with the key says this to everybody."""
+    verifier = Verifier(KEY)
+
+    async def say(request: web.Request) -> web.Response:
+        header = request.headers[REQUEST_HEADER]
+        nonce = verifier.check_request("GET", request.raw_path, b"", header, at=time.time())
+        signature = sign_reply(KEY, nonce, 200, text)
+        return web.Response(body=text, headers={REPLY_HEADER: signature})
+
+    app = web.Application()
+    app.router.add_get("/v1/logs", say)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_long_answer_is_read_to_its_end_and_one_that_is_too_long_is_called_so():
+    calls = Calls(KEY)
+    async with one_that_answers(b"x" * (3 << 20)) as address:
+        assert len(await calls.call(address, "GET", "/v1/logs", timeout_s=20)) == 3 << 20
+    async with one_that_answers(b"x" * ((16 << 20) + 1)) as address:
+        with pytest.raises(CallFailed, match="longer than 16777216 bytes"):
+            await calls.call(address, "GET", "/v1/logs", timeout_s=20)
+    await calls.close()

@@ -1,0 +1,197 @@
+"""The controller in the middle of something: states for tests of one decision each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agents.protocol.records import (
+    Bill,
+    Durable,
+    Fence,
+    GenerationRecord,
+    Holding,
+    Intent,
+    JobId,
+    JobRecord,
+    NodeId,
+    NodeRecord,
+    Point,
+    Report,
+    Restore,
+    Saving,
+    Sealed,
+    Taking,
+    Uploaded,
+)
+from sailord.core.decide import decide
+from sailord.core.nodes import Node, Nodes
+from sailord.core.proposal import Proposal
+from sailord.core.state import (
+    Active,
+    Command,
+    Event,
+    Note,
+    Opening,
+    Phase,
+    Planning,
+    Running,
+    Starting,
+    State,
+    Stopping,
+    Waiting,
+    WriteGeneration,
+)
+
+JOB = JobId("job")
+A, B, C, D = (NodeId(name) for name in "abcd")
+TERM = 7
+NOW = 1000.0
+BEGAN = 900.0
+"""When the generation began, and the last step but a few were done."""
+
+
+def record(id_: NodeId, **others: Any) -> NodeRecord:
+    """A machine that is ready for work."""
+    made = NodeRecord(id_, f"machine-{id_}", "zone", "box", "A100-40", 1, f"{id_}:1", "ready")
+    return replace(made, **others)
+
+
+def generation(*members: NodeId, number: int = 3, **others: Any) -> GenerationRecord:
+    """The third one of the job, begun from step 10 of the second."""
+    names = members or (A, B)
+    made = GenerationRecord(
+        JOB,
+        number,
+        "open",
+        "plan-" + "".join(names),
+        names,
+        Restore(Point(10, number - 1), "memory"),
+        TERM,
+        "a reason",
+        step_s=0.5,
+        wait_s=246.0,
+    )
+    return replace(made, **others)
+
+
+G = generation()
+
+
+def report(
+    id_: NodeId,
+    taking: Taking = "running",
+    *,
+    step: int = 40,
+    sealed: tuple[int, ...] = (39, 40),
+    number: int = 5,
+    of: int = 3,
+    **others: Any,
+) -> Report:
+    """What an agent says of the third generation; each node has all of the one layer."""
+    made = Report(
+        id_,
+        number,
+        Fence(TERM, of),
+        of if taking != "idle" else 0,
+        taking,
+        step,
+        tuple(Sealed(Point(at, of), (Holding(0, 0, 1),)) for at in sealed),
+        job=JOB,
+    )
+    return replace(made, **others)
+
+
+def node(id_: NodeId, said: Report | None = None, **others: Any) -> Node:
+    """A machine as the controller knows it; it has reported that it runs."""
+    made = Node(record(id_), BEGAN, said or report(id_), NOW - 0.5)
+    return replace(made, **others)
+
+
+def job(**others: Any) -> JobRecord:
+    """A job of one layer in one piece, that nothing outlives."""
+    return replace(JobRecord(JOB, "running", bill=Bill(until=NOW)), **others)
+
+
+def state(phase: Phase | None = None, *nodes: Node, **others: Any) -> State:
+    """A leader with one active job, whose generation runs on ``a`` and ``b`` unless said."""
+    known = nodes or (node(A), node(B))
+    active = Active(job(), phase or Running(BEGAN), G, step=40, advanced_at=NOW - 0.5)
+    active = replace(active, considered=frozenset((A, B)), considered_at=BEGAN)
+    active = replace(active, **others)
+    return State(
+        now=NOW,
+        term=TERM,
+        leases_since=0.0,
+        nodes=Nodes({each.record.id: each for each in known}),
+        active=active,
+    )
+
+
+def proposal(*members: NodeId, **others: Any) -> Proposal:
+    """A plan on these nodes that pays."""
+    names = members or (A, B)
+    made = Proposal("plan-" + "".join(names), names, True, "it pays", 0.5, 1.0)
+    return replace(made, **others)
+
+
+def order(kind: str, target: str = JOB, id_: str = "order", **others: Any) -> Intent:
+    """What an operator says."""
+    return replace(Intent(id_, kind, target), **others)  # type: ignore[arg-type] # tests name kinds that there are
+
+
+def durable(step: int, of: int = 3) -> Durable:
+    """A committed checkpoint."""
+    return Durable(Point(step, of), f"manifest-{of}-{step}", "")
+
+
+def uploaded(id_: NodeId, step: int, of: int = 3, *, layer: int = 0) -> Uploaded:
+    """One node's vote for having brought a layer away."""
+    return Uploaded(Point(step, of), f"{of}-{step}/{id_}", 1, "", (Holding(layer, 0, 1),))
+
+
+KEPT = Saving("file:///checkpoints", memory_every=1, persist_every=10)
+
+
+def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
+    """Decide, and leave the notes out of what is ordered."""
+    after, commands = decide(before, event)
+    return after, tuple(each for each in commands if not isinstance(each, Note))
+
+
+def phase(of: State) -> Phase | None:
+    """What the job is at."""
+    return None if of.active is None else of.active.phase
+
+
+WAITING = Waiting("a reason", NOW - 1)
+ASKED = Waiting("a reason", NOW)
+QUESTION = Planning(4, (A, B), "a reason", True, NOW + 60, Running(BEGAN))
+FROM_NOTHING = replace(QUESTION, before=WAITING)
+STOPPING = Stopping(proposal(A), "a reason", NOW + 20)
+STOPPED = replace(G, state="stopping", stop_at=41, reason="a reason")
+STARTING = Starting(NOW - 1, NOW + 30, 1.0)
+G4 = replace(
+    generation(number=4),
+    restore=Restore(Point(40, 3), "memory"),
+    lineage=(Point(10, 2),),
+)
+OPENING = Opening(G4, proposal())
+
+Row = tuple[str, State, Event, Phase | None, tuple[Command, ...]]
+"""What happens, to whom, and what is to become of it."""
+
+
+def parked(*steps: int) -> State:
+    """Both members have stopped, at these steps, and sealed there."""
+    nodes = (
+        node(id_, report(id_, "stopped", step=step, sealed=(step,)))
+        for id_, step in zip((A, B), steps, strict=True)
+    )
+    return state(STOPPING, *nodes, generation=STOPPED)
+
+
+def opened(**others: object) -> WriteGeneration:
+    """The next generation's record, as it is to be written."""
+    made = replace(G4, reason="a reason", plan="plan-ab", **others)  # type: ignore[arg-type] # fields of a record
+    return WriteGeneration(made, replaces=G)

@@ -1,0 +1,343 @@
+"""Whatever happens in whatever order: what every decision of the controller keeps to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.protocol.records import (
+    Bill,
+    GenerationRecord,
+    Holding,
+    IntentKind,
+    JobId,
+    NodeId,
+    Point,
+    Report,
+    Sealed,
+    Taking,
+)
+from sailord.core import invariants
+from sailord.core.checkpoint_records import (
+    CheckpointCommitted,
+    CommitCheckpoint,
+    CommitFailed,
+    ManifestWritten,
+)
+from sailord.core.decide import decide
+from sailord.core.nodes import Nodes
+from sailord.core.state import (
+    Closing,
+    Command,
+    Elected,
+    Event,
+    GenerationWritten,
+    Held,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    Opening,
+    PlanFound,
+    Planning,
+    PlanRefused,
+    ProbeAgent,
+    ProbeFailed,
+    Reported,
+    RequestPlan,
+    Running,
+    SettleIntent,
+    Starting,
+    State,
+    Stopping,
+    StoreReturned,
+    Ticked,
+    WriteGeneration,
+    WriteJob,
+)
+from tests.sailord.core.standing import (
+    JOB,
+    KEPT,
+    A,
+    B,
+    C,
+    durable,
+    job,
+    order,
+    proposal,
+    record,
+    report,
+    uploaded,
+)
+
+NAMES = (A, B, C)
+MOVES_MAX = 700
+"""What takes longest is a job that is paused while its last step cannot be kept."""
+OTHER = JobId("other")
+
+names = st.sampled_from(NAMES)
+some_names = st.lists(names, unique=True, max_size=3).map(lambda each: tuple(sorted(each)))
+seconds = st.sampled_from((0.0, 0.1, 0.6, 1.0, 3.0, 15.0, 40.0, 130.0))
+takings = st.sampled_from(("running", "running", "stopped", "broken", "failed", "fetching", "idle"))
+OF_NODES = ("drain", "withdraw", "cordon", "uncordon", "preempt")
+orders = st.sampled_from(
+    ("pause", "resume", "replan", "cancel", "checkpoint", "rollback", *OF_NODES)
+)
+goes_on = st.tuples(st.just("goes on"))
+goes_wrong = st.one_of(
+    st.tuples(st.just("tick"), seconds),
+    st.tuples(st.just("nodes"), some_names),
+    st.tuples(st.just("report"), names, takings, st.integers(0, 3), some_names),
+    st.tuples(st.just("all run"), st.integers(1, 30)),
+    st.tuples(st.just("all stop"), st.integers(0, 1)),
+    st.tuples(st.just("silent"), names),
+    st.tuples(st.just("order"), orders, names),
+    st.tuples(st.just("plan"), some_names),
+    st.tuples(st.just("written")),
+    st.tuples(st.just("kept"), st.booleans()),
+    st.tuples(st.just("back")),
+)
+
+
+class Play:
+    """A controller, and just enough of a world that what it orders can come to pass."""
+
+    def __init__(self, usd_max: float | None = None) -> None:
+        self.state = State()
+        self.now = 0.0
+        self.numbers = dict.fromkeys(NAMES, 0)
+        self.step = 0
+        self.orders = 0
+        self.given: list[Command] = []
+        first = job(state="queued", saving=KEPT, bill=Bill(until=0.0, usd_max=usd_max))
+        jobs = (first, job(id=OTHER, state="queued", priority=-1))
+        self.feed(Elected(0.0, 7, tuple(map(record, NAMES)), jobs, ()))
+
+    def feed(self, event: Event) -> tuple[Command, ...]:
+        before = self.state
+        self.state, commands = decide(before, event)
+        invariants.check(before, self.state, commands)
+        self.given += commands
+        return commands
+
+    @property
+    def generation(self) -> GenerationRecord | None:
+        active = self.state.active
+        return None if active is None else active.generation
+
+    def last(self, kind: type[Command]) -> Command | None:
+        return next((each for each in reversed(self.given) if isinstance(each, kind)), None)
+
+    def events(self, move: tuple[object, ...]) -> list[Event]:
+        """What a move means at this moment; nothing where it makes no sense."""
+        self.now += 0.01
+        match move:
+            case ("goes on",):
+                return self._goes_on()
+            case ("tick", float() as more):
+                self.now += more
+                return [Ticked(self.now)]
+            case ("nodes", tuple() as there):
+                return [NodesObserved(self.now, tuple(record(id_) for id_ in there))]
+            case ("report", str() as id_, str() as taking, int() as more, tuple() as gone):
+                return [self._report(NodeId(id_), cast("Taking", taking), more, gone)]
+            case ("all run", int() as more):
+                return self._reports("running", more)
+            case ("all stop", int() as more):
+                return self._reports("stopped", more)
+            case ("silent", str() as id_):
+                return [ProbeFailed(self.now, NodeId(id_))]
+            case ("order", str() as kind, str() as id_):
+                self.orders += 1
+                target = id_ if kind in OF_NODES else JOB
+                intent = order(cast("IntentKind", kind), target, f"order-{self.orders}")
+                if kind == "rollback":
+                    kept = self.state.durables.get(JOB)
+                    if kept is None:
+                        return []
+                    intent = replace(intent, durable=kept)
+                return [IntentGiven(self.now, intent)]
+            case ("plan", ()):
+                return [PlanRefused(self.now, self.state.requests, "nothing fits")]
+            case ("plan", tuple() as members):
+                found = proposal(*members)
+                return [PlanFound(self.now, self.state.requests, found)]
+            case ("written",):
+                write = self.last(WriteGeneration)
+                is_new = isinstance(write, WriteGeneration)
+                return [GenerationWritten(self.now, write.record)] if is_new else []
+            case ("kept", bool() as is_fine):
+                return self._kept(is_fine=is_fine)
+            case _:
+                return [StoreReturned(self.now)]
+
+    def spare(self) -> list[NodeId]:
+        """Who does not take part at this moment."""
+        active = self.state.active
+        if active is None or not isinstance(active.phase, Starting | Running | Stopping):
+            return list(NAMES)
+        members = () if self.generation is None else self.generation.members
+        return [id_ for id_ in NAMES if id_ not in members]
+
+    def _goes_on(self) -> list[Event]:
+        """What comes next where nothing goes wrong."""
+        match None if self.state.active is None else self.state.active.phase:
+            case Planning() as asked:
+                found = proposal(*asked.asked_for, usd_per_hour=360.0)
+                return [PlanFound(self.now, asked.request, found)]
+            case Starting() | Running():
+                return self._reports("running", 5)
+            case Stopping() if self.generation is not None and self.generation.stop_at is not None:
+                return self._reports("stopped", max(self.generation.stop_at - self.step, 0))
+            case Opening() | Stopping() | Closing():
+                return self.events(("written",))
+            case _:
+                self.now += 1.5
+                return [Ticked(self.now)]
+
+    def _reports(self, taking: Taking, more: int) -> list[Event]:
+        members = () if self.generation is None else self.generation.members
+        self.step += more
+        return [self._report(id_, taking, 0, ()) for id_ in members]
+
+    def _report(self, id_: NodeId, taking: Taking, more: int, gone: tuple[NodeId, ...]) -> Event:
+        self.numbers[id_] += 1
+        self.step += more
+        number = 0 if self.generation is None else self.generation.number
+        point = Point(self.step, number)
+        sealed = (Sealed(point, (Holding(0, 0, 1),)),)
+        votes = (uploaded(A, self.step, number),) if id_ == A else ()
+        said: Report = report(
+            id_,
+            taking,
+            step=self.step,
+            number=self.numbers[id_],
+            of=number,
+            broken_peers=gone if taking == "broken" else (),
+            uploaded=votes,
+        )
+        return Reported(self.now, replace(said, sealed=sealed))
+
+    def _kept(self, *, is_fine: bool) -> list[Event]:
+        """What becomes of a commit: its manifest, then the store's word."""
+        active = self.state.active
+        if active is None or active.commit is None:
+            return []
+        point, written = active.commit.point, active.commit.durable
+        if not is_fine:
+            return [CommitFailed(self.now, active.job.id, point, "it is away")]
+        if written is None:
+            made = durable(point.step, point.generation)
+            return [ManifestWritten(self.now, active.job.id, made)]
+        return [CheckpointCommitted(self.now, active.job.id, written)]
+
+
+histories = st.lists(goes_on | goes_wrong, min_size=10, max_size=60)
+
+
+@given(histories)
+def test_no_order_of_events_breaks_an_invariant_and_the_same_events_decide_the_same(
+    history: list[tuple[object, ...]],
+) -> None:
+    one, other = Play(), Play()
+    for move in history:
+        for event in one.events(move):
+            one.feed(event)
+        for event in other.events(move):
+            other.feed(event)
+    assert one.state == other.state
+    assert one.given == other.given
+
+
+@given(histories, st.sampled_from((None, 0.3, 5.0)))
+def test_whatever_happened_once_all_is_well_the_job_goes_on(
+    history: list[tuple[object, ...]], usd_max: float | None
+) -> None:
+    """Or it is held, and says why; or nobody wants it to go on."""
+    play = Play(usd_max)
+    for move in history:
+        for event in play.events(move):
+            play.feed(event)
+    for kind in ("withdraw", "uncordon"):
+        for id_ in NAMES:
+            for event in play.events(("order", kind, id_)):
+                play.feed(event)
+    for _ in range(MOVES_MAX):
+        if has_come_to_rest(play.state):
+            return
+        play.now += 1.2
+        calm = [*play.events(("nodes", NAMES)), *play.events(("kept", True)), *play._goes_on()]
+        for event in (*calm, *(play._report(id_, "idle", 0, ()) for id_ in play.spare())):
+            play.feed(event)
+    raise AssertionError(f"it hangs: {play.state.active}")
+
+
+def has_come_to_rest(state: State) -> bool:
+    if state.active is None:
+        return all(each.state != "queued" for each in state.jobs.values())
+    return isinstance(state.active.phase, Running | Held) and not state.active.orders
+
+
+@given(histories)
+def test_an_event_that_comes_twice_changes_nothing(history: list[tuple[object, ...]]) -> None:
+    play = Play()
+    for move in history:
+        for event in play.events(move):
+            play.feed(event)
+            play.feed(Ticked(play.now))  # Nodes that nothing names any more are forgotten by it.
+            once = play.state
+            assert play.feed(event) == (), event
+            assert play.state == once, event
+
+
+@given(histories)
+def test_nothing_is_ordered_twice(history: list[tuple[object, ...]]) -> None:
+    play = Play()
+    for move in history:
+        for event in play.events(move):
+            play.feed(event)
+    writes = [each.record for each in play.given if isinstance(each, WriteGeneration)]
+    asked = [each.request for each in play.given if isinstance(each, RequestPlan)]
+    settled = [each.id for each in play.given if isinstance(each, SettleIntent)]
+    assert len(set(writes)) == len(writes)
+    assert asked == sorted(set(asked))
+    assert len(set(settled)) == len(settled)
+    last: dict[JobId, WriteJob] = {}
+    for each in play.given:
+        if isinstance(each, WriteJob):
+            assert last.get(each.job.id) != each
+            last[each.job.id] = each
+    steps = [each.durable.point.step for each in play.given if isinstance(each, CommitCheckpoint)]
+    assert steps == sorted(steps)
+
+
+@given(histories, st.permutations(NAMES), st.sampled_from(("running", "stopped", "fetching")))
+def test_reports_of_one_moment_may_come_in_any_order(
+    history: list[tuple[object, ...]], sequence: list[NodeId], taking: Taking
+) -> None:
+    play = Play()
+    for move in history:
+        for event in play.events(move):
+            play.feed(event)
+    events = {id_: play._report(id_, taking, 0, ()) for id_ in NAMES}
+    submitted = JobSubmitted(play.now, job(id=JobId("third"), state="queued"))
+    outcomes = []
+    for chosen in (NAMES, sequence):
+        state, given_then = play.state, []
+        for event in (*(events[id_] for id_ in chosen), submitted):
+            state, commands = decide(state, event)
+            given_then += commands
+        state, commands = decide(state, Ticked(play.now))
+        # Who speaks last may be asked how it is just before.
+        told = [each for each in (*given_then, *commands) if not isinstance(each, ProbeAgent)]
+        outcomes.append((_known(state), Counter(map(type, told))))
+    assert outcomes[0] == outcomes[1]
+
+
+def _known(state: State) -> State:
+    """Without the order in which nodes stand in the mapping, and when they were asked."""
+    nodes = {id_: replace(node, probed_at=None) for id_, node in sorted(state.nodes.items())}
+    return replace(state, nodes=Nodes(nodes))

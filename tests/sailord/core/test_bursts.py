@@ -1,0 +1,49 @@
+"""Hundreds of machines go away in the same second: one question to the planner, and one move."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.protocol.records import NodeId
+from sailord.core.state import IntentGiven, PlanFound, RequestPlan, Running, Ticked, WriteGeneration
+from tests.sailord.core.standing import (
+    BEGAN,
+    NOW,
+    act,
+    generation,
+    node,
+    order,
+    phase,
+    proposal,
+    report,
+    state,
+)
+
+NODES = tuple(NodeId(f"n{number}.boot.1") for number in range(400))
+GO, STAY = NODES[:200], NODES[200:]
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.002], ids=["at once", "one by one"])
+def test_two_hundred_notices_lead_to_one_question_and_one_move(apart_s: float) -> None:
+    runs = state(
+        Running(BEGAN),
+        *(node(id_, report(id_)) for id_ in NODES),
+        generation=generation(*NODES),
+        considered=frozenset(NODES),
+    )
+    now, ordered = NOW, []
+    for id_ in GO:
+        now += apart_s
+        notice = order("preempt", id_, f"order-{id_}", leaves_at=NOW + 30)
+        runs, commands = act(runs, IntentGiven(now, notice))
+        ordered += commands
+    while now < NOW + 3:
+        now += 0.1
+        runs, commands = act(runs, Ticked(now))
+        ordered += commands
+    asked = [each for each in ordered if isinstance(each, RequestPlan)]
+    assert [each.nodes for each in asked] == [STAY]
+    runs, commands = act(runs, PlanFound(now, asked[0].request, proposal(*STAY)))
+    stops = [each for each in commands if isinstance(each, WriteGeneration)]
+    assert [each.record.state for each in stops] == ["stopping"]
+    assert phase(runs) is not None

@@ -1,0 +1,300 @@
+"""One decision each: generations stop, open, start and run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import JobId, Point, Restore
+from sailord.core.state import (
+    AbortGeneration,
+    Closing,
+    Command,
+    Event,
+    GenerationWritten,
+    Opening,
+    Phase,
+    Planning,
+    ProbeAgent,
+    Reported,
+    RequestPlan,
+    Resign,
+    Running,
+    Starting,
+    State,
+    Ticked,
+    Waiting,
+    WakeAgents,
+    WriteGeneration,
+    WriteRefused,
+)
+from tests.sailord.core.standing import (
+    BEGAN,
+    G4,
+    JOB,
+    NOW,
+    OPENING,
+    STARTING,
+    STOPPED,
+    STOPPING,
+    A,
+    B,
+    C,
+    G,
+    Row,
+    act,
+    node,
+    opened,
+    parked,
+    phase,
+    proposal,
+    record,
+    report,
+    state,
+)
+
+BEGINS = report(A, step=10)
+"""It runs, and has done no step yet."""
+
+STOPS: list[Row] = [
+    (
+        "all are parked at one point: the next one begins there",
+        parked(41, 41),
+        Ticked(NOW),
+        Opening(
+            replace(
+                opened().record,
+                restore=Restore(Point(41, 3), "memory"),
+                members=(A,),
+                plan="plan-a",
+            ),
+            proposal(A),
+        ),
+        (
+            WriteGeneration(
+                replace(
+                    opened().record,
+                    restore=Restore(Point(41, 3), "memory"),
+                    members=(A,),
+                    plan="plan-a",
+                ),
+                replaces=STOPPED,
+            ),
+        ),
+    ),
+    (
+        "parked at two steps is not parked",
+        parked(41, 42),
+        Ticked(NOW),
+        STOPPING,
+        (),
+    ),
+    (
+        "one still runs",
+        state(STOPPING, node(A, report(A, "stopped")), node(B), generation=STOPPED),
+        Ticked(NOW),
+        STOPPING,
+        (),
+    ),
+    (
+        "parked without its snapshot is not parked",
+        state(
+            STOPPING,
+            node(A, report(A, "stopped", sealed=())),
+            node(B, report(B, "stopped")),
+            generation=STOPPED,
+        ),
+        Ticked(NOW),
+        STOPPING,
+        (),
+    ),
+    (
+        "a pause closes what has stopped",
+        state(
+            replace(STOPPING, then="paused"),
+            node(A, report(A, "stopped")),
+            node(B, report(B, "stopped")),
+            generation=STOPPED,
+        ),
+        Ticked(NOW),
+        Closing("paused", "a reason"),
+        (WriteGeneration(replace(STOPPED, state="closed"), replaces=STOPPED),),
+    ),
+    (
+        "a node of the new plan is gone: another plan",
+        state(
+            replace(STOPPING, then=proposal(A, C)),
+            node(A, report(A, "stopped")),
+            node(B, report(B, "stopped")),
+            generation=STOPPED,
+        ),
+        Ticked(NOW),
+        Waiting("a reason; a node of the new plan is gone", NOW),
+        (),
+    ),
+]
+
+
+OPENS: list[Row] = [
+    (
+        "what is stored is told: the last one is over, the next one begins",
+        state(OPENING),
+        GenerationWritten(NOW, G4),
+        Starting(NOW, NOW + 123, 1.0),
+        (AbortGeneration(JOB, 3, (A, B)), WakeAgents((A, B))),
+    ),
+    (
+        "what another has stored is not ours",
+        state(OPENING),
+        GenerationWritten(NOW, replace(G4, plan="another")),
+        OPENING,
+        (),
+    ),
+    (
+        "nothing is told before it is stored",
+        state(OPENING, node(A), node(B, lost_at=NOW)),
+        Ticked(NOW),
+        OPENING,
+        (),
+    ),
+    (
+        "who finds another's record leads no more",
+        state(OPENING),
+        WriteRefused(NOW),
+        None,
+        (Resign("the store holds what another leader wrote"),),
+    ),
+]
+
+
+STARTS: list[Row] = [
+    (
+        "all run",
+        state(STARTING, node(A, BEGINS), node(B, report(B, "verifying", step=10)), step=10),
+        Reported(NOW, report(B, number=6, step=10)),
+        Running(NOW),
+        (),
+    ),
+    (
+        "one does not yet",
+        state(STARTING, node(A, BEGINS), node(B, report(B, "verifying", step=10)), step=10),
+        Ticked(NOW),
+        STARTING,
+        (),
+    ),
+    (
+        "a step that was done proves it of all, also of who is not heard",
+        state(STARTING, node(A, BEGINS), replace(node(B), report=None), step=10),
+        Reported(NOW, report(A, number=6, step=11)),
+        Running(NOW),
+        (ProbeAgent(B),),
+    ),
+    (
+        "one speaks of the generation before",
+        state(STARTING, node(A, BEGINS), node(B, report(B, of=2)), step=10),
+        Ticked(NOW),
+        STARTING,
+        (),
+    ),
+    (
+        "a notice does not wait until all run",
+        state(
+            STARTING,
+            node(A, BEGINS),
+            node(B, report(B, "fetching", step=10), leaving_since=NOW - 1),
+            step=10,
+        ),
+        Ticked(NOW),
+        Planning(1, (A,), "machine-b is leaving", True, NOW + 60, STARTING),
+        (RequestPlan(1, JOB, (A,), G, False),),
+    ),
+]
+
+RUNS: list[Row] = [
+    (
+        "new machines are waited for together",
+        state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 29)),
+        Ticked(NOW),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "and then asked about; nothing forces them on",
+        state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 30)),
+        Ticked(NOW),
+        Planning(1, (A, B, C), "machine-c could help", False, NOW + 60, Running(BEGAN)),
+        (RequestPlan(1, JOB, (A, B, C), G, False),),
+    ),
+    (
+        "a machine that was asked about did not help, and is not asked about again",
+        state(
+            None,
+            node(A),
+            node(B),
+            replace(node(C, report(C, "idle")), since=NOW - 99),
+            considered=frozenset((A, B, C)),
+        ),
+        Ticked(NOW),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "now and then a better plan is looked for",
+        state(considered_at=NOW - 600),
+        Ticked(NOW),
+        Planning(1, (A, B), "a better plan may exist by now", False, NOW + 60, Running(BEGAN)),
+        (RequestPlan(1, JOB, (A, B), G, False),),
+    ),
+    (
+        "notices that come close together are answered together",
+        state(None, node(A), node(B, leaving_since=NOW - 0.4)),
+        Ticked(NOW),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "who leaves sooner than that is not gathered for",
+        state(
+            None,
+            node(A),
+            node(B, leaving_since=NOW - 0.1, record=record(B, leaves_at=NOW + 0.4)),
+        ),
+        Ticked(NOW),
+        Planning(1, (A,), "machine-b is leaving", True, NOW + 60, Running(BEGAN)),
+        (RequestPlan(1, JOB, (A,), G, False),),
+    ),
+    (
+        "who left is not asked to stay because a new one comes",
+        state(
+            None,
+            node(A),
+            node(B, leaving_since=NOW - 1),
+            replace(node(C, report(C, "idle")), since=NOW - 100),
+        ),
+        Ticked(NOW),
+        Planning(1, (A, C), "machine-b is leaving", True, NOW + 60, Running(BEGAN)),
+        (RequestPlan(1, JOB, (A, C), G, False),),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "then", "orders"),
+    [pytest.param(*row[1:], id=row[0]) for row in (*STOPS, *OPENS, *STARTS, *RUNS)],
+)
+def test_one_decision(
+    before: State, event: Event, then: Phase | None, orders: tuple[Command, ...]
+) -> None:
+    after, commands = act(before, event)
+    assert phase(after) == then
+    assert commands == orders
+
+
+def test_what_nodes_say_of_another_job_is_no_word_of_this_one() -> None:
+    """Each job counts its generations from one: the one before had a third one, too."""
+    others = (node(each, report(each, "stopped", step=59, job=JobId("before"))) for each in (A, B))
+    begun = state(STARTING, *others)
+    assert phase(act(begun, Ticked(NOW + 0.1))[0]) == STARTING
+    heard, _ = act(begun, Reported(NOW + 0.2, report(A, step=41, number=6)))
+    assert isinstance(phase(heard), Running)

@@ -1,0 +1,326 @@
+"""One decision each: the queue of jobs, and what operators order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import FIRST, Intent, IntentKind, JobId, JobState, Past
+from sailord.core import learn
+from sailord.core.decide import decide
+from sailord.core.nodes import Nodes
+from sailord.core.state import (
+    Closing,
+    Command,
+    Elected,
+    GenerationWritten,
+    GiveIntent,
+    Held,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    Note,
+    Opening,
+    PlanFound,
+    Planning,
+    Reported,
+    RequestPlan,
+    Running,
+    SettleIntent,
+    State,
+    Stopping,
+    Ticked,
+    Waiting,
+    WakeAgents,
+    WriteGeneration,
+    WriteJob,
+)
+from tests.sailord.core.standing import (
+    BEGAN,
+    FROM_NOTHING,
+    JOB,
+    KEPT,
+    NOW,
+    TERM,
+    A,
+    B,
+    C,
+    D,
+    G,
+    act,
+    job,
+    node,
+    order,
+    phase,
+    proposal,
+    report,
+    state,
+)
+
+# ---- jobs and orders ------------------------------------------------------------------------
+
+
+def queue(*jobs: tuple[str, int, float]) -> State:
+    """A leader and jobs that wait: name, priority, when they came."""
+    made = {
+        JobId(name): job(id=JobId(name), state="queued", priority=priority, submitted_at=at)
+        for name, priority, at in jobs
+    }
+    return State(now=NOW, term=TERM, jobs=made, nodes=Nodes({A: node(A)}))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "first"),
+    [
+        ([("late", 0, 2.0), ("early", 0, 1.0)], "early"),
+        ([("late", 1, 2.0), ("early", 0, 1.0)], "late"),
+        ([("b", 0, 1.0), ("a", 0, 1.0)], "a"),
+    ],
+)
+def test_whose_turn_it_is(jobs: list[tuple[str, int, float]], first: str) -> None:
+    after, commands = act(queue(*jobs), Ticked(NOW))
+    assert after.active is not None
+    assert after.active.job.id == first
+    assert commands == (WriteJob(after.active.job),)
+    assert after.active.job.state == "running"
+
+
+def test_a_job_that_is_submitted_twice_is_one_job() -> None:
+    once, _ = act(state(), JobSubmitted(NOW, job(id=JobId("other"), state="queued")))
+    twice, commands = act(
+        once, JobSubmitted(NOW, job(id=JobId("other"), state="queued", priority=9))
+    )
+    assert twice == once
+    assert commands == ()
+
+
+def test_a_job_that_has_the_cluster_is_not_queued_again() -> None:
+    after, _ = act(state(), JobSubmitted(NOW, job(state="queued")))
+    assert after.jobs == {}
+
+
+def test_the_next_job_takes_over_where_one_is_done() -> None:
+    closed = replace(G, state="closed")
+    before = replace(
+        state(Closing("done", "all steps"), generation=closed),
+        jobs={JobId("other"): job(id=JobId("other"), state="queued")},
+    )
+    after, commands = act(before, Ticked(NOW))
+    assert after.active is not None
+    assert after.active.job.id == "other"
+    assert after.generations == {JOB: closed}
+    assert commands == (
+        WriteJob(job(state="done", reason="all steps")),
+        WriteJob(
+            job(id=JobId("other"), state="running", reason="its turn came", past=Past(since=NOW))
+        ),
+        WakeAgents((A, B)),
+    )
+
+
+def test_a_job_is_done_when_all_its_steps_are_and_all_are_parked() -> None:
+    done = job(steps=40)
+    assert isinstance(phase(act(state(job=done), Ticked(NOW))[0]), Running)
+    nodes = (node(A, report(A, "stopped")), node(B, report(B, "stopped")))
+    after, _ = act(state(None, *nodes, job=done), Ticked(NOW))
+    assert phase(after) == Closing("done", "all 40 steps are done")
+
+
+def test_an_order_is_carried_out_once() -> None:
+    once, first = act(state(), IntentGiven(NOW, order("pause")))
+    twice, second = act(once, IntentGiven(NOW, order("pause")))
+    stopping = replace(G, state="stopping", stop_at=41, reason="pause was ordered")
+    assert first == (WriteGeneration(stopping, replaces=G),)
+    assert (twice, second) == (once, ())
+
+
+@pytest.mark.parametrize(("later", "then"), [("cancel", "cancelled"), ("resume", "paused")])
+def test_a_pause_that_waits_for_its_checkpoint_ends_when_something_else_is_ordered(
+    later: IntentKind, then: JobState
+) -> None:
+    kept = job(saving=KEPT)
+    paused, _ = act(state(job=kept), IntentGiven(NOW, order("pause")))
+    stopping = replace(G, state="stopping", stop_at=41, reason="pause was ordered")
+    waits, _ = act(paused, GenerationWritten(NOW, stopping))
+    for id_ in (A, B):
+        waits, _ = act(waits, Reported(NOW, report(id_, "stopped", number=9, sealed=(39, 40))))
+    assert isinstance(phase(waits), Stopping)
+    after, _ = act(waits, IntentGiven(NOW, replace(order(later), id="later")))
+    assert phase(after) == Closing(
+        then, f"{'cancel' if later == 'cancel' else 'pause'} was ordered"
+    )
+
+
+def test_a_cancelled_job_is_closed_and_its_order_is_settled_when_that_is_written() -> None:
+    after, commands = act(state(), IntentGiven(NOW, order("cancel")))
+    closed = replace(G, state="closed", reason="cancel was ordered")
+    assert commands == (WriteGeneration(closed, replaces=G),)
+    after, commands = act(after, GenerationWritten(NOW, closed))
+    assert SettleIntent("order") in commands
+    assert after.active is None
+    assert after.jobs[JOB].state == "cancelled"
+
+
+def test_resume_takes_a_job_out_of_hold_with_its_failures_forgiven() -> None:
+    before = state(Held("too many", NOW - 9), job=job(state="held"), failures=5, not_before=NOW + 9)
+    after, commands = act(before, IntentGiven(NOW, order("resume")))
+    assert after.active is not None
+    assert (after.active.failures, after.active.phase) == (0, Waiting("resume was ordered", NOW))
+    assert SettleIntent("order") in commands
+
+
+def test_nothing_but_an_order_takes_a_job_out_of_hold() -> None:
+    before = state(Held("too many", NOW - 9), node(A), node(B, lost_at=NOW - 1))
+    after, commands = act(before, Ticked(NOW + 10_000))
+    assert (phase(after), commands) == (phase(before), ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "was", "becomes"),
+    [
+        ("cancel", "queued", "cancelled"),
+        ("pause", "queued", "paused"),
+        ("resume", "paused", "queued"),
+        ("cancel", "paused", "cancelled"),
+        ("resume", "done", "done"),
+        ("cancel", "done", "done"),
+    ],
+)
+def test_orders_to_a_job_that_does_not_have_the_cluster(kind: str, was: str, becomes: str) -> None:
+    other = JobId("other")
+    before = replace(state(), jobs={other: job(id=other, state=was)})
+    after, commands = act(before, IntentGiven(NOW, order(kind, other)))
+    assert after.jobs[other].state == becomes
+    assert SettleIntent("order") in commands
+
+
+@pytest.mark.parametrize("kind", ["preempt", "drain"])
+def test_a_notice_by_name_or_id_marks_one_machine(kind: str) -> None:
+    for target in (B, "machine-b"):
+        after, _ = act(state(), IntentGiven(NOW, order(kind, target, leaves_at=NOW + 30)))
+        assert after.nodes[B].leaving_since == NOW
+        assert after.nodes[B].record.leaves_at == NOW + 30
+        assert after.nodes[A].leaving_since is None
+
+
+def test_a_notice_that_is_withdrawn_leaves_no_trace() -> None:
+    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    after, _ = act(warned, IntentGiven(NOW, order("withdraw", B, "another")))
+    assert after.nodes[B] == replace(state().nodes[B], returned_at=NOW)
+
+
+def test_who_lost_its_lease_comes_back_as_it_was_marked() -> None:
+    """Its agent was away for longer than the lease; nobody said that the machine may be used."""
+    before = state(None, node(A), node(B), node(C))
+    for kind in ("cordon", "drain", "quarantine"):
+        said = order(kind, "machine-c" if kind == "cordon" else C, kind, reason="it limps")
+        before, _ = act(before, IntentGiven(NOW, said))
+    without = (node(A).record, node(B).record)
+    gone, _ = act(before, NodesObserved(NOW + 1, without))
+    assert C not in gone.nodes
+    back, _ = act(gone, NodesObserved(NOW + 2, (*without, node(C).record)))
+    marked = back.nodes[C]
+    assert (marked.is_cordoned, marked.leaving_since, marked.slow) == (True, NOW + 2, "it limps")
+
+
+def test_who_was_given_up_and_lives_is_still_marked() -> None:
+    before, _ = act(state(), IntentGiven(NOW, order("cordon", B)))
+    lost = replace(before.nodes[B], lost_at=NOW)
+    before = replace(before, nodes=before.nodes.with_({B: lost}))
+    after, _ = act(before, Reported(NOW, report(B, number=6)))
+    assert (after.nodes[B].is_lost, after.nodes[B].is_cordoned) == (False, True)
+
+
+def test_what_a_name_meant_does_not_hold_for_the_next_machine_of_that_name() -> None:
+    before, commands = act(state(), IntentGiven(NOW, order("preempt", "machine-b")))
+    (meant,) = [each.intent for each in commands if isinstance(each, GiveIntent)]
+    assert (meant.target, meant.life) == ("machine-b", B)
+    again = replace(node(D).record, name="machine-b")
+    there = (node(A).record, again)
+    after, _ = act(before, NodesObserved(NOW + 1, there))
+    assert (after.nodes[B].is_lost, after.nodes[D].leaving_since) == (True, None)
+    led, _ = act(state(), Elected(NOW + 2, 9, there, (job(),), (G,), (), (meant,)))
+    assert led.nodes[D].leaving_since is None, "a new leader knows whom it meant"
+
+
+def test_of_thousands_of_lives_that_are_over_the_first_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learn, "MARKS_MAX", 3)
+    given = [order("preempt", f"gone-{i}", f"order-{i}") for i in range(3)]
+    given.insert(1, order("cordon", A, "of-one-that-is-there"))
+    after, commands = act(state(), IntentGiven(NOW, given[0], tuple(given[1:])))
+    assert list(after.marks) == [A, "gone-1", "gone-2"]
+    assert SettleIntent("order-0") in commands
+
+
+def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None:
+    notice = order("preempt", "machine-b", "first", leaves_at=NOW + 30)
+    given = [notice, order("withdraw", B, "second"), notice, order("drain", A, "third")]
+    given += [order("pause", JOB, "fourth"), order("pause", JOB, "fourth")]
+    together, commands = act(state(), IntentGiven(NOW, given[0], tuple(given[1:])))
+    one_by_one = state()
+    for each in given[:5]:
+        one_by_one, last = act(one_by_one, IntentGiven(NOW, each))
+    meant = GiveIntent(replace(notice, life=B))
+    assert (together, commands) == (one_by_one, (meant, *last))
+    assert together.nodes[B] == replace(state().nodes[B], returned_at=NOW)
+    assert together.nodes[A].leaving_since == NOW
+
+
+@pytest.mark.parametrize("kind", ["resume", "pause", "replan", "checkpoint"])
+def test_however_many_orders_come_at_once_the_rules_come_to_rest(kind: str) -> None:
+    orders = tuple(order(kind, JOB, f"order-{i}") for i in range(200))
+    for before in (state(), state(Held("too many", NOW - 9))):
+        act(before, IntentGiven(NOW, orders[0], orders[1:]))
+
+
+def test_a_cordoned_member_goes_on_and_no_other_plan_takes_a_cordoned_one() -> None:
+    before = state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 99))
+    after, commands = act(before, IntentGiven(NOW, order("cordon", C)))
+    assert (phase(after), commands) == (Running(BEGAN), ())
+    after, commands = act(state(), IntentGiven(NOW, order("cordon", B)))
+    assert (phase(after), commands) == (Running(BEGAN), ())
+
+
+def test_a_plan_is_asked_for_when_one_is_ordered() -> None:
+    after, commands = act(state(), IntentGiven(NOW, order("replan")))
+    assert commands == (SettleIntent("order"), RequestPlan(1, JOB, (A, B), G, False))
+    assert phase(after) == Planning(
+        1, (A, B), "a new plan was ordered", True, NOW + 60, Running(BEGAN)
+    )
+
+
+def test_the_first_generation_begins_at_the_start() -> None:
+    before = state(FROM_NOTHING, generation=None, step=0)
+    after, commands = act(before, PlanFound(NOW, 4, proposal()))
+    opening = phase(after)
+    assert isinstance(opening, Opening)
+    assert (opening.record.number, opening.record.restore) == (1, FIRST)
+    assert commands == (WriteGeneration(opening.record, replaces=None),)
+
+
+# ---- what is told of each ---------------------------------------------------------------------
+
+
+def told(commands: Iterable[Command]) -> list[str]:
+    return [f"{c.job} {c.text}" for c in commands if isinstance(c, Note) and c.is_transition]
+
+
+def test_each_turn_of_a_job_is_told_with_its_reason() -> None:
+    waits = queue(("j", 0, 1.0))
+    new = job(id=JobId("k"), state="queued", submitted_at=2.0, reason="submitted")
+    after, commands = decide(waits, JobSubmitted(NOW, new))
+    assert told(commands) == ["k queued: submitted", "j running: its turn came"]
+    for kind, became in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        intent = Intent(f"i-{kind}", kind, "k", reason=f"{kind}: because")  # type: ignore[arg-type] # one of the kinds
+        after, commands = decide(after, IntentGiven(NOW, intent))
+        assert told(commands) == [f"k {became}: {kind}: because"]
+
+
+def test_a_new_leader_tells_nothing_that_was_told_before() -> None:
+    jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
+    _, commands = decide(State(now=NOW), Elected(NOW, TERM, (), jobs, ()))
+    assert told(commands) == ["j running: its turn came"]

@@ -1,0 +1,488 @@
+"""One decision each: failures, deadlines, lost machines, and who leads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import NodeId, Past, Point, Restore
+from sailord.core.decide import decide
+from sailord.core.replan_triggers import usable
+from sailord.core.snapshot_intervals import departures
+from sailord.core.state import (
+    Closing,
+    Deposed,
+    Elected,
+    Event,
+    GenerationWritten,
+    Held,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    Note,
+    Opening,
+    Phase,
+    PlanFound,
+    ProbeAgent,
+    ProbeFailed,
+    Reported,
+    RequestPlan,
+    Running,
+    Starting,
+    State,
+    Ticked,
+    Waiting,
+    WakeAgents,
+    WriteGeneration,
+    WriteJob,
+)
+from sailord.planning.machine_lifetimes import Observed
+from tests.sailord.core.standing import (
+    BEGAN,
+    NOW,
+    STARTING,
+    STOPPED,
+    STOPPING,
+    A,
+    B,
+    C,
+    D,
+    G,
+    act,
+    generation,
+    job,
+    node,
+    order,
+    phase,
+    proposal,
+    record,
+    report,
+    state,
+)
+
+# ---- failures -------------------------------------------------------------------------------
+
+
+def failing(**others: object) -> Reported:
+    return Reported(NOW, report(A, "failed", number=6, failure="no memory", **others))
+
+
+def test_a_failure_that_no_machine_explains_counts_and_is_followed_by_a_pause() -> None:
+    after, commands = act(state(step=20), failing())
+    assert after.active is not None
+    assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
+    assert (after.active.failures, after.active.not_before) == (1, NOW + 1)
+    assert commands == ()
+
+
+def test_a_broken_device_is_nobodys_failure_and_its_node_not_used_again() -> None:
+    before = state(step=20)
+    after, _ = act(before, failing(fault="device 0 is gone"))
+    assert after.active is not None
+    assert (after.active.failures, after.active.not_before) == (0, NOW)
+    assert usable(after, after.active) == (B,)
+    mended, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
+    assert mended.active is not None
+    assert usable(mended, mended.active) == (A, B)
+
+
+def test_a_node_without_room_is_nobodys_failure_and_not_used_until_it_has_some() -> None:
+    after, _ = act(state(step=20, failures=4), failing(no_room="no memory", step=20))
+    assert after.active is not None
+    assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
+    assert (after.active.failures, after.active.not_before) == (4, NOW)
+    assert usable(after, after.active) == (B,)
+    room, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
+    assert room.active is not None
+    assert usable(room, room.active) == (A, B)
+
+
+def test_where_no_node_has_room_the_job_waits_and_each_says_why() -> None:
+    small = (node(n, report(n, "idle", no_room=f"{n} is full")) for n in (A, B))
+    _, commands = decide(state(Waiting("a reason", NOW - 1), *small), Ticked(NOW))
+    (said,) = (each for each in commands if isinstance(each, Note))
+    assert said.text == "no node is ready: machine-a: a is full; machine-b: b is full"
+
+
+def test_the_pause_doubles_with_each() -> None:
+    after, _ = act(
+        state(step=20, failures=2), Reported(NOW, report(A, "failed", step=20, number=6))
+    )
+    assert after.active is not None
+    assert (after.active.failures, after.active.not_before) == (3, NOW + 4)
+
+
+def test_a_lost_machine_is_nobodys_failure() -> None:
+    broken = report(A, "broken", step=20, broken_peers=(B,))
+    gone = node(B, unreachable_since=NOW - 1)
+    after, _ = act(
+        state(None, node(A), gone, failures=1, step=20), Reported(NOW, replace(broken, number=6))
+    )
+    assert after.active is not None
+    assert isinstance(after.active.phase, Waiting)
+    assert (after.active.failures, after.active.not_before) == (1, NOW)
+
+
+def test_steps_of_health_forgive_what_failed_before() -> None:
+    assert G.restore.point.step == 10
+    healthy, _ = act(
+        state(step=30, failures=4), Reported(NOW, report(A, "failed", step=30, number=6))
+    )
+    ill, _ = act(state(step=29, failures=3), Reported(NOW, report(A, "failed", step=29, number=6)))
+    assert healthy.active is not None
+    assert ill.active is not None
+    assert (healthy.active.failures, ill.active.failures) == (1, 4)
+
+
+def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None:
+    spare = replace(node(C, report(C, "idle")), since=NOW - 99)
+    everybody = frozenset((A, B, C))
+    before = state(None, node(A), node(B), spare, step=29, failures=3, considered=everybody)
+    ill, commands = act(before, Ticked(NOW))
+    assert (ill.active.failures, commands) == (3, ())  # type: ignore[union-attr] # it runs
+    after, commands = act(before, Reported(NOW, report(A, step=30, number=6)))
+    asked = next(order for order in commands if isinstance(order, RequestPlan))
+    assert (asked.nodes, asked.is_safe) == ((A, B, C), False)
+    unlucky = replace(before.active, failures=2)  # type: ignore[type-var] # it runs
+    after, commands = act(
+        replace(before, active=unlucky), Reported(NOW, report(A, step=30, number=6))
+    )
+    assert after.active is not None
+    assert after.active.failures == 0
+    assert not any(isinstance(order, RequestPlan) for order in commands), "it ran on the best plan"
+    assert after.active.comebacks == 0
+
+
+@pytest.mark.parametrize(
+    ("comebacks", "steps"), [(0, 20), (1, 40), (3, 160), (6, 1280), (99, 1280)]
+)
+def test_each_time_the_safest_plan_is_left_later(comebacks: int, steps: int) -> None:
+    before = state(None, node(A), node(B), step=10, failures=3)
+    assert before.active is not None
+    before = replace(before, active=replace(before.active, comebacks=comebacks))
+    ill, _ = act(before, Reported(NOW, report(A, step=10 + steps - 1, number=6)))
+    healthy, _ = act(before, Reported(NOW, report(A, step=10 + steps, number=6)))
+    assert ill.active is not None
+    assert healthy.active is not None
+    assert (ill.active.failures, ill.active.comebacks) == (3, comebacks)
+    assert (healthy.active.failures, healthy.active.comebacks) == (0, comebacks + 1)
+
+
+def test_after_five_failures_the_job_is_held() -> None:
+    before = state(step=20, failures=4)
+    after, commands = act(
+        before, Reported(NOW, report(A, "failed", step=20, number=6, failure="no"))
+    )
+    reason = "5 attempts failed; the last: machine-a failed: no"
+    closed = replace(G, state="closed", reason=reason)
+    assert phase(after) == Closing("held", reason)
+    assert commands == (WriteGeneration(closed, replaces=G),)
+    held, commands = act(after, GenerationWritten(NOW, closed))
+    assert phase(held) == Held(reason, NOW)
+    assert commands == (WriteJob(job(state="held", reason=reason)), WakeAgents((A, B)))
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (state(advanced_at=NOW - 120), Waiting("no step was done for 120 s", NOW)),
+        (state(advanced_at=NOW - 119), Running(BEGAN)),
+        (
+            state(replace(STARTING, deadline=NOW)),
+            Running(NOW),
+        ),
+        (
+            state(
+                replace(STARTING, deadline=NOW),
+                node(A, report(A, "fetching", step=10)),
+                node(B, report(B, step=10)),
+                step=10,
+            ),
+            Waiting("the generation did not start in time", NOW),
+        ),
+        (state(STOPPING, generation=STOPPED), STOPPING),
+    ],
+    ids=["stuck", "slow", "started just in time", "did not start", "still stops"],
+)
+def test_deadlines(before: State, expected: Phase) -> None:
+    after, _ = act(before, Ticked(NOW))
+    assert phase(after) == expected
+
+
+def test_who_does_not_stop_in_time_goes_on_from_memory() -> None:
+    before = state(replace(STOPPING, deadline=NOW), generation=STOPPED)
+    after, _ = act(before, Ticked(NOW))
+    opening = phase(after)
+    assert isinstance(opening, Opening)
+    assert opening.record.restore == Restore(Point(40, 3), "memory")
+
+
+# ---- who is lost ----------------------------------------------------------------------------
+
+
+def lost(after: State) -> dict[str, str]:
+    """Whom it gave up, and why."""
+    return {id_: each.why_lost for id_, each in after.nodes.items() if each.is_lost}
+
+
+SILENT = node(B, absent_since=NOW - 30, heard_at=NOW - 31)
+SPOKE = replace(SILENT, heard_at=NOW - 1.4)
+LONG = replace(SILENT, record=replace(SILENT.record, lease_s=20.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (state(None, node(A), SILENT, advanced_at=NOW - 7.4), {}),
+        (
+            state(None, node(A), SILENT, advanced_at=NOW - 7.5),
+            {B: "its lease is gone and no step was done since"},
+        ),
+        (state(None, node(A), SPOKE, advanced_at=NOW - 9), {}),
+        (
+            state(None, node(A), replace(SPOKE, heard_at=NOW - 1.5), advanced_at=NOW - 9),
+            {B: "its lease is gone and no step was done since"},
+        ),
+        (state(None, node(A), LONG, advanced_at=NOW - 14.9), {}),
+        (
+            state(None, node(A), LONG, advanced_at=NOW - 15.0),
+            {B: "its lease is gone and no step was done since"},
+        ),
+        (replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 11.9), {}),
+        (replace(state(None, node(A), LONG, advanced_at=NOW - 99), leases_since=NOW - 21.9), {}),
+        (
+            replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 12),
+            {B: "its lease is gone and no step was done since"},
+        ),
+    ],
+    ids=[
+        *("steps prove that it lives", "none is done", "its own word proves it", "it says nothing"),
+        *("steps of a longer lease prove it", "they are too long ago"),
+        *("a new leader waits", "for the node's own lease", "for one lease"),
+    ],
+)
+def test_a_lease_that_is_gone(before: State, expected: dict[str, str]) -> None:
+    after, _ = act(before, Ticked(NOW))
+    assert lost(after) == expected
+
+
+def test_a_member_without_a_lease_that_answers_stays_however_long_a_step_takes() -> None:
+    before = state(None, node(A), SILENT, advanced_at=NOW - 1)
+    number = 6
+    for tenth in range(100):
+        now = NOW + tenth / 10
+        before, commands = act(before, Ticked(now))
+        if ProbeAgent(B) in commands:
+            number += 1
+            before, _ = act(before, Reported(now, report(B, number=number)))
+    assert lost(before) == {}
+    assert 10 <= number - 6 <= 25, "it is asked now and then"
+    after = before
+    for tenth in range(1, 17):
+        after, _ = act(after, Ticked(now + tenth / 10))
+    assert lost(after) == {B: "its lease is gone and no step was done since"}
+
+
+def test_a_probe_that_is_late_now_and_then_is_not_the_last_one() -> None:
+    before, asked = state(None, node(A), SILENT, advanced_at=NOW - 1), 0
+    for tenth in range(300):
+        now = NOW + tenth / 10
+        before, commands = act(before, Ticked(now))
+        if ProbeAgent(B) in commands:
+            asked += 1
+            late = asked % 5 == 0
+            answer = Reported(now, report(B, number=6 + asked))
+            before, _ = act(before, ProbeFailed(now, B) if late else answer)
+    assert lost(before) == {}
+
+
+def test_many_that_are_silent_are_asked_a_few_at_a_time() -> None:
+    names = [NodeId(f"n{i:04}") for i in range(2000)]
+    many = [replace(SILENT, record=replace(SILENT.record, id=id_, name=id_)) for id_ in names]
+    before = state(None, *many, generation=generation(*names), advanced_at=NOW - 1)
+    after, first = act(before, Ticked(NOW))
+    after, second = act(after, Ticked(NOW + 0.1))
+    after, third = act(after, Ticked(NOW + 0.2))
+    asked = [order.node for order in (*first, *third) if isinstance(order, ProbeAgent)]
+    assert (asked, second) == (names[:64], ()), "each has its turn"
+
+
+def test_nobody_is_asked_who_cannot_be_called_lost_yet_or_has_no_address() -> None:
+    early = replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 9)
+    nowhere = replace(SILENT, record=replace(SILENT.record, address=""))
+    for before in (early, state(None, node(A), nowhere, advanced_at=NOW - 1)):
+        assert act(before, Ticked(NOW))[1] == ()
+
+
+def test_who_comes_back_at_another_address_has_answered_nobody_there_yet() -> None:
+    gone = replace(SILENT, unreachable_since=NOW - 1, probed_at=NOW - 1)
+    back = replace(record(B), address="b:2")
+    after, _ = act(
+        state(None, node(A), gone, advanced_at=NOW - 1),
+        NodesObserved(NOW, (record(A), back)),
+    )
+    assert (after.nodes[B].unreachable_since, after.nodes[B].probed_at) == (None, None)
+
+
+def test_before_the_first_step_a_lease_that_is_gone_counts_as_soon_as_ever() -> None:
+    before = state(None, node(A), SILENT, step=10, advanced_at=NOW - 1.5)
+    assert lost(act(before, Ticked(NOW))[0]) == {B: "its lease is gone and no step was done since"}
+
+
+def test_a_broken_connection_has_the_peer_probed_and_an_unanswered_probe_settles_it() -> None:
+    broken = Reported(NOW, report(A, "broken", number=6, broken_peers=(B,)))
+    asked, commands = act(state(), broken)
+    assert commands == (ProbeAgent(B),)
+    assert lost(asked) == {}
+    again, commands = act(asked, Ticked(NOW + 0.1))
+    assert commands == ()
+    _, commands = act(again, Ticked(NOW + 0.2))
+    assert commands == (ProbeAgent(B),)
+    after, _ = act(again, ProbeFailed(NOW + 0.1, B))
+    assert lost(after) == {B: "a peer lost its connection and its agent does not answer"}
+
+
+def test_who_was_to_be_fetched_from_and_is_gone_is_lost_though_it_is_no_member() -> None:
+    asking = report(A, "broken", step=20, number=6, broken_peers=(C,))
+    holder = node(C, report(C, "idle", of=3), unreachable_since=NOW - 1)
+    before = state(None, node(A, broken_since=NOW - 2), node(B), holder, step=20)
+    after, _ = act(before, Reported(NOW, asking))
+    assert lost(after) == {C: "a peer lost its connection and its agent does not answer"}
+    assert after.active is not None
+    assert isinstance(after.active.phase, Waiting)
+    assert after.active.failures == 0
+
+
+def test_a_probe_that_is_not_answered_means_nothing_without_a_broken_connection() -> None:
+    after, _ = act(state(), ProbeFailed(NOW, B))
+    assert lost(after) == {}
+
+
+def test_a_broken_connection_between_two_that_answer_ends_the_generation_after_a_while() -> None:
+    before = state(
+        None, node(A, report(A, "broken", broken_peers=(B,)), broken_since=NOW - 1), node(B)
+    )
+    after, _ = act(before, Ticked(NOW))
+    assert phase(after) == Waiting("machine-a failed: it lost the connection to a peer", NOW)
+    assert lost(after) == {}
+
+
+def test_a_machine_that_was_started_anew_is_another_one() -> None:
+    again = record(D, name="machine-b")
+    after, _ = act(state(), NodesObserved(NOW, (record(A), again)))
+    assert lost(after) == {B: "its machine was started anew"}
+    assert set(after.nodes) == {A, B, D}
+
+
+def test_who_was_given_up_and_speaks_is_welcome() -> None:
+    before = state(None, node(A), node(B), node(C, lost_at=NOW - 5, why_lost="silence"))
+    after, _ = act(before, Reported(NOW, report(C, "idle", number=6)))
+    assert not after.nodes[C].is_lost
+    assert after.nodes[C].since == NOW
+
+
+def test_a_report_that_was_overtaken_is_dropped() -> None:
+    before = state()
+    after, _ = act(before, Reported(NOW, report(A, "failed", number=5)))
+    assert after.nodes[A] == before.nodes[A]
+
+
+def test_a_false_alarm_is_taken_back_by_the_agent_itself() -> None:
+    leaving = record(B, state="draining", leaves_at=NOW + 30)
+    warned, _ = act(state(), NodesObserved(NOW, (record(A), leaving)))
+    assert warned.nodes[B].leaving_since == NOW
+    calm, _ = act(warned, NodesObserved(NOW + 0.1, (record(A), record(B))))
+    assert calm.nodes[B].leaving_since is None
+
+
+# ---- leading --------------------------------------------------------------------------------
+
+
+def elected(**others: object) -> Elected:
+    made = Elected(NOW, 9, (record(A), record(B)), (job(),), (G,))
+    return replace(made, **others)  # type: ignore[arg-type] # fields of the event
+
+
+def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
+    past = Past(since=BEGAN, departures=2, moved_at=BEGAN + 5)
+    after, commands = act(State(), elected(jobs=(job(past=past),)))
+    assert after.active is not None
+    assert (after.active.job.past, commands) == (past, ())
+    lost = replace(after, nodes=after.nodes.with_({B: replace(after.nodes[B], lost_at=NOW)}))
+    assert lost.active is not None
+    assert departures(lost, lost.active) == 3
+    assert Observed().past(after).last_move_s == BEGAN + 5
+
+
+def test_a_new_leader_lets_what_runs_run() -> None:
+    after, commands = act(State(), elected())
+    assert phase(after) == Starting(NOW, NOW + G.wait_s / 2, 0.0)
+    assert commands == ()
+    assert after.term == 9
+
+
+def test_a_new_leader_gives_members_without_a_lease_time_to_come_back() -> None:
+    after, _ = act(State(), elected(nodes=(record(A),)))
+    later = tick(after, until=NOW + 11.9)
+    assert lost(later) == {}
+    later, _ = act(later, Ticked(NOW + 12))
+    assert lost(later) == {B: "its lease is gone and no step was done since"}
+
+
+def test_a_leader_that_stood_still_calls_nobody_lost_for_the_silence_that_it_slept_through() -> (
+    None
+):
+    before = state(None, node(A), node(B, absent_since=NOW - 30))
+    slept, _ = act(before, Ticked(NOW + 6))
+    assert lost(slept) == {}
+    assert lost(tick(slept, until=NOW + 17.9)) == {}
+    later, _ = act(tick(slept, until=NOW + 17.9), Ticked(NOW + 18))
+    assert lost(later) == {B: "its lease is gone and no step was done since"}
+
+
+def test_after_a_nap_the_steps_that_were_done_meanwhile_are_heard_of_first() -> None:
+    before = state(None, node(A), SILENT, advanced_at=NOW - 9)
+    woken, _ = act(before, Ticked(NOW + 1.3))
+    assert lost(woken) == {}
+    assert lost(tick(woken, until=NOW + 2.7)) == {}
+    assert lost(tick(woken, until=NOW + 2.8)) == {B: "its lease is gone and no step was done since"}
+
+
+def tick(before: State, *, until: float) -> State:
+    """Time passes as it does for who is awake."""
+    while before.now < until:
+        before, _ = act(before, Ticked(min(before.now + 0.5, until)))
+    return before
+
+
+def test_a_new_leader_believes_nothing_that_it_knew_before() -> None:
+    after, _ = act(state(failures=4), elected(jobs=()))
+    assert after.active is None
+    assert after.nodes[A].report is None
+
+
+def test_who_is_deposed_forgets_all_and_orders_nothing() -> None:
+    after, commands = act(state(), Deposed(NOW))
+    assert (after.term, after.active, after.nodes, commands) == (None, None, {}, ())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Ticked(NOW),
+        NodesObserved(NOW, (record(A),)),
+        Reported(NOW, report(A)),
+        JobSubmitted(NOW, job(state="queued")),
+        IntentGiven(NOW, order("cancel")),
+        PlanFound(NOW, 1, proposal()),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_who_does_not_lead_learns_nothing_and_orders_nothing(event: Event) -> None:
+    assert act(State(now=NOW), event) == (State(now=NOW), ())
+
+
+def test_time_does_not_go_back() -> None:
+    after, _ = act(state(), Ticked(NOW - 500))
+    assert after.now == NOW

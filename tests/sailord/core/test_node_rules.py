@@ -1,0 +1,279 @@
+"""Single rules about nodes that nothing else would miss: each was found by breaking it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.protocol.records import JobId, NodeId
+from sailord.core.decide import decide
+from sailord.core.nodes import Nodes
+from sailord.core.queries import in_memory
+from sailord.core.replan_triggers import change_wanted, usable
+from sailord.core.state import (
+    IntentGiven,
+    NodesObserved,
+    Note,
+    Opening,
+    Phase,
+    PlanFound,
+    ProbeAgent,
+    Reported,
+    Running,
+    Ticked,
+    Waiting,
+)
+from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_rules import to_leave_out, told_slow
+from tests.sailord.core.standing import (
+    BEGAN,
+    FROM_NOTHING,
+    NOW,
+    STARTING,
+    A,
+    B,
+    C,
+    D,
+    act,
+    node,
+    order,
+    phase,
+    proposal,
+    report,
+    state,
+)
+
+SEES_A_LIMP = Watch(
+    3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Slow(3.0, "others", NOW - 61, 10, 40)}
+)
+
+
+def test_who_drains_leaves_since_it_was_first_seen_to() -> None:
+    draining = replace(node(B).record, state="draining")
+    first, _ = act(state(), NodesObserved(NOW, (node(A).record, draining)))
+    again, _ = act(first, NodesObserved(NOW + 3, (node(A).record, draining)))
+    assert again.nodes[B].leaving_since == NOW
+
+
+@pytest.mark.parametrize("trouble", [{"absent_since": NOW - 30.0}, {"address": ""}])
+def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any]) -> None:
+    c = node(C, heard_at=0.0, report=None)
+    if "address" in trouble:
+        c = replace(c, record=replace(c.record, address=""))
+    else:
+        c = replace(c, absent_since=NOW - 0.1)
+    _, commands = act(state(None, node(A), node(B), c), Ticked(NOW))
+    assert ProbeAgent(C) not in commands
+
+
+def test_where_all_are_gone_nobody_says_why_nobody_is_ready() -> None:
+    gone = (node(n, lost_at=NOW - 5, why_lost="gone") for n in (A, B))
+    before = state(Waiting("a reason", NOW - 1), *gone)
+    notes = [each.text for each in decide(before, Ticked(NOW))[1] if isinstance(each, Note)]
+    assert notes == ["no node is ready"]
+
+
+def test_a_machine_that_is_lost_has_no_say_in_why_nobody_is_ready() -> None:
+    broken = node(A, report(A, "idle", fault="its device fell off the bus"))
+    lost = node(B, report(B, "idle", fault="it burned"), lost_at=NOW - 5, why_lost="gone")
+    before = state(Waiting("a reason", NOW - 1), broken, lost)
+    notes = [each.text for each in decide(before, Ticked(NOW))[1] if isinstance(each, Note)]
+    assert notes == ["no node is ready: machine-a: its device fell off the bus"]
+
+
+NOTABLE = {
+    "report": None,
+    "lost_at": NOW,
+    "absent_since": NOW,
+    "unreachable_since": NOW,
+    "failed_since": NOW,
+    "broken_since": NOW,
+    "leaving_since": NOW,
+}
+
+
+@pytest.mark.parametrize("what", NOTABLE)
+def test_rules_look_at_whom_something_happened_to(what: str) -> None:
+    assert not node(A).is_notable
+    peers = report(A, broken_peers=(B,))
+    assert node(A, peers).is_notable
+    assert replace(node(A), **{what: NOTABLE[what]}).is_notable  # type: ignore[arg-type] # its fields
+
+
+def test_who_takes_its_leave_back_has_no_deadline_any_more() -> None:
+    going = node(B, leaving_since=NOW - 9)
+    going = replace(going, record=replace(going.record, state="draining", leaves_at=NOW + 30))
+    after, _ = act(
+        state(None, node(A), going), NodesObserved(NOW, (node(A).record, node(B).record))
+    )
+    assert (after.nodes[B].leaving_since, after.nodes[B].record.leaves_at) == (None, None)
+
+
+def test_who_speaks_has_answered() -> None:
+    silent = node(B, unreachable_since=NOW - 1)
+    after, _ = act(state(None, node(A), silent), Reported(NOW, report(B, number=9)))
+    assert after.nodes[B].unreachable_since is None
+
+
+@pytest.mark.parametrize("kept_out", [{"is_cordoned": True}, {"slow": "3 times as slow"}])
+def test_an_uncordon_takes_back_all_that_kept_a_node_out(kept_out: dict[str, Any]) -> None:
+    before = state(None, node(A), node(B), node(C, **kept_out))
+    after, _ = act(before, IntentGiven(NOW, order("uncordon", C)))
+    back = after.nodes[C]
+    assert back.is_usable(is_member=False)
+    assert (back.is_cordoned, back.slow, back.returned_at) == (False, "", NOW)
+
+
+def test_nothing_is_said_of_nodes_that_are_as_fast_as_they_should_be() -> None:
+    assert told_slow(state()) == {}
+
+
+def test_slow_nodes_are_left_out_of_what_runs_alone() -> None:
+    for at, found in ((Running(BEGAN), {A}), (STARTING, set())):
+        nodes = (node(n) for n in (A, B, C, D, NodeId("e"), NodeId("f"), NodeId("g"), NodeId("h")))
+        now = state(at, *nodes, watch=SEES_A_LIMP)
+        assert now.active is not None
+        assert to_leave_out(now, now.active).keys() == found
+
+
+def test_what_somebody_else_said_of_when_a_machine_goes_holds_though_it_does_not_know() -> None:
+    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    after, _ = act(warned, NodesObserved(NOW + 1, (node(A).record, node(B).record)))
+    assert after.nodes[B].record.leaves_at == NOW + 30
+
+
+def test_new_nodes_are_waited_for_until_the_last_has_been_there_for_a_while() -> None:
+    old, new = node(C, since=NOW - 100), node(D, since=NOW - 4)
+    now = state(None, node(A), node(B), old, new)
+    assert now.active is not None
+    change = change_wanted(now, now.active)
+    assert change is not None
+    assert change.due == NOW - 4 + now.options.additions_gather_s
+
+
+@pytest.mark.parametrize(("of", "is_lost"), [(3, True), (2, False)])
+def test_only_peers_of_this_generation_say_who_is_cut_off(of: int, is_lost: bool) -> None:
+    says = node(A, report(A, of=of, broken_peers=(B,)))
+    silent = node(B, unreachable_since=NOW - 0.05)
+    after, _ = act(state(None, says, silent), Ticked(NOW))
+    assert after.nodes[B].is_lost is is_lost
+
+
+def test_a_connection_is_broken_since_it_was_first_told() -> None:
+    broken = node(B, report(B, "broken"), broken_since=NOW - 0.05)
+    after, _ = act(state(None, node(A), broken), Reported(NOW, report(B, "broken", number=9)))
+    assert after.nodes[B].broken_since == NOW - 0.05
+
+
+@pytest.mark.parametrize(
+    ("ran", "step_s"),
+    [(Running(BEGAN), 0.7), (Running(NOW - 0.5), 0.5), (STARTING, 0.5)],
+    ids=["steps", "the first of a generation", "before it runs"],
+)
+def test_what_a_step_takes_is_learned_from_steps(ran: Phase, step_s: float) -> None:
+    before = state(ran, step_s=0.5, advanced_at=NOW - 0.5)
+    after, _ = act(before, Reported(NOW + 2, report(A, step=41, number=9)))
+    assert after.active is not None
+    assert after.active.step_s == pytest.approx(step_s)
+    assert (after.active.step, after.active.advanced_at) == (41, NOW + 2)
+
+
+def test_who_was_joining_is_new_from_when_it_is_ready() -> None:
+    joining = node(C, since=NOW - 60)
+    joining = replace(joining, record=replace(joining.record, state="joining"))
+    seen = NodesObserved(NOW, tuple(node(n).record for n in (A, B, C)))
+    assert act(state(None, node(A), node(B), joining), seen)[0].nodes[C].since == NOW
+
+
+def test_what_was_said_of_lives_that_are_over_is_forgotten_and_of_no_others() -> None:
+    said = (order("cordon", B, "it"),)
+    marks = {B: said, **{NodeId(f"gone-{n}"): (order("cordon", C, f"x{n}"),) for n in range(5000)}}
+    after, _ = act(replace(state(), marks=marks), IntentGiven(NOW, order("cordon", A)))
+    assert after.marks[B] == said
+    assert len(after.marks) < 5000
+
+
+def test_who_was_lost_was_lost_then() -> None:
+    gone = node(B, absent_since=NOW - 90, heard_at=NOW - 90, lost_at=NOW - 50, why_lost="it burned")
+    before = state(None, node(A), gone, advanced_at=NOW - 80)
+    after, _ = act(before, Ticked(NOW))
+    assert (after.nodes[B].lost_at, after.nodes[B].why_lost) == (NOW - 50, "it burned")
+
+
+def test_who_has_its_lease_again_has_left_nothing_unanswered() -> None:
+    away = node(B, absent_since=NOW - 1, unreachable_since=NOW - 1)
+    seen = NodesObserved(NOW, (node(A).record, node(B).record))
+    assert act(state(None, node(A), away), seen)[0].nodes[B].unreachable_since is None
+
+
+@pytest.mark.parametrize(("heard_at", "opens"), [(NOW - 5, False), (NOW - 0.5, True)])
+def test_nothing_is_opened_before_a_member_without_a_lease_was_heard(
+    heard_at: float, opens: bool
+) -> None:
+    """It may have the newest step, and be cut off from the store alone."""
+    away = node(B, report(B, "idle"), absent_since=NOW - 1, heard_at=heard_at)
+    before = state(replace(FROM_NOTHING, asked_for=(A,)), node(A, report(A, "idle")), away)
+    after, _ = act(before, PlanFound(NOW, FROM_NOTHING.request, proposal(A)))
+    assert isinstance(phase(after), Opening) is opens
+
+
+def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> None:
+    nodes = (node(n, is_cordoned=n != B) for n in (A, B, C))
+    now = state(None, *nodes)
+    assert now.active is not None
+    assert usable(now, now.active) == (A, B)
+    gone = replace(now, nodes=now.nodes.with_({A: replace(now.nodes[A], absent_since=NOW)}))
+    assert usable(gone, now.active) == (B,)
+    assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), now.active) == (B,)
+
+
+def test_who_was_told_twice_that_it_goes_leaves_since_the_first_time() -> None:
+    warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
+    again, _ = act(warned, IntentGiven(NOW + 5, order("drain", B, "another")))
+    assert again.nodes[B].leaving_since == NOW
+
+
+def test_what_another_job_left_in_memory_is_nothing_to_this_one() -> None:
+    theirs = node(B, report(B, "idle", job=JobId("other")))
+    now = state(None, node(A), theirs)
+    assert now.active is not None
+    assert {id_ for id_, _ in in_memory(now, now.active)} == {A}
+
+
+def test_a_failure_counts_from_when_it_was_first_told() -> None:
+    failed = node(B, report(B, "failed", failure="it broke"), failed_since=NOW - 0.05)
+    again = Reported(NOW, report(B, "failed", number=9, failure="it broke"))
+    assert act(state(None, node(A), failed), again)[0].nodes[B].failed_since == NOW - 0.05
+
+
+def test_a_plan_can_have_who_came_and_was_given_back() -> None:
+    assert node(A, since=5.0).free_since == 5.0
+    assert node(A, since=5.0, returned_at=9.0).free_since == 9.0
+    assert node(A, since=9.0, returned_at=5.0).free_since == 9.0
+
+
+def test_who_comes_back_at_another_address_has_left_nothing_unanswered_there() -> None:
+    silent = node(B, unreachable_since=NOW - 1, probed_at=NOW - 1)
+    moved = replace(node(B).record, address="10.0.0.9:7")
+    after, _ = act(state(None, node(A), silent), NodesObserved(NOW, (node(A).record, moved)))
+    assert after.nodes[B].unreachable_since is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_usable"),
+    [
+        ({}, True),
+        ({"slow": "3 times as slow"}, False),
+        ({"lost_at": NOW}, False),
+        ({"absent_since": NOW}, False),
+        ({"leaving_since": NOW}, False),
+        ({"is_cordoned": True}, False),
+        ({"report": report(A, fault="it burns")}, False),
+        ({"report": report(A, no_room="it is full")}, False),
+    ],
+    ids=["well", "slow", "lost", "absent", "leaving", "cordoned", "faulty", "full"],
+)
+def test_who_may_be_in_the_next_plan(facts: dict[str, Any], is_usable: bool) -> None:
+    assert node(A, **facts).is_usable(is_member=False) is is_usable

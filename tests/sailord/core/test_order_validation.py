@@ -1,0 +1,159 @@
+"""Orders that would change nothing are refused with what is the case, and all others are taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import JobId, JobState
+from sailord.core.decide import decide
+from sailord.core.nodes import Nodes
+from sailord.core.order_validation import objection
+from sailord.core.state import (
+    Closing,
+    GiveIntent,
+    Held,
+    IntentGiven,
+    Note,
+    Running,
+    SettleIntent,
+    State,
+    Stopping,
+    Ticked,
+    Waiting,
+)
+from tests.sailord.core.standing import (
+    BEGAN,
+    JOB,
+    KEPT,
+    NOW,
+    STOPPED,
+    A,
+    B,
+    G,
+    job,
+    node,
+    order,
+    phase,
+    state,
+)
+
+OTHER = JobId("other")
+CLOSED = replace(G, state="closed")
+HELD = state(Held("it fails", NOW), generation=CLOSED)
+PAUSING = state(
+    Stopping("paused", "lunch", NOW + 9),
+    generation=STOPPED,
+    orders=(order("pause", id_="p"),),
+)
+KEEPS = state(Running(BEGAN), job=job(saving=KEPT))
+
+
+def waits(of: JobState) -> State:
+    """The job at hand runs; another one is in this state."""
+    return replace(state(), jobs={OTHER: job(id=OTHER, state=of)})
+
+
+def nodes(**others: object) -> State:
+    return replace(state(), nodes=Nodes({A: node(A, **others), B: node(B)}))
+
+
+USELESS = [
+    (waits("queued"), "resume", OTHER, "it is queued", "when its turn comes"),
+    (waits("queued"), "replan", OTHER, "it is queued", "when its turn comes"),
+    (waits("paused"), "pause", OTHER, "it is paused", "resumed"),
+    (waits("done"), "pause", OTHER, "it is done", "submit it again"),
+    (waits("done"), "cancel", OTHER, "it is done", "submit it again"),
+    (waits("cancelled"), "cancel", OTHER, "it is cancelled", "submit it again"),
+    (waits("cancelled"), "resume", OTHER, "it is cancelled", "submit it again"),
+    (waits("failed"), "pause", OTHER, "it is failed", "resumed"),
+    (state(), "resume", JOB, "it has the cluster", "paused or cancelled"),
+    (state(), "checkpoint", JOB, "no place for checkpoints", "[checkpoint]"),
+    (PAUSING, "pause", JOB, "it is being paused", "resumed"),
+    (PAUSING, "replan", JOB, "it is being paused", "resume"),
+    (state(orders=(order("cancel"),)), "pause", JOB, "about to end", "status"),
+    (state(Closing("done", "all done")), "cancel", JOB, "about to end", "status"),
+    (HELD, "replan", JOB, "on hold", "resume"),
+    (state(Waiting("none", NOW), generation=None, job=job(saving=KEPT)), "checkpoint", JOB,
+     "does not run", "why"),
+    (nodes(), "uncordon", "machine-a", "it is not cordoned", "cordoned"),
+    (nodes(), "withdraw", "machine-a", "nothing was said", "drained"),
+    (nodes(is_cordoned=True), "cordon", "machine-a", "cordoned already", "uncordon"),
+    (nodes(leaving_since=NOW), "drain", A, "go away already", "withdraw"),
+    (nodes(lost_at=NOW, why_lost="it is dead"), "drain", A, "lost (it is dead)", "back"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "kind", "target", "why", "cure"), USELESS)
+def test_an_order_without_effect_is_answered_with_what_can_be_done(
+    before: State, kind: str, target: str, why: str, cure: str
+) -> None:
+    problem = objection(before, order(kind, target))
+    assert problem is not None
+    assert problem.place in {target, "machine-a"}
+    assert why in problem.what
+    assert cure in problem.cure
+
+
+USEFUL = [
+    (waits("queued"), "pause", OTHER),
+    (waits("queued"), "cancel", OTHER),
+    (waits("paused"), "resume", OTHER),
+    (waits("paused"), "cancel", OTHER),
+    (waits("failed"), "resume", OTHER),
+    (state(), "pause", JOB),
+    (state(), "cancel", JOB),
+    (state(), "replan", JOB),
+    (KEEPS, "checkpoint", JOB),
+    (PAUSING, "resume", JOB),
+    (PAUSING, "cancel", JOB),
+    (HELD, "resume", JOB),
+    (HELD, "pause", JOB),
+    (HELD, "cancel", JOB),
+    (state(Closing("held", "it fails")), "resume", JOB),
+    (nodes(), "drain", "machine-a"),
+    (nodes(), "cordon", "machine-a"),
+    (nodes(is_cordoned=True), "uncordon", "machine-a"),
+    (nodes(leaving_since=NOW), "withdraw", "machine-a"),
+]
+
+
+@pytest.mark.parametrize(("before", "kind", "target"), USEFUL)
+def test_an_order_with_an_effect_is_taken(before: State, kind: str, target: str) -> None:
+    assert objection(before, order(kind, target)) is None
+    after, _ = decide(before, IntentGiven(NOW, order(kind, target, "new")))
+    is_kept = after.active is not None and any(each.id == "new" for each in after.active.orders)
+    assert is_kept or has_effect(before, kind, target)
+
+
+@pytest.mark.parametrize("case", USELESS)
+def test_what_is_refused_would_have_changed_nothing(
+    case: tuple[State, str, str, str, str],
+) -> None:
+    before, kind, target, *_ = case
+    assert not has_effect(before, kind, target)
+
+
+def has_effect(before: State, kind: str, target: str) -> bool:
+    """The controller itself does something upon the order, once all else is at rest."""
+    before, _ = decide(before, Ticked(NOW))
+    after, commands = decide(before, IntentGiven(NOW, order(kind, target, "new")))
+    acts = any(not isinstance(each, Note | SettleIntent | GiveIntent) for each in commands)
+    return acts or (after.nodes, after.jobs, phase(after)) != (
+        before.nodes, before.jobs, phase(before)
+    )  # fmt: skip
+
+
+def test_what_was_said_before_is_no_mistake() -> None:
+    before = replace(waits("done"), intents=frozenset({"order"}))
+    assert objection(before, order("cancel", OTHER)) is None
+
+
+def test_who_does_not_lead_cannot_know() -> None:
+    assert objection(replace(waits("done"), term=None), order("cancel", OTHER)) is None
+
+
+def test_an_earlier_moment_of_a_known_leave_is_news() -> None:
+    before = nodes(leaving_since=NOW)
+    assert objection(before, order("preempt", A, leaves_at=NOW + 30)) is None

@@ -1,0 +1,104 @@
+"""The diagram at the head of ``sailord.core.decide`` shows every transition between phases."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from itertools import pairwise
+from unittest.mock import patch
+
+from agents.protocol.records import GenerationRecord
+from sailord.core import decide
+from sailord.core.nodes import Nodes
+from sailord.core.state import (
+    Closing,
+    Held,
+    IntentGiven,
+    NodesObserved,
+    Outcome,
+    State,
+    Stopping,
+    Ticked,
+)
+from tests.sailord.core.standing import NOW, STOPPED, A, B, C, G, order, parked, record, state
+from tests.sailord.core.test_any_events import Play
+
+Way = tuple[str, str]
+
+
+def drawn() -> set[Way]:
+    """The ways in the docstring: ``One, Other -> Third -> Fourth, Fifth    what it is for``."""
+    assert decide.__doc__ is not None
+    found: set[Way] = set()
+    for line in decide.__doc__.splitlines():
+        if "->" not in line:
+            continue
+        way, _, what_for = re.sub(r"(?<! ) +->", " ->", line.strip()).partition("   ")
+        assert what_for, f"it does not say what for: {line}"
+        phases = [group.split(", ") for group in way.split(" -> ")]
+        for group, following in pairwise(phases):
+            found |= {(one, other) for one in group for other in following}
+    return found
+
+
+CLOSED: GenerationRecord = replace(G, state="closed")
+SELDOM = (
+    (state(Stopping("paused", "lunch", NOW), generation=STOPPED), Ticked(NOW + 60)),
+    (replace(parked(40, 40), nodes=Nodes()), NodesObserved(NOW, (record(B),))),
+    (state(Closing("held", "it fails"), generation=CLOSED), Ticked(NOW)),
+    (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("resume"))),
+    (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("cancel"))),
+)
+"""What chance hardly comes to."""
+LIVES = 100
+WRONG: tuple[tuple[object, ...], ...] = (
+    ("tick", 15.0),
+    ("nodes", (A, B)),
+    ("nodes", (A, B, C)),
+    ("report", B, "failed", 0, ()),
+    ("order", "pause", A),
+    ("order", "cancel", A),
+    ("order", "replan", A),
+    ("order", "drain", A),
+    ("plan", ()),
+    ("plan", (A, B)),
+    ("all run", 1),
+)
+
+
+def lived() -> set[Way]:
+    """The ways that the controller goes whatever happens to it."""
+    found: set[Way] = set()
+    next_move = decide._next_move
+
+    def watched(before: State) -> Outcome | None:
+        outcome = next_move(before)
+        after = before if outcome is None else outcome[0]
+        if before.active is not None and after.active is not None:
+            way = type(before.active.phase).__name__, type(after.active.phase).__name__
+            if way[0] != way[1]:
+                found.add(way)
+        return outcome
+
+    with patch.object(decide, "_next_move", watched):
+        for seed in range(LIVES):
+            _live(random.Random(seed))
+        for before, event in SELDOM:
+            decide.decide(before, event)
+    return found
+
+
+def _live(chance: random.Random) -> None:
+    """Most goes well, or nothing would ever come to run."""
+    play = Play()
+    for _ in range(40):
+        wrong = chance.choice(WRONG)
+        for event in play.events(("goes on",) if chance.random() < 0.7 else wrong):
+            play.feed(event)
+
+
+def test_every_way_that_is_gone_is_drawn_and_every_way_drawn_is_gone() -> None:
+    shown, gone = drawn(), lived()
+    assert gone - shown == set(), "not drawn"
+    assert shown - gone == set(), "drawn, and nobody goes there"

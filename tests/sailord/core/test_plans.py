@@ -1,0 +1,297 @@
+"""One decision each: from waiting to a plan, and what becomes of its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.protocol.records import Past
+from sailord.core.state import (
+    Command,
+    Event,
+    Opening,
+    Phase,
+    PlanFound,
+    Planning,
+    PlanRefused,
+    ProbeAgent,
+    RequestPlan,
+    Running,
+    State,
+    Stopping,
+    Ticked,
+    Waiting,
+    WriteGeneration,
+    WriteJob,
+)
+from tests.sailord.core.standing import (
+    ASKED,
+    BEGAN,
+    FROM_NOTHING,
+    JOB,
+    NOW,
+    OPENING,
+    QUESTION,
+    STOPPED,
+    WAITING,
+    A,
+    B,
+    C,
+    D,
+    G,
+    Row,
+    act,
+    job,
+    node,
+    opened,
+    phase,
+    proposal,
+    record,
+    state,
+)
+
+WAITS: list[Row] = [
+    (
+        "what else breaks in this moment is waited for",
+        state(replace(WAITING, since=NOW - 0.05)),
+        Ticked(NOW),
+        replace(WAITING, since=NOW - 0.05),
+        (),
+    ),
+    (
+        "then a plan is asked for; the old one is enough, as all its nodes are there",
+        state(WAITING),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
+    ),
+    (
+        "after one failure too",
+        state(WAITING, failures=1),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
+    ),
+    (
+        "what failed twice in a row is not tried just so again",
+        state(WAITING, failures=2),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
+    ),
+    (
+        "after a pause the machines may be others: it is planned anew",
+        state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, replace(ASKED, since=NOW)),
+        (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), False, is_urgent=True),),
+    ),
+    (
+        "a pause after a failure is kept",
+        state(WAITING, not_before=NOW + 1),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "after some failures the safest plan is wanted",
+        state(WAITING, failures=3),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, True, is_urgent=True),),
+    ),
+    (
+        "what was refused is not asked again",
+        state(WAITING, is_refused=True, considered_at=NOW - 599),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "unless much time has passed",
+        state(WAITING, is_refused=True, considered_at=NOW - 600),
+        Ticked(NOW),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
+    ),
+    (
+        "or there is another node",
+        state(WAITING, node(A), node(B), node(C), is_refused=True),
+        Ticked(NOW),
+        Planning(1, (A, B, C), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B, C), G, False, is_urgent=True),),
+    ),
+    (
+        "nobody is asked about no nodes",
+        state(WAITING, node(A, absent_since=NOW - 1, heard_at=NOW)),
+        Ticked(NOW),
+        WAITING,
+        (),
+    ),
+    (
+        "who leaves, is cordoned, not ready or lost is not planned for",
+        state(
+            WAITING,
+            node(A),
+            node(B, leaving_since=NOW - 1),
+            node(C, is_cordoned=True),
+            node(D, record=record(D, state="joining")),
+        ),
+        Ticked(NOW),
+        Planning(1, (A,), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A,), G, False, is_urgent=True),),
+    ),
+]
+
+
+PLANS: list[Row] = [
+    (
+        "nothing runs: the plan is opened at once, from what is in memory",
+        state(FROM_NOTHING),
+        PlanFound(NOW, 4, proposal()),
+        replace(OPENING, record=opened().record),
+        (opened(),),
+    ),
+    (
+        "an answer to an older question is not heard",
+        state(QUESTION),
+        PlanFound(NOW, 3, proposal(A)),
+        QUESTION,
+        (),
+    ),
+    (
+        "no plan: what runs goes on",
+        state(QUESTION),
+        PlanRefused(NOW, 4, "nothing fits"),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "the planner is silent: what runs goes on",
+        state(replace(QUESTION, deadline=NOW)),
+        Ticked(NOW),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "before its time is over it is waited for",
+        state(QUESTION),
+        Ticked(NOW),
+        QUESTION,
+        (),
+    ),
+    (
+        "a node of the question is gone: another question is asked",
+        state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
+        PlanFound(NOW, 4, proposal(A, B, C)),
+        Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
+        (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
+    ),
+    (
+        "a better plan that does not pay is left",
+        state(replace(QUESTION, is_forced=False)),
+        PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "forced, it is taken whatever it costs",
+        state(QUESTION),
+        PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
+        Stopping(proposal(A, is_worth_it=False), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
+        "the plan that runs already is not moved to",
+        state(QUESTION),
+        PlanFound(NOW, 4, proposal()),
+        Running(BEGAN),
+        (),
+    ),
+    (
+        "who leaves before a step ends is not stopped for",
+        state(
+            replace(QUESTION, asked_for=(A,)),
+            node(A),
+            node(B, leaving_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
+            considered=frozenset((A,)),
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Opening(replace(opened().record, plan="plan-a", members=(A,)), proposal(A)),
+        (
+            WriteJob(job(past=Past(departures=1))),
+            WriteGeneration(
+                replace(opened().record, plan="plan-a", members=(A,)),
+                replaces=G,
+            ),
+        ),
+    ),
+    (
+        "who leaves after some more steps is stopped for",
+        state(
+            replace(QUESTION, asked_for=(A,)),
+            node(A),
+            node(B, leaving_since=NOW - 1, record=record(B, leaves_at=NOW + 0.8)),
+        ),
+        PlanFound(NOW, 4, proposal(A)),
+        Stopping(proposal(A), "a reason", NOW + 61.5),
+        (WriteGeneration(STOPPED, replaces=G),),
+    ),
+    (
+        "who may hold snapshots and was not heard is waited for",
+        state(FROM_NOTHING, node(A), replace(node(B), report=None)),
+        PlanFound(NOW, 4, proposal()),
+        replace(FROM_NOTHING, answer=proposal()),
+        (ProbeAgent(B),),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "then", "orders"),
+    [pytest.param(*row[1:], id=row[0]) for row in (*WAITS, *PLANS)],
+)
+def test_one_decision(
+    before: State, event: Event, then: Phase | None, orders: tuple[Command, ...]
+) -> None:
+    after, commands = act(before, event)
+    assert phase(after) == then
+    assert commands == orders
+
+
+def test_who_came_while_the_old_plan_is_repeated_is_asked_about_later():
+    before = state(WAITING, node(A), node(B), node(C))
+    after, (asked,) = act(before, Ticked(NOW))
+    assert isinstance(asked, RequestPlan)
+    assert (asked.nodes, asked.repeats) == ((A, B, C), True)
+    assert after.active is not None
+    assert after.active.considered == frozenset((A, B))
+
+
+def test_who_could_not_answer_is_asked_again_after_a_pause():
+    refused = PlanRefused(NOW, 4, "its process died", is_known=False)
+    after, _ = act(state(FROM_NOTHING), refused)
+    assert isinstance(phase(after), Waiting)
+    pause_s = after.options.failure_pause_s
+    waits, commands = act(after, Ticked(NOW + pause_s / 2))
+    assert commands == ()
+    _, (asked,) = act(waits, Ticked(NOW + pause_s))
+    assert isinstance(asked, RequestPlan)
+
+
+def test_an_answer_that_left_newcomers_out_is_looked_at_again_soon():
+    soon = proposal(ask_again_s=30.0)
+    after, _ = act(state(FROM_NOTHING), PlanFound(NOW, 4, soon))
+    assert after.active is not None
+    assert after.active.considered_at + after.options.reconsider_s == NOW + 30.0
+
+
+@pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])
+def test_only_a_move_that_nothing_forced_calls_for_a_rest(is_forced, moved_at) -> None:
+    nodes = (node(A), node(B), node(C))
+    question = replace(QUESTION, asked_for=(A, B, C), is_forced=is_forced)
+    after, commands = act(state(question, *nodes), PlanFound(NOW, 4, proposal(A, B, C)))
+    assert isinstance(phase(after), Stopping)
+    written = [each.job.past.moved_at for each in commands if isinstance(each, WriteJob)]
+    assert written == ([] if moved_at is None else [moved_at])

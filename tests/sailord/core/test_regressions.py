@@ -1,0 +1,377 @@
+"""Places where several things meet: each of these once ended the daemon, or lost steps, or hung."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agents.protocol.records import Holding, JobId, NodeId, Past, Point, Restore, Sealed
+from agents.registration import choose
+from sailord.core.checkpoint_records import CollectGarbage, CommitFailed, WriteManifest
+from sailord.core.decide import decide
+from sailord.core.order_validation import objection
+from sailord.core.state import (
+    Closing,
+    Command,
+    Elected,
+    Event,
+    GenerationWritten,
+    Held,
+    IntentGiven,
+    Note,
+    Opening,
+    PlanFound,
+    Planning,
+    ProbeAgent,
+    ProbeFailed,
+    Reported,
+    RequestPlan,
+    Resign,
+    Running,
+    SettleIntent,
+    Starting,
+    State,
+    Stopping,
+    Ticked,
+    Waiting,
+    WriteGeneration,
+    WriteJob,
+    WriteRefused,
+)
+from sailord.core.straggler_detection import Slow, Watch
+from tests.sailord.core.standing import (
+    BEGAN,
+    FROM_NOTHING,
+    JOB,
+    KEPT,
+    NOW,
+    QUESTION,
+    STOPPED,
+    A,
+    B,
+    C,
+    D,
+    G,
+    act,
+    durable,
+    generation,
+    job,
+    node,
+    order,
+    phase,
+    proposal,
+    report,
+    state,
+    uploaded,
+)
+
+LIMPS = Slow(3.0, "others with the same work", NOW - 61, 10, 40)
+SEES_A_LIMP = Watch(3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: LIMPS})
+
+
+def go_on(before: State, seconds: float, *, every_s: float = 0.1) -> tuple[State, list[Command]]:
+    """Let time go by; all that is ordered meanwhile."""
+    commands: list[Command] = []
+    until = before.now + seconds
+    while before.now < until:
+        before, orders = act(before, Ticked(min(before.now + every_s, until)))
+        commands += orders
+    return before, commands
+
+
+def planned(before: State, *members: NodeId) -> State:
+    """Wait for the question, and answer it."""
+    asked = before
+    for _ in range(40):
+        if isinstance(phase(asked), Planning):
+            break
+        asked, _ = act(asked, Ticked(asked.now + 0.1))
+    question = phase(asked)
+    assert isinstance(question, Planning)
+    after, _ = act(asked, PlanFound(asked.now, question.request, proposal(*members)))
+    return after
+
+
+def restored(after: State) -> Restore:
+    opening = phase(after)
+    assert isinstance(opening, Opening), opening
+    return opening.record.restore
+
+
+def pieces(step: int, *layers: int) -> tuple[Sealed, ...]:
+    """One snapshot of the third generation, of these layers."""
+    return (Sealed(Point(step, 3), tuple(Holding(layer, 0, 1) for layer in layers)),)
+
+
+# ---- orders that meet something else ------------------------------------------------------------
+
+SPENT: dict[str, Any] = {"saving": KEPT, "bill": replace(job().bill, usd=5.01, usd_max=5.0)}
+BACK = order("rollback", id_="back", durable=durable(20))
+
+
+def test_who_has_spent_all_does_not_go_back_and_says_so() -> None:
+    closed = replace(G, state="closed")
+    before = state(Held("it is spent", BEGAN), job=job(state="held", **SPENT), generation=closed)
+    problem = objection(before, BACK)
+    assert problem is not None
+    assert "is spent" in problem.what
+    after, commands = act(before, IntentGiven(NOW, BACK))
+    assert isinstance(phase(after), Held)
+    assert SettleIntent("back") in commands
+    said = [
+        each.text for each in decide(before, IntentGiven(NOW, BACK))[1] if isinstance(each, Note)
+    ]
+    assert said == ["does not go back: its budget of $5.00 is spent"]
+
+
+def test_a_budget_that_ends_while_the_way_back_is_planned_holds_the_job() -> None:
+    before = state(QUESTION, job=job(**SPENT), orders=(BACK,))
+    after, _ = act(before, Ticked(NOW))
+    assert isinstance(phase(after), Closing)
+    after, commands = act(after, GenerationWritten(NOW + 1, replace(G, state="closed")))
+    assert isinstance(phase(after), Held)
+    assert SettleIntent("back") in commands
+
+
+def test_a_replan_that_was_overtaken_by_a_hold_is_in_nobodys_way() -> None:
+    closed = replace(G, state="closed")
+    held = state(Held("too many", BEGAN), job=job(state="held"), generation=closed,
+                 orders=(order("replan", id_="first"),))  # fmt: skip
+    after, commands = act(held, IntentGiven(NOW, order("resume", id_="second")))
+    assert isinstance(phase(after), Waiting)
+    assert {SettleIntent("first"), SettleIntent("second")} <= set(commands)
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [
+        (("resume",), "queued"),
+        (("resume", "pause"), "paused"),
+        (("pause", "resume"), "queued"),
+        (("cancel",), "cancelled"),
+        (("resume", "cancel"), "cancelled"),
+    ],
+)
+def test_what_is_ordered_while_a_pause_is_stored_counts(
+    given: tuple[str, ...], becomes: str
+) -> None:
+    first = order("pause", id_="first")
+    before = state(Closing("paused", "lunch"), generation=STOPPED, orders=(first,))
+    for kind in given:
+        before, _ = act(before, IntentGiven(NOW, order(kind, id_=f"{kind}-{before.now}")))
+    after, _ = act(before, GenerationWritten(NOW + 1, replace(STOPPED, state="closed")))
+    states = {each.id: each.state for each in after.jobs.values()}
+    if after.active is not None:  # Who is queued, and alone, gets the cluster again at once.
+        states[after.active.job.id] = "queued"
+    assert states == {JOB: becomes}
+
+
+def test_nobody_goes_back_while_it_is_being_paused() -> None:
+    before = state(Stopping("paused", "lunch", NOW + 9), generation=STOPPED,
+                   orders=(order("pause", id_="first"),))  # fmt: skip
+    problem = objection(before, BACK)
+    assert problem is not None
+    assert "being paused" in problem.what
+
+
+def test_an_ordered_replan_asks_again_what_was_refused() -> None:
+    before = state(Waiting("a reason", NOW - 50), node(A, report(A, "idle")), generation=None,
+                   is_refused=True, considered=frozenset((A,)), considered_at=NOW - 5)  # fmt: skip
+    assert not any(isinstance(each, RequestPlan) for each in act(before, Ticked(NOW))[1])
+    _, commands = act(before, IntentGiven(NOW, order("replan")))
+    assert any(isinstance(each, RequestPlan) for each in commands)
+
+
+def test_a_rollback_is_forgotten_with_the_record_that_carries_it_out() -> None:
+    before = state(QUESTION, job=job(saving=KEPT), orders=(BACK,))
+    after, commands = act(before, PlanFound(NOW, QUESTION.request, proposal()))
+    assert restored(after) == Restore(Point(20, 3), "durable")
+    (write,) = [each for each in commands if isinstance(each, WriteGeneration)]
+    assert write.settles == "back"
+
+
+# ---- one write after the other ------------------------------------------------------------------
+
+
+LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is leaving")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (
+            Reported(NOW + 0.01, report(A, "broken", number=6, broken_peers=(B,))),
+            ProbeFailed(NOW + 0.02, B),
+            Ticked(NOW + 0.03),
+        ),
+        (Reported(NOW + 0.01, report(A, "failed", number=6)), Ticked(NOW + 5)),
+        (IntentGiven(NOW + 0.01, order("cancel")),),
+        (IntentGiven(NOW + 0.01, order("pause")),),
+        (Reported(NOW + 0.01, report(A, "stopped", number=6)),
+         Reported(NOW + 0.01, report(B, "stopped", number=6))),
+    ],
+    ids=["a machine dies", "a worker fails", "a cancel", "a pause", "all are parked"],
+)  # fmt: skip
+def test_while_a_stop_is_being_stored_no_other_record_is_written(events: tuple[Event, ...]) -> None:
+    spare = node(C, report(C, "idle"))
+    before = state(LEAVES, node(A, leaving_since=NOW - 1), node(B), spare)
+    after, commands = act(before, PlanFound(NOW, 4, proposal(B, C)))
+    (stop,) = [each for each in commands if isinstance(each, WriteGeneration)]
+    for event in events:
+        after, commands = act(after, event)
+        assert not any(isinstance(each, WriteGeneration) for each in commands)
+    later = after.now + 0.1
+    after, commands = act(after, GenerationWritten(later, stop.record))
+    assert not any(isinstance(each, Resign) for each in commands)
+    for each in commands:
+        if isinstance(each, WriteGeneration):
+            assert each.replaces == stop.record
+
+
+def test_the_deadline_of_a_stop_runs_from_when_it_is_stored() -> None:
+    before = state(LEAVES, node(A, leaving_since=NOW - 1), node(B), node(C, report(C, "idle")))
+    stopping, commands = act(before, PlanFound(NOW, 4, proposal(B, C)))
+    (stop,) = [each for each in commands if isinstance(each, WriteGeneration)]
+    waited, _ = go_on(stopping, 600, every_s=1)
+    told, commands = act(waited, GenerationWritten(NOW + 600, stop.record))
+    assert not any(isinstance(each, WriteGeneration) for each in commands)
+    stopping_now = phase(told)
+    assert isinstance(stopping_now, Stopping)
+    assert stopping_now.deadline > NOW + 650
+
+
+def test_who_leaves_the_cluster_is_written_before_who_gets_it() -> None:
+    first, second = job(id=JobId("z"), submitted_at=1.0), job(id=JobId("a"), state="queued")
+    closing = replace(STOPPED, job=JobId("z"))
+    before = state(Closing("paused", "lunch"), generation=closing, job=first)
+    before = replace(before, jobs={second.id: second})
+    _, commands = act(before, GenerationWritten(NOW, replace(closing, state="closed")))
+    written = [(each.job.id, each.job.state) for each in commands if isinstance(each, WriteJob)]
+    assert written == [("z", "paused"), ("a", "running")]
+
+
+def test_of_two_jobs_that_have_the_cluster_one_waits_for_its_turn() -> None:
+    two = (job(id=JobId("a")), job(id=JobId("b"), submitted_at=1.0))
+    after, commands = act(State(), Elected(NOW, 9, (node(A).record,), two, ()))
+    assert after.active is not None
+    assert after.active.job.id == "a"
+    assert after.jobs[JobId("b")].state == "queued"
+    assert any(isinstance(each, WriteJob) and each.job.id == "b" for each in commands)
+
+
+# ---- who holds what -----------------------------------------------------------------------------
+
+
+def test_whoever_stands_by_is_heard_before_it_is_said_that_nothing_is_left() -> None:
+    records = (node(A).record, node(B).record, node(C).record)
+    before, _ = act(State(), Elected(NOW, 9, records, (job(layers=2),), (G,)))
+    broken = replace(report(A, "broken", number=6, broken_peers=(B,)), sealed=pieces(40, 0))
+    before, _ = act(before, Reported(NOW + 0.3, broken))
+    before, _ = act(before, ProbeFailed(NOW + 0.5, B))
+    before = planned(before, A, C)
+    assert isinstance(phase(before), Planning), "c may hold all that b held"
+    copies = replace(report(C, "idle", number=6), sealed=pieces(40, 0, 1))
+    after, _ = act(before, Reported(before.now + 0.1, copies))
+    assert restored(after) == Restore(Point(40, 3), "memory")
+
+
+def test_who_is_there_and_cannot_be_heard_is_not_waited_for_for_ever() -> None:
+    records = (node(A).record, node(B).record)
+    before, _ = act(State(), Elected(NOW, 9, records, (job(),), (G,)))
+    before, _ = act(before, Reported(NOW + 0.1, report(A, number=6)))
+    before, commands = go_on(before, 2.0)
+    assert ProbeAgent(B) in commands
+    before, _ = act(before, ProbeFailed(before.now, B))
+    failed = report(A, "failed", number=7, failure="NCCL")
+    before, _ = act(before, Reported(before.now + 0.1, failed))
+    before = planned(before, A)
+    assert isinstance(phase(before), Planning), "it still has time to speak"
+    after, _ = go_on(before, 20.0, every_s=1)
+    assert restored(after) == Restore(Point(40, 3), "memory")
+
+
+def test_a_probe_that_fails_after_its_node_has_spoken_says_nothing() -> None:
+    before = state()
+    before, commands = act(before, Reported(NOW, report(A, "broken", number=6, broken_peers=(B,))))
+    assert ProbeAgent(B) in commands
+    spoke = report(B, "broken", number=6, broken_peers=(A,))
+    before, _ = act(before, Reported(NOW + 0.15, spoke))
+    after, _ = act(before, ProbeFailed(NOW + 0.2, B))
+    assert not after.nodes[B].is_lost
+
+
+def test_what_a_held_job_has_in_memory_is_still_needed_whatever_ended_before() -> None:
+    held, other = replace(G, state="closed"), replace(G, job=JobId("z-old"), state="closed")
+    jobs = {JOB: job(state="held"), other.job: job(id=other.job, state="done")}
+    assert choose([held, other], jobs, A, None) == held
+    paused = {JOB: job(state="paused"), other.job: job(id=other.job, state="done")}
+    assert choose([held, other], paused, A, None) == held
+    opened = replace(other, state="open")
+    assert choose([held, opened], jobs, A, None) == opened
+    assert choose([held, opened], jobs, A, JOB) == held
+
+
+# ---- the rest -----------------------------------------------------------------------------------
+
+
+def test_a_slow_node_stays_where_nobody_else_is_there() -> None:
+    names = (A, B, C, D)
+    away = [node(x, absent_since=NOW - 1, heard_at=NOW - 0.2) for x in (B, C, D)]
+    before = state(None, node(A), *away, generation=generation(*names), watch=SEES_A_LIMP,
+                   considered=frozenset(names))  # fmt: skip
+    after, _ = act(before, Reported(NOW, report(A, step=41, number=6)))
+    assert isinstance(phase(after), Running)
+    assert after.active is not None
+    assert [each.why for each in after.active.kept_slow.values()] == ["nobody else is there"]
+
+
+def test_a_job_that_began_under_a_clock_that_was_ahead_is_planned_for() -> None:
+    ahead = job(saving=KEPT, past=Past(since=NOW + 8 * 3600))
+    after, _ = act(state(FROM_NOTHING, job=ahead), PlanFound(NOW, 4, proposal()))
+    assert isinstance(phase(after), Opening)
+
+
+def test_a_checkpoint_that_fails_again_and_again_does_not_keep_the_next_ones_back() -> None:
+    votes = tuple(uploaded(A, step) for step in (40, 50))
+    before = state(None, node(A, report(A, uploaded=votes)), node(B), job=job(saving=KEPT))
+    before, commands = act(before, Ticked(NOW))
+    assert [each.point.step for each in commands if isinstance(each, WriteManifest)] == [40]
+    before, _ = act(before, CommitFailed(NOW + 1, JOB, Point(40, 3), "its header is damaged"))
+    _, commands = go_on(before, 10, every_s=1)
+    assert [each.point.step for each in commands if isinstance(each, WriteManifest)] == [50]
+
+
+def test_a_new_leader_gives_a_start_the_time_that_its_ranks_were_given() -> None:
+    slow = replace(G, wait_s=3000.0)
+    after, _ = act(State(), Elected(NOW, 9, (node(A).record, node(B).record), (job(),), (slow,)))
+    assert phase(after) == Starting(NOW, NOW + 1500, 0.0)
+
+
+def test_failures_after_many_healthy_steps_are_none_in_a_row_on_the_smallest_plan() -> None:
+    after = state(step=10, failures=3, comebacks=6)
+    for number in range(6, 12):
+        failed = report(A, "failed", step=1210, number=number, failure="a bug")
+        after, _ = act(after, Reported(NOW, failed))
+        assert after.active is not None
+        assert isinstance(phase(after), Waiting), phase(after)
+        assert after.active.failures == 3, "it stays on the smallest plan"
+        after = state(step=10, failures=after.active.failures, comebacks=6)
+
+
+def test_a_write_that_is_refused_ends_the_term() -> None:
+    after, commands = decide(state(LEAVES), WriteRefused(NOW))
+    assert after.term is None
+    assert any(isinstance(each, Resign) for each in commands)
+
+
+def test_nothing_is_tidied_up_while_a_way_back_is_ordered() -> None:
+    """What is gone back to may be older than the checkpoints that are kept."""
+    before = replace(state(job=job(saving=KEPT)), durables={JOB: durable(40)})
+    _, commands = act(before, Ticked(NOW))
+    assert any(isinstance(each, CollectGarbage) for each in commands)
+    assert before.active is not None
+    ordered = replace(before, active=replace(before.active, orders=(BACK,), not_before=NOW + 9))
+    _, commands = act(ordered, Ticked(NOW))
+    assert not any(isinstance(each, CollectGarbage) for each in commands)

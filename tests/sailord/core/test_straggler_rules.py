@@ -1,0 +1,230 @@
+"""One decision each: a node that computes slower than it should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agents.protocol.records import Busy, Intent, NodeId
+from sailord.core.decide import decide
+from sailord.core.options import Options
+from sailord.core.state import (
+    GiveIntent,
+    IntentGiven,
+    Kept,
+    Note,
+    PlanFound,
+    Planning,
+    PlanRefused,
+    RequestPlan,
+    Running,
+    State,
+    Stopping,
+    Ticked,
+    Waiting,
+    WriteGeneration,
+)
+from sailord.core.straggler_detection import Slow, Watch
+from tests.sailord.core.standing import (
+    BEGAN,
+    JOB,
+    NOW,
+    A,
+    B,
+    C,
+    D,
+    act,
+    generation,
+    node,
+    phase,
+    proposal,
+    report,
+    state,
+)
+
+ALL = (A, B, C, D)
+OPTIONS = Options(slow_steps=10, slow_s=60.0)
+CRAWLS = Slow(3.0, "others with the same work", NOW - 60, 30, 40)
+SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
+QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, Running(BEGAN), slow={B: CRAWLS})
+MARK = Intent("slow-b-3", "quarantine", B, None, str(CRAWLS))
+G = generation(*ALL, busy=Busy((0.1,) * 4))
+
+
+def four(*found: NodeId, **others: Any) -> State:
+    """A job on four nodes, some of which have been slow for long enough, as was seen just now."""
+    slow = dict.fromkeys(found, CRAWLS)
+    watch = Watch(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
+    others = {"considered": frozenset(ALL), "generation": G, "watch": watch, **others}
+    made = state(None, *map(node, ALL), **others)
+    return replace(made, options=OPTIONS)
+
+
+def asked(answer: Any = None) -> State:
+    """The planner was asked what is best without the slow one."""
+    made = four(B)
+    assert made.active is not None
+    active = replace(made.active, phase=replace(QUESTION, answer=answer))
+    return replace(made, active=active, requests=1)
+
+
+def measured(times_b: float, step: int) -> State:
+    """What the nodes report, all with the same work."""
+    busy = {id_: 0.1 * (times_b if id_ == B else 1.0) for id_ in ALL}
+    nodes = [
+        node(id_, report(id_, step=step, busy=((rank, busy[id_]),))) for rank, id_ in enumerate(ALL)
+    ]
+    return replace(
+        state(Running(BEGAN), *nodes, considered=frozenset(ALL), generation=G, step=step),
+        options=OPTIONS,
+    )
+
+
+def test_what_nodes_report_is_held_against_what_was_predicted():
+    before = measured(3.0, 40)
+    after, _ = decide(before, Ticked(NOW))
+    assert after.active is not None
+    assert after.active.watch == Watch(3, 40, NOW), "the first steps are not judged"
+    later = measured(3.0, 50)
+    assert later.active is not None
+    later = replace(later, active=replace(later.active, watch=after.active.watch))
+    after, _ = decide(later, Ticked(NOW + 1))
+    assert after.active is not None
+    (slow,) = after.active.watch.slow.values()
+    assert replace(slow, times=round(slow.times, 6)) == replace(
+        CRAWLS, since=NOW + 1, since_step=50, step=50
+    )
+    assert list(after.active.watch.slow) == [B]
+
+
+def test_a_planner_that_predicts_nothing_is_held_against_nobody():
+    before = measured(3.0, 40)
+    assert before.active is not None
+    unpredicted = replace(before, active=replace(before.active, generation=generation(*ALL)))
+    after, _ = decide(unpredicted, Ticked(NOW))
+    assert after.active is not None
+    assert after.active.watch == Watch()
+
+
+def test_the_planner_is_asked_what_is_best_without_it():
+    after, orders = act(four(B), Ticked(NOW))
+    assert phase(after) == QUESTION
+    times = {B: 3.0}
+    factors = {"A100-40": 1.0}
+    assert orders == (RequestPlan(1, JOB, (A, C, D), G, False, times, factors=factors),)
+
+
+def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():
+    found = proposal(A, C, D)
+    after, orders = act(asked(), PlanFound(NOW, 1, found))
+    assert isinstance(phase(after), Stopping)
+    assert after.nodes[B].slow == str(CRAWLS)
+    give, write = (each for each in orders if isinstance(each, GiveIntent | WriteGeneration))
+    assert give == GiveIntent(MARK)
+    assert isinstance(write, WriteGeneration)
+    assert (write.record.state, write.record.stop_at) == ("stopping", 41)
+    assert after.active is not None
+    assert after.active.failures == 0
+    assert after.active.job.past.departures == 0, "no machine went"
+
+
+def test_it_stays_if_nothing_is_better_without_it_and_that_is_said_once():
+    worse = proposal(A, C, D, is_worth_it=False, why="stay: no plan is better")
+    after, orders = decide(asked(), PlanFound(NOW, 1, worse))
+    assert phase(after) == Running(BEGAN)
+    told = "stays with machine-b, slow as it is: stay: no plan is better"
+    assert orders == (Note(told, JOB, is_transition=True),)
+    assert after.active is not None
+    assert after.active.kept_slow == {B: Kept(NOW + 600, "stay: no plan is better")}
+    assert after.nodes[B].slow == ""
+    again, orders = decide(after, Ticked(NOW + 1))
+    assert (phase(again), orders) == (Running(BEGAN), ())
+    late = replace(after, now=NOW + 601)
+    assert late.active is not None
+    late = replace(late, active=replace(late.active, advanced_at=NOW + 600))
+    again, _ = decide(late, Ticked(NOW + 601))
+    assert isinstance(phase(again), Planning), "after a while it is asked anew"
+
+
+def test_it_stays_where_there_is_no_plan_without_it():
+    after, _ = act(asked(), PlanRefused(NOW, 1, "it does not fit"))
+    assert phase(after) == Running(BEGAN)
+    assert after.active is not None
+    assert after.active.kept_slow[B].why == "there is no plan without it: it does not fit"
+    assert not after.active.is_refused, "nothing was asked about all nodes"
+
+
+def test_it_stays_where_the_planner_does_not_answer():
+    after, _ = act(asked(), Ticked(NOW + 60))
+    assert phase(after) == Running(BEGAN)
+    assert after.active is not None
+    assert B in after.active.kept_slow
+
+
+def test_it_stays_if_it_recovered_while_the_planner_thought():
+    before = asked()
+    assert before.active is not None
+    watch = replace(before.active.watch, slow={})
+    before = replace(before, active=replace(before.active, watch=watch))
+    after, orders = act(before, PlanFound(NOW, 1, proposal(A, C, D)))
+    assert (phase(after), orders) == (Running(BEGAN), ())
+    assert after.nodes[B].slow == ""
+
+
+def test_no_more_than_a_share_is_left_out_the_slowest_first():
+    before = four(B, C)
+    assert before.active is not None
+    slow = {B: CRAWLS, C: replace(CRAWLS, times=4.0)}
+    watch = replace(before.active.watch, slow=slow)
+    before = replace(before, active=replace(before.active, watch=watch))
+    after, orders = decide(before, Ticked(NOW))
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert at.asked_for == (A, B, D)
+    assert [o.text for o in orders if isinstance(o, Note) and o.is_transition] == [
+        "stays with machine-b, slow as it is: no more than 25% of all nodes are left out"
+    ]
+
+
+def test_those_that_are_left_out_already_count():
+    before = four(B)
+    nodes = before.nodes.with_({D: replace(before.nodes[D], slow="it crawls")})
+    after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
+    assert phase(after) == Running(BEGAN)
+
+
+def test_a_loss_is_answered_first_and_of_all_that_is_there():
+    before = four(B)
+    nodes = before.nodes.with_({D: replace(before.nodes[D], leaving_since=NOW - 1)})
+    after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert (at.asked_for, at.slow, at.is_forced) == ((A, B, C), {}, True)
+
+
+def test_a_mark_is_seen_by_every_leader_until_somebody_takes_it_back():
+    after, _ = act(four(), IntentGiven(NOW, MARK))
+    assert after.nodes[B].slow == str(CRAWLS)
+    back = Intent("back", "uncordon", "machine-b")
+    again, _ = act(after, IntentGiven(NOW, back))
+    assert again.nodes[B].slow == ""
+
+
+def test_where_nothing_can_run_without_them_slow_ones_are_taken_back():
+    before = four()
+    slow = replace(before.nodes[B], slow="it crawls")
+    gone = replace(before.nodes[D], slow="it crawls", leaving_since=NOW - 1)
+    left = replace(before, nodes=before.nodes.with_({B: slow, D: gone}))
+    assert left.active is not None
+    waits = replace(left.active, phase=Waiting("a loss", NOW - 1), is_refused=True)
+    waits = replace(waits, considered=frozenset((A, C)), considered_at=NOW)
+    after, orders = decide(replace(left, active=waits), Ticked(NOW))
+    at = phase(after)
+    assert isinstance(at, Planning)
+    assert at.asked_for == (A, B, C), "one that goes away is of no use"
+    assert (after.nodes[B].slow, after.nodes[D].slow) == ("", "it crawls")
+    back = Intent("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
+    assert GiveIntent(back) in orders
+    assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
+    still = replace(left, active=replace(waits, is_refused=False))
+    assert act(still, Ticked(NOW))[0].nodes[B].slow == "it crawls", "first the others are asked"

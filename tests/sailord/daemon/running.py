@@ -1,0 +1,133 @@
+"""A real sailord and fake agents on this machine, for tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = (ROOT / "examples" / "small.toml").read_text(encoding="utf-8").replace("steps = 20\n", "")
+TOKEN = "a-token-that-is-long-enough"
+
+
+class Over(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(10)
+        self.sock.connect(str(self.path))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def wait_until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
+    """The first true answer; the last words of an error if there is none in time."""
+    end, last = time.monotonic() + within_s, "it never held"
+    while time.monotonic() < end:
+        try:
+            if value := holds():
+                return value
+        except (OSError, http.client.HTTPException, AssertionError) as error:
+            last = repr(error)
+        time.sleep(0.03)
+    raise TimeoutError(last)
+
+
+@dataclass(eq=False)
+class Place:
+    """One folder with a cluster's configuration, and the processes started on it."""
+
+    folder: Path
+    name: str = "head"
+    store: str = ""
+    port: int = field(default_factory=free_port)
+    options: str = ""
+    webhooks: str = ""
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.key = self.folder / "key"
+        self.key.write_text("k" * 64)
+        (self.folder / "token").write_text(TOKEN)
+        state = self.folder / self.name
+        self.socket = state / "sailord.sock"
+        self.store_url = self.store or f"unix://{state}/store.sock"
+        store_line = f'store = "{self.store}"\n' if self.store else ""
+        self.config = self.folder / f"{self.name}.toml"
+        self.config.write_text(
+            f'cluster_name = "test"\nstate = "{self.name}"\n{store_line}key = "key"\n'
+            f'cluster = "{ROOT}/examples/three-zones.toml"\nlog = "json"\n'
+            f'[listen]\nport = {self.port}\ntoken_file = "token"\n'
+            f"[options]\nlease_s = 2.0\ngrace_s = 0.5\nstart_gather_s = 0.2\n"
+            f"additions_gather_s = 0.5\nfailure_pause_s = 0.1\n{self.options}{self.webhooks}"
+        )
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{self.name}.log").open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sailord.main", "run", "--config", self.config],
+                cwd=ROOT, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def start_agent(self, name: str) -> Path:
+        count = self.folder / f"{name}.count"
+        with (self.folder / f"{name}.log").open("ab") as out:
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.sailord.daemon.fake_agent",
+                     self.store_url, self.key, name, count],
+                    cwd=ROOT, stdout=out, stderr=out,
+                )
+            )  # fmt: skip
+        return count
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """The answer over the Unix socket."""
+        connection = Over(self.socket)
+        try:
+            raw = None if body is None else json.dumps(body)
+            connection.request(method, path, raw)
+            reply = connection.getresponse()
+            text = reply.read()
+            is_json = "json" in reply.headers.get("Content-Type", "")
+            return reply.status, json.loads(text) if is_json else text.decode()
+        finally:
+            connection.close()
+
+    def status(self) -> Any:
+        code, value = self.ask("GET", "/v1/status")
+        assert code == 200, value
+        return value
+
+    def stop_all(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()

@@ -1,0 +1,110 @@
+"""What sailorctl says of a running sailord, and to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli.main import SECTIONS, main
+from tests.sailord.daemon.running import JOB, ROOT, TOKEN, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def call(place, *arguments, server=None):
+    server = server or f"unix://{place.socket}"
+    return CliRunner().invoke(main, [*arguments, "--server", server])
+
+
+def test_a_job_is_followed_from_the_command_line(place):
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    assert "no node is there" in call(place, "doctor").output
+    place.start_agent("a")
+    file = place.folder / "job.toml"
+    file.write_text(JOB)
+    assert call(place, "submit", str(file), "--id", "j").output == "j is queued\n"
+    wait_until(lambda: "j: running" in call(place, "status").output)
+    said = call(place, "status").output
+    assert "generation  1 (open) on a" in said
+    assert "A100-40 tp" in said
+    assert json.loads(call(place, "status", "--json").output)["job"]["id"] == "j"
+    assert "a  " in call(place, "nodes").output
+    assert "generation 1 on 1 node" in call(place, "history", "j").output
+    assert "j is running" in call(place, "why").output
+    assert "planning for 1 node" in call(place, "events").output
+    assert call(place, "logs", "a").output == "step by step\n"
+    assert "there are ranks 0" in call(place, "logs", "a", "--rank", "77").output
+    assert "generation 1 on 1 node" in call(place, "history").output
+    assert call(place, "doctor").output == "all is well\n"
+    assert call(place, "pause", "j", "--reason", "lunch").exit_code == 0
+    wait_until(lambda: "paused" in call(place, "jobs").output)
+    assert "lunch" in call(place, "jobs").output
+    assert call(place, "cordon", "a").output == "cordon a: ordered\n"
+    wait_until(lambda: "cordoned" in call(place, "nodes").output)
+
+
+def test_what_goes_wrong_is_said_in_a_sentence(place):
+    refused = call(place, "status")
+    assert refused.exit_code == 1
+    assert "did not answer" in refused.output
+    assert "name another with --server" in refused.output
+    assert call(place, "status", server="ftp://x").exit_code == 2
+    place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    file = place.folder / "job.toml"
+    file.write_text(JOB + "\nno = toml =\n")
+    line = JOB.count("\n") + 2
+    assert f"error: {file}: line {line}, column 6: " in call(place, "submit", str(file)).output
+    file.write_text(JOB + '\n[data]\ntokens = "/no/such/file"\n')
+    queued = call(place, "submit", str(file), "--id", "doubtful")
+    assert queued.exit_code == 0
+    assert queued.stdout == "doubtful is queued\n"
+    assert "warning: [data] tokens: /no/such/file is not to be seen" in queued.stderr
+    unknown = call(place, "cancel", "../../x")
+    assert unknown.exit_code == 1
+    assert "there is no job" in unknown.output
+    remote = f"http://127.0.0.1:{place.port}"
+    assert "the token is missing or wrong" in call(place, "jobs", server=remote).output
+    (place.folder / "t").write_text(TOKEN)
+    given = call(place, "jobs", "--token-file", str(place.folder / "t"), server=remote)
+    assert given.exit_code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_our_commands(shell):
+    assert "_SAILORCTL_COMPLETE" in CliRunner().invoke(main, ["completion", shell]).output
+
+
+def test_a_status_is_watched_while_sailord_is_started_anew(place):
+    head = place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    watching = subprocess.Popen(
+        [sys.executable, "-c", "from sailord.cli import main; main()", "status", "-w", "--json",
+         "--server", f"unix://{place.socket}"],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert json.loads(watching.stdout.readline())["cluster"] == "test"
+        head.kill()
+        head.wait()
+        while "error" not in json.loads(watching.stdout.readline()):
+            pass
+        place.start()
+        while "cluster" not in json.loads(watching.stdout.readline()):
+            pass
+    finally:
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()
+
+
+def test_help_lists_every_command_once():
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(main.commands)
+    said = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"\n  {name} " in said for name in listed)

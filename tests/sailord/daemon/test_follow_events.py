@@ -1,0 +1,178 @@
+"""Whoever follows goes on where it was when sailord is there again, and asks seldom meanwhile."""
+
+from __future__ import annotations
+
+import http.server
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from sailord import client as client_module
+from sailord.client import PAUSE_S_FIRST, PAUSE_S_MAX, Client, Patience, ServerProblem
+from tests.sailord.daemon.running import JOB, ROOT, free_port, wait_until
+
+
+class Scripted(http.server.ThreadingHTTPServer):
+    """Answers each request as the next line of a script says, and the last one for ever."""
+
+    daemon_threads = True
+
+    def __init__(self, *script: tuple[int, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.script, self.asked = list(script), list[str]()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def client(self) -> Client:
+        return Client(f"http://127.0.0.1:{self.server_port}")
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    server: Scripted
+
+    def do_GET(self) -> None:
+        said = self.server.script[0]
+        if len(self.server.script) > 1:
+            self.server.script.pop(0)
+        self.server.asked.append(self.path)
+        self.send_response(said[0])
+        is_stream = said[0] == 200
+        self.send_header("Content-Type", "text/event-stream" if is_stream else "application/json")
+        self.end_headers()
+        self.wfile.write(said[1])
+
+    def log_message(self, *_: object) -> None:
+        """Silence."""
+
+
+def event(id_: int) -> bytes:
+    return f"id: {id_}\ndata: {json.dumps({'id': id_})}\n\n".encode()
+
+
+def problem(what: str) -> bytes:
+    said = {"place": "sailord", "what": what, "cure": "try again"}
+    return json.dumps({"problems": [said]}).encode()
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """How long was waited each time, without anybody waiting."""
+    found: list[float] = []
+    monkeypatch.setattr(client_module.time, "sleep", found.append)
+    return found
+
+
+@pytest.fixture
+def serve():
+    made: list[Scripted] = []
+
+    def start(*script: tuple[int, bytes]) -> Scripted:
+        made.append(Scripted(*script))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.shutdown()
+        each.server_close()
+
+
+def test_a_stream_goes_on_after_the_last_id_whatever_came_between(serve, pauses):
+    server = serve(
+        (200, event(1) + event(2) + b'data: {"id": 3'),
+        (503, problem("nobody leads yet")),
+        (429, problem("too many")),
+        (502, b"<html>a proxy</html>"),
+        (200, event(3)),
+    )
+    told: list[str] = []
+    stream = server.client.follow(0, Patience(lambda problem: told.append(str(problem))))
+    assert [each["id"] for each in itertools.islice(stream, 3)] == [1, 2, 3]
+    after = [path.rpartition("=")[2] for path in server.asked]
+    assert after == ["0", "2", "2", "2", "2"]
+    assert len(told) == 1, "an outage is told of once"
+    assert pauses == [PAUSE_S_FIRST * 2**n for n in range(4)]
+
+
+def test_one_that_is_gone_is_asked_ever_more_rarely(serve, pauses):
+    server = serve((200, event(7)))
+    stream = server.client.follow(0, Patience(print))
+    assert next(stream)["id"] == 7
+    server.shutdown()
+    server.server_close()
+
+    class Enough(Exception):  # noqa: N818 - it ends what has no end
+        pass
+
+    def count(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 12:
+            raise Enough
+
+    client_module.time.sleep = count  # The fixture puts it back.
+    with pytest.raises(Enough):
+        next(stream)
+    assert pauses[:3] == [PAUSE_S_FIRST, 2 * PAUSE_S_FIRST, 4 * PAUSE_S_FIRST]
+    assert set(pauses[6:]) == {PAUSE_S_MAX}
+
+
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize("status", [401, 404, 422, 500])
+def test_what_does_not_pass_ends_it(serve, status):
+    server = serve((200, event(1)), (status, problem("no")))
+    stream = server.client.follow(0, Patience(print))
+    assert next(stream)["id"] == 1
+    with pytest.raises(ServerProblem, match="no; try again"):
+        next(stream)
+
+
+def test_one_that_was_never_there_is_not_waited_for(pauses):
+    stream = Client(f"http://127.0.0.1:{free_port()}").follow(0, Patience(print))
+    with pytest.raises(ServerProblem, match="did not answer"):
+        next(stream)
+    assert pauses == []
+
+
+def follow(place, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from sailord.cli import main; main()", *arguments]
+    return subprocess.Popen(
+        [*command, "--server", f"unix://{place.socket}"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_events_and_logs_are_followed_while_sailord_is_started_anew(place):
+    head = place.start()
+    wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+    place.start_agent("a")
+    wait_until(lambda: place.status()["nodes"].get("ready"))
+    assert place.ask("POST", "/v1/jobs", {"job": JOB, "id": "before"})[0] == 201
+    happenings, written = follow(place, "events", "-f", "--json"), follow(place, "logs", "-f", "a")
+    try:
+        assert json.loads(happenings.stdout.readline())["job"] == "before"
+        assert written.stdout.readline() == "step by step\n"
+        head.kill()
+        head.wait()
+        place.socket.unlink()
+        for each in (happenings, written):
+            assert each.stderr.readline().startswith("waiting: "), "nobody is left without a word"
+        time.sleep(0.3)  # Some attempts long.
+        place.start()
+        wait_until(lambda: place.ask("GET", "/readyz")[1].get("leads"))
+        assert place.ask("POST", "/v1/jobs", {"job": JOB, "id": "after"})[0] == 201
+        # On a machine that is busy it may have to be elected once more.
+        wait_until(lambda: place.ask("POST", "/v1/jobs/before/cancel", {})[0] == 202)
+        ids = []
+        while (happening := json.loads(happenings.stdout.readline()))["job"] != "after":
+            ids.append(happening["id"])
+        assert ids == sorted(set(ids)), "nothing is told twice"
+        assert written.poll() is None
+    finally:
+        for each in (happenings, written):
+            each.kill()
+            each.communicate()

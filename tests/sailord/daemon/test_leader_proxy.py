@@ -1,0 +1,132 @@
+"""Several sailords, of which one leads: whichever is asked, the answer is the leader's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+
+from sailord.cli.main import main
+from tests.agents.store.places import ETCD, Cluster
+from tests.agents.store.rights import let_guest, require_passwords
+from tests.sailord.daemon.running import JOB, TOKEN, Over, Place, wait_until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(ETCD is None, reason="no `etcd` here; apt-get install etcd-server"),
+]
+
+
+@pytest.fixture
+def etcd():
+    with closing(Cluster()) as place:
+        yield place
+
+
+@pytest.fixture
+def heads(tmp_path, etcd):
+    """The one that leads, and one that does not."""
+    made = [Place(tmp_path, name=name, store=etcd.url) for name in ("one", "two")]
+    for each in made:
+        each.start()
+    for each in made:
+        wait_until(lambda each=each: each.ask("GET", "/readyz")[0] == 200)
+    yield sorted(made, key=lambda each: not each.ask("GET", "/readyz")[1]["leads"])
+    for each in made:
+        each.stop_all()
+
+
+def over_tcp(head, method, path, headers=None):
+    with closing(http.client.HTTPConnection("127.0.0.1", head.port, timeout=10)) as connection:
+        connection.request(method, path, None, headers or {})
+        reply = connection.getresponse()
+        return reply.status, json.loads(reply.read())
+
+
+def test_any_sailord_answers_as_the_leader_does(heads):
+    leader, other = heads
+    assert other.ask("GET", "/readyz")[1] == {"ready": True, "leads": False}
+    leader.start_agent("a")
+    wait_until(lambda: other.status()["nodes"] == {"ready": 1})
+    status, job = other.ask("POST", "/v1/jobs", {"job": JOB, "id": "j"})
+    assert (status, job["id"]) == (201, "j")
+    assert other.ask("GET", "/v1/jobs/j")[0] == 200
+    wait_until(lambda: other.status()["job"]["phase"]["name"] == "running")
+    same = ("/v1/nodes/a/logs?rank=0", "/v1/jobs/j/plan", "/v1/jobs/j/history")
+    for path in same:
+        assert other.ask("GET", path) == leader.ask("GET", path)
+    code, said = other.ask("POST", "/v1/jobs/j/resume", {})
+    assert (code, said["problems"][0]["place"]) == (409, "j")
+    assert other.ask("POST", "/v1/nodes/nobody/drain", {})[0] == 404
+    assert other.ask("POST", "/v1/nodes/a/cordon", {"id": "c"})[0] == 202
+    wait_until(lambda: leader.ask("GET", "/v1/nodes")[1]["nodes"][0]["cordoned"])
+    code, said = other.ask("POST", "/v1/nodes/a/uncordon", {"id": "c"})
+    assert (code, "its own id" in str(said)) == (409, True)
+    shown = CliRunner().invoke(main, ["status", "--server", f"unix://{other.socket}"])
+    assert "j: running" in shown.output
+
+
+def test_whoever_is_asked_checks_who_asks(heads):
+    _, other = heads
+    assert over_tcp(other, "GET", "/v1/nodes")[0] == 401
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    assert over_tcp(other, "GET", "/v1/nodes", bearer) == (200, {"nodes": []})
+
+
+def test_happenings_of_the_leader_are_followed_at_any_other(heads):
+    leader, other = heads
+    with closing(Over(other.socket)) as connection:
+        connection.request("GET", "/v1/events")
+        leader.start_agent("a")
+        assert leader.ask("POST", "/v1/jobs", {"job": JOB, "id": "j"})[0] == 201
+        stream = connection.getresponse()
+        assert stream.getheader("Content-Type") == "text/event-stream"
+        lines = (line for line in stream if line.startswith(b"data: "))
+        assert json.loads(next(lines).removeprefix(b"data: "))["job"] == "j"
+
+
+def test_while_the_leader_is_gone_that_is_said(heads):
+    leader, other = heads
+    leader.processes[0].kill()
+    code, said = other.ask("GET", "/v1/nodes")
+    if code == 503:  # It may have noticed by now.
+        assert "does not answer" in said["problems"][0]["what"]
+    wait_until(lambda: other.ask("GET", "/readyz")[1].get("leads"))
+    assert other.ask("GET", "/v1/nodes") == (200, {"nodes": []})
+
+
+def test_who_may_not_read_the_store_says_so_and_leads_as_soon_as_it_may(tmp_path, etcd):
+    """It wins every time, and must not keep others from leading."""
+    (tmp_path / "guest").write_text("guest")
+
+    async def begin():
+        store = await etcd.open()
+        await store.put("/there", b"")
+        await store.close()
+        await require_passwords(etcd)
+        await let_guest(etcd, "/sailor/v1/test/")
+
+    asyncio.run(begin())
+    enter = f"&user=guest&password_file={tmp_path}/guest"
+    head = Place(tmp_path, store=etcd.url + enter)
+    with contextlib.ExitStack() as stack:
+        stack.callback(head.stop_all)
+        head.start()
+
+        def log() -> str:
+            return (tmp_path / "head.log").read_text()
+
+        wait_until(lambda: "does not let us lead" in log())
+        assert "all four prefixes" in log()
+        assert "permission denied" in log()
+        assert head.ask("GET", "/livez")[0] == 200
+        assert head.ask("POST", "/v1/jobs/j/cancel", {})[0] == 503
+        for part in ("papers", "outbox", "capacity"):
+            asyncio.run(let_guest(etcd, f"/sailor/{part}/v1/test/"))
+        wait_until(lambda: head.ask("GET", "/readyz")[1].get("leads"))
+        assert head.ask("GET", "/v1/nodes") == (200, {"nodes": []})

@@ -1,0 +1,116 @@
+"""What systemd is told of sailord, how it ends, and what stands in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents.daemon.logs import FIELDS
+from agents.store import Put, WriteUnknown, open_store
+from tests.fakes.systemd import Ear, ear
+from tests.sailord.daemon.running import ROOT, Place, wait_until
+
+pytestmark = pytest.mark.slow
+PIPE_BYTES = 4096
+
+
+@contextmanager
+def run(place: Place, systemd: Ear, output: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A sailord that writes its log to a descriptor."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sailord.main", "run", "--config", place.config],
+        cwd=ROOT, stderr=output, env={**os.environ, "NOTIFY_SOCKET": str(systemd.path)},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_systemd_hears_that_it_is_ready_lives_and_stops(place, tmp_path):
+    log = tmp_path / "log"
+    with ear(tmp_path) as systemd, log.open("wb") as out, run(place, systemd, out.fileno()) as head:
+        systemd.wait_for("READY=1")
+        # Who is told of it may come at once: over the socket, over TCP, and to the store.
+        assert place.ask("GET", "/livez")[0] == 200
+        assert place.status()["store"]["answers"] is True
+        systemd.wait_for("WATCHDOG=1")
+        head.send_signal(signal.SIGTERM)
+        systemd.wait_for("STOPPING=1")
+        assert head.wait(20) == 0
+        assert systemd.heard.count("READY=1") == 1
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line for line in lines if not set(FIELDS) < set(line)] == []
+    (leading,) = [line for line in lines if line["event"] == "leading"]
+    assert (leading["cause"], leading["term"] > 0) == ("Elected", True)
+
+
+def test_a_loop_that_is_stuck_feeds_no_watchdog(place, tmp_path):
+    """Nobody reads its log any more: the next line that it writes holds it up for ever."""
+    end, begin = os.pipe()
+    fcntl.fcntl(begin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with ear(tmp_path) as systemd, run(place, systemd, begin):
+        systemd.wait_for("WATCHDOG=1")
+        wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
+        asyncio.run(spoil(place.folder / place.name / "store.sock"))
+        systemd.wait_for_silence()
+        os.set_blocking(end, False)
+
+        def read_on() -> bool:
+            try:
+                return bool(os.read(end, 1 << 16))
+            except BlockingIOError:
+                return False
+
+        wait_until(read_on)
+        known = len(systemd.heard)
+        wait_until(lambda: (read_on(), len(systemd.heard) > known)[1])
+    os.close(end)
+    os.close(begin)
+
+
+async def spoil(socket: Path) -> None:
+    """Write what nobody can read; sailord complains of each."""
+    store = await open_store(f"unix://{socket}")
+    puts = [Put(f"/sailor/v1/test/node/{i:03}", b"nothing") for i in range(100)]
+    with contextlib.suppress(WriteUnknown):  # It may be stuck before it answers.
+        await store.transact([], puts)
+    await store.close()
+
+
+def test_a_bug_ends_it_with_a_line_as_all_others():
+    said = subprocess.run(
+        [sys.executable, "-c",
+         "from agents.logs import *\nimport logging, warnings\nbegin_log('json')\n"
+         "warnings.warn('old')\nlogging.getLogger('theirs').error('%s failed', 'it')\n"
+         "with failures_are_told():\n    assert False, 'a bug'"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == 1
+    lines = [json.loads(line) for line in said.stderr.splitlines()]
+    assert ["old" in lines[0]["event"], lines[1]["event"]] == [True, "it failed"]
+    assert (lines[2]["cause"], "a bug" in lines[2]["exception"]) == ("AssertionError", True)
+    assert all(set(FIELDS) < set(line) for line in lines)
+
+
+def test_it_leaves_no_folder_where_temporary_files_are(place, tmp_path, monkeypatch):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    head = place.start()
+    wait_until(lambda: any(folder.glob("pymp-*/listener-*")), within_s=30.0)
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(20) == 0
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,45 @@
+"""A node that becomes slow is found among real processes, and planned around with nothing lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import end_all
+from tests.sailord.local.running import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def folder():
+    # Sockets have short addresses; pytest's own folders are too deep.
+    base = Path(tempfile.mkdtemp(prefix="limp-"))
+    yield base / "c"
+    end_all(base / "c")
+    Place(base / "c", port=0).remove()
+    shutil.rmtree(base)
+
+
+def test_a_node_that_becomes_slow_is_planned_around_with_nothing_lost(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sailord.local.straggler_cluster", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert "a2" in told["before"], "it helped"
+    assert set(told["after"]) == set(told["before"]) - {"a2"}
+    assert told["reason"].startswith("a2 is slow: it computes ")
+    assert told["marked"]["slow"].startswith("it computes ")
+    assert told["failures"] == 0
+    assert [move["steps_lost"] for move in told["moves"]] == [0, 0]
+    texts = [line["text"] for line in told["history"]]
+    assert any(text.startswith("stopping: a2 is slow") for text in texts)

@@ -1,0 +1,199 @@
+"""`sailorctl up` as a person uses it: it trains, is disturbed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sailord.client import ServerProblem
+from sailord.local.control import ask
+from sailord.local.paths import Place
+from sailord.local.process_cleanup import MARK, end_all, mark_of, marked
+from simulator.documents.problems import InputError
+from tests.sailord.daemon.running import wait_until
+from tests.sailord.local.running import SAILORCTL, Launched, launch
+
+pytestmark = pytest.mark.slow
+WORKER = "worker.control.worker_process"
+
+
+@pytest.fixture
+def folder():
+    # Sockets have short addresses; pytest's own folders are too deep.
+    base = Path(tempfile.mkdtemp(prefix="up-"))
+    yield base / "c"
+    end_all(base / "c")
+    Place(base / "c", port=0).remove()
+    shutil.rmtree(base)
+
+
+def ports_of(up: Launched) -> set[int]:
+    nodes = up.client.ask("GET", "/v1/nodes")["nodes"]
+    leader = up.client.ask("GET", "/v1/status")["leader"]["address"]
+    return {int(at.rpartition(":")[2]) for at in (leader, *(node["address"] for node in nodes))}
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_cluster_is_disturbed_and_ended(folder):
+    up = launch(folder, worker=WORKER)
+    try:
+        up.wait_for(lambda: up.generation() == 1 and up.job()["step"] > 0)
+        ports = ports_of(up)
+        assert len(ports) == 9
+        assert all(map(is_open, ports))
+        assert len(up.client.ask("GET", "/v1/nodes")["nodes"]) == 8
+
+        assert "in 1.0 s" in up.told("preempt", "c2", "--notice", "1")
+        up.wait_for(lambda: up.generation() == 2)
+        up.wait_for(lambda: "the cloud took it" in up.log.read_text())
+
+        before = set(marked(folder))
+        assert up.told("local", "kill", "a2", "--folder", str(folder)).startswith("a2 is gone")
+        assert f"with SAILOR_SERVER=unix://{up.place.socket}" in up.log.read_text()
+        assert len(before - set(marked(folder))) >= 3, "agent, warm parent and worker"
+        assert not (up.place.memory / "a2").exists()
+        up.wait_for(lambda: up.generation() == 3)
+
+        told = up.told("local", "add", "large@zone-b", "--folder", str(folder))
+        assert told.startswith("b3 is starting")
+        up.wait_for(lambda: "b3 could help" in up.log.read_text())
+
+        ports, semaphores = ports | ports_of(up), up.semaphores()
+        assert semaphores, "sailord's planner has some"
+        assert up.end() == 0
+        assert [path for path in semaphores if path.exists()] == []
+        assert up.left_behind() == []
+        assert not any(map(is_open, ports))
+    finally:
+        up.process.kill()
+        up.process.wait()
+
+
+def test_killed_services_are_started_again_and_training_goes_on(folder):
+    up = launch(folder, worker=WORKER)
+    try:
+        up.wait_for(lambda: up.generation() == 1 and up.job()["step"] > 0)
+        for module, told in (
+            ("sailord.main", "sailord was killed by SIGKILL, and is started again"),
+            ("agents.main", "was killed by SIGKILL, and is started again"),
+        ):
+            pid = next(pid for pid in marked(folder) if module in command_of(pid))
+            os.kill(pid, signal.SIGKILL)
+            up.wait_for(lambda told=told: told in up.log.read_text())
+            step = up.wait_for(lambda: up.job()["step"])
+            up.wait_for(lambda step=step: up.job()["step"] > step + 2)
+        up.wait_for(lambda: len(up.client.ask("GET", "/v1/status")["job"]["members"]) == 8)
+        assert up.generation() == 1, "no worker was touched"
+        assert up.end() == 0
+        assert up.left_behind() == []
+    finally:
+        up.process.kill()
+        up.process.wait()
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_a_killed_launcher_is_tidied_up_after(folder):
+    up = launch(folder, worker=WORKER)
+    try:
+        up.wait_for(lambda: up.generation() == 1)
+        assert len(marked(folder)) >= 26, "for each node an agent, a warm parent and a worker"
+        semaphores = up.semaphores()
+        assert semaphores
+        up.end(signal.SIGKILL)
+        wait_until(lambda: up.left_behind() == [], within_s=30.0)
+        assert [path for path in semaphores if path.exists()] == []
+    finally:
+        up.process.kill()
+        up.process.wait()
+
+
+def test_one_cluster_at_a_time(folder):
+    first = Place(folder, port=0)
+    second = subprocess.run(
+        [sys.executable, "-c", TAKES_PLACE, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert second.stdout == "taken\n"
+    assert not first.folder.exists()
+
+
+TAKES_PLACE = """
+import sys
+from pathlib import Path
+from sailord.local.cluster import LocalCluster
+from sailord.local.place import Place
+from simulator.errors import InputError
+one, two = (LocalCluster(Place(Path(sys.argv[1]), "none", 0)) for _ in range(2))
+one.claim()
+try:
+    two.claim()
+except InputError as error:
+    assert "another cluster runs there" in str(error)
+    print("taken")
+one.close()
+"""
+
+
+def test_a_folder_that_is_no_cluster_is_never_touched(folder):
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    done = subprocess.run(
+        [SAILORCTL, "up", "--folder", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "is there already, and no cluster's" in done.stderr
+    assert done.stdout == "", "nothing was started, and nothing is ended"
+    assert (folder / "thesis.tex").read_text() == "years of work"
+    assert [path.name for path in folder.parent.iterdir()] == ["c"]
+    Place(folder, port=0).remove()
+    assert (folder / "thesis.tex").exists()
+
+
+def test_whatever_forked_is_found_by_its_mark(tmp_path):
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(60)\n"
+        "    os._exit(0)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **mark_of(tmp_path)}, check=True
+    )
+    wait_until(lambda: marked(tmp_path))
+    assert end_all(tmp_path) == []
+    assert marked(tmp_path) == []
+
+
+def test_a_stranger_is_left_alone(tmp_path):
+    other = {**os.environ, MARK: f"{tmp_path}-other"}
+    stranger = subprocess.Popen(["sleep", "60"], env=other)
+    try:
+        end_all(tmp_path)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_mistakes_are_told(folder):
+    with pytest.raises(ServerProblem, match="start one with sailorctl up"):
+        ask(folder / "up.sock", {"ask": "add"})
+    long = Path(tempfile.gettempdir()) / ("x" * 90)
+    with pytest.raises(InputError, match="too long a path"):
+        Place(long, port=0).make()

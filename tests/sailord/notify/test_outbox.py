@@ -1,0 +1,132 @@
+"""What stands in the outbox reaches a receiver, whoever leads next and wherever one died."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from agents.protocol.store_keys import Keys
+from agents.store import EmbeddedStore, Put
+from sailord.cluster_records import Gateway
+from sailord.config import Receiver
+from sailord.notify import outbox as outbox_module
+from sailord.notify import webhook_sender
+from sailord.notify.outbox import Message, Outbox
+from sailord.notify.webhook_sender import Outgoing
+
+pytestmark = pytest.mark.asyncio
+
+
+class Ear:
+    """A receiver that takes so many messages and then no more, until it is told to."""
+
+    def __init__(self) -> None:
+        self.takes, self.taken, self.refused = 0, list[str](), asyncio.Event()
+        self.url = ""
+
+    async def hear(self, request: web.Request) -> web.Response:
+        if len(self.taken) >= self.takes:
+            self.refused.set()
+            return web.Response(status=503)
+        self.taken.append((await request.json())["id"])
+        return web.Response(status=204)
+
+    async def wait_taken(self, count: int) -> None:
+        async with asyncio.timeout(30.0):
+            while len(self.taken) < count:
+                await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture
+async def ear():
+    made, app = Ear(), web.Application()
+    app.router.add_post("/in", made.hear)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/in"
+    yield made
+    await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def gateway(tmp_path):
+    """The way to a store in which somebody leads."""
+    store = await EmbeddedStore.open(tmp_path / "store")
+    keys = Keys("test")
+    await store.transact([], [Put(keys.leader, b"{}")])
+    yield Gateway(store, keys)
+    await store.close()
+
+
+async def term_of(gateway: Gateway) -> int:
+    leader = await gateway.store.get(gateway.keys.leader)
+    assert leader is not None
+    return leader.created
+
+
+class Leader:
+    """All of a leader that tells; ``die`` is what SIGKILL does to it."""
+
+    def __init__(self, gateway: Gateway, ear: Ear, term: int) -> None:
+        self.outbox = Outbox(gateway)
+        self.term: int | None = term
+        receiver = Receiver(ear.url, b"a-receiver-secret-of-ours")
+        self.outgoing = Outgoing((receiver,), self.outbox, lambda: self.term)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def lead(self) -> None:
+        assert self.term is not None
+        await self.outbox.load()
+        await self.outgoing.begin(self.term)
+        self.tasks = [asyncio.create_task(work.run()) for work in (self.outbox, self.outgoing)]
+
+    async def die(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def test_of_messages_offered_together_none_is_lost_when_the_leader_dies_between_them(
+    gateway, ear, monkeypatch
+):
+    monkeypatch.setattr(webhook_sender, "PAUSE_S_FIRST", 0.05)
+    term = await term_of(gateway)
+    first = Leader(gateway, ear, term)
+    await first.lead()
+    ids = [f"{name}.leaves" for name in "cabed"]
+    for id_ in ids:
+        first.outbox.offer(Message(id_, 1.0, "node_preempted", "a node is going away", term=term))
+    ear.takes = 2
+    await ear.wait_taken(2)
+    await ear.refused.wait()
+    await first.die()
+    ear.takes = 100
+    second = Leader(gateway, ear, term)
+    await second.lead()
+    await ear.wait_taken(5)
+    await second.die()
+    assert list(dict.fromkeys(ear.taken)) == ids, "each, in the order in which it happened"
+    assert len(ear.taken) <= len(ids) + 1, "only the one at hand may come twice"
+
+
+async def test_while_nobody_listens_only_the_newest_are_kept(gateway, ear, monkeypatch):
+    """Also where more come at once than are kept: what is yet to be stored is not forgotten."""
+    monkeypatch.setattr(outbox_module, "KEPT", 5)
+    monkeypatch.setattr(webhook_sender, "PAUSE_S_FIRST", 0.05)
+    term = await term_of(gateway)
+    leader = Leader(gateway, ear, term)
+    ids = [f"n{number:02}.leaves" for number in range(20)]
+    for id_ in ids:
+        leader.outbox.offer(Message(id_, 1.0, "node_preempted", "it goes", term=term))
+    working = asyncio.create_task(leader.outbox.run())
+    async with asyncio.timeout(30.0):
+        while not any(e.key.endswith(ids[-1]) for e in (await leader.outbox.look()).entries):
+            await asyncio.sleep(0.01)
+    working.cancel()
+    kept = [json.loads(e.value)["id"] for e in (await leader.outbox.look()).entries]
+    assert sorted(kept) == ids[-6:], "those that are kept, and the one that came last"

@@ -1,0 +1,377 @@
+"""Gradient sums on cases that fit on paper: who sums what with whom, how long, how many bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.estimate.gradient_sync import GradientSync, SyncJob
+from simulator.estimate.machine_layout import lay_out
+from simulator.hardware.runtime_constants import RUNTIMES, platform_of
+from simulator.network.curves import curve_from_bandwidths
+from simulator.network.network import Measured
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan
+from tests.simulator.worlds import GPUS, ZONES, World, place, small_model, stage, world_of
+
+EAST, WEST, FAR = "us-central1-a", "us-central1-b", "europe-west4-a"
+RATE = 1e9
+"""Bytes per second, per flow and in sum, of every link here unless a test says otherwise."""
+BUCKET = RUNTIMES["sailor"].sync_bucket_bytes
+
+
+def flat(rate: float) -> dict[int, object]:
+    """A link that carries ``rate`` in sum, whatever the size and the number of flows."""
+    sizes = (1.0, 1e12)
+    return {1: curve_from_bandwidths(1, sizes_bytes=sizes, bytes_per_s=(rate, rate))}
+
+
+def wires(
+    *, within_zone: float = RATE, across: float = RATE, within_node: float = RATE
+) -> Measured:
+    ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
+    return Measured(
+        between={
+            (one, other): flat(within_zone if one[0] == other[0] else across)  # type: ignore[misc]  # a pair of ends, as drawn
+            for one in ends
+            for other in ends
+        },
+        within={gpu: flat(within_node) for gpu in GPUS},  # type: ignore[misc]  # a pair of ends, as drawn
+    )
+
+
+def job(*, tied: bool = False, **changes: object) -> Job:
+    fixed = {
+        "name": "fixed",
+        "model": small_model(tied=tied),
+        "global_batch": 8,
+        "sequence": 128,
+        "precision": "fp32",
+    }
+    return Job(**{**fixed, **changes})  # type: ignore[arg-type]  # a test's shorthand
+
+
+def world(measured: Measured | None = None, *, tied: bool = False, **changes: object) -> World:
+    return world_of(job(tied=tied, **changes), measured=measured or wires(), zone_caps={})
+
+
+def whole(*places: Place, tp: int = 1, tps: tuple[int, ...] | None = None) -> Plan:
+    """One pipeline of one stage per place."""
+    degrees = tps or (tp,) * len(places)
+    layers = len(small_model().layers)
+    return Plan(
+        1,
+        tuple(
+            Pipeline(2, (stage(0, layers, where, tp=degree),))
+            for where, degree in zip(places, degrees, strict=True)
+        ),
+    )
+
+
+def sums(world: World, plan: Plan, *, per_layer: bool = False) -> list[SyncJob]:
+    layout = lay_out(plan, world.estimator.sites.gpus_per_machine)
+    return GradientSync(plan, layout, world.costs, world.network).jobs(per_layer=per_layer)
+
+
+def nodes(count: int, zone: str = EAST, gpu: str = "V100-16") -> list[Place]:
+    return [place(gpu, zone, node=f"{zone}-{number}") for number in range(count)]
+
+
+def held_bytes(world: World, *, tp: int = 1) -> float:
+    return 4.0 * float(world.costs.parameters(tp).sum())
+
+
+EFFICIENCY = platform_of("V100-16").ring_efficiency
+
+
+# Rings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 7])
+def test_a_ring_moves_twice_its_share(members: int) -> None:
+    """2 (D - 1) / D of the gradients' bytes over the link's rate."""
+    here = world()
+    (only,) = sums(here, whole(*nodes(members)))
+    by_hand = 2 * (members - 1) / members * held_bytes(here) / RATE / EFFICIENCY
+    assert only.way == "ring"
+    assert only.seconds == pytest.approx(by_hand, rel=1e-9)
+    assert only.layers == (0, len(small_model().layers))
+    assert len(only.holders) == members
+
+
+def test_one_pipeline_sums_nothing() -> None:
+    assert sums(world(), whole(*nodes(1))) == []
+
+
+def test_buckets_pay_the_start_of_a_message_each() -> None:
+    """Beyond a bucket the rest is a message of its own: with latency, its own latency."""
+    sizes, latency = (1e3, 1e9), 1e-3
+    slow_start = {1: curve_from_bandwidths(
+        1, sizes_bytes=sizes, bytes_per_s=tuple(s / (latency + s / RATE) for s in sizes)
+    )}  # fmt: skip
+    end = (EAST, "V100-16")
+    here = world(Measured(between={(end, end): slow_start}))
+    size = held_bytes(here)
+    assert size < BUCKET
+    (only,) = sums(here, whole(*nodes(2)))
+    assert only.seconds == pytest.approx(2 * (latency + size / 2 / RATE) / EFFICIENCY)
+    runtime = replace(here.costs.runtime, sync_bucket_bytes=size / 2.5)
+    here.costs.runtime = runtime
+    (cut,) = sums(here, whole(*nodes(2)))
+    assert cut.seconds == pytest.approx(2 * (3 * latency + size / 2 / RATE) / EFFICIENCY)
+
+
+def test_sixteen_bit_gradients_travel_as_the_runtime_says() -> None:
+    """Our own runtime sums in fp32 whatever the job's precision; Megatron's sums what it has."""
+    fp32, bf16, megatron = (
+        sums(world(precision=precision, runtime=runtime), whole(*nodes(2)))[0].seconds
+        for precision, runtime in (
+            ("fp32", "sailor"),
+            ("bf16", "sailor"),
+            ("bf16", "megatron-deepspeed"),
+        )
+    )
+    assert bf16 == fp32
+    assert megatron == pytest.approx(fp32 / 2)
+
+
+def test_tp_ranks_share_the_way_out_of_their_machine() -> None:
+    """Four ranks send a quarter each: as long as one that sends all, but for what is not split."""
+    here = world(max_tp=4)
+    one, four = (sums(here, whole(*nodes(2), tp=tp))[0].seconds for tp in (1, 4))
+    copies = 4 * held_bytes(here, tp=4) / held_bytes(here, tp=1)
+    assert 1 < copies < 1.2  # Norms and biases are held by each rank.
+    assert four == pytest.approx(one * copies, rel=1e-9)
+
+
+def test_holders_of_different_tp_meet_at_the_smaller_degree() -> None:
+    """Between TP 4 and TP 1 one flow carries the whole, between two of TP 4 four a part each.
+
+    The latter is the slowest hop: four ranks carry what they all hold four times.
+    """
+    here = world(max_tp=4)
+    ones, fours, mixed, pair = (
+        sums(here, whole(*nodes(len(tps)), tps=tps))[0].seconds
+        for tps in ((1, 1, 1), (4, 4, 4), (4, 4, 1), (4, 1, 1))
+    )
+    assert fours > ones
+    assert mixed == pytest.approx(fours, rel=1e-9)
+    assert pair == pytest.approx(ones, rel=1e-9)
+
+
+def test_stages_on_one_machine_share_its_way_out() -> None:
+    """Two stages of each pipeline side by side on a machine: their rings leave it together."""
+    here = world()
+    layers = len(small_model().layers)
+
+    def plan(second: str) -> Plan:
+        return Plan(
+            1,
+            tuple(
+                Pipeline(
+                    2,
+                    (
+                        stage(0, 3, place(node=f"n{p}")),
+                        stage(3, layers, place(node=f"{second}{p}")),
+                    ),
+                )
+                for p in range(2)
+            ),
+        )
+
+    together, apart = sums(here, plan("n")), sums(here, plan("m"))
+    assert [one.layers for one in together] == [(3, layers), (0, 3)]
+    for close, far in zip(together, apart, strict=True):
+        assert close.seconds == pytest.approx(2 * far.seconds, rel=1e-9)
+
+
+def test_a_ring_inside_a_machine_takes_the_links_inside() -> None:
+    here = world(wires(within_node=50e9))
+    inside = sums(here, whole(*[place(node="n")] * 2))[0].seconds
+    assert inside == pytest.approx(held_bytes(here) / 50e9, rel=1e-9)
+
+
+def test_the_slowest_hop_sets_the_pace() -> None:
+    slow = wires()
+    ends = ((EAST, "T4"), (EAST, "V100-16"))
+    for pair in (ends, ends[::-1]):
+        slow.between[pair] = flat(RATE / 8)  # type: ignore[index]  # made by this test, and mutable
+    here = world(slow)
+    quick = sums(here, whole(*nodes(4)))[0].seconds
+    mixed = sums(here, whole(*nodes(3), place("T4", node="t")))[0].seconds
+    assert mixed == pytest.approx(8 * quick, rel=1e-9)
+
+
+# Holders -------------------------------------------------------------------------------------
+
+
+def test_layers_are_summed_by_those_that_hold_them() -> None:
+    """Boundaries at 2 and 4: three runs of layers, each between its own pair of groups."""
+    here = world()
+    layers = len(small_model().layers)
+    a, b = nodes(2), nodes(2, gpu="T4")
+    plan = Plan(
+        1,
+        (
+            Pipeline(2, (stage(0, 2, a[0]), stage(2, layers, a[1]))),
+            Pipeline(2, (stage(0, 4, b[0]), stage(4, layers, b[1]))),
+        ),
+    )
+    found = {one.layers: set(one.holders) for one in sums(here, plan)}
+    assert found == {
+        (0, 2): {(0, 0, 0), (1, 0, 0)},
+        (2, 4): {(0, 1, 0), (1, 0, 0)},
+        (4, layers): {(0, 1, 0), (1, 1, 0)},
+    }
+    by_layer = sums(here, plan, per_layer=True)
+    assert [one.layers for one in by_layer] == [(i, i + 1) for i in reversed(range(layers))]
+
+
+def test_layers_one_by_one_take_as_long_as_together_where_starting_is_free() -> None:
+    here = world()
+    plan = whole(*nodes(3))
+    (together,) = sums(here, plan)
+    one_by_one = sums(here, plan, per_layer=True)
+    assert sum(one.seconds for one in one_by_one) == pytest.approx(together.seconds, rel=1e-9)
+
+
+def test_a_split_stage_sums_among_its_own_groups() -> None:
+    here = world()
+    layers = len(small_model().layers)
+    a = nodes(3)
+    plan = Plan(2, (Pipeline(2, (stage(0, 3, a[0], a[1]), stage(3, layers, a[2]))),))
+    (only,) = sums(here, plan)
+    assert (only.layers, set(only.holders)) == ((0, 3), {(0, 0, 0), (0, 0, 1)})
+
+
+# A tensor that two layers share ----------------------------------------------------------------
+
+
+def test_a_tied_model_moves_each_parameter_once() -> None:
+    """Data parallel replicas sum just the parameters of the model, the shared ones not twice."""
+    here = world(tied=True)
+    found = sums(here, whole(*nodes(2)))
+    parameters = small_model(tied=True).parameters
+    assert [one.way for one in found] == ["ring", "tied"]
+    total = sum(one.seconds for one in found)
+    assert total == pytest.approx(4 * parameters / RATE / EFFICIENCY, rel=1e-9)
+    by_layer = sums(here, whole(*nodes(2)), per_layer=True)
+    assert sum(one.seconds for one in by_layer) == pytest.approx(total, rel=1e-9)
+    # Over zones the bytes that are paid for are those of the parameters, too.
+    crossing = sums(here, whole(*nodes(1), *nodes(1, WEST)))
+    paid = sum(size for one in crossing for _, size in one.egress_bytes)
+    assert paid == pytest.approx(2 * 4 * parameters, rel=1e-9)
+
+
+def test_first_and_last_stage_sum_what_they_share() -> None:
+    here = world(tied=True)
+    layers = len(small_model().layers)
+    a = nodes(3)
+    one = Pipeline(2, (stage(0, 1, a[0]), stage(1, 3, a[1]), stage(3, layers, a[2])))
+    (tied,) = sums(here, Plan(1, (one,)))
+    assert tied.way == "tied"
+    assert set(tied.holders) == {(0, 0, 0), (0, 2, 0)}
+    shared = 512 * 64
+    assert tied.seconds == pytest.approx(4 * shared / RATE / EFFICIENCY, rel=1e-9)
+    two = sums(here, Plan(1, (one, one)))
+    assert set(two[-1].holders) == {(p, s, 0) for p in (0, 1) for s in (0, 2)}
+    assert sums(world(), Plan(1, (one,))) == []  # Nothing is shared in an untied model.
+
+
+# Over zones ----------------------------------------------------------------------------------
+
+
+def across_zones(per_zone: int, *zones: str) -> Plan:
+    return whole(*[where for zone in zones for where in nodes(per_zone, zone)])
+
+
+def test_a_slow_way_between_zones_is_crossed_once() -> None:
+    """Four replicas in each of two zones, by hand.
+
+    The ring crosses the slow way with 2 x 7/8 of all bytes. In two steps, each zone reduces and
+    gathers its own (2 x 3/4 of the bytes at full rate), and four shards of a quarter cross at
+    the same time from four machines: 2 x 1/2 x 1/4 each.
+    """
+    here = world(wires(across=RATE / 10))
+    (only,) = sums(here, across_zones(4, EAST, WEST))
+    size = held_bytes(here)
+    by_hand = 2 * 3 / 4 * size / RATE + size / 4 / (RATE / 10)
+    ring = 2 * 7 / 8 * size / (RATE / 10)
+    assert by_hand < ring
+    assert only.way == "hierarchical"
+    assert only.seconds == pytest.approx(by_hand / EFFICIENCY, rel=1e-9)
+
+
+def test_with_equal_links_one_ring_is_faster() -> None:
+    (only,) = sums(world(), across_zones(1, EAST, WEST, FAR))
+    assert only.way == "ring"
+
+
+def test_shards_that_leave_one_machine_share_its_way_out() -> None:
+    """Four replicas on one machine in each zone: their four shards cross one network card.
+
+    Together they carry all the bytes over it; counted apart they would take a quarter as long.
+    """
+    here = world(wires(across=RATE / 10, within_node=1e15))
+    plan = whole(*[place(node="e")] * 4, *[place(zone=WEST, node="w")] * 4)
+    (only,) = sums(here, plan)
+    by_hand = held_bytes(here) / (RATE / 10) / EFFICIENCY
+    assert only.way == "hierarchical"
+    assert only.seconds == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_all_rings_between_two_zones_share_their_capacity() -> None:
+    """Two stages on machines of their own, each with a replica in either zone."""
+    cap = RATE / 4
+    capped = world_of(job(), measured=wires(), zone_caps={(EAST, WEST): cap, (WEST, EAST): cap})
+    layers = len(small_model().layers)
+    east, west = nodes(2, EAST), nodes(2, WEST)
+    plan = Plan(
+        1,
+        tuple(Pipeline(2, (stage(0, 3, a), stage(3, layers, b))) for a, b in (east, west)),
+    )
+    size = {
+        cut: 4.0 * float(capped.costs.parameters(1)[slice(*cut)].sum())
+        for cut in ((0, 3), (3, layers))
+    }
+    for one in sums(capped, plan):
+        assert one.seconds == pytest.approx(2 * size[one.layers] / cap / EFFICIENCY, rel=1e-9)
+
+
+def test_egress_by_hand() -> None:
+    """A ring of n over two zones crosses twice, each time with 2 (n - 1) / n of the bytes."""
+    here = world()
+    size = held_bytes(here)
+    (ring,) = sums(here, across_zones(2, EAST, WEST))
+    assert ring.way == "ring"
+    crossing = 2 * 3 / 4 * size
+    assert dict(ring.egress_bytes) == pytest.approx(
+        {(EAST, WEST): crossing, (WEST, EAST): crossing}
+    )
+    (staged,) = sums(world(wires(across=RATE / 50)), across_zones(4, EAST, WEST))
+    assert staged.way == "hierarchical"
+    # Each zone sends half of all bytes twice: the sum of its half there, the other half back.
+    assert dict(staged.egress_bytes) == pytest.approx({(EAST, WEST): size, (WEST, EAST): size})
+    (three,) = sums(world(wires(across=RATE / 50)), across_zones(4, EAST, WEST, FAR))
+    assert three.way == "hierarchical"
+    assert sum(dict(three.egress_bytes).values()) == pytest.approx(3 * 2 * 2 / 3 * size)
+    (home,) = sums(here, whole(*nodes(3)))
+    assert home.egress_bytes == ()
+
+
+def test_the_estimate_pays_for_just_these_bytes() -> None:
+    """Per iteration and direction: the sums' bytes, and a boundary's per micro batch."""
+    price = 1e-10
+    prices = {(a, b): price for a in ZONES for b in ZONES if a != b}
+    here = world(replace(wires(), egress_usd_per_byte=prices))
+    layers = len(small_model().layers)
+    a, b = nodes(2, EAST), nodes(2, WEST)
+    sums_only = here.estimator.estimate(across_zones(1, EAST, WEST)).money.egress_usd
+    assert sums_only == pytest.approx(2 * held_bytes(here) * price)
+    split = Plan(2, (Pipeline(5, (stage(0, 3, a[0]), stage(3, layers, b[0]))),))
+    boundary = 2 * 128 * 64 * 4  # samples, tokens, width, bytes
+    money = here.estimator.estimate(split).money
+    assert dict(money.by_egress_usd) == pytest.approx(
+        {f"{EAST} -> {WEST}": 5 * boundary * price, f"{WEST} -> {EAST}": 5 * boundary * price}
+    )

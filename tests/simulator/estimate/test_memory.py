@@ -1,0 +1,321 @@
+"""Memory part by part, on cases that fit on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.estimate.memory import RESERVED_OVER_LIVE
+from simulator.estimate.result import DeviceMemory
+from simulator.hardware.runtime_constants import RUNTIMES, platform_of
+from simulator.layer_costs.profile import LayerSizes
+from simulator.models.layers import Layer, Model, Moment, TensorSpec, Term
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Plan, Recompute, Schedule, Stage
+from tests.simulator.worlds import World, even_profile, place, small_model, stage, world_of
+
+TOKENS, WIDTH = 10, 4
+"""A sample has ten tokens of four elements each: forty elements cross each boundary."""
+
+
+def layer(
+    name: str, *, parameters: int, kept: int, checkpoint: int, transient: int, kind: str = "block"
+) -> Layer:
+    """A layer with round numbers: elements per token kept, kept when recomputed, and transient."""
+    return Layer(
+        name=name,
+        kind=kind,  # type: ignore[arg-type]  # a test's shorthand
+        tensors=(TensorSpec("weight", (parameters,), split_dim=0, ways=8),),
+        flops=(Term("product", per_token=1000),),
+        kept=(Term("kept", per_token=kept),),
+        checkpoint=(Term("input", per_token=checkpoint),) if checkpoint else (),
+        moments=(Moment("backward", (Term("transient", per_token=transient),)),),
+        traffic=(Term("all", per_token=kept),),
+        output_per_token=WIDTH,
+        allreduces_forward=0,
+        allreduces_backward=0,
+        allreduce_per_token=WIDTH,
+    )
+
+
+def model() -> Model:
+    """Embedding, three blocks and a head, whose numbers are all told apart."""
+    return Model(
+        name="round",
+        family="described",
+        layers=(
+            layer("in", parameters=800, kept=3, checkpoint=0, transient=5, kind="embedding"),
+            *(
+                layer(f"block {i}", parameters=1600, kept=20, checkpoint=4, transient=30)
+                for i in (1, 2, 3)
+            ),
+            layer("out", parameters=400, kept=7, checkpoint=0, transient=50, kind="head"),
+        ),
+        hidden=WIDTH,
+        heads=8,
+        kv_heads=8,
+        ffn=16,
+        vocab=100,
+        sequence_max=TOKENS,
+        learned_positions=False,
+        tied=False,
+    )
+
+
+def world(**changes: object) -> World:
+    fixed = {
+        "name": "fixed",
+        "model": model(),
+        "global_batch": 8,
+        "sequence": TOKENS,
+        "precision": "bf16",
+        "optimizer": "adam",
+    }
+    return world_of(Job(**{**fixed, **changes}))  # type: ignore[arg-type]  # a test's shorthand
+
+
+def two_stages(
+    *, micro_batches: int = 6, replicas: int = 1, recompute: Recompute = "none", tp: int = 1
+) -> Plan:
+    stages = (
+        stage(0, 2, place(), tp=tp, recompute=recompute),
+        stage(2, 5, place(), tp=tp, recompute=recompute),
+    )
+    return Plan(2, (Pipeline(micro_batches, stages),) * replicas)
+
+
+def devices(world: World, plan: Plan) -> tuple[DeviceMemory, ...]:
+    return world.estimator.estimate(plan).memory[0]
+
+
+SAMPLES = 2
+BUCKETS = 2 * RUNTIMES["sailor"].sync_bucket_bytes
+PLATFORM = platform_of("V100-16")
+
+
+def test_every_part_by_hand() -> None:
+    """Two stages in bf16: weights of 2 bytes, gradients of 4, two moments and a copy of 4 each."""
+    here = world()
+    first, last = devices(here, two_stages(replicas=2))
+    assert first.parameters == 2 * (800 + 1600)
+    assert first.gradients == 4 * (800 + 1600)
+    assert first.optimizer == (2 * 4 + 4) * (800 + 1600)
+    assert last.parameters == 2 * (1600 + 1600 + 400)
+    # Two micro batches in flight on the first stage, one on the last; 2 bytes an element.
+    assert first.activations == 2 * 2 * SAMPLES * TOKENS * (3 + 20)
+    assert last.activations == 1 * 2 * SAMPLES * TOKENS * (20 + 20 + 7)
+    assert first.workspace == RESERVED_OVER_LIVE * 2 * SAMPLES * TOKENS * 30
+    # The head's transients have their own reserve beside the block's.
+    assert last.workspace == RESERVED_OVER_LIVE * 2 * SAMPLES * TOKENS * (30 + 50)
+    boundary = 2 * SAMPLES * TOKENS * WIDTH
+    assert first.communication == boundary + BUCKETS
+    assert last.communication == boundary + BUCKETS
+    assert first.context == PLATFORM.context_bytes
+    assert first.fragmentation == PLATFORM.fragmentation * first.activations
+    assert first.capacity == here.cluster.catalogue.gpu("V100-16").usable_memory_bytes
+    assert first.total == pytest.approx(
+        first.parameters
+        + first.gradients
+        + first.optimizer
+        + first.activations
+        + first.workspace
+        + first.communication
+        + first.context
+        + first.fragmentation
+    )
+    assert first.fits
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "weights", "moments"),
+    [
+        ("fp32", "adam", 4, 8),
+        ("fp32", "sgd", 4, 4),
+        ("fp16", "adamw", 2, 12),
+        ("bf16", "sgd", 2, 8),
+    ],
+)
+def test_state_by_precision_and_optimizer(
+    precision: str, optimizer: str, weights: int, moments: int
+) -> None:
+    first, _ = devices(world(precision=precision, optimizer=optimizer), two_stages())
+    assert first.parameters == weights * 2400
+    assert first.gradients == 4 * 2400
+    assert first.optimizer == moments * 2400
+    width = 4 if precision == "fp32" else 2
+    assert first.activations == 2 * width * SAMPLES * TOKENS * 23
+
+
+def test_tp_divides_what_is_split() -> None:
+    one, four = (devices(world(max_tp=4), two_stages(tp=tp))[0] for tp in (1, 4))
+    assert four.parameters == one.parameters / 4
+    assert four.optimizer == one.optimizer / 4
+    # This model's activations are whole on every rank.
+    assert four.activations == one.activations
+
+
+def test_one_pipeline_needs_no_buffers_for_sums() -> None:
+    alone, _ = devices(world(), two_stages())
+    assert alone.communication == 2 * SAMPLES * TOKENS * WIDTH
+
+
+def test_recomputation_keeps_the_inputs_of_blocks() -> None:
+    """Embedding and head are not recomputed; a block's own activations come back once."""
+    first, last = devices(world(), two_stages(recompute="full"))
+    assert first.activations == 2 * 2 * SAMPLES * TOKENS * (3 + 4)
+    assert last.activations == 2 * SAMPLES * TOKENS * (4 + 4 + 7)
+    assert first.workspace == RESERVED_OVER_LIVE * 2 * SAMPLES * TOKENS * (30 + 20 - 4)
+
+
+def test_what_a_profile_measured_of_the_head_stays_under_recomputation() -> None:
+    """This head was measured without what the model's would keep, and it is not recomputed."""
+    job = world(precision="fp32").job
+    profile = replace(
+        even_profile(job, {"V100-16": 0.01}, micro_batches=(2,)),
+        sizes={1: LayerSizes((800, 1600, 1600, 1600, 400), (40,) * 5, (30, 150, 150, 150, 1))},
+    )
+    here = world_of(job, profile=profile)
+    for recompute, block in (("none", 150), ("full", 4 * TOKENS)):
+        _, last = devices(here, two_stages(recompute=recompute))  # type: ignore[arg-type]  # words the test chose
+        assert last.activations == 4 * SAMPLES * (2 * block + 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "held"),
+    [("1f1b", 1, 1), ("1f1b", 2, 2), ("1f1b", 9, 2), ("gpipe", 1, 1), ("gpipe", 9, 9)],
+)
+def test_activations_by_schedule(schedule: Schedule, micro_batches: int, held: int) -> None:
+    plan = replace(two_stages(micro_batches=micro_batches), schedule=schedule)
+    first, _ = devices(world(), plan)
+    assert first.activations == held * 2 * SAMPLES * TOKENS * 23
+
+
+def test_chunks_of_one_device_group_add_up() -> None:
+    """Two groups of two chunks: the first holds layer 0 and layers 2-3.
+
+    Megatron's order warms the first of two groups up with (2 - 0 - 1) * 2 + 2 = 4 forwards:
+    micro batches 0 and 1 through the first chunk, then both through the second. Then forwards
+    of micro batches 2 and 3 through the first alternate with backwards of 0 and 1 through the
+    second: three and two are held at once, and then four and one.
+    """
+    cuts = ((0, 1), (1, 2), (2, 4), (4, 5))
+    plan = Plan(2, (Pipeline(4, tuple(stage(*cut, place()) for cut in cuts)),), "interleaved", 2)
+    first, second = devices(world(), plan)
+    assert first.parameters == 2 * (800 + 1600 + 1600)
+    assert second.parameters == 2 * (1600 + 400)
+    each = 2 * SAMPLES * TOKENS
+    assert first.activations == each * max(3 * 3 + 2 * 40, 4 * 3 + 1 * 40)
+    # The second group does no forward but the first two before it gives one back.
+    assert second.activations == each * max(2 * 20 + 1 * 7, 1 * 20 + 2 * 7, 3 * 20)
+
+
+# ZeRO-1 ----------------------------------------------------------------------------------------
+
+
+def test_zero_divides_the_optimizer_by_the_replicas() -> None:
+    whole, sharded = (devices(world(zero=zero), two_stages(replicas=3))[0] for zero in (0, 1))
+    assert sharded.optimizer == pytest.approx(whole.optimizer / 3)
+    assert replace(sharded, optimizer=whole.optimizer) == whole
+
+
+def test_zero_divides_each_layer_by_those_that_hold_it() -> None:
+    """Only the first stage is split: the other's optimizer has nobody to share with.
+
+    Once every layer counted as held by as many groups as the first stage has.
+    """
+    plan = Plan(2, (Pipeline(4, (stage(0, 2, place(), place()), stage(2, 5, place()))),))
+    first, last = devices(world(zero=1), plan)
+    assert first.optimizer == 12 * 2400 / 2
+    assert last.optimizer == 12 * 3600
+    # And the split stage sums gradients, so that it needs buffers for them, unlike the other.
+    assert first.communication == 2 * (SAMPLES / 2) * TOKENS * WIDTH + BUCKETS
+    assert last.communication == 2 * SAMPLES * TOKENS * WIDTH
+
+
+def test_zero_over_pipelines_with_other_boundaries() -> None:
+    """Layers 0-1 are held by two stages of both pipelines, layer 1 with other neighbours."""
+
+    def pipeline(cut: int) -> Pipeline:
+        return Pipeline(4, (stage(0, cut, place()), stage(cut, 5, place())))
+
+    plan = Plan(2, (pipeline(1), pipeline(3), pipeline(3)))
+    memory = world(zero=1).estimator.estimate(plan).memory
+    assert memory[0][0].optimizer == pytest.approx(12 * 800 / 3)
+    assert memory[1][1].optimizer == pytest.approx(12 * 2000 / 3)
+
+
+def test_zero_over_a_stage_whose_layers_have_different_holders() -> None:
+    """Layers 0-1 are held by three groups, the others by two; one stage holds them all."""
+    parted = Pipeline(2, (stage(0, 2, place(), place()), stage(2, 5, place())))
+    plan = Plan(2, (parted, Pipeline(2, (stage(0, 5, place()),))))
+    memory = world(zero=1).estimator.estimate(plan).memory
+    assert memory[1][0].optimizer == pytest.approx(12 * (2400 / 3 + 3600 / 2))
+
+
+# Other parts -----------------------------------------------------------------------------------
+
+
+def test_a_shared_tensor_stands_once_where_both_its_layers_do() -> None:
+    tied, untied = (
+        world_of(Job("fixed", small_model(tied=tied), 8, 128)) for tied in (True, False)
+    )
+    layers = len(small_model().layers)
+    whole = Plan(1, (Pipeline(8, (stage(0, layers, place()),)),))
+    apart = Plan(1, (Pipeline(8, (stage(0, 3, place()), stage(3, layers, place()))),))
+    shared = 512 * 64
+    (one,), (other,) = devices(tied, whole), devices(untied, whole)
+    assert one.parameters == other.parameters - 2 * shared
+    assert one.parameters == 2 * small_model(tied=True).parameters
+    assert [d.parameters for d in devices(tied, apart)] == [
+        d.parameters for d in devices(untied, apart)
+    ]
+
+
+def test_megatron_keeps_outputs_and_flattens_gradients() -> None:
+    here = world(runtime="megatron-deepspeed")
+    first, last = devices(here, two_stages())
+    boundary = 2 * SAMPLES * TOKENS * WIDTH
+    assert first.activations == 2 * (2 * SAMPLES * TOKENS * 23 + boundary)
+    assert last.activations == 2 * SAMPLES * TOKENS * 47
+    assert first.communication == boundary + 4 * 2400
+    assert last.communication == boundary + 4 * 3600
+
+
+def test_of_a_split_stage_the_fullest_place_is_told() -> None:
+    """Three quarters of the samples on a small GPU are fuller than a quarter on a large one."""
+    uneven = Stage((0, 5), 1, (place("T4"), place("GH-96")), "none", (3, 1))
+    (told,) = devices(world(), Plan(4, (Pipeline(2, (uneven,)),)))
+    assert told.capacity == world().cluster.catalogue.gpu("T4").usable_memory_bytes
+    assert told.activations == 2 * 3 * TOKENS * (3 + 3 * 20 + 7)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    big = world(model=replace(model(), layers=(*model().layers[:4], layer(
+        "out", parameters=8 * 10**9, kept=7, checkpoint=0, transient=50, kind="head"
+    ))))  # fmt: skip
+    first, last = devices(big, two_stages())
+    assert first.fits
+    assert not last.fits
+    assert not big.estimator.estimate(two_stages()).fits
+    told = big.estimator.misfits(two_stages())
+    assert [(one.pipelines, one.stage) for one in told] == [((0,), 1)]
+    assert told[0].needed_bytes == last.total
+
+
+def test_a_cure_is_tried_with_all_the_replicas_there_are() -> None:
+    """Recomputation makes this stage fit, but only with the optimizer shared by eight.
+
+    Once a cure was tried on the pipeline alone, whose optimizer has nobody to share with.
+    """
+    blocks = (
+        layer("b", parameters=6 * 10**8, kept=6 * 10**7, checkpoint=10**7, transient=30),
+        *model().layers[2:],
+    )
+    big = replace(model(), layers=(model().layers[0], *blocks))
+    for zero, cured in ((1, True), (0, False)):
+        here = world(model=big, zero=zero)
+        plan = replace(two_stages(replicas=8), schedule="gpipe")
+        (told,) = here.estimator.misfits(plan)
+        assert (told.stage, told.pipelines) == (0, tuple(range(8)))
+        assert any("recompute" in cure for cure in told.cures) == cured

@@ -1,0 +1,152 @@
+"""The roofline: what it adds up, where its shares come from, and how far off they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.hardware.catalogue import load_catalogue
+from simulator.layer_costs.roofline import (
+    SIXTEEN_BIT_SHARE_MAX,
+    Calibration,
+    Demand,
+    Roofline,
+    calibrations,
+    peak_flops,
+)
+from simulator.models.families import build_model
+from simulator.models.layers import Precision
+from simulator.network.curves import curve_from_bandwidths
+from simulator.network.network import Measured, Network
+
+ROOT = Path(__file__).resolve().parents[3]
+CATALOGUE = load_catalogue()
+MODEL = build_model("opt", layers=4, hidden=2048, heads=16)
+
+
+def roofline(precision: Precision = "fp32", measured: Measured | None = None) -> Roofline:
+    network = Network(catalogue=CATALOGUE, measured=measured or Measured())
+    return Roofline(MODEL, 2048, precision, False, CATALOGUE, network)
+
+
+def demand(compute: float, traffic: float, collective: float = 0.0) -> Demand:
+    values = (compute, traffic, collective, 2 * collective, 1.0)
+    return Demand(*(np.array([value]) for value in values))
+
+
+def test_forward_and_backward_are_three_forwards_and_their_own_collectives() -> None:
+    calibration = Calibration(0.5, 0.25, 3.0, 2.0, 0.0, 0.0, "")
+    forward, backward = calibration.seconds(demand(1.0, 1.0, 0.1))
+    assert forward[0] == pytest.approx(1 / 0.5 + 1 / 0.25 + 3 * 0.1)
+    assert backward[0] == pytest.approx(2 * (1 / 0.5 + 1 / 0.25) + 3 * 0.2)
+
+
+def test_the_ratio_moves_time_between_the_directions_and_keeps_the_sum() -> None:
+    one = Calibration(1.0, 1.0, 1.0, 2.0, 0.0, 0.0, "").seconds(demand(1.0, 1.0))
+    other = Calibration(1.0, 1.0, 1.0, 3.0, 0.0, 0.0, "").seconds(demand(1.0, 1.0))
+    assert other[0][0] == pytest.approx(6.0 / 4)
+    assert one[0] + one[1] == pytest.approx(other[0] + other[1])
+
+
+def test_no_direction_is_faster_than_its_launches() -> None:
+    calibration = Calibration(1.0, 1.0, 1.0, 2.0, 5.0, 0.0, "")
+    assert [float(row[0]) for row in calibration.seconds(demand(2.0, 0.0))] == [5.0, 5.0]
+    assert [float(row[0]) for row in calibration.seconds(demand(3.0, 0.0))] == [5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "rate"),
+    [
+        ("A100-40", "fp32", "tf32"),
+        ("A100-40", "bf16", "bf16"),
+        ("V100-16", "fp32", "fp32"),
+        ("V100-16", "bf16", "fp32"),
+        ("V100-16", "fp16", "fp16"),
+    ],
+)
+def test_products_run_at_the_best_rate_the_gpu_has_for_a_precision(
+    gpu: str, precision: str, rate: str
+) -> None:
+    facts = CATALOGUE.gpu(gpu)
+    assert peak_flops(facts, precision) == facts.peak_flops[rate]
+
+
+def test_a_larger_micro_batch_takes_longer_and_more_ranks_leave_less_for_each() -> None:
+    roof = roofline()
+    one, two = (roof.demand("A100-40", tp=1, micro_batch=b) for b in (1, 2))
+    split = roof.demand("A100-40", tp=2, micro_batch=1)
+    block = slice(1, -1)
+    assert (two.compute_s[block] == 2 * one.compute_s[block]).all()
+    assert (two.traffic_s[block] > one.traffic_s[block]).all()
+    assert (split.compute_s[block] == one.compute_s[block] / 2).all()
+    assert not one.collectives_forward_s.any()
+    assert (split.collectives_forward_s[block] > 0).all()
+
+
+def test_a_ring_crosses_the_middle_of_a_machine_once_each_way() -> None:
+    sizes = (1e3, 1e9)
+    curve = {
+        gpus: curve_from_bandwidths(gpus // 2, sizes_bytes=sizes, bytes_per_s=(1e10, 1e10))
+        for gpus in (2, 4)
+    }
+    roof = roofline(measured=Measured(within={"V100-16": curve}))
+    one = 4 * MODEL.layers[1].allreduce_elements(micro_batch=1, sequence=2048) / 1e10
+    for tp in (2, 4):
+        found = roof.demand("V100-16", tp=tp, micro_batch=1).collectives_forward_s[1]
+        assert found == pytest.approx(2 * 2 * (tp - 1) / tp * one, rel=1e-3)
+
+
+def test_another_precision_than_the_fitted_one_is_said_and_widens_the_error() -> None:
+    fp32 = roofline().times("A100-40", tp=1, micro_batch=8)
+    bf16 = roofline("bf16").times("A100-40", tp=1, micro_batch=8)
+    assert fp32.provenance.relative_error < bf16.provenance.relative_error
+    assert "the job is bf16" in bf16.provenance.notes[0]
+    assert (bf16.forward[1:] < fp32.forward[1:]).all()
+    # The cap: products alone at 70 % of the 16-bit peak bound the sum of both directions.
+    compute = roofline("bf16").demand("A100-40", tp=1, micro_batch=8).compute_s
+    assert (bf16.forward + bf16.backward >= 3 * compute / SIXTEEN_BIT_SHARE_MAX).all()
+
+
+def test_every_kind_has_shares_that_can_be_and_says_what_they_stand_on() -> None:
+    known = calibrations()
+    assert {"default", "cpu"} <= set(known)
+    assert set(known) - {"default"} <= set(CATALOGUE.gpus)
+    for name, entry in known.items():
+        assert 0 < entry.compute_share <= 1, name
+        assert 0 < entry.traffic_share <= 1.2, name
+        assert 1.9 < entry.backward_ratio < 3.2, name
+        assert entry.fitted_on, name
+
+
+def test_shares_that_are_borrowed_are_trusted_less_than_those_they_come_from() -> None:
+    known = calibrations()
+    borrowed = {
+        name: entry for name, entry in known.items() if entry.fitted_on.startswith("nothing: as ")
+    }
+    assert {"H100-80", "H200-141", "L4", "T4", "RTX-4090"} <= set(borrowed)
+    for name, entry in borrowed.items():
+        lender = entry.fitted_on.removeprefix("nothing: as ").split(",")[0]
+        assert entry.relative_error > known[lender].relative_error, name
+
+
+def test_the_calibration_is_what_its_program_finds(reference: Path) -> None:
+    printed = subprocess.run(
+        [sys.executable, "benchmarks/calibrate.py", "--profiles", str(reference)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = tomllib.loads(printed[printed.index("# How much") :])["gpu"]
+    assert set(found) == set(calibrations())
+    for name, entry in calibrations().items():
+        for key, value in found[name].items():
+            if key == "fitted_on":
+                assert value == entry.fitted_on
+            else:
+                assert getattr(entry, key) == pytest.approx(value, rel=0.02), (name, key)

@@ -1,0 +1,285 @@
+"""How long bytes take: curves, flows, caps and where each answer comes from."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from simulator.api import load_measurements
+from simulator.hardware.catalogue import load_catalogue
+from simulator.network.curves import Curve, at_flows, curve_from_bandwidths, repaired
+from simulator.network.network import Measured, Network
+from simulator.spec.plan import Place
+from tests.simulator.worlds import GPUS, ZONES, place, random_curve, random_network
+
+EAST, WEST = "us-central1-a", "us-central1-b"
+SIZES = (1.0, 500.0, 1e3, 3e3, 1e4, 7e4, 1e5, 9e5, 1e6, 1e7, 1e9)
+
+
+def network(measured: Measured | None = None, **caps: float) -> Network:
+    pairs = {(EAST, WEST): caps["east_west"]} if caps else {}
+    return Network(load_catalogue(), measured or Measured(), {}, pairs)
+
+
+def grows(seconds: list[float]) -> bool:
+    """Whether no value falls behind the one before, but for rounding."""
+    return all(later >= earlier * (1 - 1e-12) for earlier, later in pairwise(seconds))
+
+
+def between(*, one: str = "V100-16", flows: dict[int, float]) -> Measured:
+    """Curves of flat bandwidth in sum, by the number of flows, inside one zone."""
+    end = (EAST, one)
+    table = {
+        count: curve_from_bandwidths(count, sizes_bytes=(1e3, 1e9), bytes_per_s=(rate, rate))
+        for count, rate in flows.items()
+    }
+    return Measured(between={(end, end): table})
+
+
+# Curves --------------------------------------------------------------------------------------
+
+
+def test_a_curve_gives_back_what_was_measured() -> None:
+    curve = curve_from_bandwidths(2, sizes_bytes=(1e6, 4e6), bytes_per_s=(1e9, 2e9))
+    # Two flows of a megabyte share a gigabyte per second.
+    assert curve(1e6) == 2e-3
+    assert curve(4e6) == 4e-3
+    assert curve(2.5e6) == pytest.approx(3e-3)  # A line in time, not in bandwidth.
+    assert curve(8e6) == pytest.approx(8e-3)  # Beyond: at the last rate.
+    assert curve(0) == 0
+    assert curve(1) == 20e-6  # A message takes a launch and a hop at least.
+
+
+def test_a_curve_never_falls_with_the_bytes(examples: int) -> None:
+    rng = random.Random("curves")
+    for _ in range(examples):
+        curve = random_curve(rng, rng.choice([1, 2, 4]))
+        sizes = sorted([*SIZES, *(10 ** rng.uniform(0, 8) for _ in range(20))])
+        seconds = [curve(size) for size in sizes]
+        assert grows(seconds)
+        assert seconds[0] > 0
+
+
+def test_a_bandwidth_that_falls_faster_than_sizes_grow_is_held() -> None:
+    """A larger message measured as faster than a smaller one takes as long as the smaller."""
+    curve = curve_from_bandwidths(1, sizes_bytes=(1e6, 2e6, 4e6), bytes_per_s=(1e8, 1e9, 1e9))
+    assert curve.seconds == (1e-2, 1e-2, 1e-2)
+
+
+# Flows ---------------------------------------------------------------------------------------
+
+
+def test_repaired_curves_carry_no_less_in_sum_with_more_flows(examples: int) -> None:
+    rng = random.Random("repair")
+    for _ in range(examples):
+        counts = sorted(rng.sample([1, 2, 3, 4, 8], rng.randint(2, 5)))
+        broken = {count: random_curve(rng, count) for count in counts}
+        fixed = repaired(broken)
+        assert list(fixed) == sorted(counts)
+        for size in (1e3, 1e4, 1e5, 1e6):
+            for fewer, more in pairwise(counts):
+                alone, shared = fixed[fewer](size), fixed[more](size)
+                assert more * size / shared >= fewer * size / alone * (1 - 1e-12)
+                assert alone <= shared * (1 + 1e-12)
+            for count in counts:
+                # A repair only ever takes a doubt away: no curve becomes slower.
+                assert fixed[count](size) <= broken[count](size) * (1 + 1e-12)
+
+
+def test_curves_that_make_sense_stay_as_they_were() -> None:
+    good = {
+        count: curve_from_bandwidths(count, sizes_bytes=(1e3, 1e6), bytes_per_s=(rate, rate))
+        for count, rate in ((1, 1e9), (2, 1.5e9), (4, 2e9))
+    }
+    fixed = repaired(good)
+    assert fixed == good
+    assert not any(curve.notes for curve in fixed.values())
+
+
+def test_a_gross_repair_is_told() -> None:
+    table = {
+        1: curve_from_bandwidths(1, sizes_bytes=(1e3, 1e6), bytes_per_s=(1e8, 1e8)),
+        4: curve_from_bandwidths(4, sizes_bytes=(1e3, 1e6), bytes_per_s=(1e9, 1e9)),
+    }
+    fixed = repaired(table)
+    # One flow took 10 ms for what each of four had in 4 ms.
+    assert fixed[1](1e6) == pytest.approx(4e-3)
+    assert fixed[1].notes == ("1 flows were slower than 4",)
+    end = (EAST, "V100-16")
+    here = network(Measured(between={(end, end): fixed}))
+    source = here.between_nodes_source(place(), place())
+    assert (source.source, source.notes) == ("measured", fixed[1].notes)
+
+
+def test_the_sum_of_all_flows_never_falls_with_their_number(examples: int) -> None:
+    rng = random.Random("flows")
+    for _ in range(examples):
+        counts = sorted(rng.sample([1, 2, 4, 8], rng.randint(1, 4)))
+        table = repaired({count: random_curve(rng, count) for count in counts})
+        for size in (1e3, 1e4, 1e6):
+            seconds = [at_flows(table, flows=flows, bytes_each=size) for flows in range(1, 20)]
+            assert grows(seconds)
+            sums = [flows * size / took for flows, took in enumerate(seconds, start=1)]
+            known = [total for flows, total in enumerate(sums, start=1) if flows >= counts[0]]
+            for fewer, more in pairwise(known):
+                assert more >= fewer * (1 - 1e-12)
+
+
+def test_flows_between_measured_counts_carry_what_the_fewer_carried() -> None:
+    here = network(between(flows={1: 1e9, 4: 2e9}))
+    asked = {
+        flows: here.between_nodes(place(), place(), flows=flows, bytes_each=1e6)
+        for flows in (1, 2, 3, 4, 8)
+    }
+    # At the rate of one flow three would take 3 ms; but they are no slower than among four.
+    assert asked == pytest.approx({1: 1e-3, 2: 2e-3, 3: 2e-3, 4: 2e-3, 8: 4e-3})
+    few = network(between(flows={1: 1e9, 4: 1.2e9}))
+    two = few.between_nodes(place(), place(), flows=2, bytes_each=1e6)
+    assert two == pytest.approx(2e-3)  # In sum what one carries, and below the 3.3 ms of four.
+    none = network(between(flows={4: 2e9}))
+    assert none.between_nodes(place(), place(), flows=1, bytes_each=1e6) == pytest.approx(2e-3)
+
+
+# Places --------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_wins_over_the_catalogue() -> None:
+    measured = network(between(flows={1: 5e9}))
+    assumed = network()
+    one, far = place(), place(zone=WEST)
+    assert measured.between_nodes(one, one, flows=1, bytes_each=1e9) == pytest.approx(0.2)
+    assert measured.between_nodes_source(one, one).source == "measured"
+    assert assumed.between_nodes_source(one, one).source == "analytic"
+    # Only the pair that was measured: all others are as before.
+    assert measured.between_nodes(one, far, flows=1, bytes_each=1e9) == assumed.between_nodes(
+        one, far, flows=1, bytes_each=1e9
+    )
+    assert measured.between_nodes_source(one, far).source == "analytic"
+
+
+def test_the_catalogues_links_by_hand() -> None:
+    """Latency, then the flow's cap or its share of the machine's, whichever is slower."""
+    here = network()
+    link = here.catalogue.link("zone", here.machine_type(place("A100-40")))
+    size = 1e9
+    one = here.between_nodes(place("A100-40"), place("A100-40"), flows=1, bytes_each=size)
+    assert one == pytest.approx(link.latency_s + size / link.flow_bytes_per_s)
+    many = here.between_nodes(place("A100-40"), place("A100-40"), flows=16, bytes_each=size)
+    assert many == pytest.approx(link.latency_s + 16 * size / link.aggregate_bytes_per_s)
+
+
+def test_farther_is_never_faster() -> None:
+    here = network()
+    zones = (EAST, WEST, "us-east1-b", "europe-west4-a")
+    for gpu in GPUS:
+        for size in (1e3, 1e6, 1e9):
+            seconds = [
+                here.between_nodes(place(gpu), place(gpu, zone), flows=2, bytes_each=size)
+                for zone in zones
+            ]
+            assert grows(seconds), (gpu, size)
+
+
+def test_time_never_falls_with_bytes_or_flows(examples: int) -> None:
+    rng = random.Random("monotone")
+    for _ in range(examples):
+        here = network(random_network(rng))
+        one, other = (place(rng.choice(GPUS), rng.choice(ZONES)) for _ in range(2))
+        for flows in (1, 2, 5):
+            seconds = [here.between_nodes(one, other, flows=flows, bytes_each=b) for b in SIZES]
+            assert grows(seconds)
+        for gpus in (2, 3, 4, 8):
+            seconds = [here.within_node(one, gpus=gpus, bytes_each=b) for b in SIZES]
+            assert grows(seconds)
+
+
+def test_nothing_takes_no_time() -> None:
+    here = network()
+    assert here.between_nodes(place(), place(), flows=3, bytes_each=0) == 0
+    assert here.within_node(place(), gpus=4, bytes_each=0) == 0
+    assert here.within_node(place(), gpus=1, bytes_each=1e9) == 0
+    assert here.all_gather(place(), gpus=1, total_bytes=1e9) == 0
+
+
+def test_a_cap_between_zones_holds_for_all_that_crosses() -> None:
+    free, capped = network(), network(east_west=1e6)
+    one, other = place(), place(zone=WEST)
+    asked = {"flows": 2, "bytes_each": 1e6}
+    assert free.between_nodes(one, other, **asked) < 0.1  # type: ignore[arg-type]  # words the test chose
+    assert capped.between_nodes(one, other, **asked) == 2.0  # type: ignore[arg-type]  # words the test chose
+    assert capped.between_nodes(one, other, zone_bytes=5e6, **asked) == 5.0  # type: ignore[arg-type]  # words the test chose
+    # The other way has no cap, and neither has what stays at home.
+    for pair in ((other, one), (one, one), (other, other)):
+        assert capped.between_nodes(*pair, **asked) == free.between_nodes(*pair, **asked)  # type: ignore[arg-type]  # words the test chose
+
+
+# Within a machine ----------------------------------------------------------------------------
+
+
+def test_pairs_of_a_machine_share_a_bus_but_not_nvlink() -> None:
+    """The measured curves are of pairs that send one way: a ring sends both ways at once."""
+    flat = {
+        gpus: curve_from_bandwidths(
+            gpus // 2, sizes_bytes=(1e3, 1e9), bytes_per_s=(gpus / 2 * 1e9, gpus / 2 * 1e9)
+        )
+        for gpus in (2, 4)
+    }
+    here = network(Measured(within={"V100-16": flat, "RTX-3090": flat}))
+    assert here.within_node(place("V100-16"), gpus=2, bytes_each=1e9) == pytest.approx(1.0)
+    assert here.within_node(place("RTX-3090"), gpus=2, bytes_each=1e9) == pytest.approx(2.0)
+    # Three GPUs: as the next larger count that was measured. Eight: twice the pairs of four.
+    assert here.within_node(place("V100-16"), gpus=3, bytes_each=1e9) == pytest.approx(1.0)
+    assert here.within_node(place("V100-16"), gpus=8, bytes_each=1e9) == pytest.approx(2.0)
+
+
+def test_collectives_by_hand() -> None:
+    """Four GPUs gather in three steps of a quarter each; a sum takes twice that."""
+    flat = {4: curve_from_bandwidths(2, sizes_bytes=(1e3, 1e9), bytes_per_s=(2e9, 2e9))}
+    here = network(Measured(within={"V100-16": flat}))
+    assert here.all_gather(place(), gpus=4, total_bytes=1e9) == pytest.approx(3 * 0.25)
+    assert here.all_reduce_within(place(), gpus=4, total_bytes=1e9) == pytest.approx(6 * 0.25)
+
+
+# Money ---------------------------------------------------------------------------------------
+
+
+def test_egress_is_priced_by_direction_and_free_at_home() -> None:
+    here = network(Measured(egress_usd_per_byte={(EAST, WEST): 7e-11}))
+    assert here.egress_usd_per_byte(EAST, WEST) == 7e-11
+    assert here.egress_usd_per_byte(EAST, EAST) == 0
+    back = here.egress_usd_per_byte(WEST, EAST)
+    assert back == network().egress_usd_per_byte(WEST, EAST) > 0
+
+
+# The reference network -----------------------------------------------------------------------
+
+
+def test_the_reference_network_is_consistent_once_read(reference: Path) -> None:
+    """Every measured link: time grows with bytes and flows, and so does what is carried in sum."""
+    catalogue = load_catalogue()
+    measured = load_measurements(reference, catalogue=catalogue).network
+    assert measured.between
+    assert measured.within
+    for table in measured.between.values():
+        for size in (1e5, 1e6, 1e8):
+            seconds = [at_flows(table, flows=flows, bytes_each=size) for flows in sorted(table)]
+            assert grows(seconds)
+            sums = [flows / took for flows, took in zip(sorted(table), seconds, strict=True)]
+            for fewer, more in pairwise(sums):
+                assert more >= fewer * (1 - 1e-12)
+    here = Network(catalogue, measured)
+    for (zone, gpu), other in measured.between:
+        one, there = Place(gpu, "", zone), Place(other[1], "", other[0])
+        seconds = [here.between_nodes(one, there, flows=4, bytes_each=b) for b in SIZES]
+        assert grows(seconds)
+
+
+def test_a_polynomial_is_for_the_paper_alone() -> None:
+    curve = Curve(1, (1e6, 2e6), (1.0, 2.0), polynomial=(0.0, 1.0, -5.0))
+    assert curve.polynomial_bytes_per_s(1e6) == -5e9
+    assert curve(1e6) == 1.0
+    assert replace(curve, polynomial=None)(1e6) == 1.0

@@ -1,0 +1,237 @@
+"""Traces are read in every form, and what is wrong with one is said all at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from simulator.cluster.cluster import Cluster, Pool
+from simulator.cluster.cluster_file import load_cluster
+from simulator.documents.files import load_document, parse_document
+from simulator.documents.problems import InputError
+from simulator.hardware.catalogue import load_catalogue
+from simulator.traces.trace import Trace, cluster_at
+from simulator.traces.trace_file import COLLECTIONS, TraceChoice, load_trace, trace_from_document
+from tests.conftest import ROOT
+
+A, B = "us-central1-a", "us-west1-a"
+EAST = Pool(A, "A100-40", "a2-highgpu-4g", 4, 16, price_usd_per_gpu_hour=3.0)
+WEST = Pool(B, "V100-16", "V100-16x8", 8, 8, spot=True, price_usd_per_gpu_hour=1.0)
+CLUSTER = Cluster((EAST, WEST), load_catalogue())
+ALONE = Cluster((EAST,), load_catalogue())
+SCHEMA = json.loads((ROOT / "simulator/data/schemas/trace.schema.json").read_text("utf-8"))
+
+
+def read(
+    text: str | dict[str, Any], cluster: Cluster = CLUSTER, **choice: Any
+) -> list[tuple[float, float, tuple[int, ...]]]:
+    raw = text if isinstance(text, str) else json.dumps(text)
+    document = parse_document(raw.encode(), name="trace", flaws_raise=False)
+    return spans(trace_from_document(document, cluster, TraceChoice(**choice)))
+
+
+def spans(trace: Trace) -> list[tuple[float, float, tuple[int, ...]]]:
+    return [(i.start_s, i.end_s, i.gpus) for i in trace.intervals]
+
+
+def wrong(text: str | dict[str, Any], cluster: Cluster = CLUSTER, **choice: Any) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read(text, cluster, **choice)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def event(time_s: object, **keys: object) -> str:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    return "\n".join(["[[event]]", f"time_s = {time_s}", *lines, ""])
+
+
+def test_events_change_one_pool_each_from_what_the_cluster_has() -> None:
+    text = "end_s = 100\n" + "".join(
+        (
+            event(10, zone=A, gpus=8),
+            event(20, machine="a2-highgpu-4g", machines_change=1),
+            event(20, gpu="v100-16", gpus_change=-3),
+            event(30, zone=B, spot=True, machines=0),
+            event(40, zone=B, machines=0),
+        )
+    )
+    jsonschema.validate(parse_document(text.encode(), name="trace").data, SCHEMA)
+    assert read(text) == [
+        (0, 10, (16, 8)),
+        (10, 20, (8, 8)),
+        (20, 30, (12, 5)),
+        (30, 100, (12, 0)),
+    ]
+    assert read(text, until_s=15) == [(0, 10, (16, 8)), (10, 15, (8, 8))]
+    assert read(text, until_s=500)[-1] == (30, 500, (12, 0))
+
+
+def test_points_hold_until_the_next_one() -> None:
+    points = [{"time_s": 0, "gpus": 4}, {"time_s": 60, "gpus": 4}, {"time_s": 120, "gpus": 2}]
+    assert read({"points": points, "end_s": 200}, ALONE) == [(0, 120, (4,)), (120, 200, (2,))]
+    # Who says no end gives the last point no duration.
+    assert read({"changes": points}, ALONE) == [(0, 120, (4,))]
+    later = {"points": [{"time_s": 50, "gpus": 1}], "end_s": 60}
+    assert read(later, ALONE) == [(0, 50, (16,)), (50, 60, (1,))]
+    assert read(later, pool="V100-16@us-west1-a") == [(0, 50, (16, 8)), (50, 60, (16, 1))]
+
+
+def test_a_listed_pool_has_nothing_where_a_point_is_silent() -> None:
+    east = {"gpu_type": "A100-40", "zone": A, "gpus": 32}
+    west = {"gpu_type": "V100-16", "zone": B, "gpus": 4}
+    points = [{"time_s": 0, "available": [east]}, {"time_s": 9, "available": [east, west]}]
+    assert read({"points": points, "end_s": 20}) == [(0, 9, (32, 0)), (9, 20, (32, 4))]
+    only = [{"time_s": 0, "available": [east, east]}]
+    assert read({"points": only, "end_s": 5}) == [(0, 5, (64, 8))]
+
+
+def test_the_cluster_at_a_moment_differs_in_what_is_up() -> None:
+    assert [pool.gpus for pool in cluster_at(CLUSTER, (3, 0)).pools] == [3, 0]
+
+
+def test_what_was_there_at_the_start_never_comes_back() -> None:
+    text = "end_s = 90\n" + "".join(
+        event(t, zone=A, gpus=n) for t, n in ((10, 8), (20, 16), (30, 8))
+    )
+    document = parse_document(text.encode(), name="trace")
+    trace = trace_from_document(document, CLUSTER, TraceChoice())
+    none: tuple[int, ...] = ()
+    taken = (
+        (none, none),
+        (tuple(range(8, 16)), none),
+        (none, none),
+        ((0, 1, *range(10, 16)), none),
+    )
+    # Of the 16 at the start 8 are left; the next loss takes two of these and six of the new ones.
+    assert [left[0] for left in trace.never_regained(taken)] == [16, 8, 8, 6]
+
+
+def test_mistakes_are_told_all_at_once_with_place_and_cure() -> None:
+    text = "end_s = 50\n" + "".join(
+        (
+            event(10, zone=A, gpus=-1),
+            event(5, zone=A, gpus=4),
+            event(20, zone="us-east1-b", gpus=4),
+            event(20, gpu="A101-40", gpus=4),
+            event(20, gpus=4),
+            event(20, zone=B, gpus_change=-9),
+            event(20, zone=B, gpus=1, machines=1),
+            event(60, zone=B, gpus=1),
+            event(70, zone=B, size=1),
+        )
+    )
+    told = "\n".join(wrong(text))
+    for part in (
+        "trace: [[event]] 1: gpus: is -1",
+        "trace: [[event]] 2: time_s: is 5, before the 10 that stands ahead of it; sort by time",
+        "[[event]] 3: is about a pool that the cluster does not have: us-east1-b",
+        "[[event]] 4: gpu: ",
+        "[[event]] 5: could be any of 2 pools",
+        "[[event]] 6: gpus_change: leaves -1 GPUs: only 8 were up before",
+        "[[event]] 7: gives gpus and machines; give one of",
+        "[[event]] 8: time_s: is not before end_s, 50",
+        '[[event]] 9: has an unknown key "size"',
+        "[[event]] 9: does not say what is up",
+    ):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("end_s = 5", "trace: holds no event and no point; give [[event]]"),
+        ("end_s = 5\nevent = []", "event: is an empty list; give at least one entry"),
+        ("[[event]]\ntime_s = 0\ngpus = 1", "trace: end_s: is missing"),
+        ("end_s = 0\n[[event]]\ntime_s = 0\ngpus = 1", "end_s: is 0; give a number above 0"),
+        ({"points": []}, "points: is an empty list"),
+        ({"points": [{"time_s": 0, "gpus": 4}]}, "does not say how long its last point holds"),
+        ({"points": [{"time_s": 9, "gpus": 4}], "end_s": 5}, "has a point at 9, after its end_s"),
+        ({"points": [{"gpus": 4}], "end_s": 5}, "points[0].time_s: is missing"),
+        ({"points": [{"time_s": -1, "gpus": 4}], "end_s": 5}, "points[0].time_s: is -1"),
+        ({"points": [{"time_s": 0, "gpus": 1.5}], "end_s": 5}, "points[0].gpus: is 1.5"),
+        ({"availability": {"a": {"points": []}, "b": {}}}, "holds 2 traces; name one with --trace"),
+    ],
+)
+def test_what_is_no_trace_is_told(text: str | dict[str, Any], told: str) -> None:
+    assert told in "\n".join(wrong(text, ALONE))
+
+
+def test_a_pool_must_be_named_where_there_are_several() -> None:
+    points = {"points": [{"time_s": 0, "gpus": 4}], "end_s": 5}
+    assert "say which with --pool, one of A100-40@us-central1-a" in wrong(points)[0]
+    assert "does not have: A100@x" in wrong(points, pool="A100@x")[0]
+
+
+def test_one_trace_of_many_is_chosen_by_name() -> None:
+    one = {"points": [{"time_s": 0, "gpus": 4}], "end_s": 5}
+    many = {"availability": {"one": one}, "planner_experiments": {"two": one}}
+    assert read(many, ALONE, name="two") == [(0, 5, (4,))]
+    assert 'did you mean "two"' in wrong(many, ALONE, name="tow")[0]
+    assert "leave --trace out" in wrong(one, ALONE, name="one")[0]
+
+
+def test_the_documents_examples_are_read() -> None:
+    section = (ROOT / "docs/formats.md").read_text("utf-8").partition("\n## Trace\n")[2]
+    section = section.partition("\n## ")[0]
+    zones = load_cluster(ROOT / "examples/three-zones.toml")
+    toml, *lists = re.findall(r"```(?:toml|json)\n(.*?)```", section, flags=re.DOTALL)
+    jsonschema.validate(parse_document(toml.encode(), name="trace").data, SCHEMA)
+    assert len(read(toml, zones)) == 3
+    assert [len(read(text, ALONE)) for text in lists] == [2, 1]
+    for keys in (SCHEMA["properties"], SCHEMA["properties"]["event"]["items"]["properties"]):
+        for key, rule in keys.items():
+            row = next((x for x in section.splitlines() if x.startswith(f"| `{key}` |")), "")
+            assert key == "event" or rule["description"] in row
+
+
+def test_the_example_is_what_its_program_makes() -> None:
+    made = runpy.run_path(str(ROOT / "examples/make_trace.py"))
+    path = ROOT / "examples/three-zones-trace.toml"
+    assert path.read_text("utf-8") == made["trace"](7, 8)
+    trace = load_trace(path, load_cluster(ROOT / "examples/three-zones.toml"))
+    assert trace.end_s == 8 * 3600
+    assert len(trace.distinct()) > 10
+
+
+def test_the_recorded_traces_are_read(reference: Path) -> None:
+    path = reference / "traces.json"
+    data = load_document(path).data
+    read_ = 0
+    for group in COLLECTIONS:
+        for name, raw in data[group].items():
+            point = raw["points"][0]
+            kinds = {
+                (e["gpu_type"], e["zone"]) for p in raw["points"] for e in p.get("available", ())
+            }
+            pools = [
+                Pool(zone, gpu, f"{gpu}x4", 4, 4, price_usd_per_gpu_hour=1.0)
+                for gpu, zone in sorted(kinds)
+            ]
+            cluster = Cluster(tuple(pools) or (EAST,), load_catalogue())
+            until_s = None if len(raw["points"]) > 1 else 60.0
+            trace = load_trace(path, cluster, TraceChoice(name, until_s=until_s))
+            first = sum(e["gpus"] for e in point.get("available", ())) or point["gpus"]
+            assert sum(trace.intervals[0].gpus) == first
+            assert trace.end_s == raw.get("end_s", until_s or raw["points"][-1]["time_s"])
+            if "changes" in raw:
+                # Its own summary of changes; one at the very end lasts no time.
+                expected = [c["gpus"] for c in raw["changes"] if c["time_s"] < raw["end_s"]]
+                assert [i.gpus[0] for i in trace.intervals] == expected
+            read_ += 1
+    assert read_ == 8
+
+
+def test_spot_and_on_demand_of_one_machine_type_are_told_apart() -> None:
+    both = Cluster((EAST, replace(EAST, spot=True, gpus=8)), load_catalogue())
+    assert read("end_s = 9\n" + event(5, spot=True, gpus=0), both)[-1] == (5, 9, (16, 0))
+    assert (
+        "could be any of 2 pools of us-central1-a"
+        in wrong("end_s = 9\n" + event(5, zone=A, gpus=0), both)[0]
+    )

@@ -1,0 +1,131 @@
+"""Jobs trained by threads, sealed into folders of emulated nodes, and taken up by other plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from simulator.spec.job import Job
+from simulator.spec.plan import Place, Plan
+from tests.worker.trained import SomeLabels, tables_of
+from worker.checkpoint.compatibility import model_of
+from worker.checkpoint.fetch import OwnNode, Source, fetch
+from worker.checkpoint.placement import keys_needed
+from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper, take_up
+from worker.distributed.in_process import ThreadTransport, run_as_threads
+from worker.training.full_tensors import Key, merge, pieces_of
+from worker.training.trainer import StepReport, Trainer
+
+NODES = ("n0", "n1", "n2")
+
+
+def on_nodes(plan: Plan, draw: Random) -> Plan:
+    """The plan with each stage on one of the nodes."""
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, places=(Place("cpu", "m", "z", node=draw.choice(NODES)),))
+                for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def node_of(plan: Plan, rank: int) -> str:
+    ranks = [
+        (stage.places[0].node or "")
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for _ in range(stage.tp)
+    ]
+    return ranks[rank]
+
+
+def seat(root: Path, plan: Plan, rank: int, *, generation: int, **changes: Any) -> Seat:
+    node = node_of(plan, rank)
+    zones = dict.fromkeys(NODES, "z")
+    fixed = {"memory": root / node, "memory_every": 1, "persist_every": None, "zones": zones}
+    return Seat("job", generation, 1, node, **{**fixed, **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one generation came to."""
+
+    number: int
+    step: int
+    reports: list[StepReport]
+    state: dict[Key, Any]
+
+
+def train(
+    job: Job,
+    plan: Plan,
+    root: Path,
+    *,
+    number: int,
+    steps: int,
+    after: Generation | None = None,
+    sources: Sequence[Source] | None = None,
+    data: Any = None,
+) -> Generation:
+    """Take up what the generation before sealed, train, and seal at a stop."""
+    data = data or SomeLabels(job)
+
+    def body(transport: ThreadTransport) -> Any:
+        trainer = Trainer(job, plan, transport.rank, transport, data)
+        if after is not None:
+            restore(trainer, root, after, sources)
+        keeper = SnapshotKeeper.open(
+            trainer,
+            seat(root, plan, transport.rank, generation=number),
+            transport,
+            on_sealed=lambda _: None,
+            reached=lambda _: None,
+        )
+        trainer.keeper = keeper
+        keeper.replicated(10**9)
+        reports = []
+        for _ in range(steps):
+            reports.append(replace(trainer.step(), seconds=0.0))
+            keeper.after_step()
+        keeper.seal_at_stop(persist=False)
+        keeper.close()
+        return reports, pieces_of(trainer.memories.values()), trainer.progress
+
+    done = run_as_threads(plan.device_count, body)
+    assert all((reports, progress) == (done[0][0], done[0][2]) for reports, _, progress in done)
+    state = merge([pieces for _, pieces, _ in done], tables_of(job))
+    return Generation(number, done[0][2].step, done[0][0], state)
+
+
+def restore(
+    trainer: Trainer, root: Path, after: Generation, sources: Sequence[Source] | None = None
+) -> Any:
+    """Fill a trainer from all nodes' folders."""
+    found = fetch(
+        keys_needed(trainer.holdings, trainer.rank),
+        [sources or folders(root, after)],
+        model=model_of(trainer.job),
+    )
+    take_up(trainer, found.header.progress, found.bodies)
+    return found
+
+
+def folders(root: Path, after: Generation) -> list[Source]:
+    """Each node's folder as a source."""
+    return [
+        replace(OwnNode.at(root / node, "job", generation=after.number, step=after.step), name=node)
+        for node in NODES
+    ]
+
+
+def state_only(generation: Generation) -> dict[Key, Any]:
+    """Without gradients, which no snapshot has."""
+    return {key: values for key, values in generation.state.items() if key[2] != "gradient"}

@@ -1,0 +1,96 @@
+"""Whether a node can hold its snapshots is said before training, with the number of bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worker.checkpoint import capacity_check, snapshot_file
+from worker.checkpoint.capacity_check import Need, Sharing, check_room, need_of
+
+KEYS = {(0, 0): 1000, (0, 1): 200, (1, 0): 30}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def sharing(buddies: dict[tuple[int, int], str], *, waits: bool) -> Sharing:
+    """Ranks 0 and 1 on ``a``, rank 2 on ``b``; rank 2 keeps the first piece too."""
+    keepers = {(0, 0): (0, 2), (0, 1): (0, 1), (1, 0): (1,)}
+    nodes = {0: "a", 1: "a", 2: "b"}
+    return Sharing(KEYS, keepers, dict.fromkeys(KEYS, 0), nodes, buddies, waits)
+
+
+def test_a_node_needs_room_for_all_its_ranks_and_for_what_others_bring():
+    shared = sharing({(0, 1): "b", (1, 0): "b"}, waits=True)
+    assert need_of(shared, "a") == Need(own=1000 + 2 * 200 + 30, copies=0, files=3)
+    assert need_of(shared, "b") == Need(own=1000, copies=230, files=3)
+    assert need_of(sharing({}, waits=False), "b") == Need(own=1000, copies=0, files=2)
+    assert need_of(shared, "b").now == 3 * 1000 + 3 * 230
+    assert need_of(shared, "b").during_change == 5 * 1000 + 3 * 230
+
+
+MIB = 1 << 20
+NEED = Need(own=10 * MIB, copies=2 * MIB, files=2)  # 26 MiB now, 46 with a change of plan
+
+
+def put(folder: Path, name: str, mib: int) -> None:
+    path = folder / "job" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(mib * MIB)
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "ours", "left", "missing"),
+    [
+        (46, 0, 0, None),
+        (45, 0, 0, (46, 45)),
+        (26, 20, 0, None),  # Other ranks of this node have reserved theirs.
+        (26, 0, 20, None),  # What the generation before has left is there already.
+        (25, 0, 21, (26, 25)),
+        (26, 0, 10, (36, 26)),
+    ],
+    ids=["fits", "no change", "reserved", "left", "full of what is left", "too little left"],
+)
+def test_what_is_there_already_counts(tmp_path, monkeypatch, free_mib, ours, left, missing):
+    monkeypatch.setattr(capacity_check, "free_bytes", lambda _: free_mib * MIB)
+    put(tmp_path, ".4.0.77.0.part", ours)
+    put(tmp_path, "3-20/0.snap", left)
+    put(tmp_path, "not-a-point/x", 99)
+    if missing is None:
+        check_room(NEED, tmp_path, "job", 4)
+        return
+    with pytest.raises(snapshot_file.NoRoom) as told:
+        check_room(NEED, tmp_path, "job", 4)
+    needed, there = missing
+    assert told.value.needed_bytes == needed * MIB
+    assert told.value.filename == str(tmp_path)
+    text = told.value.strerror
+    assert f"{needed}.0 MiB are needed here" in text
+    assert f"{there}.0 MiB are free; enlarge that file system" in text
+
+
+def test_a_folder_in_memory_has_what_its_limit_leaves_and_no_more_than_the_machine(tmp_path):
+    """In a file system of its own, one without a limit, and on a disk."""
+    program = (
+        "import sys; from pathlib import Path; from worker.slots import free_bytes\n"
+        "print(*(free_bytes(Path(name)) for name in sys.argv[1:]))"
+    )
+    names = [tmp_path / name for name in ("small", "vast")]
+    for name in names:
+        name.mkdir()
+    mounts = (
+        f"mount -t tmpfs -o size=3m none {names[0]} && mount -t tmpfs -o size=0 none {names[1]}"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh", sys.executable, "-c", program,
+         str(names[0] / "not" / "yet"), str(names[1])],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    if "not permitted" in done.stderr.lower():
+        pytest.skip("nothing can be mounted here")
+    small, vast = map(int, done.stdout.split())
+    assert small == 3 * MIB
+    assert 0 < vast < 1 << 50

@@ -1,0 +1,176 @@
+"""Pieces come from whoever has them unharmed, near ones first, and what was wrong is said."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.worker.checkpoint.test_snapshot_file import header_of, write
+from tests.worker.control.small_agent import memory_door
+from worker.checkpoint import snapshot_file
+from worker.checkpoint.fetch import Durable, NotFound, OwnNode, Peer, SourceFailed, fetch
+
+POINT = {"generation": 4, "step": 7}
+MODEL = "f" * 32
+SIZES = (100, 0, 5000, 64)
+KEYS = [(0, 0), (1, 0), (1, 1)]
+
+
+def own(memory: Path) -> OwnNode:
+    return OwnNode.at(memory, "j1", **POINT)
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[tuple[Peer, Path]]:
+    """Another node, and its folder."""
+    memory = tmp_path / "peer"
+    with memory_door(memory) as port:
+        yield Peer.at("b", f"127.0.0.1:{port}", "t", "j1", **POINT), memory
+
+
+def damage(path: Path, piece: snapshot_file.Piece) -> None:
+    content = bytearray(path.read_bytes())
+    content[piece.offset + piece.bytes // 2] ^= 4
+    path.write_bytes(content)
+
+
+def expected(found: snapshot_file.Found) -> dict[tuple[int, int], bytes]:
+    return {p.key: snapshot_file.read_piece(found.path, p) for p in found.header.pieces if p.bytes}
+
+
+def as_bytes(bodies) -> dict[tuple[int, int], bytes]:
+    return {key: bytes(body) for key, body in bodies.items()}
+
+
+def test_ones_own_files_are_enough(tmp_path, peer):
+    found = write(tmp_path / "own", header_of(*SIZES))
+    write(peer[1], header_of(*SIZES))
+    got = fetch(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
+    assert as_bytes(got.bodies) == expected(found)
+    assert got.bytes_by_source == {"this node": 5164}
+    assert got.header.progress == found.header.progress
+
+
+def test_a_peer_makes_good_what_is_damaged_here(tmp_path, peer):
+    found = write(tmp_path / "own", header_of(*SIZES))
+    want = expected(found)
+    write(peer[1], header_of(*SIZES, rank=5))
+    damage(found.path, found.header.pieces[2])
+    got = fetch(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
+    assert as_bytes(got.bodies) == want
+    assert got.bytes_by_source == {"this node": 164, "b": 5000}
+    assert got.complaints == (
+        "this node: 2.snap: piece 0 of layer 1 is damaged: its checksum does not fit",
+    )
+
+
+def test_who_is_gone_holds_up_nobody(tmp_path, peer):
+    found = write(peer[1], header_of(*SIZES))
+    gone = Peer.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
+    got = fetch(KEYS, [[own(tmp_path / "nothing")], [gone, peer[0]]], model=MODEL)
+    assert as_bytes(got.bodies) == expected(found)
+
+
+def test_what_nobody_has_is_named(peer):
+    write(peer[1], header_of(100, 0))
+    gone = Peer.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
+    with pytest.raises(NotFound, match="nobody has piece 0 of layer 1, piece 1 of layer 1") as told:
+        fetch(KEYS, [[peer[0]], [gone]], model=MODEL)
+    assert "gone: " in str(told.value)
+
+
+def test_a_wanted_end_ends_the_search(tmp_path):
+    found = write(tmp_path, header_of(*SIZES))
+    assert found.path.exists()
+
+    def go_on() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(KEYS, [[own(tmp_path)]], model=MODEL, go_on=go_on)
+
+
+# ---- the durable store --------------------------------------------------------------------------
+
+
+def committed(tmp_path: Path) -> tuple[str, snapshot_file.Found]:
+    """A checkpoint of one object."""
+    found = write(tmp_path / "was", header_of(*SIZES))
+    folder = tmp_path / "store" / "j1" / "4-7"
+    folder.mkdir(parents=True)
+    found.path.rename(folder / "2-life.snap")
+    found = replace(found, path=folder / "2-life.snap")
+    about = {
+        "name": "2-life.snap",
+        "checksum": snapshot_file.head_checksum(snapshot_file.read_head(found.path)),
+    }
+    (folder / "manifest-1.json").write_text(json.dumps({"objects": [about]}))
+    return f"file://{folder}/manifest-1.json", found
+
+
+def test_a_checkpoint_is_read_where_no_memory_has_it(tmp_path):
+    manifest, found = committed(tmp_path)
+    got = fetch(KEYS, [[own(tmp_path / "gone")], [Durable(manifest)]], model=MODEL)
+    assert as_bytes(got.bodies) == expected(found)
+
+
+def test_a_damaged_object_is_named(tmp_path):
+    manifest, found = committed(tmp_path)
+    damage(found.path, found.header.pieces[3])
+    where = r"2-life\.snap: piece 1 of layer 1 is damaged"
+    with pytest.raises(NotFound, match=where):
+        fetch(KEYS, [[Durable(manifest)]], model=MODEL)
+
+
+@pytest.mark.parametrize("case", ["gone", "cut", "other", "manifest", "scheme"])
+def test_what_is_no_checkpoint_is_said(tmp_path, case):
+    manifest, found = committed(tmp_path)
+    match case:
+        case "gone":
+            found.path.unlink()
+        case "cut":
+            found.path.write_bytes(found.path.read_bytes()[:100])
+        case "other":
+            other = write(tmp_path / "x", header_of(*SIZES, node="n7"))
+            other.path.replace(found.path)
+        case "manifest":
+            Path(manifest.removeprefix("file://")).write_text("{}")
+        case "scheme":
+            manifest = "nowhere://bucket/manifest.json"
+    with pytest.raises(SourceFailed):
+        Durable(manifest).files()
+    with pytest.raises(NotFound, match="nobody has"):
+        fetch(KEYS, [[Durable(manifest)]], model=MODEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A peer that does not answer before it is told to."""
+
+    inner: OwnNode
+    gate: threading.Event
+    name: str = "slow"
+
+    def files(self):
+        self.gate.wait()
+        return self.inner.files()
+
+    def read(self, file, offset, size):
+        return self.inner.read(file, offset, size)
+
+    def close(self):
+        return
+
+
+def test_of_two_that_have_it_the_one_that_answers_gives(tmp_path):
+    found = write(tmp_path, header_of(*SIZES))
+    gate = threading.Event()
+    got = fetch(KEYS, [[Slow(own(tmp_path), gate), own(tmp_path)]], model=MODEL)
+    gate.set()
+    assert as_bytes(got.bodies) == expected(found)
+    assert set(got.bytes_by_source) == {"this node"}

@@ -1,0 +1,127 @@
+"""What was sealed under one plan is the same state under any other, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.models.families import build_model
+from simulator.spec.job import Job
+from tests.worker.any_plan import any_plan
+from tests.worker.checkpoint.sealed import folders, on_nodes, state_only, train
+from tests.worker.trained import drawn, small_job, trained
+from worker.checkpoint.fetch import NotFound
+from worker.checkpoint.snapshot_file import sealed_files
+
+pytestmark = pytest.mark.torch
+
+
+def exact_job(**changes) -> Job:
+    model = build_model("exact", layers=2, hidden=16, heads=4, ffn=24, vocab=30, sequence=6)
+    job = Job("exact", model, global_batch=8, sequence=6, max_tp=4, learning_rate=0.01)
+    return replace(job, **changes)
+
+
+JOBS = {
+    "exact": exact_job(),
+    "exact-zero": exact_job(zero=1, clip_norm=0.5),
+    "tied": small_job(tied=True),
+    "untied": small_job(tied=False, optimizer="sgd", learning_rate=0.05),
+    "grouped": small_job("llama", optimizer="adamw"),
+    "bf16": small_job("llama", precision="bf16"),
+    "fp16-zero": small_job(tied=True, precision="fp16", zero=1),
+    "one-atom": small_job(max_tp=1),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_any_plan_takes_up_what_any_other_has_sealed(name, tmp_path, examples):
+    """The state is not changed by going from plan to plan; nothing is trained in between."""
+    job, draw = JOBS[name], drawn(f"restore {name}")
+    first = on_nodes(any_plan(draw, job), draw)
+    before = train(job, first, tmp_path, number=1, steps=2)
+    assert state_only(before)
+    for number in range(2, 2 + max(3, examples // 10)):
+        plan = on_nodes(any_plan(draw, job), draw)
+        after = train(job, plan, tmp_path, number=number, steps=0, after=before)
+        assert after.step == before.step
+        assert state_only(after).keys() == state_only(before).keys()
+        for key, values in state_only(before).items():
+            assert torch.equal(after.state[key], values), (key, plan)
+        before = after
+
+
+@pytest.mark.parametrize("name", ["exact", "exact-zero"])
+def test_training_goes_on_as_if_nothing_had_happened(name, tmp_path, examples):
+    job, draw = JOBS[name], drawn(f"go on {name}")
+    expected = []
+    after = None
+    for number in range(1, 1 + max(4, examples // 10)):
+        plan = on_nodes(any_plan(draw, job), draw)
+        after = train(job, plan, tmp_path, number=number, steps=draw.randint(1, 3), after=after)
+        expected += after.reports
+    plain = trained(job, any_plan(draw, job), steps=len(expected), compare=False)
+    assert [report.loss for report in plain.reports] == [report.loss for report in expected]
+    assert [report.sample_hash for report in plain.reports] == [r.sample_hash for r in expected]
+    for key, values in state_only(after).items():
+        assert torch.equal(plain.state[key], values), key
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_each_piece_is_kept_written_once_and_on_two_nodes(name, tmp_path, examples):
+    job, draw = JOBS[name], drawn(f"cover {name}")
+    layers, atoms = len(job.model.layers), job.max_tp
+    everything = {(n, p) for n in range(layers + 1) for p in range(atoms + 1)}
+    for number in range(1, 1 + max(2, examples // 20)):
+        plan = on_nodes(any_plan(draw, job), draw)
+        done = train(job, plan, tmp_path, number=number, steps=1)
+        found = [(f.header.node, p) for f in files(tmp_path, done) for p in f.header.pieces]
+        assert {piece.key for _, piece in found} == everything
+        written = [piece.key for _, piece in found if piece.is_written]
+        assert sorted(written) == sorted(everything), "a piece is written twice, or by nobody"
+        members = {node for node, _ in found}
+        for key in everything if len(members) > 1 else ():
+            homes = {node for node, piece in found if piece.key == key}
+            buddies = {piece.buddy for _, piece in found if piece.key == key} - {None}
+            assert len(homes) > 1 or (len(buddies) == 1 and not buddies & homes), key
+            assert len(homes) == 1 or not buddies, "a copy is made that nobody needs"
+            assert buddies <= members
+
+
+def files(root: Path, done) -> list:
+    return [found for source in folders(root, done) for found in sealed_files(source.folder)]
+
+
+def test_one_flipped_byte_is_named_and_another_holder_is_asked(tmp_path):
+    job, draw = JOBS["exact"], drawn("flip")
+    plan = on_nodes(any_plan(draw, job, stages_max=1), draw)
+    while len(plan.pipelines) < 2:
+        plan = on_nodes(any_plan(draw, job, stages_max=1), draw)
+    before = train(job, plan, tmp_path, number=1, steps=1)
+    victim = files(tmp_path, before)[0]
+    piece = next(p for p in victim.header.pieces if p.bytes)
+    content = bytearray(victim.path.read_bytes())
+    content[piece.offset + 5] ^= 1
+    victim.path.write_bytes(content)
+    after = train(job, plan, tmp_path, number=2, steps=0, after=before)
+    for key, values in state_only(before).items():
+        assert torch.equal(after.state[key], values), key
+    for found in files(tmp_path, before):
+        if found.path != victim.path:
+            found.path.unlink()
+    where = rf"{victim.path.name}: piece {piece.piece} of layer {piece.layer} is damaged"
+    with pytest.raises(NotFound, match=where):
+        train(job, plan, tmp_path, number=3, steps=0, after=before)
+
+
+def test_another_model_is_not_taken_up(tmp_path):
+    job, draw = JOBS["tied"], drawn("another")
+    plan = on_nodes(any_plan(draw, job), draw)
+    before = train(job, plan, tmp_path, number=1, steps=1)
+    for other in (JOBS["untied"], replace(job, optimizer="sgd")):
+        with pytest.raises(NotFound, match="of another model"):
+            train(other, plan, tmp_path, number=2, steps=0, after=before)

@@ -1,0 +1,90 @@
+"""What is to last is compared between all that hold it; a difference is told before it spreads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.spec.plan import Place, Plan
+from tests.worker.trained import SomeLabels, plan_of, small_job
+from worker.checkpoint.replica_check import Disagreement
+from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper
+from worker.distributed.in_process import ThreadTransport, run_as_threads
+from worker.training.trainer import Trainer
+
+pytestmark = pytest.mark.torch
+
+JOB = small_job(tied=True)
+LAST = len(JOB.model.layers)
+
+
+def plan_on(*kinds: str) -> Plan:
+    """A whole replica on one device of each kind."""
+    plan = plan_of(JOB.global_batch // len(kinds), *[(1, [(0, LAST, 1)]) for _ in kinds])
+    pipelines = tuple(
+        replace(line, stages=(replace(line.stages[0], places=(Place(kind, "m", "z", node=kind),)),))
+        for line, kind in zip(plan.pipelines, kinds, strict=True)
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99) -> list[str]:
+    """What each rank says of four steps of which each second is to last; one has a wrong bit."""
+
+    def body(transport: ThreadTransport) -> str:
+        rank = transport.rank
+        trainer = Trainer(JOB, plan, rank, transport, SomeLabels(JOB))
+        seat = Seat(
+            "j",
+            1,
+            1,
+            plan.pipelines[rank].stages[0].places[0].node or "",
+            memory / str(rank),
+            1,
+            2,
+            {},
+        )
+        keeper = SnapshotKeeper.open(
+            trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
+        )
+        trainer.keeper = keeper
+        keeper.replicated(99)
+        try:
+            for step in range(1, min(stop_at, 4) + 1):
+                trainer.step()
+                if (step, rank) == (flipped_at, 1):
+                    trainer.memories[1].master.view(torch.int32)[3] ^= 1 << 16
+                keeper.after_step()
+            keeper.seal_at_stop(persist=False)
+        except Disagreement as error:
+            return str(error)
+        finally:
+            keeper.close()
+        return ""
+
+    return run_as_threads(len(plan.pipelines), body)
+
+
+def test_replicas_that_agree_are_let_alone(tmp_path):
+    assert said(tmp_path, plan_on("a", "a"), flipped_at=None) == ["", ""]
+
+
+@pytest.mark.parametrize(("flipped_at", "seen_at"), [(1, 2), (2, 2)])
+def test_one_wrong_bit_of_a_weight_is_named_before_the_next_snapshot(tmp_path, flipped_at, seen_at):
+    first, second = said(tmp_path, plan_on("a", "a"), flipped_at=flipped_at)
+    assert f"of layer 1 as it was sealed at step {seen_at} is not the same on all" in first
+    assert second == first.replace("rank 0", "rank 1")
+
+
+def test_it_is_named_as_training_stops_there(tmp_path):
+    first, second = said(tmp_path, plan_on("a", "a"), flipped_at=2, stop_at=2)
+    assert "as it was sealed at step 2" in first
+    assert "as it was sealed at step 2" in second
+
+
+def test_devices_of_other_kinds_may_round_differently(tmp_path):
+    assert said(tmp_path, plan_on("a", "b"), flipped_at=2) == ["", ""]

@@ -1,0 +1,162 @@
+"""Files of snapshots: reused when nobody needs them, left to whoever holds them, never cut off."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from agents.snapshots.replication import PATIENCE_S
+from sailord.core.options import Options
+from simulator.spec.job import Checkpoint
+from tests.worker.checkpoint.test_load_state import JOBS
+from tests.worker.trained import SomeLabels, alone, plan_of
+from worker.checkpoint import snapshot_file
+from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper, header_of
+from worker.checkpoint.snapshot_writer import Snapshots
+from worker.distributed.in_process import ThreadWorld, run_as_threads
+from worker.training.trainer import Trainer
+
+pytestmark = pytest.mark.torch
+
+JOB = JOBS["tied"]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path):
+    """Of one rank that trains alone."""
+    transport = ThreadWorld(1).transport(0)
+    trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
+    seat = Seat("j", 1, 1, "n", tmp_path, 1, 4, {})
+    found = SnapshotKeeper.open(
+        trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
+    )
+    trainer.keeper = found
+    yield found
+    found.close()
+
+
+def train(keeper: SnapshotKeeper, steps: int) -> None:
+    for _ in range(steps):
+        keeper.trainer.step()
+        keeper.after_step()
+    keeper.snapshots.wait_sealed()
+
+
+def sealed(memory: Path) -> dict[int, snapshot_file.Found]:
+    """The sealed files by their step; each one's pieces are as they were sealed."""
+    found = {
+        step: each
+        for _, _, step, folder in snapshot_file.point_folders(memory)
+        for each in snapshot_file.sealed_files(folder)
+    }
+    for step, each in found.items():
+        assert each.header.step == each.header.progress.step == step
+        for piece in each.header.pieces:
+            snapshot_file.read_piece(each.path, piece)
+    return found
+
+
+def test_two_files_are_enough_where_nothing_is_copied(keeper, tmp_path):
+    train(keeper, 7)
+    found = sealed(tmp_path)
+    assert set(found) == {6, 7}
+    assert [found[step].header.persist for step in (6, 7)] == [False, False]
+    assert list(snapshot_file.unfinished(tmp_path)) == []
+    train(keeper, 1)
+    assert sealed(tmp_path)[8].header.persist
+
+
+def test_what_somebody_holds_by_a_link_is_not_written_over(keeper, tmp_path):
+    train(keeper, 3)
+    held = tmp_path / "held.snap"
+    os.link(sealed(tmp_path)[3].path, held)
+    before = held.read_bytes()
+    train(keeper, 5)
+    assert held.read_bytes() == before
+    assert set(sealed(tmp_path)) == {7, 8}
+
+
+def test_what_the_agent_has_removed_is_not_missed(keeper, tmp_path):
+    train(keeper, 3)
+    for found in sealed(tmp_path).values():
+        found.path.unlink()
+    train(keeper, 3)
+    assert set(sealed(tmp_path)) == {5, 6}
+
+
+def test_no_more_room_than_for_one_is_too_little(tmp_path):
+    transport = ThreadWorld(1).transport(0)
+    trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
+    seat = Seat("j", 1, 1, "n", tmp_path, 1, None, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(
+            snapshot_file.NoRoom, match=r"2 of them at once; .* MiB are needed"
+        ) as told:
+            SnapshotKeeper.open(
+                trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told.value.filename == str(tmp_path)
+    assert list(snapshot_file.unfinished(tmp_path)) == []
+
+
+def test_an_update_waits_for_the_copy_and_the_copy_has_the_state_before_it(keeper, tmp_path):
+    train(keeper, 1)
+    first = {
+        p.key: snapshot_file.read_piece(sealed(tmp_path)[1].path, p) for p in _pieces(tmp_path, 1)
+    }
+    keeper.trainer.step()
+    keeper.after_step()
+    keeper.trainer.step()  # Changes what the copy is of, at once.
+    keeper.snapshots.wait_sealed()
+    second = {
+        p.key: snapshot_file.read_piece(sealed(tmp_path)[2].path, p) for p in _pieces(tmp_path, 2)
+    }
+    again = Trainer(JOB, alone(JOB), 0, ThreadWorld(1).transport(0), SomeLabels(JOB))
+    again.step()
+    again.step()
+    master = again.memories[1].whole_part(again.memories[1].master)
+    body = second[1, JOB.max_tp]
+    assert body[: master.numel() * 4] == master.numpy().tobytes()
+    assert first != second
+
+
+def _pieces(memory: Path, step: int):
+    return [piece for piece in sealed(memory)[step].header.pieces if piece.bytes]
+
+
+@pytest.mark.parametrize(("survive", "buddies"), [("node", {"c"}), ("zone", {"b"})])
+def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive, buddies):
+    job = replace(JOB, checkpoint=Checkpoint(survive=survive))
+    last = len(job.model.layers)
+    plan = plan_of(job.global_batch, (1, [(0, 1, 1), (1, 2, 1), (2, last, 1)]))
+    (line,) = plan.pipelines
+    stages = tuple(
+        replace(stage, places=(replace(stage.places[0], node=node),))
+        for stage, node in zip(line.stages, "abc", strict=True)
+    )
+    plan = replace(plan, pipelines=(replace(line, stages=stages),))
+    zones = {"a": "x", "b": "y", "c": "x"}
+
+    def body(transport):
+        trainer = Trainer(job, plan, transport.rank, transport, SomeLabels(job))
+        header, _ = header_of(
+            trainer, Seat("j", 1, 1, "abc"[transport.rank], tmp_path, 1, 4, zones)
+        )
+        return {piece.buddy for piece in header.pieces if piece.is_written}
+
+    assert run_as_threads(3, body)[0] == buddies
+
+
+def test_nothing_that_a_step_may_wait_for_here_counts_as_a_standstill():
+    """A copy that nobody takes, and then a full memory."""
+    assert PATIENCE_S + Snapshots.patience_s < min(Options().stall_s, Options().stop_s)

@@ -1,0 +1,207 @@
+"""Ranks as processes: heard, watched, and gone afterwards however it ends. No torch is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulator.documents.problems import InputError, Problem
+from worker.cli.local_launcher import PeerFailed, RanksFailed, RunFailed, run_ranks
+from worker.profiling.timeline import Board
+
+ROOT = Path(__file__).resolve().parents[3]
+FOREVER_S = 600.0
+
+
+def children() -> list[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+
+
+def run(body, ranks=3):
+    """Run ranks and return what they said."""
+    heard = []
+    board = Board(ranks)
+    run_ranks(
+        lambda rank, say: body(rank, say, board),
+        ranks=ranks,
+        board=board,
+        hear=lambda *message: heard.append(message),
+    )
+    return heard
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing():
+    before, files = children(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert children() == before
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_all_are_heard_in_the_order_in_which_each_speaks():
+    def body(_rank, say, _board):
+        for turn in range(3):
+            say({"kind": "hello", "turn": turn, "filling": "x" * 100_000})
+
+    heard = run(body)
+    for rank in range(3):
+        assert [message["turn"] for number, message in heard if number == rank] == [0, 1, 2]
+
+
+def test_a_killed_rank_is_named_with_what_it_did():
+    def body(rank, _say, board):
+        board.write(rank, 5, "backward")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.1)
+        raise PeerFailed("rank 1 is gone")
+
+    with pytest.raises(
+        RanksFailed, match=r"rank 1 was killed by SIGKILL in backward of step 5"
+    ) as e:
+        run(body)
+    assert "; ranks 0, 2 noticed within 0." in str(e.value)
+
+
+def test_who_does_not_notice_is_not_waited_for():
+    def body(rank, _say, _board):
+        if rank == 0:
+            os._exit(3)
+        time.sleep(FOREVER_S)
+
+    begin = time.monotonic()
+    with pytest.raises(RanksFailed, match=r"rank 0 ended with code 3 in the start of step 0$"):
+        run(body)
+    assert time.monotonic() - begin < FOREVER_S / 10
+
+
+def test_the_cause_is_told_even_when_its_victims_speak_first():
+    def body(rank, _say, _board):
+        if rank == 2:
+            time.sleep(0.2)
+            raise ValueError("too small")
+        raise PeerFailed("rank 2 is gone")
+
+    with pytest.raises(RanksFailed, match="ValueError: too small"):
+        run(body)
+
+
+def test_a_sentence_that_says_all_is_repeated_as_it_is():
+    def body(_rank, _say, _board):
+        raise RunFailed("step 3: the loss is no number")
+
+    with pytest.raises(RanksFailed, match=r"^step 3: the loss is no number$"):
+        run(body)
+
+
+def test_a_mistake_of_the_users_arrives_whole():
+    def body(rank, _say, _board):
+        if rank == 1:
+            raise InputError([Problem("a.bin", "is short", "make it longer")])
+        raise PeerFailed("rank 1 has left")
+
+    with pytest.raises(InputError, match="is short; make it longer"):
+        run(body)
+
+
+def test_what_the_listener_raises_ends_all_ranks():
+    def body(_rank, say):
+        say({"kind": "hello"})
+        time.sleep(FOREVER_S)
+
+    def hear(_rank, _message):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run_ranks(body, ranks=2, board=Board(2), hear=hear)
+
+
+# A parent of its own, whose ranks say who they are and then wait for ever.
+PARENT = """
+import json, os, sys, time
+from worker.launch import run_ranks
+from worker.timeline import Board
+
+def body(rank, say):
+    say({"kind": "pid", "pid": os.getpid(), "group": os.getpgid(0)})
+    time.sleep(600)
+
+def hear(rank, message):
+    print(json.dumps(message), flush=True)
+
+try:
+    run_ranks(body, ranks=2, board=Board(2), hear=hear)
+except BaseException as error:
+    print(json.dumps({"ended": type(error).__name__}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_rank_outlives_its_parent(number):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE)
+    ranks = [json.loads(parent.stdout.readline()) for _ in range(2)]
+    lives = [os.pidfd_open(rank["pid"]) for rank in ranks]
+    assert {rank["group"] for rank in ranks} == {rank["pid"] for rank in ranks}
+    parent.send_signal(number)
+    rest, _ = parent.communicate(timeout=30)
+    if number == signal.SIGKILL:
+        assert rest == b""
+    else:
+        assert json.loads(rest) == {"ended": "Interrupted"}
+    for life in lives:
+        wait_for_death(life)
+
+
+def test_a_hang_up_that_was_ignored_stays_so():
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    body = ignore + PARENT.replace("time.sleep(600)", "sys.stdin.readline()")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", body],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    for _ in range(2):
+        assert parent.stdout.readline()
+    parent.send_signal(signal.SIGHUP)
+    rest, _ = parent.communicate(b"", timeout=30)
+    assert (rest, parent.returncode) == (b"", 0)
+
+
+# Interrupted in the midst of loading torch, which would make of an exception what it likes.
+LOADING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from worker.command import main
+main(["run", "--job", "none.toml"])
+"""
+
+
+def test_an_interrupt_while_torch_is_loaded_ends_at_once():
+    command = [sys.executable, "-c", LOADING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def wait_for_death(life: int) -> None:
+    """Wait until a process that is not our child is gone."""
+    try:
+        assert select.select([life], [], [], 10.0)[0], "a rank outlived its parent"
+    finally:
+        os.close(life)

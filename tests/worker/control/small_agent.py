@@ -1,0 +1,362 @@
+"""The agents of some nodes in one object, as small as workers let them be: for tests of workers.
+
+Workers are forked by the real warm parent. Snapshots are given to other nodes over HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from simulator.inputs.plan_file import plan_text
+from simulator.spec.plan import Plan
+from worker.checkpoint import snapshot_file
+from worker.layout.rank_layout import seats_of
+
+WAIT_S = 20.0
+Word = dict[str, Any]
+
+
+class Nursery:
+    """The warm parent, for as long as the tests take."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "nursery.sock"
+        self._log = (folder / "nursery.log").open("wb")
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "agents.workers.fork_server",
+                str(self._path),
+                "worker.control.worker_process",
+            ],
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        while not self._path.exists():
+            assert self._process.poll() is None, "the warm parent did not come up"
+            time.sleep(0.02)
+
+    def fork(self, home: Path, spec: dict[str, Any]) -> int:
+        """Have a worker."""
+        home.mkdir(parents=True, exist_ok=True)
+        return int(self._ask({"ask": "fork", "folder": str(home), "spec": spec})["pid"])
+
+    def end(self) -> None:
+        """Let it go."""
+        self._ask({"ask": "end"})
+        self._process.wait(10)
+        self._log.close()
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(self._path))
+            line.sendall(json.dumps(question).encode() + b"\n")
+            return json.loads(line.makefile().readline())
+
+
+@dataclass(eq=False)
+class Process:
+    """One worker process, and its seat."""
+
+    pid: int
+    node: str
+    device: int
+    home: Path
+    spec: dict[str, Any]
+    words: list[Word] = field(default_factory=list)
+    line: socket.socket | None = None
+    unread: bytes = b""
+
+    @property
+    def word(self) -> Word:
+        return self.words[-1] if self.words else {"generation": 0, "taking": "", "step": 0}
+
+    def tell(self, **order: Any) -> None:
+        assert self.line is not None
+        order.setdefault("generation", self.spec["generation"])
+        self.line.sendall(json.dumps(order).encode() + b"\n")
+
+
+class Agents:
+    """All nodes of a small cluster; each has a folder for snapshots and a door for others."""
+
+    def __init__(
+        self,
+        root: Path,
+        nursery: Nursery,
+        job: str,
+        nodes: tuple[str, ...],
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self.wait_s = wait_s
+        self.root, self.nursery, self.job = root, nursery, job
+        self.processes: list[Process] = []
+        self._doors = {node: _door(self.memory(node)) for node in nodes}
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(root / "workers.sock"))
+        self._socket.listen(32)
+
+    def memory(self, node: str) -> Path:
+        """Where the node's snapshots are."""
+        return self.root / "memory" / node
+
+    def start(
+        self,
+        plan: Plan,
+        generation: int,
+        restore: dict[str, Any] | None = None,
+        *,
+        is_meeting: bool = True,
+        **changes: Any,
+    ) -> None:
+        """Give out the seats of a plan: idle workers on their devices first, then new ones."""
+        folder = self.root / "generation" / str(generation)
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text(plan_text(plan))
+        (folder / "job.toml").write_text(self.job)
+        used: dict[str, int] = {}
+        for seat in seats_of(plan):
+            place = plan.pipelines[seat.pipeline].stages[seat.stage].places[0]
+            assert place.node is not None
+            device = used[place.node] = used.get(place.node, -1) + 1
+            spec = self._spec(plan, generation, seat.rank, place.node, device)
+            spec |= {"restore": restore or {"step": 0, "generation": 0, "source": "start"}}
+            self._seat({**spec, **changes})
+        if is_meeting and plan.device_count > 1:
+            self._meet(generation)
+
+    def _spec(
+        self, plan: Plan, generation: int, rank: int, node: str, device: int
+    ) -> dict[str, Any]:
+        folder = self.root / "generation" / str(generation) / str(rank)
+        folder.mkdir()
+        return {
+            "job": "j",
+            "generation": generation,
+            "term": 1,
+            "rank": rank,
+            "ranks": plan.device_count,
+            "device": device,
+            "node": node,
+            "host": "127.0.0.1",
+            "folder": str(folder),
+            "memory": str(self.memory(node)),
+            "memory_every": 1,
+            "persist_every": None,
+            "peers": {
+                name: {"address": f"127.0.0.1:{door.server_port}", "zone": "z", "name": name}
+                for name, door in self._doors.items()
+            },
+            "ticket": "t",
+            "manifest": None,
+            "socket": str(self.root / "workers.sock"),
+            "orphan_s": 30.0,
+            "threads": 1,
+        }
+
+    def _seat(self, spec: dict[str, Any]) -> None:
+        for process in self.processes:
+            place = (process.node, process.device)
+            if place == (spec["node"], spec["device"]) and process.word["taking"] == "idle":
+                process.spec = spec
+                process.tell(order="join", spec=spec)
+                return
+        home = self.root / "process" / f"{spec['generation']}.{spec['rank']}"
+        pid = self.nursery.fork(home, spec)
+        self.processes.append(Process(pid, spec["node"], spec["device"], home, spec))
+
+    def gang(self, generation: int) -> list[Process]:
+        """The processes of a generation, by rank."""
+        found = [p for p in self.processes if p.spec["generation"] == generation]
+        return sorted(found, key=lambda process: process.spec["rank"])
+
+    def _meet(self, generation: int) -> None:
+        gang = self.gang(generation)
+        self.wait(
+            lambda: gang[0].word["generation"] == generation and gang[0].word.get("meeting"),
+            needs=gang[:1],
+        )
+        self.wait(lambda: all(process.line is not None for process in gang), needs=gang)
+        for process in gang[1:]:
+            process.tell(order="meet", address=gang[0].word["meeting"])
+
+    # ---- hearing --------------------------------------------------------------------------------
+
+    def wait(self, is_so: Callable[[], Any], *, needs: list[Process] | None = None) -> None:
+        """Hear workers until it is so; those that are needed may not end."""
+        deadline = time.monotonic() + self.wait_s
+        while not is_so():
+            self._hear(0.05)
+            for process in needs or ():
+                gone = not Path("/proc", str(process.pid)).exists()
+                assert not gone or is_so(), self.output(process)
+            assert time.monotonic() < deadline, [
+                (p.spec["rank"], p.word, self.output(p)) for p in self.processes
+            ]
+
+    def wait_taking(self, generation: int, taking: str, *, step: int = 0) -> None:
+        """Wait until all of the generation say so."""
+        gang = self.gang(generation)
+        self.wait(
+            lambda: all(
+                (p.word["generation"], p.word["taking"]) == (generation, taking)
+                and p.word["step"] >= step
+                for p in gang
+            ),
+            needs=gang,
+        )
+
+    def order(self, generation: int, **order: Any) -> None:
+        """Tell all of a generation something."""
+        for process in self.gang(generation):
+            process.tell(**order)
+
+    def output(self, process: Process) -> str:
+        """What it has printed."""
+        return (process.home / "output").read_text(errors="replace")
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL."""
+        os.kill(process.pid, signal.SIGKILL)
+        self.forget(process)
+
+    def forget(self, process: Process) -> None:
+        """It is gone."""
+        self.processes.remove(process)
+        if process.line is not None:
+            process.line.close()
+
+    def _hear(self, timeout_s: float) -> None:
+        lines = {p.line: p for p in self.processes if p.line is not None}
+        ready, _, _ = select.select([self._socket, *lines], [], [], timeout_s)
+        for line in ready:
+            if line is self._socket:
+                self._accept()
+                continue
+            process = lines[line]
+            try:
+                data = line.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                line.close()
+                process.line = None
+                continue
+            *said, process.unread = (process.unread + data).split(b"\n")
+            for word in map(json.loads, said):
+                sealed = word.get("sealed_at")
+                if sealed is not None and sealed != process.word.get("sealed_at"):
+                    self._replicate(process, sealed)
+                process.words.append(word)
+
+    def _replicate(self, process: Process, point: dict[str, int]) -> None:
+        """Bring copies where the pieces say they belong, and say so."""
+        about = (self.memory(process.node), "j")
+        folder = snapshot_file.point_folder(*about, **point)
+        for found in snapshot_file.sealed_files(folder):
+            if found.header.rank != process.word.get("rank", found.header.rank):
+                continue
+            bodies: dict[str, dict[tuple[int, int], bytes]] = {}
+            for piece in found.header.pieces:
+                if piece.buddy is not None:
+                    body = snapshot_file.read_piece(found.path, piece)
+                    bodies.setdefault(piece.buddy, {})[piece.key] = body
+            for buddy, each in bodies.items():
+                to = snapshot_file.point_folder(self.memory(buddy), "j", **point)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                snapshot_file.write_copy(to, found.header, each)
+        if process.line is not None:
+            process.tell(order="replicated", point=point)
+
+    def _accept(self) -> None:
+        line, _ = self._socket.accept()
+        raw = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid = struct.unpack("3i", raw)[0]
+        found = [process for process in self.processes if process.pid == pid]
+        if found:
+            found[0].line, found[0].unread = line, b""
+        else:
+            line.close()
+
+    def unlisten(self) -> None:
+        """Be gone, for the workers."""
+        self._socket.close()
+        for process in self.processes:
+            if process.line is not None:
+                process.line.close()
+                process.line = None
+
+    def close(self) -> None:
+        """End everything."""
+        for process in self.processes:
+            if process.line is not None:
+                process.line.close()
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._socket.close()
+        for door in self._doors.values():
+            door.shutdown()
+            door.server_close()
+
+
+@contextmanager
+def memory_door(memory: Path) -> Iterator[int]:
+    """A node's door alone; its port."""
+    server = _door(memory)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _door(memory: Path) -> ThreadingHTTPServer:
+    """Give others the snapshots of a node."""
+
+    class Door(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            assert self.headers["Sailor-Ticket"] == "t"
+            _, _, _, job, point, *file = self.path.split("/")
+            folder = memory / job / point
+            if not file:
+                self._answer(200, snapshot_file.listing(snapshot_file.sealed_files(folder)))
+                return
+            first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
+            content = (folder / file[0]).read_bytes()[first : last + 1]
+            self._answer(206, content)
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    return server

@@ -1,0 +1,105 @@
+"""The transport by threads: sums in one order, mail in order, and failures that reach everybody."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from worker.distributed.in_process import ThreadWorld, run_as_threads
+from worker.distributed.interface import Aborted, DeadlinePassed, PeerLost
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_sum_has_the_same_bits_everywhere_and_in_every_run():
+    def body(transport):
+        own = torch.tensor([1e16, 1.0, -1e16, 3.0][transport.rank :][:1], dtype=torch.float64)
+        return transport.group((0, 1, 2, 3)).all_reduce(own).item()
+
+    assert run_as_threads(4, body) == [((1e16 + 1.0) - 1e16) + 3.0] * 4
+    assert run_as_threads(4, body) == run_as_threads(4, body)
+
+
+def test_groups_that_overlap_do_not_mix():
+    def body(transport):
+        first = transport.group((0, 1)) if transport.rank < 2 else None
+        last = transport.group((1, 2)) if transport.rank > 0 else None
+        pending, tensors = [], []
+        for group in (first, last):
+            if group is not None:
+                tensors.append(torch.full((3,), float(transport.rank + 1)))
+                pending.append(group.start_all_reduce(tensors[-1]))
+        for each in pending:
+            each.wait()
+        return [tensor[0].item() for tensor in tensors]
+
+    assert run_as_threads(3, body) == [[3.0], [3.0, 5.0], [5.0]]
+
+
+def test_the_largest_and_a_broadcast():
+    def body(transport):
+        group = transport.group((0, 1, 2))
+        largest = group.all_reduce(torch.tensor([float(transport.rank)]), "max").item()
+        told = torch.tensor([10.0 * transport.rank])
+        group.start_broadcast(told, source=1).wait()
+        return largest, told.item()
+
+    assert run_as_threads(3, body) == [(2.0, 10.0)] * 3
+
+
+def test_mail_arrives_in_order_whoever_comes_first():
+    def body(transport):
+        if transport.rank == 0:
+            for number in range(10):
+                tensor = torch.tensor([float(number)])
+                transport.send(tensor, to=1).wait()
+                tensor.fill_(-1)  # What was sent is what it was when it was sent.
+            return []
+        targets = [torch.zeros(1) for _ in range(10)]
+        waits = [transport.receive(target, source=0) for target in targets]
+        for wait in waits:
+            wait.wait()
+        return [target.item() for target in targets]
+
+    assert run_as_threads(2, body)[1] == [float(number) for number in range(10)]
+
+
+def test_a_failure_of_one_ends_the_waits_of_all_and_is_the_one_that_is_told():
+    def body(transport):
+        if transport.rank == 2:
+            raise ValueError("bad sample")
+        transport.group((0, 1)).all_reduce(torch.zeros(1))
+        transport.receive(torch.zeros(1), source=2).wait()
+
+    with pytest.raises(ValueError, match="bad sample"):
+        run_as_threads(3, body)
+
+
+def test_abort_from_another_thread_ends_a_wait():
+    world = ThreadWorld(2)
+    transport = world.transport(0)
+    pending = transport.group((0, 1)).start_all_reduce(torch.zeros(1))
+    threading.Timer(0.05, transport.abort, ("enough",)).start()
+    with pytest.raises(Aborted, match="rank 0: enough"):
+        pending.wait()
+    with pytest.raises(Aborted):
+        world.transport(1).send(torch.zeros(1), to=0)
+
+
+def test_a_lost_rank_is_named():
+    world = ThreadWorld(2)
+    pending = world.transport(0).receive(torch.zeros(1), source=1)
+    world.lose(1, "a test")
+    with pytest.raises(PeerLost, match="rank 1 is gone"):
+        pending.wait()
+
+
+def test_no_wait_is_for_ever():
+    world = ThreadWorld(2, deadline_s=0.05)
+    with pytest.raises(DeadlinePassed, match=r"receiving from rank 1 was not done after 0\.05 s"):
+        world.transport(0).receive(torch.zeros(1), source=1).wait()
+    with pytest.raises(DeadlinePassed):
+        world.transport(0).group((0, 1)).all_reduce(torch.zeros(1))

@@ -1,0 +1,78 @@
+"""Ranks as processes: the same training as with threads, and no wait for the dead."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.worker import crew
+from tests.worker.any_plan import any_plan
+from tests.worker.trained import drawn, plan_of, small_job, trained
+from worker.profiling.timeline import FailPoint
+from worker.training.precision import FP64
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+JOB = small_job(dropout=0.1)
+RANKS = 5
+
+
+def test_any_plan_trains_as_it_does_with_threads_one_generation_after_the_other(tmp_path, examples):
+    plans = [
+        any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
+        for n in range(max(3, examples // 10))
+    ]
+    ranks = crew.as_processes(tmp_path, RANKS, crew.train_generations, JOB, plans, 2)
+    for number, plan in enumerate(plans):
+        found = [results[number] for results, _ in ranks if results[number] is not None]
+        wanted = trained(JOB, plan, steps=2, precision=FP64)
+        for reports, _ in found:
+            assert reports == found[0][0], plan
+            for (loss, norm, digest), report in zip(reports, wanted.reports, strict=True):
+                assert loss == pytest.approx(report.loss, rel=1e-12), plan
+                assert norm == pytest.approx(report.grad_norm, rel=1e-9), plan
+                assert digest == report.sample_hash, plan
+        known: dict[object, str] = {}
+        for _, sums in found:
+            for key, digest in sums.items():
+                assert known.setdefault(key, digest) == digest, f"{plan}: {key}"
+    for _, left in ranks:
+        assert len(set(left)) == 1, "a generation leaves files open"
+
+
+@pytest.mark.parametrize(
+    "phase", ["forward", "backward", "send", "receive", "sync", "vote", "step"]
+)
+def test_the_death_of_a_rank_in_any_phase_is_noticed_by_all(tmp_path, phase):
+    plan = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
+    killed = {"send": 0, "receive": 4}.get(phase, 2)
+    results = crew.as_processes(
+        tmp_path, RANKS, crew.train_until_lost, JOB, plan, FailPoint(killed, phase, 2)
+    )
+    assert results == [None if n == killed else ("PeerLost", killed) for n in range(RANKS)]
+
+
+@pytest.mark.parametrize("what", ["all-reduce", "send", "receive", "others"])
+def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
+    results = crew.as_processes(tmp_path, 3, crew.wait_for_the_dead, what)
+    assert results[0] is None
+    for (kind, rank), message in results[1:]:
+        assert (kind, rank) == ("PeerLost", 0)
+        assert message.startswith("rank 0 is gone (noticed in ")
+
+
+def test_no_group_waits_for_a_member_that_is_gone(tmp_path):
+    results = crew.as_processes(tmp_path, 3, crew.wait_for_one_who_never_joins)
+    assert results == [None, ("PeerLost", 0), ("PeerLost", 0)]
+
+
+def test_who_gives_up_tells_the_others_why(tmp_path):
+    results = crew.as_processes(tmp_path, 3, crew.abort_while_others_wait)
+    assert results == ["rank 1: bad sample"] * 3
+
+
+def test_a_peer_that_lives_and_says_nothing_is_waited_for_until_the_deadline(tmp_path):
+    results = crew.as_processes(tmp_path, 2, crew.outlast_the_deadline)
+    assert ("DeadlinePassed", None) in results
+    assert {kind for kind, _ in results} <= {"DeadlinePassed", "Aborted"}

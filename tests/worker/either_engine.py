@@ -1,0 +1,57 @@
+"""Ranks that train by one engine or the other, from where either left off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import FileStore
+
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.data.open_data import open_data
+from worker.distributed.process_groups import ProcessTransport
+from worker.engines.deepspeed.config import read_config
+from worker.engines.deepspeed.engine import DeepSpeedTrainer
+from worker.layout.rank_layout import own_tensors
+from worker.layout.tensor_table import table_of
+from worker.training.full_tensors import Key, merge, pieces_of
+from worker.training.trainer import Progress, Trainer
+
+State = tuple[dict[Key, Any], Progress]
+
+
+def train(
+    rank: int, _: int, store: FileStore, engine: str, job: Job, plan: Plan, steps: int, begin: State
+) -> Any:
+    """Take some steps; tell their losses, and what this rank then holds, as arrays."""
+    data = open_data(job, Path())
+    trainer: Any
+    if engine == "sailor":
+        transport = ProcessTransport(store, rank, plan.device_count)
+        trainer = Trainer(job, plan, rank, transport, data)
+    else:
+        config = read_config(None, plan, job)
+        device = torch.device("cpu")
+        trainer = DeepSpeedTrainer(
+            job, plan, rank, store, data, config, device=device, deadline_s=60, weights=None
+        )
+    if begin is not None:
+        logical, progress = begin
+        trainer.restore({key: torch.from_numpy(array) for key, array in logical.items()}, progress)
+    losses = [trainer.step().loss for _ in range(steps)]
+    pieces = pieces_of(trainer.memories.values()) if engine == "sailor" else trainer.pieces()
+    (transport if engine == "sailor" else trainer).close()
+    arrays = {key: [(atoms, t.numpy()) for atoms, t in held] for key, held in pieces.items()}
+    return losses, arrays, trainer.progress
+
+
+def state_of(job: Job, results: list[Any]) -> State:
+    """What all ranks hold, put together."""
+    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    shares = [
+        {key: [(atoms, torch.from_numpy(a)) for atoms, a in held] for key, held in arrays.items()}
+        for _, arrays, _ in results
+    ]
+    return {key: t.numpy() for key, t in merge(shares, tables).items()}, results[0][2]

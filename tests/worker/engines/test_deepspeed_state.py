@@ -1,0 +1,64 @@
+"""A run goes from one engine to the other and back as if nothing had happened."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.models.families import build_model
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Stage
+from tests.worker.crew import as_processes
+from tests.worker.either_engine import state_of, train
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
+]
+
+MODEL = build_model("gpt2", layers=2, hidden=16, heads=4, vocab=61, sequence=8)
+JOB = Job(
+    "engines",
+    MODEL,
+    global_batch=8,
+    sequence=8,
+    precision="fp32",
+    learning_rate=0.01,
+    schedule="cosine",
+    steps=6,
+    clip_norm=0.5,
+)
+HERE = (Place("any", "this", "here"),)
+PLAN = Plan(2, (Pipeline(2, (Stage((0, 2), 1, HERE), Stage((2, 4), 1, HERE))),) * 2)
+
+
+def leg(folder: Path, engine: str, job: Job, steps: int, begin=None):
+    results = as_processes(folder, PLAN.device_count, train, engine, job, PLAN, steps, begin)
+    return results[0][0], state_of(job, results)
+
+
+@pytest.mark.parametrize("changes", [{}, {"zero": 1}, {"optimizer": "sgd"}], ids=str)
+def test_engines_take_over_from_each_other(tmp_path, changes):
+    job = replace(JOB, **changes)
+    straight, (whole, _) = leg(tmp_path, "sailor", job, 6)
+    losses, state = [], None
+    for engine in ("sailor", "deepspeed", "sailor"):
+        more, state = leg(tmp_path, engine, job, 2, state)
+        losses += more
+    assert losses == pytest.approx(straight, rel=1e-5)
+    assert state is not None
+    logical, progress = state
+    assert (progress.step, progress.updates, progress.samples) == (6, 6, 48)
+    masters = [key for key in whole if key[2] != "gradient"]
+    assert len(masters) == sum(key[2] == "master" for key in whole) * (
+        2 if job.optimizer == "sgd" else 3
+    )
+    for key in masters:
+        # What moments of nearly 0 differ by, Adam's first steps blow up.
+        assert abs(logical[key] - whole[key]).max() < 1e-3, key

@@ -1,0 +1,210 @@
+"""Who holds what and who sums with whom, on random plans: nothing is missed, nothing is twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from simulator.spec.plan import Plan
+from tests.worker.any_plan import any_plan
+from worker.layout.rank_layout import (
+    ALIGNMENT,
+    TIED,
+    groups_of,
+    holdings_of,
+    image_of_atoms,
+    image_of_whole,
+    neighbours,
+    problems_with,
+    sample_positions,
+    seats_of,
+    segments,
+    source_of,
+    speakers,
+    sync_parts,
+    targets_of,
+)
+from worker.layout.tensor_table import table_of
+from worker.types import TensorSpec
+
+pytest.importorskip("torch", reason="the small jobs stand beside code that needs it")
+
+from tests.worker.trained import drawn, plan_of, small_job
+
+JOBS = [small_job(tied=True), small_job(tied=False), small_job("llama", tied=False)]
+
+
+def cases(examples):
+    for seed in range(examples):
+        draw = drawn(seed)
+        job = draw.choice(JOBS)
+        plan = any_plan(draw, job, ranks_max=14)
+        tables = [table_of(job, index) for index in range(len(job.model.layers))]
+        yield job, plan, holdings_of(plan, tables, atoms=job.max_tp)
+
+
+def test_every_replica_holds_every_atom_once(examples):
+    for job, plan, holdings in cases(examples):
+        for layer in range(len(job.model.layers)):
+            held = Counter(atom for h in holdings.holders[layer] for atom in h.atoms)
+            assert held == dict.fromkeys(range(job.max_tp), len(plan.pipelines))
+
+
+def test_each_atom_is_summed_once_over_all_that_hold_it(examples):
+    for _, _, holdings in cases(examples):
+        units = sync_parts(holdings)
+        for layer, holders in holdings.holders.items():
+            mine = [unit for unit in units if unit.layer == layer]
+            for atom in range(holdings.atoms if holdings.has_split(layer) else 0):
+                having = tuple(h.rank for h in holders if atom in h.atoms)
+                summed = [unit.ranks for unit in mine if atom in unit.atoms]
+                assert summed == ([having] if len(having) > 1 else [])
+            whole = [unit.ranks for unit in mine if unit.with_whole]
+            several = holdings.has_whole(layer) and len(holders) > 1
+            assert whole == ([tuple(h.rank for h in holders)] if several else [])
+
+
+def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
+    for _, _, holdings in cases(examples):
+        for unit in sync_parts(holdings):
+            for holder in holdings.holders[unit.layer]:
+                common = set(unit.atoms) & set(holder.atoms)
+                assert common in (set(), set(unit.atoms))
+
+
+def test_all_ranks_share_one_order_that_follows_the_backward_pass(examples):
+    for _, _, holdings in cases(examples):
+        units = sync_parts(holdings)
+        assert [unit.layer for unit in units] == sorted((u.layer for u in units), reverse=True)
+        for one, other in pairwise(units):
+            if one.layer == other.layer:
+                assert not one.with_whole, "what is not cut comes after the atoms"
+                assert other.with_whole or one.atoms.stop <= other.atoms.start
+
+
+def test_exactly_one_holder_speaks_for_each_atom(examples):
+    for job, _, holdings in cases(examples):
+        spoken = Counter(
+            (share.layer, atom)
+            for shares in speakers(holdings).values()
+            for share in shares
+            for atom in (*share.atoms, *(["whole"] if share.whole else []))
+        )
+        layers = [*range(len(job.model.layers)), TIED]
+        atoms = {(k, a) for k in layers if holdings.has_split(k) for a in range(job.max_tp)}
+        wholes = {(k, "whole") for k in layers if holdings.has_whole(k)}
+        assert spoken == dict.fromkeys(atoms | wholes, 1)
+        held = {(h.rank, k, a) for k in layers for h in holdings.holders[k] for a in h.atoms}
+        for rank, shares in speakers(holdings).items():
+            assert {(rank, s.layer, a) for s in shares for a in s.atoms} <= held
+
+
+def test_each_rank_takes_activations_from_one_that_sends_them_to_it(examples):
+    for _, plan, _ in cases(examples):
+        seats = seats_of(plan)
+        for seat in seats:
+            for step in (-1, 1):
+                for other in neighbours(seats, seat, step=step):
+                    sends = seat in targets_of(other, neighbours(seats, other, step=-step))
+                    takes = source_of(seat, neighbours(seats, seat, step=step)) == other
+                    assert sends == takes
+
+
+def test_pipelines_divide_the_batch(examples):
+    for job, plan, _ in cases(examples):
+        positions = [
+            position
+            for number, pipeline in enumerate(plan.pipelines)
+            for micro_batch in range(pipeline.micro_batches)
+            for position in sample_positions(plan, pipeline=number, micro_batch=micro_batch)
+        ]
+        assert positions == list(range(job.global_batch))
+
+
+def test_every_group_is_opened_before_it_is_needed(examples):
+    for _, plan, holdings in cases(examples):
+        groups = groups_of(plan, holdings)
+        assert len(set(groups)) == len(groups)
+        assert {unit.ranks for unit in sync_parts(holdings)} <= set(groups)
+        assert {s.tp_ranks for s in seats_of(plan) if s.tp > 1} <= set(groups)
+
+
+def test_segments_are_as_coarse_as_the_cuts_allow():
+    job = replace(small_job(), max_tp=4)
+    tables = [table_of(job, index) for index in range(5)]
+    plan = plan_of(4, (1, [(0, 5, 2)]), (1, [(0, 5, 4)]))
+    holders = holdings_of(plan, tables, atoms=4).holders[2]
+    assert segments(holders, atoms=4) == (range(1), range(1, 2), range(2, 3), range(3, 4))
+    plan = plan_of(4, (1, [(0, 5, 2)]), (1, [(0, 5, 1)]))
+    holders = holdings_of(plan, tables, atoms=4).holders[2]
+    assert segments(holders, atoms=4) == (range(2), range(2, 4))
+
+
+def test_layers_that_nobody_cuts_are_one_message():
+    job = small_job(tied=False)
+    tables = [table_of(job, index) for index in range(5)]
+    plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
+    units = sync_parts(holdings_of(plan, tables, atoms=4))
+    assert [(unit.layer, unit.with_whole) for unit in units] == [(n, True) for n in (4, 3, 2, 1, 0)]
+
+
+def test_a_shared_tensor_belongs_to_both_ends_and_is_summed_last():
+    job = small_job(tied=True)
+    tables = [table_of(job, index) for index in range(5)]
+    plan = plan_of(4, (2, [(0, 1, 2), (1, 4, 1), (4, 5, 4)]))
+    holdings = holdings_of(plan, tables, atoms=4)
+    assert [h.rank for h in holdings.holders[TIED]] == [0, 1, 3, 4, 5, 6]
+    assert [spec.name for spec in holdings.tables[TIED]] == ["token.weight"]
+    assert "token.weight" not in [spec.name for spec in holdings.tables[0]]
+    last = sync_parts(holdings)[-1]
+    assert (last.layer, last.atoms, last.ranks) == (TIED, range(3, 4), (1, 6))
+
+
+def test_flat_memory_is_aligned_and_holds_each_element_once():
+    specs = (
+        TensorSpec("w", (6, 8), 1),
+        TensorSpec("n", (5,), None),
+        TensorSpec("b", (8,), 0),
+    )
+    split = image_of_atoms(specs, range(1, 3), atoms=4)
+    assert [(s.spec.name, s.offset, s.shape) for s in split.slots] == [
+        ("w", 0, (6, 4)),
+        ("b", ALIGNMENT, (4,)),
+    ]
+    whole = image_of_whole(specs)
+    assert [(s.spec.name, s.offset, s.shape) for s in whole.slots] == [("n", 0, (5,))]
+    assert (split.elements, whole.elements) == (2 * ALIGNMENT, ALIGNMENT)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schedule": "interleaved"}, "plan: schedule: the interleaved schedule is not supported"),
+        ({"split": (1, 1)}, "plan: pipelines[0].stages[0].split: a stage that divides"),
+        ({"tp": 2, "max_tp": 3}, "plan: pipelines[0].stages[0].tp: 2 does not divide"),
+        ({"tp": 8}, "plan: pipelines[0].stages[0].tp: "),
+        ({"layers": (0, 4)}, "layers: [0, 4) leaves out layer 4 at the end"),
+        ({"decay": "cosine"}, "training.steps: the cosine schedule must know where it ends"),
+        ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
+    ],
+)
+def test_plans_that_cannot_run_are_refused_with_a_word(change, said):
+    job = replace(
+        small_job(), max_tp=change.get("max_tp", 4), schedule=change.get("decay", "constant")
+    )
+    plan = plan_of(4, (change.get("micro_batches", 2), [(0, 5, change.get("tp", 1))]))
+    stage = plan.pipelines[0].stages[0]
+    stage = replace(stage, **{k: v for k, v in change.items() if k in ("layers", "split")})
+    pipeline = replace(plan.pipelines[0], stages=(stage,))
+    plan = Plan(4, (pipeline,), schedule=change.get("schedule", "1f1b"))
+    assert any(said in str(problem) for problem in problems_with(plan, job)), problems_with(
+        plan, job
+    )
+
+
+def test_a_good_plan_has_no_problem(examples):
+    for job, plan, _ in cases(examples):
+        assert problems_with(plan, job) == ()

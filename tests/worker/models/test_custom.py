@@ -1,0 +1,179 @@
+"""A user's own layers: cut as they say, the same under every degree, and their mistakes told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from simulator.documents.problems import InputError
+from simulator.models.layers import Layer, Model, Moment, Term
+from simulator.spec.job import Job
+from tests.worker import own_model
+from tests.worker.models.test_apply_plan import assert_equal_passes
+from tests.worker.tiny_models import layers_of, together
+from worker.models.apply_plan import build_layer
+from worker.models.custom import check_factory, factory_layer, tensors_of
+from worker.models.microbatch_context import Moment as Now
+
+pytestmark = pytest.mark.torch
+TERM = (Term("all", per_token=1),)
+
+
+def described(name: str) -> Model:
+    """The model's description, with costs that nobody asks for here."""
+    kinds = ("embedding", "block", "block", "head")
+    return Model(
+        name="own",
+        family="described",
+        layers=tuple(
+            Layer(
+                name=f"layer {index}",
+                kind=kind,  # type: ignore[arg-type]  # one of the kinds, as written above
+                tensors=tensors_of(layer, first="layer 0"),
+                flops=TERM,
+                kept=TERM,
+                checkpoint=TERM,
+                moments=(Moment("all", TERM),),
+                traffic=TERM,
+                output_per_token=own_model.WIDTH,
+                allreduces_forward=1,
+                allreduces_backward=1,
+                allreduce_per_token=own_model.WIDTH,
+            )
+            for index, (kind, layer) in enumerate(zip(kinds, made(name), strict=True))
+        ),
+        hidden=own_model.WIDTH,
+        heads=own_model.HEADS,
+        kv_heads=own_model.KV_HEADS,
+        ffn=24,
+        vocab=own_model.WORDS,
+        sequence_max=64,
+        learned_positions=False,
+        tied=True,
+    )
+
+
+def made(name: str) -> list[Any]:
+    entries = getattr(own_model, name)()
+    return [each if isinstance(each, torch.nn.Module) else each() for each in entries]
+
+
+def job_of(name: str, *, like: str = "layers", **training: Any) -> Job:
+    """A job whose factory has this name and whose description is of another one."""
+    factory = f"{own_model.__name__}:{name}"
+    fixed = {"global_batch": 8, "sequence": 6, "max_tp": 4}
+    return Job(name="own", model=described(like), factory=factory, **{**fixed, **training})
+
+
+@pytest.mark.parametrize("name", ["layers", "recipes"])
+@pytest.mark.parametrize(("tp", "atoms"), [(2, 2), (2, 4), (4, 4)])
+def test_ranks_compute_what_one_computes(name: str, tp: int, atoms: int) -> None:
+    job = job_of(name, max_tp=atoms)
+    check_factory(job)
+    assert_equal_passes(together(job, tp), together(job, 1))
+
+
+@pytest.mark.parametrize("name", ["layers", "recipes"])
+def test_weights_are_those_of_the_users_code_and_of_the_seed(name: str) -> None:
+    job = job_of(name)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    one = [p.clone() for i in range(4) for p in factory_layer(job, i).parameters()]
+    again = [p for i in range(4) for p in factory_layer(job, i).parameters()]
+    assert all(map(torch.equal, one, again))
+    assert torch.equal(torch.get_rng_state(), state), "the user's own random numbers moved"
+    other = factory_layer(replace(job, data=replace(job.data, seed=9)), 0)
+    assert not torch.equal(other.table.weight, one[0])
+    held = layers_of(job, tp=1, index=0, group=None)
+    assert torch.equal(held[0].tensors[0].parameter[:19], one[0].double())
+    assert not held[0].tensors[0].parameter[19:].any()
+
+
+@pytest.mark.parametrize("name", ["layers", "recipes"])
+def test_a_head_apart_from_its_embedding_begins_as_the_embedding(name: str) -> None:
+    job = job_of(name)
+    first, last = (
+        build_layer(
+            job,
+            index,
+            tp=1,
+            tp_index=0,
+            group=None,
+            moment=Now(),
+            dtype=torch.float32,
+            device="cpu",
+        )
+        for index in (0, 3)
+    )
+    assert torch.equal(first.tensors[0].parameter, last.tensors[0].parameter)
+
+
+def problems_of(job: Job) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        check_factory(job)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "returned list [], not a list of layers"),
+        ("missing", "cannot be imported"),
+        ("broken", "failed (ValueError: no such file)"),
+        ("WORDS", "failed (TypeError: 'int' object is not callable)"),
+    ],
+)
+def test_a_factory_that_makes_nothing_is_told(name: str, said: str) -> None:
+    (found,) = problems_of(job_of(name))
+    assert said in found
+
+
+def test_a_module_that_is_not_there_is_told() -> None:
+    job = replace(job_of("layers"), factory="no_such_module:layers")
+    (found,) = problems_of(job)
+    assert "No module named 'no_such_module'" in found
+
+
+def test_all_that_are_no_layers_are_told() -> None:
+    found = problems_of(job_of("numbers"))
+    assert ["as layer 2" in found[0], "as layer 3" in found[1], len(found)] == [True, True, 2]
+
+
+def test_layers_that_do_not_chain_are_told() -> None:
+    (found,) = problems_of(job_of("unchained", like="unchained"))
+    assert found.startswith(
+        "model.factory: layer 2: does not take what layer 1 returns, 1 x 6 x 16"
+    )
+    (found,) = problems_of(job_of("headless", like="headless"))
+    assert "layer 3: returns 1 x 6 x 16, not logits of 1 x 6 x 19" in found
+    (found,) = problems_of(job_of("several"))
+    assert "layer 1: returns tuple" in found
+
+
+def test_layers_that_are_not_those_of_the_description_are_told() -> None:
+    found = problems_of(job_of("layers", like="unchained"))
+    assert len(found) == 16
+    assert found[0] == (
+        "model.factory: layer 2: bias is not as described; "
+        "describe the model again with `sailorctl profile model`"
+    )
+    short = job_of("layers")
+    short = replace(short, model=replace(short.model, layers=short.model.layers[1:]))
+    assert "makes 4 layers, the description has 3" in problems_of(short)[0]
+
+
+def test_cuts_that_cannot_be_made_are_told() -> None:
+    found = problems_of(job_of("odd", like="odd"))
+    assert "up is to be cut by 'shards'" in found[0]
+    assert "norm is a LayerNorm; columns needs nn.Linear" in found[1]
+    found = problems_of(job_of("layers", max_tp=3))
+    assert "query.weight has 4 pieces, which TP 3 does not divide" in found[0]
+
+
+def test_layers_that_share_a_parameter_in_silence_are_told() -> None:
+    (found,) = problems_of(job_of("sharing", like="sharing"))
+    assert "project.weight is also a parameter of layer 0" in found

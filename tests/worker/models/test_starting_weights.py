@@ -1,0 +1,103 @@
+"""A run begins from the user's own code, or from a checkpoint, under any plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from safetensors.torch import load_file, save_file
+
+from simulator.models.description_file import describe
+from tests.worker import own_model
+from tests.worker.models.test_custom import described
+from tests.worker.small_run import run, write
+from tests.worker.warm import Warm
+
+pytestmark = pytest.mark.torch
+FAMILY = """family = "gpt2"
+layers = 2
+hidden = 16
+heads = 4
+vocab = 64
+sequence = 8"""
+OWN = 'description = "model.json"'
+
+
+def losses(warm: Warm, folder: Path, *, plan: bool, **env: str) -> list[float]:
+    done = run(warm, folder, plan=plan, **env)
+    assert done.code == 0, done.err
+    return [step["loss"] for step in done.steps]
+
+
+def refusal(warm: Warm, folder: Path) -> list[str]:
+    done = run(warm, folder)
+    assert (done.code, done.out) == (2, "")
+    return done.err.splitlines()
+
+
+def write_model(folder: Path, model: str) -> None:
+    """The small run, but with these lines in the place of its model's."""
+    write(folder)
+    text = (folder / "job.toml").read_text()
+    assert FAMILY in text
+    (folder / "job.toml").write_text(text.replace(FAMILY, model))
+
+
+def own_files(folder: Path, factory: str) -> None:
+    write_model(folder, f'{OWN}\nfactory = "{factory}"')
+    shutil.copy(own_model.__file__, folder / "mine.py")
+    (folder / "model.json").write_text(json.dumps(describe(described("layers"))))
+
+
+def test_a_checkpoint_is_where_any_plan_begins(warm: Warm, tmp_path: Path) -> None:
+    write(tmp_path)
+    fresh = losses(warm, tmp_path, plan=False)
+    assert run(warm, tmp_path, "--save", tmp_path / "trained").code == 0
+    write_model(tmp_path, f'{FAMILY}\nweights = "trained"')
+    alone, many = (losses(warm, tmp_path, plan=plan) for plan in (False, True))
+    assert many == pytest.approx(alone, rel=1e-5)
+    # The first batch has been learned from already.
+    assert alone[0] < fresh[0] - 0.01
+
+
+def test_what_is_wrong_with_a_checkpoint_is_told_before_anything_starts(
+    warm: Warm, tmp_path: Path
+) -> None:
+    write_model(tmp_path, f'{FAMILY}\nweights = "none"')
+    (line,) = refusal(warm, tmp_path)
+    assert line.endswith("is not there; name a safetensors file or its folder")
+    write(tmp_path)
+    run(warm, tmp_path, "--save", tmp_path / "none", "--steps", "1")
+    held = load_file(tmp_path / "none" / "model.safetensors")
+    del held["transformer.wpe.weight"], held["transformer.h.0.ln_1.bias"]
+    save_file(held, tmp_path / "none" / "model.safetensors")
+    write_model(tmp_path, f'{FAMILY}\nweights = "none"')
+    assert len(refusal(warm, tmp_path)) == 2
+
+
+@pytest.mark.parametrize("factory", ["mine:layers", "mine:recipes"])
+def test_a_users_own_layers_train_under_any_plan(warm: Warm, tmp_path: Path, factory: str) -> None:
+    own_files(tmp_path, factory)
+    alone, many = (losses(warm, tmp_path, plan=plan) for plan in (False, True))
+    assert many == pytest.approx(alone, rel=1e-5)
+    assert alone[-1] != alone[0]
+    assert run(warm, tmp_path, "--save", tmp_path / "out", "--steps", "1").code == 0
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert saved["1/key.weight"].shape == (8, 16)
+
+
+def test_mistakes_in_a_users_own_layers_are_sentences(warm: Warm, tmp_path: Path) -> None:
+    own_files(tmp_path, "mine:missing")
+    (line,) = refusal(warm, tmp_path)
+    assert "mine:missing cannot be imported" in line
+    own_files(tmp_path, "mine:several")
+    (line,) = refusal(warm, tmp_path)
+    assert "layer 1: returns tuple" in line
+    write_model(tmp_path, OWN)
+    (line,) = refusal(warm, tmp_path)
+    assert "own is described, but nothing here can compute it" in line

@@ -1,0 +1,41 @@
+"""Losses after many changes of plan stay beside those of a run that nobody disturbs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from tests.worker.any_plan import any_plan
+from tests.worker.checkpoint.sealed import on_nodes, train
+from tests.worker.trained import alone, drawn, small_job, trained
+from worker.data.open_data import open_data
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+TOLERANCE = 1e-5
+"""Relative, of each loss in fp32; docs/training.md states it."""
+PLANS, STEPS = 12, 3
+JOB = small_job(
+    "llama",
+    learning_rate=0.01,
+    clip_norm=0.5,
+    dropout=0.1,
+    schedule="cosine",
+    steps=PLANS * STEPS,
+)
+
+
+def test_a_llama_under_twelve_plans_follows_the_undisturbed_curve(tmp_path):
+    """Each plan takes up from files what the one before it has sealed."""
+    data, draw = open_data(JOB, tmp_path), drawn("curve")
+    after, losses, hashes = None, [], []
+    for number in range(1, 1 + PLANS):
+        plan = on_nodes(any_plan(draw, JOB, ranks_max=6), draw)
+        after = train(JOB, plan, tmp_path, number=number, steps=STEPS, after=after, data=data)
+        losses += [report.loss for report in after.reports]
+        hashes += [report.sample_hash for report in after.reports]
+    plain = trained(JOB, alone(JOB), steps=PLANS * STEPS, compare=False, data=data)
+    assert losses == pytest.approx([report.loss for report in plain.reports], rel=TOLERANCE)
+    assert hashes == [report.sample_hash for report in plain.reports]
+    assert losses[-1] < 0.9 * losses[0], "nothing was learned, so that little could differ"

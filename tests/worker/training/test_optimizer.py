@@ -1,0 +1,90 @@
+"""The optimizer against torch's, its bits wherever a weight stands, and what a step's rate is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.worker.trained import drawn, small_job
+from worker.training.optimizer import Update, clip_factor, learning_rate
+
+pytestmark = pytest.mark.torch
+
+
+def numbers(count: int, *, dtype: torch.dtype = torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(count, generator=generator, dtype=dtype) for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_ten_updates_are_those_of_torch(name):
+    job = small_job(optimizer=name)
+    start, *gradients = numbers(1000, dtype=torch.float64)
+    reference = torch.nn.Parameter(start.clone())
+    optimizer = {
+        "adam": lambda: torch.optim.Adam([reference], lr=1e-2),
+        "adamw": lambda: torch.optim.AdamW([reference], lr=1e-2, weight_decay=0.01),
+        "sgd": lambda: torch.optim.SGD([reference], lr=1e-2, momentum=0.9),
+    }[name]()
+    weight = start.clone()
+    moments = tuple(torch.zeros_like(weight) for _ in range(Update.moments(job)))
+    for count in range(1, 11):
+        gradient = gradients[count % 3] * count
+        reference.grad = gradient * 0.25
+        optimizer.step()
+        Update(name, 1e-2, gradient_factor=0.25, count=count).apply(weight, gradient, moments)
+    torch.testing.assert_close(weight, reference.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_a_weight_gets_the_same_bits_wherever_it_stands(name):
+    """Torch's fused AdamW fails this: the second moment rounds differently at a tensor's end."""
+    weight, gradient, m, v = numbers(5000)
+    v = v.abs()
+    moments = (m, v) if name != "sgd" else (m,)
+    update = Update(name, 1e-3, gradient_factor=0.7, count=5)
+
+    def updated(begin: int, end: int, *, offset: int) -> list[torch.Tensor]:
+        kept = []
+        for tensor in (weight, gradient, *moments):
+            room = torch.empty(end - begin + offset)
+            kept.append(room[offset:].copy_(tensor[begin:end]))
+        update.apply(kept[0], kept[1], tuple(kept[2:]))
+        return [kept[0], *kept[2:]]
+
+    whole = updated(0, 5000, offset=0)
+    draw = drawn("pieces")
+    for _ in range(200):
+        begin = draw.randrange(5000)
+        end = min(begin + draw.choice([1, 2, 7, 15, 33, 1000]), 5000)
+        pieces = updated(begin, end, offset=draw.randrange(17))
+        for piece, all_of_it in zip(pieces, whole, strict=True):
+            assert torch.equal(piece, all_of_it[begin:end]), (begin, end)
+
+
+def test_memory_beyond_one_portion_is_updated_too():
+    start, gradient, m, v = numbers(2**17 + 5)
+    update = Update("adam", 1e-3, gradient_factor=1.0, count=1)
+    weight = start.clone()
+    update.apply(weight, gradient, (m.zero_(), v.zero_()))
+    torch.testing.assert_close(weight, start - 1e-3 * gradient.sign(), rtol=0, atol=1e-5)
+
+
+def test_the_rate_is_a_function_of_the_step():
+    job = small_job(learning_rate=1.0, warmup_steps=4, steps=12)
+    warm_up = [learning_rate(job, step) for step in range(4)]
+    assert warm_up == [0.25, 0.5, 0.75, 1.0]
+    assert [learning_rate(job, step) for step in (4, 8, 11, 99)] == [1.0] * 4
+    linear = replace(job, schedule="linear")
+    assert [learning_rate(linear, step) for step in (4, 8, 12, 99)] == [1.0, 0.5, 0.0, 0.0]
+    cosine = replace(job, schedule="cosine")
+    rates = [learning_rate(cosine, step) for step in (4, 6, 8, 12, 99)]
+    assert rates == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, 0.0, 0.0])
+
+
+def test_gradients_are_cut_to_the_norm_that_the_job_allows():
+    assert clip_factor(10.0, None) == clip_factor(10.0, 10.0) == clip_factor(1.0, 2.0) == 1.0
+    assert clip_factor(10.0, 2.5) == 0.25

@@ -1,0 +1,186 @@
+"""Low precision, loss scales, and what is no number any more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from simulator.models.families import build_model
+
+torch = pytest.importorskip("torch")
+
+from tests.worker.trained import (
+    SomeLabels,
+    alone,
+    plan_of,
+    small_job,
+    trained,
+)
+from worker.checkpoint.compatibility import dtype_of
+from worker.data.synthetic import SyntheticImages
+from worker.distributed.in_process import run_as_threads
+from worker.training.full_tensors import checksums
+from worker.training.precision import (
+    EXACT,
+    FP64,
+    GRID,
+    GROWTH_STEPS,
+    LossScale,
+    loss_seed,
+    precision_of,
+)
+from worker.training.trainer import NotANumberError, Progress, Trainer
+
+pytestmark = pytest.mark.torch
+
+MIXED = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "exact"])
+def test_what_is_told_of_a_job_without_torch_is_what_it_is_trained_in(precision):
+    family, told = ("exact", "fp32") if precision == "exact" else ("gpt2", precision)
+    job = small_job(precision=told)
+    job = replace(job, model=replace(job.model, family=family))
+    assert f"torch.{dtype_of(job)}" == str(precision_of(job).master)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("fp16", 0.003)])
+def test_low_precision_trains_as_single_precision_does_but_for_rounding(precision, tolerance):
+    job = small_job(learning_rate=3e-3)
+    wanted = trained(job, alone(job), steps=12, compare=False).reports
+    run = trained(replace(job, precision=precision), MIXED, steps=12)
+    assert run.disagreements == []
+    # The loss scale begins high and comes down over the first steps, which are skipped.
+    taken = [report for report in run.reports if not report.skipped]
+    assert taken[0].loss == pytest.approx(wanted[0].loss, rel=tolerance)
+    if precision == "bf16":
+        losses = [report.loss for report in run.reports]
+        assert losses == pytest.approx([report.loss for report in wanted], rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt-neo", "vit"])
+def test_every_family_trains_in_low_precision_under_a_mixed_plan(family, precision):
+    if family == "vit":
+        model = build_model(
+            "vit", layers=3, hidden=16, heads=4, classes=10, image=8, patch=4, channels=3
+        )
+        job = replace(small_job(), model=model, sequence=model.sequence_max)
+        data = SyntheticImages(job.global_batch, 8, 3, 10, 0)
+    else:
+        job, data = small_job(family), None
+    (wanted,) = trained(job, alone(job), compare=False, data=data).reports
+    run = trained(replace(job, precision=precision), MIXED, data=data)
+    assert run.disagreements == []
+    assert run.reports[0].loss == pytest.approx(wanted.loss, rel=2e-3)
+    assert run.reports[0].grad_norm == pytest.approx(wanted.grad_norm, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_masters_keep_what_low_precision_would_lose(precision):
+    job = small_job(precision=precision, learning_rate=1e-5)
+    (trainer,) = trained(job, alone(job), steps=3).trainers
+    memory = trainer.memories[2]
+    assert memory.master.dtype == torch.float32
+    assert memory.compute.dtype == trainer.precision.compute
+    assert torch.equal(memory.compute, memory.master.to(memory.compute.dtype))
+    assert not torch.equal(memory.compute.float(), memory.master)
+
+
+def test_an_overflow_skips_the_update_on_all_ranks_and_lowers_the_scale():
+    job = small_job(precision="fp16")
+    scale = LossScale(2.0**24)
+
+    def body(transport):
+        trainer = Trainer(job, MIXED, transport.rank, transport, SomeLabels(job))
+        trainer.progress = Progress(scale=scale)
+        before = [checksums(memory) for memory in trainer.memories.values()]
+        report = trainer.step()
+        after = [checksums(memory) for memory in trainer.memories.values()]
+        same = all(
+            one[key] == other[key]
+            for one, other in zip(before, after, strict=True)
+            for key in one
+            if key[2] != "gradient"
+        )
+        return report.skipped, same, trainer.progress
+
+    for skipped, same, progress in run_as_threads(8 + 1, body):
+        assert skipped
+        assert same
+        assert (progress.step, progress.updates) == (1, 0)
+        assert progress.scale == LossScale(2.0**23)
+
+
+def test_the_scale_falls_with_each_overflow_and_rises_after_many_good_steps():
+    scale = LossScale(4.0)
+    assert scale.after(overflow=True) == LossScale(2.0)
+    assert LossScale(1.0).after(overflow=True) == LossScale(1.0)
+    for _ in range(GROWTH_STEPS):
+        scale = scale.after(overflow=False)
+    assert scale == LossScale(8.0)
+
+
+def test_the_scale_does_not_show_in_what_is_learned():
+    job = small_job(precision="fp16")
+    results = []
+    for factor in (1.0, 64.0):
+
+        def body(transport, factor=factor):
+            trainer = Trainer(job, alone(job), 0, transport, SomeLabels(job), precision=FP64)
+            trainer.progress = Progress(scale=LossScale(factor))
+            return trainer.step(), trainer.memories[1].master.clone()
+
+        results += run_as_threads(1, body)
+    (one, weights), (other, same_weights) = results
+    assert one.grad_norm == other.grad_norm
+    assert torch.equal(weights, same_weights)
+
+
+def test_precisions_by_their_names():
+    assert precision_of(small_job(precision="bf16")).compute == torch.bfloat16
+    assert loss_seed(small_job(), EXACT, LossScale()) == 1.0
+    master = torch.tensor([1.00001, -0.33333, 7.0], dtype=torch.float64)
+    on_grid = torch.empty_like(master)
+    EXACT.derive(master, into=on_grid)
+    assert torch.equal(on_grid / GRID, (on_grid / GRID).round())
+    assert (on_grid - master).abs().max() <= GRID / 2
+
+
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_a_loss_that_is_no_number_names_the_step_the_rank_and_the_layer(layer):
+    job = small_job(tied=False)
+    plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 2, 1), (2, 5, 1)]))
+
+    def body(transport):
+        trainer = Trainer(job, plan, transport.rank, transport, SomeLabels(job))
+        trainer.step()
+        if transport.rank in (3, 4) and layer in trainer.memories:
+            trainer.memories[layer].compute.fill_(math.nan)
+        weights = {k: memory.master.clone() for k, memory in trainer.memories.items()}
+        with pytest.raises(NotANumberError) as caught:
+            trainer.step()
+        for k, memory in trainer.memories.items():
+            same = torch.equal(memory.master.nan_to_num(9.0), weights[k].nan_to_num(9.0))
+            assert same, "weights were touched"
+        return str(caught.value)
+
+    rank = 3 if layer < 2 else 4
+    wanted = f"step 1: the output of layer {layer} is not finite on rank {rank}, the first"
+    for said in run_as_threads(5, body):
+        assert said.startswith(wanted)
+
+
+def test_a_gradient_that_is_no_number_names_its_layer():
+    job = small_job(tied=False)
+
+    def body(transport):
+        trainer = Trainer(job, alone(job), 0, transport, SomeLabels(job))
+        parameter = trainer.memories[2].parameters[0]
+        parameter.register_hook(lambda gradient: gradient * math.inf)
+        with pytest.raises(NotANumberError, match="the gradient of layer 2 is not finite"):
+            trainer.step()
+
+    run_as_threads(1, body)

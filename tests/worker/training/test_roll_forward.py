@@ -1,0 +1,98 @@
+"""A step that some have ended and others have not, when somebody dies: all end it, or nobody."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
+
+from tests.worker.trained import (
+    SomeLabels,
+    plan_of,
+    small_job,
+    trained,
+)
+from worker.distributed.in_process import ThreadTransport, ThreadWorld, run_as_threads
+from worker.distributed.interface import PeerLost, TransportError
+from worker.training.full_tensors import pieces_of
+from worker.training.trainer import Trainer
+
+pytestmark = pytest.mark.torch
+
+JOB = small_job(tied=True, clip_norm=1.0)
+PLAN = plan_of(1, (3, [(0, 5, 1)]), (3, [(0, 5, 1)]), (2, [(0, 5, 1)]))
+LAST = 2
+"""The step in whose vote rank 1 dies."""
+
+
+class Unheard:
+    """The vote's group as rank 2 has it: it is broken off just before its last result."""
+
+    def __init__(self, trainer: Trainer, world: ThreadWorld, group) -> None:
+        self._trainer, self._world, self._group = trainer, world, group
+        self.size, self.index = group.size, group.index
+
+    def all_reduce(self, tensor):
+        self._group.all_reduce(tensor)
+        if self._trainer.progress.step == LAST:
+            while self._world.notes.get(0, (0,))[0] != LAST:
+                pass  # Rank 0 has the result.
+            self._world.lose(1, "voting")
+            raise PeerLost(1, "voting")
+        return tensor
+
+
+def until_the_loss(job, *, zero: int = 0):
+    """What each rank comes to that lives: steps done, report of the last, state."""
+    job = replace(job, zero=zero)
+    worlds = []
+
+    def body(transport: ThreadTransport):
+        world = transport._world
+        worlds.append(world)
+        trainer = Trainer(job, PLAN, transport.rank, transport, SomeLabels(job))
+        if transport.rank == 2:
+            trainer._vote._group = Unheard(trainer, world, trainer.everybody)
+        try:
+            for _ in range(10):
+                trainer.step()
+        except TransportError:
+            report = trainer.roll_forward()
+        return trainer.progress, report, pieces_of(trainer.memories.values())
+
+    return run_as_threads(3, body)
+
+
+def test_who_did_not_hear_the_result_ends_the_step_by_what_others_heard():
+    (done, _, state), _, (rolled, report, same) = until_the_loss(JOB)
+    assert report.step == LAST
+    assert rolled == done, "the steps of who did not hear are not those of who did"
+    assert rolled.step == LAST + 1
+    plain = trained(JOB, PLAN, steps=LAST + 1)
+    assert report.loss == plain.reports[-1].loss
+    for key, parts in state.items():
+        if key[2] != "gradient":
+            assert torch.equal(parts[0][1], same[key][0][1]), key
+            assert torch.equal(parts[0][1], plain.state[key]), key
+
+
+def test_who_has_not_its_gradients_does_not_end_the_step():
+    all_done = threading.Barrier(3)
+
+    def body(transport: ThreadTransport):
+        trainer = Trainer(JOB, PLAN, transport.rank, transport, SomeLabels(JOB))
+        trainer.step()
+        all_done.wait()  # Who aborts before another has done its step ends that one, too.
+        transport.note((1, [0.0] * 35))  # As if somebody had the next one, which cannot be.
+        transport.abort("over")
+        return trainer.roll_forward(), trainer.progress.step
+
+    assert run_as_threads(3, body) == [(None, 1)] * 3
+
+
+def test_where_the_update_needs_the_others_it_is_not_made():
+    _, _, (rolled, report, _) = until_the_loss(JOB, zero=1)
+    assert (report, rolled.step) == (None, LAST)

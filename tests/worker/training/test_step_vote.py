@@ -1,0 +1,117 @@
+"""The vote: norms that no plan shows in, and sums that everybody has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.worker.any_plan import any_plan
+from tests.worker.trained import SomeLabels, drawn, plan_of, small_job
+from tests.worker.training.test_gradient_sync import memories
+from worker.distributed.in_process import run_as_threads
+from worker.layout.rank_layout import holdings_of, seats_of
+from worker.layout.tensor_table import table_of
+from worker.training.step_vote import Ballot, Vote, square_sum
+from worker.training.trainer import NoKeeper, Trainer
+
+pytestmark = pytest.mark.torch
+
+JOB = small_job(tied=True)
+
+
+def verdicts(plan, *, ballot):
+    """What all ranks hear when every logical gradient is the initial weight."""
+    tables = [table_of(JOB, index) for index in range(len(JOB.model.layers))]
+    holdings = holdings_of(plan, tables, atoms=JOB.max_tp)
+    seats = seats_of(plan)
+
+    def body(transport):
+        seat = seats[transport.rank]
+        everybody = transport.group(tuple(range(len(seats))))
+        group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
+        kept = memories(JOB, plan, seat, group)
+        for memory in kept.values():
+            memory.gradient.copy_(memory.master)
+        vote = Vote(seat.rank, holdings, everybody, torch.device("cpu"))
+        return vote.cast(kept, ballot(seat))
+
+    return run_as_threads(len(seats), body)
+
+
+def test_the_norm_has_the_same_bits_under_every_plan(examples):
+    norms = set()
+    for seed in range(examples // 5):
+        plan = any_plan(drawn(f"vote {seed}"), JOB)
+        found = verdicts(plan, ballot=lambda _: Ballot())
+        assert len({verdict.norm for verdict in found}) == 1
+        norms.add(found[0].norm)
+    assert len(norms) == 1
+
+
+def test_a_shared_tensor_counts_once_in_the_norm():
+    plan = plan_of(8, (1, [(0, 5, 1)]))
+    (verdict,) = verdicts(plan, ballot=lambda _: Ballot())
+    kept = memories(JOB, plan, seats_of(plan)[0], None)
+    wanted = math.sqrt(sum((memory.master**2).sum().item() for memory in kept.values()))
+    assert verdict.norm == pytest.approx(wanted, rel=1e-13)
+    assert (
+        sum(p.numel() for memory in kept.values() for p in memory.parameters)
+        == sum(
+            tensor.elements
+            for layer in JOB.model.layers
+            for tensor in layer.tensors
+            if tensor.tied_to is None
+        )
+        + 2 * JOB.model.hidden
+    ), "the vocabulary of 30 is padded to 32 rows"
+
+
+def test_what_ranks_tell_is_added():
+    plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
+    big = 2**52 // 4
+    found = verdicts(
+        plan,
+        ballot=lambda seat: Ballot(
+            0.5, samples=1, labels=seat.rank, digest_sum=big + seat.rank, wishes_to_stop=False
+        ),
+    )
+    for verdict in found:
+        assert (verdict.loss_sum, verdict.samples, verdict.labels) == (2.0, 4, 6)
+        assert verdict.digest_sum == 4 * big + 6
+        assert not verdict.stop
+
+
+def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
+    plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
+
+    class Wish(NoKeeper):
+        def wishes_to_stop(self, step):
+            return step == 1
+
+    def body(transport):
+        trainer = Trainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
+        if transport.rank == 2:
+            trainer.keeper = Wish()
+        return [trainer.step().stop for _ in range(3)]
+
+    assert run_as_threads(4, body) == [[False, True, False]] * 4
+
+
+def test_what_is_not_finite_is_told():
+    plan = plan_of(2, (1, [(0, 5, 2)]), (3, [(0, 5, 1)]))
+    for loss in (math.nan, math.inf):
+        found = verdicts(plan, ballot=lambda seat, loss=loss: Ballot(loss if seat.rank else 0.0))
+        assert not any(verdict.is_finite for verdict in found)
+    assert all(v.is_finite for v in verdicts(plan, ballot=lambda _: Ballot(1.0)))
+
+
+def test_squares_are_summed_in_double_precision():
+    large = torch.tensor([1e30, 3.0, 1e-30])
+    assert square_sum(large).item() == (large.double() ** 2).sum().item()
+    many = torch.full((200_001,), 0.1)
+    assert square_sum(many).item() == pytest.approx(
+        200_001 * float(many[0].double() ** 2), rel=1e-12
+    )

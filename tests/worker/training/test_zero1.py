@@ -1,0 +1,57 @@
+"""ZeRO-1 changes where moments are kept, and not one bit of what is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.worker.any_plan import any_plan
+from tests.worker.trained import drawn, plan_of, small_job, trained
+
+pytestmark = pytest.mark.torch
+
+JOB = small_job(tied=True, clip_norm=1.0)
+
+
+def test_any_plan_learns_the_same_bits(examples):
+    for seed in range(examples // 8):
+        plan = any_plan(drawn(f"zero {seed}"), JOB)
+        plain, sharded = (trained(replace(JOB, zero=zero), plan, steps=3) for zero in (0, 1))
+        assert sharded.disagreements == [], plan
+        assert [r.loss for r in plain.reports] == [r.loss for r in sharded.reports]
+        assert plain.state.keys() == sharded.state.keys()
+        for key, values in plain.state.items():
+            assert torch.equal(values, sharded.state[key]), (plan, key)
+
+
+def test_moments_are_kept_once():
+    plan = plan_of(1, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 2, 2), (2, 5, 1)]), (4, [(0, 5, 1)]))
+    held = {}
+    for zero in (0, 1):
+        run = trained(replace(JOB, zero=zero), plan)
+        memories = [m for trainer in run.trainers for m in trainer.memories.values()]
+        held[zero] = sum(moment.numel() for memory in memories for moment in memory.moments)
+        parts = [
+            (trainer.rank, part)
+            for trainer in run.trainers
+            for m in trainer.memories.values()
+            for part in m.owned
+        ]
+        if zero:
+            assert len({part for _, part in parts}) == len(parts), "two ranks own one part"
+            assert all(rank == part.owner for rank, part in parts)
+    # A rank that owns one part of a layer has room for all that it holds of the layer.
+    assert held[1] < 0.6 * held[0]
+
+
+def test_owners_take_turns():
+    plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
+    run = trained(replace(JOB, zero=1), plan)
+    owned = [
+        sum(len(memory.master) for memory in trainer.memories.values() if memory.moments)
+        for trainer in run.trainers
+    ]
+    assert min(owned) > 0.3 * sum(owned)

@@ -1,0 +1,1 @@
+"""Snapshot files: written, placed, fetched, restored and converted."""

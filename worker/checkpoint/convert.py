@@ -1,0 +1,360 @@
+"""Checkpoints in the forms that others read: Hugging Face's safetensors, DeepSpeed's universal.
+
+A checkpoint is read as a whole, every byte checked, whatever plan it was made under. The other way
+round, DeepSpeed's form becomes one file of ours, from which a checkpoint can be made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from simulator.documents.files import parse_document
+from simulator.documents.problems import InputError, Problem
+from simulator.inputs.job_file import job_from_document, load_job
+from simulator.spec.job import Job
+from worker.checkpoint.snapshot_file import (
+    PRELUDE,
+    Header,
+    Piece,
+    Progress,
+    SlotError,
+    check_piece,
+    checksum,
+    create,
+    fingerprint,
+    head_checksum,
+    head_length,
+    laid_out,
+    number_of,
+    parse_head,
+    seal,
+)
+from worker.data.batch import FIRST_HASH
+from worker.layout.rank_layout import (
+    TIED,
+    Image,
+    Tables,
+    image_of_atoms,
+    image_of_whole,
+    own_tensors,
+)
+from worker.layout.tensor_table import table_of
+from worker.models.hf_weights import is_published, open_checkpoint, to_huggingface
+from worker.training.optimizer import Update
+from worker.training.precision import precision_of
+
+Named = dict[tuple[int, str], Tensor]
+"""Whole tensors of one kind by layer and name; what layers share is layer 0's."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What DeepSpeed calls Adam's two moments."""
+GROUPS_MAX = 64
+"""Of an optimizer's parameters; DeepSpeed reads as many as the optimizer has."""
+DEEPSPEED_VERSION = "0.19.8"
+"""Of the form that is written; it must not be below 0.3.17."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A checkpoint in which no plan shows."""
+
+    job: Job
+    progress: Progress
+    kinds: tuple[Named, ...]
+    """The weights in full precision, then the optimizer's moments."""
+
+
+# ---- reading ours -------------------------------------------------------------------------------
+
+
+def read_checkpoint(uri: str) -> Whole:
+    """Read the checkpoint of a manifest; ``InputError`` names what cannot be used."""
+    folder, _, name = uri.rpartition("/")
+    try:
+        files, root = fsspec.core.url_to_fs(folder)
+        manifest = _manifest(files.cat_file(f"{root}/{name}"), uri)
+        job = job_from_document(parse_document(manifest["spec"].encode(), name="job"))
+        bodies = dict(_bodies(manifest, lambda *span: _read(files, root, *span), folder))
+    except (OSError, SlotError, ImportError, KeyError) as error:
+        cure = "sailorctl checkpoint verify tells which older one is whole"
+        raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
+    progress = Progress(**manifest["progress"])
+    return Whole(job, progress, _whole(job, bodies, dtype=manifest["dtype"], place=uri))
+
+
+def _manifest(data: bytes, uri: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+        expected = manifest["sha256"]
+        told = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
+    except (ValueError, KeyError, TypeError):
+        raise SlotError(f"{uri} is no manifest, or is cut short") from None
+    if hashlib.sha256(told.encode()).hexdigest() != expected:
+        raise SlotError(f"{uri} was changed: its hash is not the one that it holds")
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def _read(files: Any, root: str, name: str, first: int, size: int) -> bytes:
+    return bytes(files.cat_file(f"{root}/{name}", start=first, end=first + size))
+
+
+def _bodies(
+    manifest: Mapping[str, Any], read: Callable[[str, int, int], bytes], folder: str
+) -> Iterator[tuple[tuple[int, int], bytes]]:
+    """Every piece, from the object that is to be read for it."""
+    for each in manifest["objects"]:
+        name, place = each["name"], f"{folder}/{each['name']}"
+        head = read(name, 0, PRELUDE.size)
+        length = head_length(head, name=place)
+        head = read(name, 0, length)
+        header = parse_head(head, name=place)
+        if head_checksum(head) != each["checksum"]:
+            raise SlotError(f"{place} is not the object that was committed")
+        held = {
+            (part["layer"], piece)
+            for part in each["holds"]
+            for piece in range(part["first"], part["end"])
+        }
+        for piece in header.pieces:
+            if piece.key in held:
+                data = read(name, piece.offset, piece.bytes)
+                check_piece(data, piece, name=place)
+                yield piece.key, data
+
+
+def _whole(
+    job: Job, bodies: Mapping[tuple[int, int], bytes], *, dtype: str, place: str
+) -> tuple[Named, ...]:
+    layers, moments = len(job.model.layers), Update.moments(job)
+    tables = tables_of(job)
+    kinds: tuple[Named, ...] = tuple({} for _ in range(1 + moments))
+    parts: dict[tuple[int, int, str], list[Tensor]] = {}
+    for layer, specs in tables.items():
+        for piece in range(job.max_tp + 1):
+            image = image_of(tables, layer, piece, atoms=job.max_tp)
+            body = bodies.get((number_of(layer, layers=layers), piece))
+            if body is None:
+                raise InputError(Problem(place, f"piece {piece} of layer {layer} is missing"))
+            flats = _flats(body, image, count=len(kinds), dtype=dtype)
+            for kind, flat in enumerate(flats):
+                for slot in image.slots:
+                    part = flat[slot.offset : slot.offset + slot.elements].view(slot.shape)
+                    parts.setdefault((kind, layer, slot.spec.name), []).append(part)
+        for spec in specs:
+            for kind, named in enumerate(kinds):
+                found = parts.pop((kind, layer, spec.name))
+                whole = found[0] if spec.split_dim is None else torch.cat(found, spec.split_dim)
+                named[0 if layer == TIED else layer, spec.name] = whole
+    return kinds
+
+
+def _flats(body: bytes, image: Image, *, count: int, dtype: str) -> list[Tensor]:
+    kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
+    if not image.elements:
+        return [torch.empty(0, dtype=kind)] * count
+    return list(torch.frombuffer(bytearray(body), dtype=kind).view(count, image.elements))
+
+
+def tables_of(job: Job) -> Tables:
+    """The tensors of each layer, and under ``TIED`` those that layers share."""
+    return own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+
+
+def image_of(tables: Tables, layer: int, piece: int, *, atoms: int) -> Image:
+    """How one kind of a piece is laid out."""
+    if piece == atoms:
+        return image_of_whole(tables[layer])
+    return image_of_atoms(tables[layer], range(piece, piece + 1), atoms=atoms)
+
+
+# ---- writing others' ----------------------------------------------------------------------------
+
+
+def named_as_others(job: Job, kind: Named) -> dict[str, Tensor]:
+    """The names and shapes by which others know the tensors, where the model is a known one."""
+    if is_published(job):
+        return to_huggingface(job, kind)
+    return {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in kind.items()}
+
+
+def export_huggingface(whole: Whole, out: Path) -> None:
+    """Write the weights as a folder that ``from_pretrained`` reads beside its config.json."""
+    with _new_folder(out) as folder:
+        metadata = {"format": "pt"}
+        save_file(
+            named_as_others(whole.job, whole.kinds[0]), folder / "model.safetensors", metadata
+        )
+
+
+def export_deepspeed(whole: Whole, out: Path) -> None:
+    """Write weights and moments as DeepSpeed's universal checkpoint."""
+    if len(whole.kinds) != 1 + len(MOMENTS):
+        what = f"is trained with {whole.job.optimizer}, which has other moments than Adam"
+        raise InputError(Problem("the job", what, "DeepSpeed's universal form is made for Adam"))
+    step = whole.progress.updates
+    with _new_folder(out) as folder:
+        tag = f"global_step{whole.progress.step}_universal"
+        (folder / "latest_universal").write_text(tag, encoding="ascii")
+        for key, kind in zip(("fp32", *MOMENTS), whole.kinds, strict=True):
+            for name, tensor in named_as_others(whole.job, kind).items():
+                place = folder / tag / "zero" / name
+                place.mkdir(parents=True, exist_ok=True)
+                torch.save({"param": tensor.float().clone()}, place / f"{key}.pt")
+                torch.save(torch.tensor(float(step)), place / "step.pt")
+        groups: list[dict[str, list[int]]] = [{"params": []} for _ in range(GROUPS_MAX)]
+        state = {"ds_version": DEEPSPEED_VERSION, "param_groups": groups}
+        torch.save(state, folder / tag / "zero" / "optimizer_state.pt")
+        about = {
+            "module": {},
+            "ds_version": DEEPSPEED_VERSION,
+            "global_steps": whole.progress.step,
+            "global_samples": whole.progress.samples,
+            "skipped_steps": whole.progress.step - step,
+            "dp_world_size": 1,
+            "mp_world_size": 1,
+            "lr_scheduler": None,
+            "universal_checkpoint_info": {"universal_checkpoint_version": 0.2},
+        }
+        torch.save(about, folder / tag / "mp_rank_00_model_states.pt")
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A folder that is there as a whole or not at all."""
+    if out.exists():
+        raise InputError(Problem(str(out), "is there already", "name a new folder"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        early = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise InputError(Problem(str(out), what, "name another place")) from None
+    try:
+        yield early
+        early.chmod(0o755)
+        early.rename(out)
+    except BaseException:
+        shutil.rmtree(early, ignore_errors=True)
+        raise
+
+
+# ---- reading others' ----------------------------------------------------------------------------
+
+
+def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> Header:
+    """Make one file of ours of a universal checkpoint; the job says what model it is."""
+    job = load_job(job_file)
+    root, step, samples = _universal(folder)
+    updates = step
+    kinds: list[Named] = []
+    with tempfile.TemporaryDirectory() as early:
+        for number, key in enumerate(("fp32", *MOMENTS)):
+            found, updates = _read_universal(root / "zero", key)
+            file = Path(early) / f"{number}.safetensors"
+            save_file(found, file, {"format": "pt"})
+            kinds.append(_from_others(job, file, found))
+    progress = Progress(step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence)
+    return write_whole(Whole(job, progress, tuple(kinds)), name, out)
+
+
+def _universal(folder: Path) -> tuple[Path, int, int]:
+    try:
+        root = folder / (folder / "latest_universal").read_text(encoding="utf-8").strip()
+        about = torch.load(root / "mp_rank_00_model_states.pt", weights_only=False)
+        return root, int(about["global_steps"]), int(about.get("global_samples", 0))
+    except (OSError, KeyError, RuntimeError, EOFError) as error:
+        what = f"is no universal checkpoint of DeepSpeed ({error})"
+        cure = "make one with deepspeed/checkpoint/ds_to_universal.py"
+        raise InputError(Problem(str(folder), what, cure)) from None
+
+
+def _read_universal(zero: Path, key: str) -> tuple[dict[str, Tensor], int]:
+    found: dict[str, Tensor] = {}
+    updates = 0
+    for file in sorted(zero.rglob(f"{key}.pt")):
+        saved = torch.load(file, weights_only=False)
+        found[str(file.parent.relative_to(zero))] = saved["param"].float().contiguous()
+        if (step := file.with_name("step.pt")).exists():
+            updates = int(torch.load(step, weights_only=False))
+    if not found:
+        raise InputError(Problem(str(zero), f"holds no {key}.pt", "it is no universal checkpoint"))
+    return found, updates
+
+
+def _from_others(job: Job, file: Path, found: Mapping[str, Tensor]) -> Named:
+    named: Named = {}
+    tables = tables_of(job)
+    for layer, specs in tables.items():
+        index = 0 if layer == TIED else layer
+        if is_published(job):
+            values = open_checkpoint(file, job).values(index)
+            named |= {(index, spec.name): values(spec, range(job.max_tp)) for spec in specs}
+        else:
+            named |= {(index, spec.name): found[f"{index}/{spec.name}"] for spec in specs}
+    return named
+
+
+def write_whole(whole: Whole, name: str, out: Path) -> Header:
+    """Write whole tensors as one sealed file with all pieces."""
+    job, layers = whole.job, len(whole.job.model.layers)
+    tables, dtype = tables_of(job), precision_of(job).master
+    bodies = {
+        (number_of(layer, layers=layers), piece): _body(whole, tables, layer, piece, dtype)
+        for layer in tables
+        for piece in range(job.max_tp + 1)
+    }
+    told = str(dtype).removeprefix("torch.")
+    moments = Update.moments(job)
+    model = fingerprint(
+        (table_of(job, index) for index in range(layers)),
+        atoms=job.max_tp, dtype=told, moments=moments,
+    )  # fmt: skip
+    pieces = tuple(
+        Piece(*key, 0, len(body), checksum(body), is_written=True)
+        for key, body in sorted(bodies.items())
+    )
+    header = laid_out(
+        Header(
+            job=name, generation=0, step=whole.progress.step, term=0, rank=0, node="imported",
+            atoms=job.max_tp, layers=layers + 1, dtype=told, moments=moments, model=model,
+            persist=True, progress=whole.progress, pieces=pieces,
+        )
+    )  # fmt: skip
+    file = create(out, header.total_bytes)
+    with open(file, "r+b", closefd=True) as stream:
+        for piece in header.pieces:
+            stream.seek(piece.offset)
+            stream.write(bodies[piece.key])
+        stream.flush()
+        seal(stream.fileno(), header)
+    return header
+
+
+def _body(whole: Whole, tables: Tables, layer: int, piece: int, dtype: torch.dtype) -> bytes:
+    """One piece's bytes: the weights, then each moment."""
+    atoms = whole.job.max_tp
+    image = image_of(tables, layer, piece, atoms=atoms)
+    flats = torch.zeros(len(whole.kinds), image.elements, dtype=dtype)
+    for flat, named in zip(flats, whole.kinds, strict=True):
+        for slot in image.slots:
+            values = named[0 if layer == TIED else layer, slot.spec.name]
+            dim = slot.spec.split_dim
+            if dim is not None:
+                each = slot.spec.shape[dim] // atoms
+                values = values.narrow(dim, piece * each, each)
+            flat[slot.offset : slot.offset + slot.elements] = values.flatten()
+    return flats.numpy().tobytes()

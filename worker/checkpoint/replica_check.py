@@ -1,0 +1,45 @@
+"""Whether ranks that hold the same hold the same bits; they ask each other with one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from worker.checkpoint.placement import Key
+from worker.distributed.interface import Collective
+
+DIGEST_END = 2**40
+"""Digests are below it, so that those of a million holders can be added up."""
+
+
+class Disagreement(RuntimeError):  # noqa: N818 - a fact, as events are
+    """Ranks that hold the same state hold different ones."""
+
+
+def compare(
+    mine: Mapping[Key, int],
+    keys: Sequence[Key],
+    group: Collective | None,
+    *,
+    rank: int,
+    device: torch.device,
+    what: str,
+) -> None:
+    """Raise ``Disagreement`` if a digest of mine is not that of all others that have the key.
+
+    All ranks ask at the same point of their lives, with the same keys. ``what`` says of what.
+    """
+    told = torch.zeros(2, len(keys), dtype=torch.int64)
+    for place, key in enumerate(keys):
+        if key in mine:
+            told[0, place], told[1, place] = mine[key], 1
+    told = told.to(device)
+    if group is not None:
+        group.all_reduce(told)
+    sums, holders = told.tolist()
+    for place, key in enumerate(keys):
+        if key in mine and sums[place] != mine[key] * holders[place]:
+            layer, piece = key
+            where = f"piece {piece} of layer {layer} {what} is not the same on all that hold it"
+            raise Disagreement(f"{where} (rank {rank} is one of them)")

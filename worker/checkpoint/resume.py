@@ -1,0 +1,165 @@
+"""Going on by hand: the checkpoint that somebody names, looked at before any rank starts.
+
+It may be named as a manifest, as the folder of one point, or as a job's folder, of which the newest
+checkpoint is taken. Every byte is checked; if one is not as it was written, the next older
+checkpoint that is whole is offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from torch import Tensor
+
+from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job
+from worker.checkpoint.compatibility import differences
+from worker.checkpoint.convert import Whole, read_checkpoint, tables_of
+from worker.layout.rank_layout import TIED
+from worker.training.full_tensors import Key, Kind
+from worker.training.precision import LossScale
+from worker.training.trainer import Progress
+
+OPTION = "--resume"
+MANIFEST = "manifest-"
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a run goes on from, as whole tensors."""
+
+    logical: Mapping[Key, Tensor]
+    progress: Progress
+
+
+def begin_from(uri: str, job: Job) -> Beginning:
+    """Read a checkpoint for a job; ``InputError`` says why it cannot go on from there."""
+    place = _place_of(uri)
+    named = _named(place, uri)
+    try:
+        whole = read_checkpoint(named)
+    except InputError as error:
+        older = _told_of_older(place, named)
+        raise InputError(
+            [Problem(OPTION, _naming(named, each), older) for each in error.problems]
+        ) from None
+    found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
+    if found:
+        raise InputError(found)
+    return Beginning(_logical(job, whole), _progress(whole))
+
+
+def _naming(manifest: str, problem: Problem) -> str:
+    """What is wrong, with where it is unless it says so itself."""
+    folder = manifest.rpartition("/")[0]
+    return problem.what if folder in problem.what else f"{problem.place}: {problem.what}"
+
+
+def _logical(job: Job, whole: Whole) -> dict[Key, Tensor]:
+    kinds: tuple[Kind, ...] = ("master", *(f"moment {i}" for i in range(len(whole.kinds) - 1)))
+    return {
+        (layer, spec.name, kind): named[0 if layer == TIED else layer, spec.name]
+        for kind, named in zip(kinds, whole.kinds, strict=True)
+        for layer, specs in tables_of(job).items()
+        for spec in specs
+    }
+
+
+def _progress(whole: Whole) -> Progress:
+    told = whole.progress
+    return Progress(
+        step=told.step,
+        updates=told.updates,
+        scale=LossScale(told.scale, told.good_steps),
+        sample_hash=told.sample_hash,
+        samples=told.samples,
+        label_tokens=told.label_tokens,
+    )
+
+
+# ---- what stands where --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The folder of a job on some storage, and in which point of it somebody is interested."""
+
+    files: Any
+    root: str
+    uri: str
+    """Of the same folder."""
+    point: tuple[int, int] | None
+    manifest: str | None
+
+    def manifests(self) -> Iterator[tuple[tuple[int, int], str]]:
+        """All of the job's, by generation and step, the newest first."""
+        found = []
+        for path in self.files.find(self.root):
+            parts = path.rpartition(self.root)[2].strip("/").split("/")
+            if len(parts) == 2 and parts[1].startswith(MANIFEST):
+                point = _point_of(parts[0])
+                if point is not None:
+                    found.append((point, f"{self.uri}/{'/'.join(parts)}"))
+        yield from sorted(found, reverse=True)
+
+
+def _place_of(uri: str) -> _Place:
+    text = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
+    base, _, last = text.rpartition("/")
+    manifest = last if last.startswith(MANIFEST) else None
+    if manifest is not None:
+        base, _, last = base.rpartition("/")
+    point = _point_of(last)
+    if manifest is None and point is None:
+        base = text  # It is a job's folder.
+    try:
+        files, root = fsspec.core.url_to_fs(base)
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(Problem(OPTION, f"{uri}: {error}", _FORMS)) from None
+    return _Place(files, root.rstrip("/"), base, point, manifest and f"{text}")
+
+
+_FORMS = "give a manifest, or the folder of a point or of a job: gs://, s3:// or a path"
+
+
+def _point_of(name: str) -> tuple[int, int] | None:
+    generation, _, step = name.partition("-")
+    is_one = generation.isdecimal() and step.isdecimal()
+    return (int(generation), int(step)) if is_one else None
+
+
+def _named(place: _Place, uri: str) -> str:
+    """The manifest that is meant."""
+    if place.manifest is not None:
+        return place.manifest
+    try:
+        known = list(place.manifests())
+    except Exception as error:  # Backends raise what they like.
+        what = f"{uri} cannot be read: {error or type(error).__name__}"
+        raise InputError(Problem(OPTION, what, _FORMS)) from None
+    meant = [name for point, name in known if place.point in {None, point}]
+    if not meant:
+        there = ", ".join(f"{g}-{s}" for (g, s), _ in known[:5])
+        cure = f"there are: {there}" if there else _FORMS
+        raise InputError(Problem(OPTION, f"{uri} holds no checkpoint", cure))
+    return meant[0]
+
+
+def _told_of_older(place: _Place, named: str) -> str:
+    """Name the next older checkpoint of which every byte is as it was written."""
+    limit = _point_of(named.split("/")[-2])
+    try:
+        for point, name in place.manifests():
+            if limit is None or (point[1] < limit[1] and point[0] <= limit[0]):
+                try:
+                    read_checkpoint(name)
+                except InputError:
+                    continue
+                return f"the next older one is whole: {name}"
+    except Exception as error:  # Backends raise what they like.
+        return f"older ones cannot be listed: {error or type(error).__name__}"
+    return "no older one is whole"

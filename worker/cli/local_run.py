@@ -1,0 +1,338 @@
+"""A run on this machine: everything is checked and opened, then the ranks are forked."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from simulator.documents.problems import InputError, Problem, Problems
+from simulator.inputs.job_file import load_job
+from simulator.inputs.plan_file import load_plan
+from simulator.spec.job import Job
+from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
+from worker.checkpoint.resume import OPTION, Beginning, begin_from
+from worker.cli.local_launcher import ended_by_signals, run_ranks
+from worker.cli.local_rank import Orders, train, warm_up
+from worker.cli.progress_display import Progress
+from worker.data.open_data import open_data
+from worker.engines import select
+from worker.engines.deepspeed import build_ops
+from worker.engines.deepspeed import config as deepspeed_config
+from worker.layout.rank_layout import TIED, Seat, own_tensors, problems_with, seats_of
+from worker.layout.tensor_table import table_of
+from worker.models import exact
+from worker.models.hf_weights import is_published, to_huggingface
+from worker.models.starting_weights import open_weights
+from worker.profiling.timeline import ACTIVITIES, Board, FailPoint, RankTimeline, Span, trace
+from worker.training.full_tensors import merge
+
+T = TypeVar("T")
+
+FAIL_POINT = "SAILOR_FAIL_AT"
+"""Environment variable that lets a rank die: ``RANK:ACTIVITY:STEP`` (for tests)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a person asked for."""
+
+    job: Path
+    plan: Path | None
+    resume: str | None
+    steps: int | None
+    engine: str | None
+    deepspeed_config: Path | None
+    as_json: bool
+    timeline: Path | None
+    save: Path | None
+    ranks_max: int | None
+    device: str | None
+
+
+def train_alone(wishes: Wishes) -> None:
+    """Train a job under a plan, with nobody's help."""
+    job = load_job(wishes.job)
+    with ended_by_signals(), ExitStack() as stack:
+        orders = _prepare(wishes, job, stack)
+        seats, ranks = seats_of(orders.plan), orders.plan.device_count
+        account = _Account(Progress(orders.steps, as_json=wishes.as_json))
+        board = Board(ranks)
+        body = partial(train, orders, board=board)
+        with account.progress:
+            run_ranks(body, ranks=ranks, board=board, hear=account.hear)
+        account.progress.finish(_summary(seats, account, orders.device))
+        if wishes.timeline is not None:
+            _write_timeline(wishes.timeline, seats, account)
+        if orders.pieces is not None and wishes.save is not None:
+            _save(job, ranks, orders.pieces, wishes.save)
+
+
+def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
+    """Read, check and open everything; all that is wrong with it is told at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # A user's code may compute here, and must start no others by it.
+    problems, folder = Problems(), wishes.job.parent
+    plan = _tried(problems, lambda: _plan(wishes, job))
+    data = _tried(problems, lambda: open_data(job, folder))
+    weights = _tried(problems, lambda: open_weights(job, folder))
+    _tried(problems, lambda: _try_to_write(wishes.timeline))
+    pieces = _tried(problems, lambda: stack.enter_context(_pieces_folder(wishes.save)))
+    config = _tried(problems, lambda: _deepspeed_config(wishes, plan, job))
+    if wishes.steps is None and job.steps is None:
+        problems.add("--steps", "neither it nor the job says how long to train")
+    device = _tried(problems, lambda: _device(wishes.device, plan.device_count if plan else 1))
+    if config is not None and device == "cpu" and job.precision == "fp16":
+        problems.add("[training] precision", "is fp16, which DeepSpeed does not have on CPUs")
+    fail_at = _tried(problems, lambda: _fail_point(plan))
+    problems.raise_if_any()
+    assert plan is not None
+    assert data is not None
+    assert device is not None
+    if config is not None:
+        stack.enter_context(build_ops.claimed())
+    warm_up()
+    others = len(os.listdir("/proc/self/task")) - 1
+    if others > 0:
+        what = f"code that is loaded for the job has started {others} threads"
+        cure = "no rank could have them: start them in a layer"
+        raise InputError(Problem(wishes.job.name, what, cure))
+    # A storage's own threads, which only wait, may be there from now on.
+    beginning = None if wishes.resume is None else begin_from(wishes.resume, job)
+    ranks = plan.device_count
+    listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
+    return Orders(
+        job=job,
+        plan=plan,
+        data=data,
+        weights=weights,
+        beginning=beginning,
+        steps=_steps(wishes, job, beginning),
+        device=device,
+        threads=max(1, threads // ranks),
+        listening=listening,
+        keeps_spans=wishes.timeline is not None,
+        fail_at=fail_at,
+        deepspeed=config,
+        pieces=pieces,
+    )
+
+
+def _steps(wishes: Wishes, job: Job, beginning: Beginning | None) -> int:
+    """How many steps are to be made now; the job counts those before a checkpoint too."""
+    if wishes.steps is not None:
+        return wishes.steps
+    assert job.steps is not None, "one of the two says it"
+    done = 0 if beginning is None else beginning.progress.step
+    if done >= job.steps:
+        what = f"the checkpoint is of step {done}, and the job ends at step {job.steps}"
+        raise InputError(Problem(OPTION, what, "give --steps to train more"))
+    return job.steps - done
+
+
+def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
+    """Do something; what is wrong is noted, so that the rest can be looked at too."""
+    try:
+        return act()
+    except InputError as error:
+        problems.take(error)
+        return None
+
+
+@dataclass(slots=True)
+class _Account:
+    """What was heard from the ranks."""
+
+    progress: Progress
+    summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if kind == "step":
+            self.progress.step(message)
+        else:
+            self.summaries[rank] = message
+
+
+# -- what is asked for ----------------------------------------------------------------------------
+
+
+def _plan(wishes: Wishes, job: Job) -> Plan:
+    found = list(exact.problems_with(job)) if job.model.family == "exact" else []
+    plan = _one_rank(job) if wishes.plan is None else load_plan(wishes.plan)
+    place = "plan" if wishes.plan is None else wishes.plan.name
+    found += problems_with(plan, job, place=place)
+    ranks = plan.device_count
+    if wishes.ranks_max is not None and ranks > wishes.ranks_max:
+        what = f"needs {ranks} ranks, more than the {wishes.ranks_max} allowed"
+        found.append(Problem(place, what, "raise --ranks-max or give a smaller plan"))
+    if found:
+        raise InputError(found)
+    return plan
+
+
+def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, Any] | None:
+    """What DeepSpeed is told; ``None``: our own engine trains."""
+    if (wishes.engine or job.engine) == "sailor":
+        if wishes.deepspeed_config is not None:
+            what, cure = "is of no use to the sailor engine", "give --engine deepspeed"
+            raise InputError(Problem("--deepspeed-config", what, cure))
+        return None
+    if importlib.util.find_spec("deepspeed") is None:
+        what = "the package deepspeed is not installed"
+        raise InputError(Problem("--engine", what, "install it, or give --engine sailor"))
+    found = []
+    if wishes.timeline is not None:
+        what = "DeepSpeed does not tell what it does when"
+        found.append(Problem("--timeline", what, "give --engine sailor"))
+    if plan is not None:
+        place = "plan" if wishes.plan is None else wishes.plan.name
+        found += select.problems_with(plan, job, place=place)
+    if found or plan is None:
+        raise InputError(found or Problem("--engine", "there is no plan for it"))
+    return deepspeed_config.read_config(wishes.deepspeed_config, plan, job)
+
+
+_ALONE_MICRO_BATCH_MAX = 8
+
+
+def _one_rank(job: Job) -> Plan:
+    """The plan where none is given: all layers on one device."""
+    fits = (n for n in range(_ALONE_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
+    allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
+    size = next(allowed, None) or next(fits)
+    recompute: Recompute = "full" if job.recompute == "full" else "none"
+    stage = Stage((0, len(job.model.layers)), 1, (Place("any", "this", "here"),), recompute)
+    return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))
+
+
+def _device(wished: str | None, ranks: int) -> str:
+    # Asking how many there are opens none of them.
+    count = torch.cuda.device_count()
+    if wished == "cuda" and count < ranks:
+        what = f"{ranks} ranks need as many GPUs, and there are {count} here"
+        raise InputError(Problem("--device", what, "give --device cpu or a smaller plan"))
+    return wished or ("cuda" if count >= ranks else "cpu")
+
+
+def _fail_point(plan: Plan | None) -> FailPoint | None:
+    text = os.environ.get(FAIL_POINT)
+    if text is None:
+        return None
+    point = FailPoint.parse(text)
+    ranks = plan.device_count if plan is not None else None
+    if (
+        point is None
+        or (point.activity not in ACTIVITIES or point.generation)
+        or (point.rank is None or point.step is None)
+        or (ranks is not None and point.rank >= ranks)
+    ):
+        what = f"is {text!r}, which is no rank of the plan, or nothing that a rank does"
+        raise InputError(Problem(FAIL_POINT, what, "give it as in 1:backward:2, or not at all"))
+    return point
+
+
+# -- what is written ------------------------------------------------------------------------------
+
+
+def _try_to_write(path: Path | None) -> None:
+    """Open a file before hours of training, not only after; what it holds stays until then."""
+    if path is None:
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+@contextmanager
+def _pieces_folder(folder: Path | None) -> Iterator[Path | None]:
+    """A folder for the ranks' shares, beside where they are put together."""
+    if folder is None:
+        yield None
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pieces = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with pieces as name:
+        yield Path(name)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    what = f"cannot be written: {error.strerror or error}"
+    return InputError(Problem(str(path), what, "name another place"))
+
+
+def _summary(seats: tuple[Seat, ...], account: _Account, device: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": seat.rank,
+            "pipeline": seat.pipeline,
+            "stage": seat.stage,
+            "tp_index": seat.index,
+            "layers": list(seat.layers),
+            "device": device,
+            "peak_memory_bytes": account.summaries[seat.rank]["peak_memory_bytes"],
+        }
+        for seat in seats
+    ]
+
+
+def _write_timeline(path: Path, seats: tuple[Seat, ...], account: _Account) -> None:
+    timelines = [
+        RankTimeline(
+            rank=seat.rank,
+            pipeline=seat.pipeline,
+            stage=seat.stage,
+            tp_index=seat.index,
+            tp=seat.tp,
+            layers=seat.layers,
+            spans=tuple(Span(**span) for span in account.summaries[seat.rank]["spans"]),
+        )
+        for seat in seats
+    ]
+    text = json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False)
+    with _naming(path):
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let what could not be written say where; a full disk does not."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        strerror = getattr(error, "strerror", None) or str(error)
+        raise OSError(getattr(error, "errno", None) or errno.EIO, strerror, str(path)) from None
+
+
+def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
+    """Put the ranks' shares together; families that are published are written as published."""
+    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
+    merged = merge(shares, tables)
+    whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
+    named = (
+        to_huggingface(job, whole)
+        if is_published(job)
+        else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
+    )
+    unfinished = pieces / "model.safetensors"
+    with _naming(folder):
+        save_file(named, unfinished, metadata={"format": "pt"})
+        unfinished.replace(folder / "model.safetensors")

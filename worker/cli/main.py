@@ -1,0 +1,164 @@
+"""The commands of ``python -m worker``.
+
+Exit codes: 0 done; 1 a rank failed, or what it made could not be written; 2 the input cannot be
+used; 128 and more: ended by a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from simulator.documents.problems import InputError
+from worker.cli.local_launcher import Interrupted, RanksFailed
+
+SOME_FAILED = 1
+UNUSABLE_INPUT = 2
+
+
+class _Group(click.Group):
+    """Answers a mistake with sentences, never with a stack trace."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except InputError as error:
+            for problem in error.problems:
+                click.echo(f"error: {problem}", err=True)
+            ctx.exit(UNUSABLE_INPUT)
+        except RanksFailed as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(SOME_FAILED)
+        except Interrupted as interrupted:
+            click.echo(f"ended by {interrupted}", err=True)
+            ctx.exit(128 + interrupted.number)
+        except BrokenPipeError:
+            # The reader of our output has gone (as `| head` does); nothing is left to say.
+            _forget_output()
+            ctx.exit(128 + signal.SIGPIPE)
+        except OSError as error:
+            # Input was checked before; this is an output, as when a disk is full.
+            where = error.filename or "the standard output"
+            click.echo(f"error: {where}: cannot be written: {error.strerror or error}", err=True)
+            _forget_output()
+            ctx.exit(SOME_FAILED)
+
+
+def _forget_output() -> None:
+    """What is still to be written can go nowhere; Python shall not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Train a plan on this machine, or prepare data for it."""
+
+
+@main.command()
+@click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
+@click.option("--plan", type=click.Path(path_type=Path), help="Plan file; default: one rank.")
+@click.option("--resume", help="Checkpoint to go on from: a manifest, or its job's folder.")
+@click.option("--steps", type=click.IntRange(1), help="Steps to train; default: the job's.")
+@click.option(
+    "--engine",
+    type=click.Choice(["sailor", "deepspeed"]),
+    help="Who trains; DeepSpeed trains plans whose pipelines are alike. Default: the job's.",
+)
+@click.option(
+    "--deepspeed-config", type=click.Path(path_type=Path), help="Its configuration, in JSON."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a step.")
+@click.option("--timeline", type=click.Path(path_type=Path), help="Write what each rank did.")
+@click.option("--save", type=click.Path(path_type=Path), help="Folder for the trained weights.")
+@click.option("--ranks-max", type=click.IntRange(1), help="Refuse plans of more ranks.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: GPUs if enough.")
+def run(
+    job: Path,
+    plan: Path | None,
+    resume: str | None,
+    steps: int | None,
+    engine: str | None,
+    deepspeed_config: Path | None,
+    as_json: bool,
+    timeline: Path | None,
+    save: Path | None,
+    ranks_max: int | None,
+    device: str | None,
+) -> None:
+    """Train a job: every rank of a plan becomes a process of this machine.
+
+    Prints a line for each step; what each rank needed goes to the standard error in the end.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        # Nothing is there to be tidied up yet, and torch cannot be interrupted while it is loaded.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from worker.cli.local_run import Wishes, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
+
+    wishes = Wishes(
+        job=job,
+        plan=plan,
+        resume=resume,
+        steps=steps,
+        engine=engine,
+        deepspeed_config=deepspeed_config,
+        as_json=as_json,
+        timeline=timeline,
+        save=save,
+        ranks_max=ranks_max,
+        device=device,
+    )
+    train_alone(wishes)
+
+
+@main.command("convert-tokens")
+@click.argument("text", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File of tokens.")
+@click.option("--vocabulary", type=click.Path(path_type=Path), help="JSON: text to number.")
+def convert_tokens(text: Path, out: Path, vocabulary: Path | None) -> None:
+    """Turn a text into a file of tokens: its bytes, or the pieces of a vocabulary."""
+    from worker.data.tokenize_text import convert_text  # noqa: PLC0415 - loads numpy
+
+    count = convert_text(text, out, vocabulary)
+    click.echo(f"{out}: {count:,} tokens")
+
+
+@main.command("export-checkpoint")
+@click.argument("manifest")
+@click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new folder.")
+@click.option(
+    "--form",
+    type=click.Choice(["huggingface", "deepspeed"]),
+    default="huggingface",
+    show_default=True,
+    help="Hugging Face's safetensors, or DeepSpeed's universal checkpoint.",
+)
+def export_checkpoint(manifest: str, out: Path, form: str) -> None:
+    """Write a checkpoint, told by the address of its manifest, in a form that others read."""
+    from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
+
+    whole = convert.read_checkpoint(manifest)
+    write = convert.export_deepspeed if form == "deepspeed" else convert.export_huggingface
+    write(whole, out)
+    click.echo(f"{out}: step {whole.progress.step}, {len(whole.kinds[0]):,} tensors")
+
+
+@main.command("import-checkpoint")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
+@click.option("--name", required=True, help="The job's name in the cluster.")
+@click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new file.")
+def import_checkpoint(folder: Path, job: Path, name: str, out: Path) -> None:
+    """Turn a universal checkpoint of DeepSpeed into one of our files.
+
+    ``sailorctl checkpoint import`` makes a checkpoint of it.
+    """
+    from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
+
+    header = convert.import_deepspeed(folder, job, name, out)
+    click.echo(f"{out}: step {header.step}, {header.total_bytes:,} bytes")

@@ -1,0 +1,206 @@
+"""What an agent tells a worker of its seat in a generation, and what the worker opens for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simulator.documents.problems import InputError
+from simulator.inputs.job_file import load_job
+from simulator.inputs.plan_file import load_plan
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.checkpoint.capacity_check import Peak
+from worker.checkpoint.fetch import Durable, OwnNode, Peer, Source
+from worker.checkpoint.snapshot_manager import Seat
+from worker.data.batch import Data
+from worker.data.open_data import open_data
+from worker.distributed.rendezvous import Party
+from worker.layout.rank_layout import problems_with, seats_of
+from worker.layout.shards import shard_of
+from worker.models import exact
+from worker.models.apply_plan import Values
+from worker.models.starting_weights import open_weights
+from worker.types import TensorSpec
+
+WAIT_S = 600.0
+"""For a rank in a collective, where an older agent does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where a generation begins."""
+
+    step: int
+    generation: int
+    source: str
+    """``start``, ``memory`` or ``durable``."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One seat, as the agent's order or the warm parent's gives it."""
+
+    spec: Mapping[str, Any]
+
+    @property
+    def job(self) -> str:
+        return str(self.spec["job"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.spec["generation"])
+
+    @property
+    def rank(self) -> int:
+        return int(self.spec["rank"])
+
+    @property
+    def threads(self) -> int:
+        return int(self.spec["threads"])
+
+    @property
+    def fail_at(self) -> str | None:
+        """Where this rank is to die, for tests."""
+        return self.spec.get("fail_at")
+
+    @property
+    def folder(self) -> Path:
+        """Of the generation; its plan and job stand there."""
+        return Path(self.spec["folder"]).parent
+
+    @property
+    def base(self) -> Path:
+        """What the job names is looked up here."""
+        return Path(self.spec.get("base") or self.folder)
+
+    @property
+    def restore(self) -> Restore:
+        return Restore(**self.spec["restore"])
+
+    @cached_property
+    def device(self) -> torch.device:
+        number = int(self.spec["device"])
+        # Asking how many there are opens none of them.
+        return (
+            torch.device("cuda", number)
+            if torch.cuda.device_count() > number
+            else torch.device("cpu")
+        )
+
+    @property
+    def wait_s(self) -> float:
+        """How long this rank waits for another that is not known to be gone."""
+        return float(self.spec.get("wait_s", WAIT_S))
+
+    @property
+    def peak(self) -> Peak | None:
+        """What this rank is predicted to take of its device's memory; ``None``: nobody said."""
+        told = self.spec.get("peak")
+        return None if told is None else Peak(**told)
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What a device that is not there is declared to have; ``None``: it is there."""
+        return self.spec.get("device_bytes")
+
+    @property
+    def party(self) -> Party:
+        ranks, host = int(self.spec["ranks"]), str(self.spec["host"])
+        return Party(self.generation, self.rank, ranks, host, self.device, self.wait_s)
+
+    @property
+    def seat(self) -> Seat:
+        spec = self.spec
+        return Seat(
+            job=self.job,
+            generation=self.generation,
+            term=spec["term"],
+            node=spec["node"],
+            memory=Path(spec["memory"]),
+            memory_every=spec["memory_every"],
+            persist_every=spec["persist_every"],
+            zones={node: peer["zone"] for node, peer in spec["peers"].items()},
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        return load_plan(self.folder / "plan.json")
+
+    def node_of(self, rank: int) -> str | None:
+        """The node of another rank."""
+        seat = seats_of(self.plan)[rank]
+        return self.plan.pipelines[seat.pipeline].stages[seat.stage].places[0].node
+
+    def sources(self) -> list[list[Source]]:
+        """Where the restore point may be found: what is near and free of charge first."""
+        restore, spec = self.restore, self.spec
+        if restore.source == "start":
+            return []
+        point = {"generation": restore.generation, "step": restore.step}
+        peers = spec["peers"]
+        zone = peers.get(spec["node"], {}).get("zone")
+        near: list[Source] = []
+        far: list[Source] = []
+        for node, peer in peers.items():
+            if node != spec["node"]:
+                where = near if peer["zone"] == zone else far
+                found = Peer.at(peer["name"], peer["address"], spec["ticket"], self.job, **point)
+                where.append(found)
+        own = OwnNode.at(Path(spec["memory"]), self.job, **point)
+        groups: list[list[Source]] = [[own], near, far]
+        if spec.get("manifest"):
+            groups.append([Durable(spec["manifest"])])
+        return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a worker needs besides the state."""
+
+    job: Job
+    plan: Plan
+    data: Data
+    weights: Callable[[int], Values] | None
+
+
+@dataclass(eq=False)
+class Library:
+    """Keeps a job open from one generation to the next."""
+
+    _text: bytes = b""
+    _job: Job | None = None
+    _data: Data | None = None
+    _weights: Callable[[int], Values] | None = None
+
+    def open(self, about: Assignment) -> Opened:
+        """Read the job and the plan, and open the data; ``InputError`` says what is wrong."""
+        path = about.folder / "job.toml"
+        text = path.read_bytes()
+        if self._job is None or self._data is None or text != self._text:
+            self._job = load_job(path)
+            self._data = open_data(self._job, about.base)
+            self._weights = open_weights(self._job, about.base)
+            self._text = text
+        job, plan = self._job, about.plan
+        found = list(exact.problems_with(job)) if job.model.family == "exact" else []
+        found += problems_with(plan, job)
+        if found:
+            raise InputError(found)
+        weights = self._weights if about.restore.source == "start" else nothing_yet(job)
+        return Opened(job, plan, self._data, weights)
+
+
+def nothing_yet(job: Job) -> Callable[[int], Values]:
+    """Weights that are about to be replaced, which are the least work to make."""
+
+    def values(spec: TensorSpec, held: range) -> Tensor:
+        return torch.zeros(shard_of(spec, held, of=job.max_tp).shape)
+
+    return lambda _: values

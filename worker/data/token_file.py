@@ -1,0 +1,90 @@
+"""Samples from a file of tokens: consecutive pieces of one long text, shuffled by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.documents.problems import InputError, Problem
+from worker.data.batch import Samples, samples_of
+from worker.data.npy import open_array
+from worker.data.shuffle import sample_numbers
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+
+_CONVERT = "make one with `python -m worker convert-tokens TEXT --out FILE`"
+CHECKED_AT_ONCE = 2**28
+"""So many tokens are looked at when a file is opened, which takes no more than seconds."""
+_PORTION = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A long text as tokens; sample i is the i-th piece of ``sequence`` tokens."""
+
+    name: str
+    tokens: Tokens
+    global_batch: int
+    sequence: int
+    vocabulary: int
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """How many samples there are; each needs the token after its last one too."""
+        return (len(self.tokens) - 1) // self.sequence
+
+    def batch(self, step: int, positions: Sequence[int]) -> Samples:
+        numbers = sample_numbers(
+            step, positions, global_batch=self.global_batch, count=self.count, seed=self.seed
+        )
+        rows = np.empty((len(numbers), self.sequence + 1), dtype=np.int64)
+        for row, number in zip(rows, numbers, strict=True):
+            first = int(number) * self.sequence
+            row[:] = self.tokens[first : first + self.sequence + 1]
+            if row.max() >= self.vocabulary:
+                raise InputError(self._stray(first))
+        return samples_of(rows[:, :-1], rows[:, 1:], step=step, positions=positions)
+
+    def check(self, *, end: int) -> None:
+        """Look for tokens outside the vocabulary among those before ``end``."""
+        for first in range(0, min(len(self.tokens), end), _PORTION):
+            if self.tokens[first : min(first + _PORTION, end)].max() >= self.vocabulary:
+                raise InputError(self._stray(first))
+
+    def _stray(self, first: int) -> Problem:
+        """Name the first token outside the vocabulary from there on."""
+        portion = self.tokens[first : first + _PORTION]
+        place = first + int(np.argmax(portion >= self.vocabulary))
+        return Problem(
+            self.name,
+            f"token {place} is {self.tokens[place]}, outside the model's vocabulary of "
+            f"{self.vocabulary}",
+            "convert the text with the model's own vocabulary, or train a model of a larger one",
+        )
+
+
+def open_tokens(
+    path: Path,
+    *,
+    global_batch: int,
+    sequence: int,
+    vocabulary: int,
+    seed: int,
+    checked: int = CHECKED_AT_ONCE,
+) -> TokenFile:
+    """Map a file of tokens into memory, or say what is wrong with it."""
+    array = open_array(path, cure=_CONVERT)
+    if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):
+        what = f"holds {array.ndim}-dimensional {array.dtype}, not a row of uint16 or uint32"
+        raise InputError(Problem(path.name, what, _CONVERT))
+    if len(array) < sequence + 1:
+        what = f"holds {len(array)} tokens, fewer than the {sequence + 1} of one sample"
+        raise InputError(Problem(path.name, what, "give a longer text or train on shorter samples"))
+    file = TokenFile(path.name, array, global_batch, sequence, vocabulary, seed)
+    file.check(end=checked)
+    return file

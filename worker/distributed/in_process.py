@@ -1,0 +1,254 @@
+"""All ranks of a plan as threads of one process, for tests and for one machine without sockets.
+
+Sums are made by whoever comes last, always in the order of the group, so that a run gives the
+same bits each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from worker.distributed.interface import (
+    Aborted,
+    DeadlinePassed,
+    News,
+    PeerLost,
+    Pending,
+    Reduction,
+    TransportError,
+)
+
+Result = TypeVar("Result")
+
+
+class _Wait:
+    """Over when its event is set: done, or failed together with the world."""
+
+    def __init__(self, world: ThreadWorld, what: str) -> None:
+        self.done = threading.Event()
+        self._world = world
+        self._what = what
+
+    def wait(self) -> None:
+        if not self.done.wait(self._world.deadline_s):
+            raise DeadlinePassed(self._what, seconds=self._world.deadline_s)
+        failure = self._world.failure
+        if failure is not None:
+            raise failure
+
+    def is_done(self) -> bool:
+        return self.done.is_set()
+
+
+class _Round(_Wait):
+    """One collective: the tensors of those who have come so far."""
+
+    def __init__(self, world: ThreadWorld, size: int, what: str) -> None:
+        super().__init__(world, what)
+        self.tensors: list[Tensor | None] = [None] * size
+
+
+class ThreadWorld:
+    """What the threads share: mail between ranks, and collectives under way."""
+
+    def __init__(self, size: int, *, deadline_s: float = 60.0) -> None:
+        self.size = size
+        self.deadline_s = deadline_s
+        self.failure: TransportError | None = None
+        self.notes: dict[int, News] = {}
+        self.told: list[News] = []
+        """What was noted when all ended."""
+        self._lock = threading.Lock()
+        self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self._wanted: dict[tuple[int, int], deque[tuple[Tensor, _Wait]]] = defaultdict(deque)
+        self._rounds: dict[tuple[tuple[int, ...], int], _Round] = {}
+
+    def transport(self, rank: int) -> ThreadTransport:
+        """The world as ``rank`` sees it."""
+        return ThreadTransport(self, rank)
+
+    def fail(self, failure: TransportError) -> None:
+        """End every wait of every rank; the first failure is the one that all of them see."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = failure
+                lost = failure.rank if isinstance(failure, PeerLost) else None
+                self.told = [news for rank, news in self.notes.items() if rank != lost]
+            for round_ in self._rounds.values():
+                round_.done.set()
+            for wanted in self._wanted.values():
+                for _, wait in wanted:
+                    wait.done.set()
+
+    def lose(self, rank: int, doing: str) -> None:
+        """Let a rank be gone, as a killed process is."""
+        self.fail(PeerLost(rank, doing))
+
+    def send(self, tensor: Tensor, *, source: int, to: int) -> None:
+        with self._lock:
+            self._raise_failure()
+            if self._wanted[source, to]:
+                target, wait = self._wanted[source, to].popleft()
+                target.copy_(tensor)
+                wait.done.set()
+            else:
+                self._sent[source, to].append(tensor.clone())
+
+    def receive(self, tensor: Tensor, *, source: int, to: int) -> Pending:
+        wait = _Wait(self, f"receiving from rank {source}")
+        with self._lock:
+            self._raise_failure()
+            if self._sent[source, to]:
+                tensor.copy_(self._sent[source, to].popleft())
+                wait.done.set()
+            else:
+                self._wanted[source, to].append((tensor, wait))
+        return wait
+
+    def join(
+        self,
+        ranks: tuple[int, ...],
+        turn: int,
+        *,
+        index: int,
+        tensor: Tensor,
+        finish: Callable[[list[Tensor]], None],
+    ) -> Pending:
+        """Lay one's tensor down; the last to come finishes the round for all."""
+        with self._lock:
+            self._raise_failure()
+            what = f"a collective of ranks {ranks}"
+            round_ = self._rounds.setdefault((ranks, turn), _Round(self, len(ranks), what))
+            assert round_.tensors[index] is None, "a rank took part twice in one collective"
+            round_.tensors[index] = tensor
+            tensors = [each for each in round_.tensors if each is not None]
+            if len(tensors) < len(ranks):
+                return round_
+            del self._rounds[ranks, turn]
+        # All others only wait now, so that their tensors may be written without the lock.
+        finish(tensors)
+        round_.done.set()
+        return round_
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class ThreadCollective:
+    """A group of threads, seen from one of them."""
+
+    def __init__(self, world: ThreadWorld, ranks: tuple[int, ...], rank: int) -> None:
+        self.size = len(ranks)
+        self.index = ranks.index(rank)
+        self._world = world
+        self._ranks = ranks
+        self._turn = 0
+
+    def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
+        self.start_all_reduce(tensor, op).wait()
+        return tensor
+
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+        return self._start(tensor, lambda tensors: _reduce(tensors, op))
+
+    def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
+        return self._start(tensor, lambda tensors: _copy(tensors, source))
+
+    def _start(self, tensor: Tensor, finish: Callable[[list[Tensor]], None]) -> Pending:
+        self._turn += 1
+        return self._world.join(
+            self._ranks, self._turn, index=self.index, tensor=tensor.detach(), finish=finish
+        )
+
+
+class ThreadTransport:
+    """All threads, seen from one of them."""
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        self.rank = rank
+        self.size = world.size
+        self._world = world
+        self._groups: dict[tuple[int, ...], ThreadCollective] = {}
+
+    def group(self, ranks: tuple[int, ...]) -> ThreadCollective:
+        if ranks not in self._groups:
+            self._groups[ranks] = ThreadCollective(self._world, ranks, self.rank)
+        return self._groups[ranks]
+
+    def send(self, tensor: Tensor, *, to: int) -> Pending:
+        self._world.send(tensor.detach(), source=self.rank, to=to)
+        done = _Wait(self._world, f"sending to rank {to}")
+        done.done.set()
+        return done
+
+    def receive(self, tensor: Tensor, *, source: int) -> Pending:
+        return self._world.receive(tensor.detach(), source=source, to=self.rank)
+
+    def check(self) -> None:
+        if self._world.failure is not None:
+            raise self._world.failure
+
+    def note(self, news: News) -> None:
+        self._world.notes[self.rank] = news
+
+    def last_news(self, wait_s: float) -> list[News]:  # noqa: ARG002 - all is known at once
+        return self._world.told
+
+    def abort(self, reason: str) -> None:
+        self._world.fail(Aborted(reason, rank=self.rank))
+
+    def close(self) -> None:
+        self._groups.clear()
+
+
+def _reduce(tensors: list[Tensor], op: Reduction) -> None:
+    with torch.no_grad():
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:
+            if op == "sum":
+                total += tensor
+            else:
+                torch.maximum(total, tensor, out=total)
+        for tensor in tensors:
+            tensor.copy_(total)
+
+
+def _copy(tensors: list[Tensor], source: int) -> None:
+    for index, tensor in enumerate(tensors):
+        if index != source:
+            tensor.copy_(tensors[source])
+
+
+def run_as_threads(
+    size: int, body: Callable[[ThreadTransport], Result], *, deadline_s: float = 60.0
+) -> list[Result]:
+    """Run ``body`` once for each rank, all at the same time, and return what they return.
+
+    When one fails, the others are told; the failure that came first is raised.
+    """
+    world = ThreadWorld(size, deadline_s=deadline_s)
+    results: dict[int, Result] = {}
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(world.transport(rank))
+        except BaseException as failure:
+            failures.append(failure)
+            world.fail(Aborted(f"{type(failure).__name__}: {failure}", rank=rank))
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [results[rank] for rank in range(size)]

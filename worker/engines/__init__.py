@@ -1,0 +1,1 @@
+"""Our training engine and DeepSpeed's behind one interface."""

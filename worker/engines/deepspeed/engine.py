@@ -1,0 +1,321 @@
+"""The other engine: DeepSpeed's pipelines, for plans whose pipelines are all alike.
+
+The layers, their first weights, the samples, the loss and what is saved are those of our own
+engine; what happens between them is DeepSpeed's, and a user's configuration of it is honoured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
+
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.cli.local_launcher import RunFailed
+from worker.data.batch import Data, next_hash
+from worker.engines.deepspeed.config import optimizer_of
+from worker.engines.deepspeed.state import load_engine, pieces_of_engine
+from worker.layout.rank_layout import Seat, sample_positions, seats_of
+from worker.layout.tensor_table import table_of
+from worker.models.apply_plan import LocalLayer, Values, build_layer, tie
+from worker.models.loss import NO_LABEL, loss_sum
+from worker.models.microbatch_context import MicroBatch, Moment
+from worker.training.full_tensors import Key, Pieces
+from worker.training.optimizer import learning_rate
+from worker.training.precision import LossScale, precision_of
+from worker.training.trainer import Keeper, NoKeeper, NotANumberError, Progress, StepReport
+
+
+class DeepSpeedTrainer:
+    """One rank of a plan, trained by DeepSpeed; it is stepped like our own trainer."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        rank: int,
+        store: Store,
+        data: Data,
+        config: Mapping[str, Any],
+        *,
+        device: torch.device,
+        deadline_s: float,
+        weights: Callable[[int], Values] | None,
+    ) -> None:
+        self.job, self.plan, self.data, self.device = job, plan, data, device
+        self.seat: Seat = seats_of(plan)[rank]
+        self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
+        self.progress = Progress(scale=LossScale.first(precision_of(job)))
+        self.keeper: Keeper = NoKeeper()
+        self._number = 0
+        self._moment = Moment()
+        self._per_label = 0.0
+        count = len(seats_of(plan))
+        local = rank if device.index is None else device.index
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(count)}
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        # DeepSpeed knows only torch's global group; it says much that nobody asked for.
+        with _quiet():
+            wait = timedelta(seconds=deadline_s)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
+            self._layers = self._build(weights)
+            self._engine = _engine(self._model, config)
+            _keep_norm(self._engine)
+        self._dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
+        self._layers[0].module.register_forward_pre_hook(self._next_moment)
+        # Which layers have put out what is no number, noted without waiting for a device.
+        self._bad = torch.zeros(len(job.model.layers), dtype=torch.bool, device=device)
+        for layer in self._layers:
+            layer.module.register_forward_hook(partial(self._look_at, layer.index))
+
+    def step(self) -> StepReport:
+        """Train on the next batch."""
+        begin_s = time.perf_counter()
+        before = self.progress
+        if self._follows_job:
+            for group in self._engine.optimizer.param_groups:
+                group["lr"] = learning_rate(self.job, before.step)
+        batches, digest_sum, labels, wishes = self._read()
+        count = len(batches) * len(self.plan.pipelines)
+        # DeepSpeed takes the mean over micro batches; what it shall take is that over labels.
+        self._per_label = count / max(labels, 1)
+        self._number = 0
+        self._bad.zero_()
+        loss = float(self._engine.train_batch(iter(batches)))
+        norm = self._engine.get_global_grad_norm()
+        skipped = bool(getattr(self._engine.optimizer, "overflow", False))
+        if not math.isfinite(loss) and self.job.precision != "fp16":
+            self._refuse_what_is_no_number()
+        self.progress = replace(
+            before,
+            step=before.step + 1,
+            updates=before.updates + int(not skipped),
+            sample_hash=next_hash(before.sample_hash, step=before.step, digest_sum=digest_sum),
+            samples=before.samples + self.job.global_batch,
+            label_tokens=before.label_tokens + labels,
+        )
+        return StepReport(
+            step=before.step,
+            loss=loss,
+            grad_norm=float("nan") if norm is None else float(norm),
+            samples=self.job.global_batch,
+            seconds=time.perf_counter() - begin_s,
+            sample_hash=self.progress.sample_hash,
+            label_tokens=labels,
+            skipped=skipped,
+            stop=wishes > 0,
+        )
+
+    def close(self) -> None:
+        """Leave the other ranks in peace, and this process as it was before."""
+        leave_groups()
+
+    def pieces(self) -> Pieces:
+        """What this rank holds of the state, named as our own engine names it; all ranks ask."""
+        return pieces_of_engine(self._engine, self.job, self._layers)
+
+    def restore(self, logical: Mapping[Key, Tensor], progress: Progress) -> None:
+        """Go on from whole tensors, as another engine may have left them.
+
+        In fp16 the loss scale begins anew.
+        """
+        load_engine(self._engine, self.job, self._layers, logical, updates=progress.updates)
+        self.progress = progress
+
+    def _build(self, weights: Callable[[int], Values] | None) -> list[LocalLayer]:
+        layers = [
+            build_layer(
+                self.job,
+                index,
+                tp=1,
+                tp_index=0,
+                group=None,
+                moment=self._moment,
+                dtype=torch.float32,
+                device=self.device,
+                values=None if weights is None else weights(index),
+            )
+            for index in range(*self.seat.layers)
+        ]
+        tie(layers)
+        return layers
+
+    def _model(self) -> nn.Module:
+        pipe: Any = importlib.import_module("deepspeed.pipe")
+        topology: Any = importlib.import_module("deepspeed.runtime.pipe.topology")
+        stages, count = self.plan.pipelines[0].stages, len(self.job.model.layers)
+        local = {layer.index: layer.module for layer in self._layers}
+        tied = _tied_apart(self.job, [stage.layers for stage in stages])
+
+        class Made(pipe.LayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
+            """A layer that is there already, where this rank holds it."""
+
+            def __init__(self, index: int) -> None:
+                super().__init__(nn.Module)
+                self.index = index
+
+            def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002 - as there
+                return local[self.index]
+
+        class MadeTied(pipe.TiedLayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
+            """One of two that share a weight, and stand in different stages."""
+
+            def __init__(self, index: int, name: str) -> None:
+                super().__init__("tied", nn.Module, tied_weight_attr=name)
+                self.index = index
+
+            def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002 - as there
+                return local[self.index]
+
+        class Pipelines(pipe.PipelineModule):  # type: ignore[misc]  # DeepSpeed is not typed
+            """Cut where the plan says."""
+
+            def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - as there
+                self.parts = [*(stage.layers[0] for stage in stages), count]
+                number = self._topo.get_coord(self.global_rank).pipe
+                self._set_bounds(start=self.parts[number], stop=self.parts[number + 1])
+
+        model: nn.Module = Pipelines(
+            [MadeTied(i, tied[i]) if i in tied else Made(i) for i in range(count)],
+            # Our ranks count the stages of one pipeline before those of the next.
+            topology=topology.ProcessTopology(
+                ["data", "pipe"], [len(self.plan.pipelines), len(stages)]
+            ),
+            loss_fn=self._loss,
+            activation_checkpoint_interval=0,
+        )
+        for index, name in tied.items():
+            for own, parameter in local[index].named_parameters() if index in local else ():
+                if own != name:
+                    # Only the shared weight is held twice; the rest counts in the norm.
+                    parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # theirs alone
+        for parameter in model.parameters():
+            # Without this mark the first stage's gradients alone would make the norm.
+            replicated = getattr(parameter, "ds_pipe_replicated", False)
+            parameter.model_parallel = not replicated  # type: ignore[attr-defined]  # theirs alone
+        return model
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        loss = loss_sum(logits, labels, vocabulary=self.job.model.vocab) * self._per_label
+        self._bad[-1] |= ~torch.isfinite(loss.detach())
+        return loss
+
+    def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int, int]:
+        """The micro batches of this pipeline; of all ranks: the sum of digests, how many labels,
+        and how many wish that this is the last step.
+        """
+        seat = self.seat
+        batches: list[tuple[Tensor, Tensor]] = []
+        told = torch.zeros(3, dtype=torch.int64, device=self.device)
+        told[2] = int(self.keeper.wishes_to_stop(self.progress.step))
+        for number in range(self.plan.pipelines[seat.pipeline].micro_batches):
+            if not (seat.is_first or seat.is_last):
+                batches.append((torch.empty(0), torch.empty(0)))  # Nobody looks at them.
+                continue
+            positions = sample_positions(self.plan, pipeline=seat.pipeline, micro_batch=number)
+            samples = self.data.batch(self.progress.step, positions)
+            if seat.is_first:
+                told[0] += int(samples.digests.sum())
+            if seat.is_last:
+                told[1] += int((samples.labels != NO_LABEL).sum())
+            inputs = samples.inputs
+            inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
+            batches.append((inputs, samples.labels))
+        dist.all_reduce(told)
+        digest_sum, labels, wishes = told.tolist()
+        return batches, digest_sum, labels, wishes
+
+    def _next_moment(self, *_: Any) -> None:
+        """Passes begin in the order of their micro batches, which dropout must know."""
+        positions = sample_positions(
+            self.plan, pipeline=self.seat.pipeline, micro_batch=self._number
+        )
+        self._number += 1
+        samples = torch.arange(positions.start, positions.stop, device=self.device)
+        self._moment.now = MicroBatch(self.job.data.seed, self.progress.step, samples)
+
+    def _look_at(self, layer: int, _: nn.Module, __: Any, output: Tensor) -> None:
+        self._bad[layer] |= ~torch.isfinite(output.detach()).all()
+
+    def _refuse_what_is_no_number(self) -> NoReturn:
+        """Name the first layer that left the numbers, and its rank; all ranks say the same."""
+        ranks, layers = dist.get_world_size(), len(self._bad)
+        first = int(self._bad.nonzero()[0]) if self._bad.any() else layers
+        found = torch.tensor(first * ranks + self.seat.rank, device=self.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        layer, rank = divmod(int(found), ranks)
+        assert layer < layers, "the loss comes from the last layer"
+        raise NotANumberError(self.progress.step, layer=layer, rank=rank)
+
+
+def leave_groups() -> None:
+    """Close what torch and DeepSpeed have opened for all of this process, so that it may again."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    comm: Any = importlib.import_module("deepspeed.comm.comm")
+    comm.cdb = None
+
+
+def _tied_apart(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
+    """The layers that share a weight though no stage has both, and what they call it."""
+    for index in range(len(job.model.layers)):
+        for tensor in table_of(job, index):
+            if tensor.tied_name is not None and stages[0][1] <= index:
+                return {0: tensor.tied_name, index: tensor.name}
+    return {}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what DeepSpeed tells of itself; its warnings stay."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # It sends what autograd knows of, and torch tells so at each start.
+    warnings.filterwarnings("ignore", "c10d::broadcast_")
+    # It calls what torch has given another name.
+    warnings.filterwarnings("ignore", "`torch.distributed.\\w+` is deprecated", FutureWarning)
+    with open(os.devnull, "w", encoding="ascii") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
+    deepspeed: Any = importlib.import_module("deepspeed")
+    # An extension that serves inference, and would be compiled first.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False)
+    model = make()
+    try:
+        engine, *_ = deepspeed.initialize(model=model, config=dict(config))
+    except (AssertionError, TypeError, ValueError) as error:
+        # So it says what it thinks of a configuration, at lengths.
+        said = " ".join(str(error).partition("For further information")[0].split())
+        raise RunFailed(f"DeepSpeed does not take its configuration: {said}") from None
+    return engine
+
+
+def _keep_norm(engine: Any) -> None:
+    """Have the norm told in fp32 too, where DeepSpeed computes it to clip, and forgets it."""
+    utils: Any = importlib.import_module("deepspeed.runtime.utils")
+
+    def clip() -> None:
+        engine._global_grad_norm = utils.clip_grad_norm_(
+            parameters=engine.module.parameters(),
+            max_norm=engine.gradient_clipping(),
+            mpu=engine.mpu,
+        )
+
+    engine.clip_fp32_gradients = clip

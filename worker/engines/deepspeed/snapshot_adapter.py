@@ -1,0 +1,218 @@
+"""DeepSpeed as one that trains for a while: what it keeps is laid down, and taken up again.
+
+DeepSpeed has its state in places of its own, which depend on precision and ZeRO. So each rank has
+beside it, in the host's memory, its layers as the sailor engine keeps them. They are filled when a
+snapshot is due, and the snapshot is a copy of them; the other way round, what was fetched is put
+into them, and from there into DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+
+from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.control.assignment import nothing_yet
+from worker.data.batch import Data
+from worker.distributed.interface import Collective, Transport
+from worker.distributed.process_groups import ProcessTransport
+from worker.engines.deepspeed.config import read_config
+from worker.engines.deepspeed.engine import DeepSpeedTrainer, leave_groups
+from worker.engines.select import as_kept
+from worker.layout.rank_layout import holdings_of, seats_of
+from worker.layout.tensor_table import table_of
+from worker.models.apply_plan import Values, build_layer, tie
+from worker.models.microbatch_context import Moment
+from worker.profiling.timeline import Recorder
+from worker.training.flat_buffers import LayerMemory, memories_of
+from worker.training.full_tensors import load, merge, pieces_of
+from worker.training.optimizer import Update
+from worker.training.precision import precision_of
+from worker.training.trainer import Keeper, NoKeeper, NotANumberError, Progress, StepReport
+from worker.training.zero1 import owned_parts
+
+_PREFIX = "deepspeed"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks of a generation meet."""
+
+    store: Store | None
+    """``None``: there is but one."""
+    generation: int
+    deadline_s: float
+
+    def of_its_own(self) -> Store:
+        """The part of it that torch and DeepSpeed may fill."""
+        if self.store is None:
+            return HashStore()
+        return PrefixStore(f"{_PREFIX}/{self.generation}", self.store)
+
+
+class KeptDeepSpeed:
+    """One rank that DeepSpeed trains, as a keeper of snapshots sees it."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        rank: int,
+        transport: Transport,
+        place: Place,
+        data: Data,
+        *,
+        device: torch.device,
+        recorder: Recorder,
+        weights: Callable[[int], Values] | None,
+    ) -> None:
+        _check_it_can_be(job, device)
+        self.job = as_kept(job, plan)
+        self.plan, self.rank, self.device = plan, rank, device
+        self.precision = precision_of(job)
+        self.recorder = recorder
+        self.is_whole = True
+        tables = [table_of(job, index) for index in range(len(job.model.layers))]
+        self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
+        self._transport = transport
+        self.everybody: Collective | None = None
+        if isinstance(transport, ProcessTransport):
+            self.everybody = transport.group(tuple(range(plan.device_count)))
+            transport.end_too(_opened_backends)
+        config = read_config(None, plan, job)
+        shared: dict[str, Any] = {"device": device, "weights": weights}
+
+        def build() -> DeepSpeedTrainer:
+            store, wait_s = place.of_its_own(), place.deadline_s
+            return DeepSpeedTrainer(
+                job, plan, rank, store, data, config, deadline_s=wait_s, **shared
+            )
+
+        try:
+            self._trainer: DeepSpeedTrainer = self._translated(build)
+        except BaseException:
+            leave_groups()
+            raise
+        self.memories: Mapping[int, LayerMemory] = self._memories()
+
+    @property
+    def progress(self) -> Progress:
+        return self._trainer.progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._trainer.progress = progress
+
+    @property
+    def keeper(self) -> Keeper:
+        return self._trainer.keeper
+
+    @keeper.setter
+    def keeper(self, keeper: Keeper) -> None:
+        self._trainer.keeper = keeper
+
+    def step(self) -> StepReport:
+        """Train on the next batch; every rank takes the same steps at the same time."""
+        self.recorder.at_step(self.progress.step)
+        # What a step that is broken off has changed cannot be told: the last snapshot counts.
+        self.is_whole = False
+        with self.recorder.span("step"):
+            report: StepReport = self._translated(self._trainer.step)
+        self.is_whole = True
+        return report
+
+    def roll_forward(self) -> StepReport | None:
+        return None
+
+    def lay_down(self) -> float:
+        begin_s = time.perf_counter()
+        held = self._translated(self._trainer.pieces)
+        logical = {key: whole for key, ((_, whole),) in held.items()}
+        for memory in self.memories.values():
+            load(memory, logical, self.precision)
+        return time.perf_counter() - begin_s
+
+    def take_up(self) -> None:
+        state = merge([pieces_of(self.memories.values())], self.holdings.tables)
+        self._trainer.restore(state, self.progress)
+
+    def close(self) -> None:
+        self.keeper = NoKeeper()
+        self._trainer.close()
+
+    def _memories(self) -> dict[int, LayerMemory]:
+        """Empty ones for the layers of this rank, in the host's memory."""
+        job, rank = self.job, self.rank
+        layers = [
+            build_layer(
+                job,
+                index,
+                tp=1,
+                tp_index=0,
+                group=None,
+                moment=Moment(),
+                dtype=self.precision.master,
+                device="cpu",
+                values=nothing_yet(job)(index),
+            )
+            for index in range(*seats_of(self.plan)[rank].layers)
+        ]
+        tie(layers)
+        return memories_of(
+            layers,
+            self.holdings.tables,
+            atoms=job.max_tp,
+            held=range(job.max_tp),
+            precision=self.precision,
+            moments=Update.moments(job),
+            owned=owned_parts(self.holdings, rank, zero=0),
+        )
+
+    def _translated(self, act: Callable[[], Any]) -> Any:
+        """Do something with DeepSpeed; a connection that breaks is told as who has gone."""
+        try:
+            return act()
+        except NotANumberError:
+            raise
+        except RuntimeError as error:
+            transport = self._transport
+            if not isinstance(transport, ProcessTransport):
+                raise
+            if not _is_of_connections(error) and not transport.wait_over():
+                raise
+            return transport.translate(partial(_raise, error), "training by DeepSpeed")
+
+
+def _check_it_can_be(job: Job, device: torch.device) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        what = 'is "deepspeed", and that package is not installed on this node'
+        raise InputError(Problem("[training] engine", what, 'install it, or give "sailor"'))
+    if job.precision == "fp16" and device.type == "cpu":
+        what = "is fp16, which DeepSpeed does not have on CPUs"
+        raise InputError(Problem("[training] precision", what, 'give engine = "sailor"'))
+
+
+def _opened_backends() -> Iterator[Any]:
+    """Those of torch's own groups, which are the ones that DeepSpeed has opened."""
+    world: Any = dist.distributed_c10d._world
+    for group in tuple(world.pg_map):
+        for device in group._device_types:
+            yield group._get_backend(device)
+
+
+def _is_of_connections(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _raise(error: RuntimeError) -> NoReturn:
+    raise error

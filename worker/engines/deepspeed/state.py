@@ -1,0 +1,111 @@
+"""What DeepSpeed keeps of a model, as whole tensors and back, so that a run may change engines.
+
+Where DeepSpeed divides masters and moments among replicas (ZeRO, bf16), a parameter's are a piece
+of some flat tensor on each of those that keep any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from simulator.spec.job import Job
+from worker.layout.rank_layout import TIED, own_tensors
+from worker.layout.tensor_table import table_of
+from worker.models.apply_plan import LocalLayer
+from worker.training.full_tensors import Key, Kind, Pieces
+
+_MOMENTS: Mapping[type, tuple[str, ...]] = {
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
+    torch.optim.SGD: ("momentum_buffer",),
+}
+"""What torch calls our moments; other optimizers have none that we know."""
+
+
+def pieces_of_engine(engine: Any, job: Job, layers: Sequence[LocalLayer]) -> Pieces:
+    """Copies of all that the layers of this rank consist of; all replicas ask at once."""
+    found: Pieces = {}
+    for layer, name, atoms, parameter in _named(job, layers):
+        place, kept = _kept(engine, parameter)
+        for kind, values in kept.items():
+            whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+            whole[place] = values
+            if hasattr(parameter, "_dp_group"):
+                dist.all_reduce(whole, group=parameter._dp_group)
+            found[layer, name, kind] = [(atoms, whole.view(parameter.shape).cpu())]
+    return found
+
+
+def load_engine(
+    engine: Any,
+    job: Job,
+    layers: Sequence[LocalLayer],
+    logical: Mapping[Key, Tensor],
+    *,
+    updates: int,
+) -> None:
+    """Fill what DeepSpeed keeps from whole tensors, as any engine may have left them."""
+    with torch.no_grad():
+        for layer, name, _, parameter in _named(job, layers):
+            place, kept = _kept(engine, parameter)
+            for kind, values in kept.items():
+                values.copy_(logical[layer, name, kind].flatten()[place])
+            parameter.copy_(logical[layer, name, "master"])
+    for state in _torch_optimizer(engine).state.values():
+        if "step" in state:
+            state["step"].fill_(updates)
+
+
+def _named(
+    job: Job, layers: Sequence[LocalLayer]
+) -> Iterator[tuple[int, str, range | None, nn.Parameter]]:
+    """Each parameter with its layer, name and atoms in the logical state."""
+    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    shared = {spec.name for spec in tables[TIED]}
+    for layer in layers:
+        for tensor in layer.tensors:
+            name = tensor.spec.tied_name or tensor.spec.name
+            is_shared = name in shared and (tensor.spec.tied_name is not None or layer.index == 0)
+            atoms = None if tensor.spec.split_dim is None else range(job.max_tp)
+            yield TIED if is_shared else layer.index, name, atoms, tensor.parameter
+
+
+def _kept(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[Kind, Tensor]]:
+    """The master and the moments that this rank keeps, and which part of the parameter it is."""
+    optimizer = _torch_optimizer(engine)
+    flat: Tensor = parameter
+    place, there = slice(0, parameter.numel()), slice(None)
+    if hasattr(parameter, "_hp_mapping"):
+        mapping: Any = parameter._hp_mapping
+        if mapping is None:
+            # Others keep all of it; a piece of no length is asked for as any other.
+            flat, place, there = optimizer.param_groups[0]["params"][0], slice(0, 0), slice(0, 0)
+        else:
+            flat = optimizer.param_groups[mapping.param_group_index]["params"][0]
+            place = _slice(mapping.lp_fragment_address)
+            there = _slice(mapping.hp_fragment_address)
+    found = {"master": flat.detach().flatten()[there]}
+    for number, name in enumerate(_MOMENTS.get(type(optimizer), ())):
+        state = optimizer.state[flat]
+        if state.get(name) is None:
+            # No step has been made yet, and the moments are zero.
+            state[name] = torch.zeros_like(flat, requires_grad=False)
+            state.setdefault("step", torch.zeros(()))
+        found[f"moment {number}"] = state[name].flatten()[there]
+    return place, found
+
+
+def _slice(address: Any) -> slice:
+    return slice(address.start, address.start + address.numel)
+
+
+def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
+    """The optimizer itself; ZeRO and 16-bit precision put another around it."""
+    optimizer: Any = engine.optimizer
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner

@@ -1,0 +1,51 @@
+"""What a keeper of snapshots asks of whoever trains, whichever engine that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.distributed.interface import Collective
+from worker.layout.rank_layout import Holdings
+from worker.training.flat_buffers import LayerMemory
+from worker.training.precision import Precision
+from worker.training.trainer import Keeper, Progress, StepReport
+
+
+class Kept(Protocol):
+    """One rank of a plan, and its state in the memory of layers."""
+
+    job: Job
+    """``zero`` says whether the memories hold only the moments that this rank owns."""
+    plan: Plan
+    rank: int
+    device: torch.device
+    precision: Precision
+    holdings: Holdings
+    memories: Mapping[int, LayerMemory]
+    everybody: Collective | None
+    progress: Progress
+    is_whole: bool
+    keeper: Keeper
+
+    def step(self) -> StepReport:
+        """Train on the next batch; every rank takes the same steps at the same time."""
+
+    def roll_forward(self) -> StepReport | None:
+        """All is over for this plan: end the step if some rank that lives has ended it."""
+
+    def lay_down(self) -> float:
+        """Let the memories hold what was trained; all ranks do so at the same step.
+
+        Returns for how many seconds that held up training.
+        """
+
+    def take_up(self) -> None:
+        """Go on from what the memories hold."""
+
+    def close(self) -> None:
+        """Leave the others, and free what is held."""

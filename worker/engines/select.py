@@ -1,0 +1,61 @@
+"""Which engine trains a plan: the job's own wherever it can, and why another one does where not.
+
+Every rank answers this alike from the job and the plan, and whoever only plans can ask too: no
+torch, no DeepSpeed is loaded for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.documents.problems import Problem
+from simulator.spec.job import Engine, Job
+from simulator.spec.plan import Plan
+
+
+def engine_for(job: Job, plan: Plan) -> tuple[Engine, str]:
+    """The engine, and a sentence where it is not the one that the job names."""
+    found = problems_with(plan, job, place="plan") if job.engine == "deepspeed" else []
+    if not found:
+        return job.engine, ""
+    why = "; ".join(problem.what for problem in found)
+    return "sailor", f"the sailor engine trains this plan, which DeepSpeed cannot: {why}"
+
+
+def as_kept(job: Job, plan: Plan) -> Job:
+    """The job as its snapshots see it: whatever DeepSpeed divides, each rank keeps all it holds."""
+    return replace(job, zero=0) if engine_for(job, plan)[0] == "deepspeed" else job
+
+
+def problems_with(plan: Plan, job: Job, *, place: str) -> list[Problem]:
+    """Say what of a plan or a job DeepSpeed's engine cannot do."""
+    found = []
+    first = plan.pipelines[0]
+    shape = (first.micro_batches, [stage.layers for stage in first.stages])
+    for number, pipeline in enumerate(plan.pipelines[1:], start=1):
+        what = _difference(shape, (pipeline.micro_batches, [s.layers for s in pipeline.stages]))
+        if what is not None:
+            told = f"its pipelines differ: pipeline {number} has {what}"
+            found.append(Problem(place, told, "the sailor engine trains it"))
+            break
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    if any(stage.tp > 1 for stage in stages):
+        found.append(Problem(place, "has TP degrees above 1", "the sailor engine trains it"))
+    if any(stage.recompute != "none" for stage in stages):
+        found.append(Problem(place, "recomputes activations", "the sailor engine does so"))
+    if plan.schedule != "1f1b":
+        found.append(Problem(place, f"has the schedule {plan.schedule}", "DeepSpeed's is 1f1b"))
+    if job.model.family == "exact":
+        found.append(Problem("[model] family", "is exact, which DeepSpeed's sums are not"))
+    return found
+
+
+Shape = tuple[int, list[tuple[int, int]]]
+
+
+def _difference(first: Shape, other: Shape) -> str | None:
+    if first[0] != other[0]:
+        return f"{other[0]} micro batches and pipeline 0 has {first[0]}"
+    if first[1] != other[1]:
+        return "other stages than pipeline 0"
+    return None

@@ -1,0 +1,1 @@
+"""Who holds what: ranks, tensors, cuts and shards."""

@@ -1,0 +1,46 @@
+"""Which part of a whole tensor a rank holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from worker.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of one logical tensor: these rows and columns of it, read as a matrix."""
+
+    rows: range
+    columns: range
+    # Elements in a whole row.
+    width: int
+    shape: tuple[int, ...]
+
+
+def shard_of(spec: TensorSpec, atoms: range, *, of: int) -> Shard:
+    """Return what a rank that has these of the ``of`` atoms holds of a tensor."""
+    first, *others = spec.shape
+    width = math.prod(others)
+    if spec.split_dim is None:
+        return Shard(range(first), range(width), width, spec.shape)
+    assert spec.split_dim < 2, "tensors are cut by rows or by columns"
+    cut = spec.shape[spec.split_dim] // of
+    held = range(atoms.start * cut, atoms.stop * cut)
+    shape = (*spec.shape[: spec.split_dim], len(held), *spec.shape[spec.split_dim + 1 :])
+    if spec.split_dim == 0:
+        return Shard(held, range(width), width, shape)
+    inner = width // spec.shape[1]
+    return Shard(range(first), range(held.start * inner, held.stop * inner), width, shape)
+
+
+def cut(whole: Tensor, shard: Shard) -> Tensor:
+    """Take a shard out of a tensor that is not padded; rows beyond it are 0."""
+    matrix = whole.reshape(len(whole), -1)
+    found = matrix[shard.rows.start : shard.rows.stop, shard.columns.start : shard.columns.stop]
+    out = whole.new_zeros(len(shard.rows), len(shard.columns))
+    out[: len(found)] = found
+    return out.view(shard.shape)

@@ -1,0 +1,37 @@
+"""The tensor table: which parameters a layer has, and how the job's atoms cut them.
+
+It depends on the job alone: padding and cuts follow the largest TP degree that the job may ever
+use, so a tensor has one logical shape under every plan.
+"""
+
+from __future__ import annotations
+
+from simulator.models.layers import Layer
+from simulator.models.layers import TensorSpec as Described
+from simulator.spec.job import Job
+from worker.types import TensorSpec
+
+
+def table_of(job: Job, index: int) -> tuple[TensorSpec, ...]:
+    """Return the parameters of one layer in their fixed order."""
+    layer = job.model.layers[index]
+    return tuple(
+        _spec(layer, tensor, atoms=job.max_tp, vocabulary=job.model.vocab)
+        for tensor in layer.tensors
+    )
+
+
+def _spec(layer: Layer, tensor: Described, *, atoms: int, vocabulary: int) -> TensorSpec:
+    tied = tensor.tied_to.partition("/")[2] if tensor.tied_to is not None else None
+    if tensor.split_dim is None:
+        return TensorSpec(tensor.name, tensor.shape, None, tied_name=tied)
+    if tensor.ways % atoms == 0:
+        return TensorSpec(tensor.name, tensor.shape, tensor.split_dim, tied_name=tied)
+    size = tensor.shape[tensor.split_dim]
+    if layer.kind != "block" and size == vocabulary:
+        # A vocabulary: the only thing that is padded, so that atoms are of one size.
+        shape = list(tensor.shape)
+        shape[tensor.split_dim] = -(-size // atoms) * atoms
+        return TensorSpec(tensor.name, tuple(shape), tensor.split_dim, tied_name=tied)
+    # Fewer key and value heads than atoms: whole on every rank, which uses what its heads need.
+    return TensorSpec(tensor.name, tensor.shape, None, "partial", tied_name=tied)

@@ -1,0 +1,245 @@
+"""A plan applied to a layer: of a model that knows no parallelism, what one rank holds.
+
+The layer is made without memory, what it declares as cuttable (``worker.layout.split_spec``) is
+replaced by one rank's share, and only then do its parameters get memory and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from simulator.spec.job import Job
+from worker.distributed.interface import Collective
+from worker.layout.shards import cut, shard_of
+from worker.layout.split_spec import splits_of
+from worker.layout.tensor_table import table_of
+from worker.models.builtin import family_layer
+from worker.models.custom import factory_layer
+from worker.models.dropout import KeyedDropout
+from worker.models.loss import loss_sum
+from worker.models.microbatch_context import Moment
+from worker.models.tensor_parallel import (
+    ColumnLinear,
+    Entry,
+    RowLinear,
+    SharedColumns,
+    VocabularyEmbedding,
+)
+from worker.models.weight_init import initial_shard
+from worker.types import TensorSpec
+
+Values = Callable[[TensorSpec, range], Tensor]
+"""What a rank with these atoms holds of a tensor at the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTensor:
+    """One tensor of a layer and the parameter in which this rank holds its share of it."""
+
+    spec: TensorSpec
+    parameter: nn.Parameter
+
+
+@dataclass(slots=True)
+class LocalLayer:
+    """One layer as one rank holds it."""
+
+    index: int
+    module: nn.Module
+    tensors: tuple[LocalTensor, ...]
+    vocabulary: int
+    # The ranks among which this layer's logits are cut; None: each has them whole.
+    loss_group: Collective | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x)
+        return out
+
+    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the losses of all labels, where this layer is the head."""
+        # A head may have a loss of its own.
+        loss = getattr(self.module, "loss_sum", loss_sum)
+        total: Tensor = loss(logits, labels, vocabulary=self.vocabulary, group=self.loss_group)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Which part of each layer a rank has."""
+
+    tp: int
+    index: int
+    group: Collective | None
+
+    def atoms(self, of: int) -> range:
+        each = of // self.tp
+        return range(self.index * each, (self.index + 1) * each)
+
+
+def build_layer(
+    job: Job,
+    index: int,
+    *,
+    tp: int,
+    tp_index: int,
+    group: Collective | None,
+    moment: Moment,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    values: Values | None = None,
+) -> LocalLayer:
+    """Build what a rank holds of one layer; ``values`` stand in for the job's initial weights."""
+    assert job.max_tp % tp == 0, "a TP degree of a plan divides the job's largest"
+    assert (group is None) == (tp == 1), "ranks that share a layer need a group"
+    share = _Share(tp, tp_index, group)
+    module, own = _made(job, index)
+    values = values or own
+    table = table_of(job, index)
+    loss_group = _cut(module, job, index, share, {spec.name: spec for spec in table})
+    _key_dropout(module, index, share, moment)
+    held = share.atoms(job.max_tp)
+    tensors = []
+    for spec in table:
+        if values is None:
+            shard = initial_shard(job, index, spec, held, dtype=dtype, device=device)
+        else:
+            shard = values(spec, held).to(device=device, dtype=dtype)
+        parameter = nn.Parameter(shard)
+        _put(module, spec.name, parameter)
+        tensors.append(LocalTensor(spec, parameter))
+    named = {name for name, _ in module.named_parameters()}
+    left = named - {spec.name for spec in table}
+    assert not left, f"layer {index} has parameters that its table does not know: {left}"
+    module.to(device)  # Buffers, which only a user's own layers have.
+    return LocalLayer(index, module, tuple(tensors), job.model.vocab, loss_group)
+
+
+def _made(job: Job, index: int) -> tuple[nn.Module, Values | None]:
+    """Make a whole layer; a user's own comes with the weights that its code gave it."""
+    if job.factory is None:
+        with torch.device("meta"), _Unfilled():
+            return family_layer(job, index), None
+    layer = factory_layer(job, index)
+    weights = {name: each.detach() for name, each in layer.named_parameters()}
+
+    def values(spec: TensorSpec, held: range) -> Tensor:
+        whole = weights[spec.name]
+        if spec.tied_name is not None and index != 0:
+            whole = factory_layer(job, 0).get_parameter(spec.tied_name).detach()
+        return cut(whole, shard_of(spec, held, of=job.max_tp))
+
+    return layer, values
+
+
+_FILLING = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out the random initial values of torch's modules, which nobody would see.
+
+    On tensors without memory they cost a second: torch loads its compiler to make none of them.
+    """
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def _cut(
+    module: nn.Module, job: Job, index: int, share: _Share, table: dict[str, TensorSpec]
+) -> Collective | None:
+    """Replace what the layer declares as cuttable; return the group that shares its logits."""
+    group = share.group
+    if group is None:
+        return None
+    loss_group = None
+    splits = splits_of(module)
+    entries = {path.rpartition(".")[0] for path, how in splits.items() if how == "entry"}
+    for path, how in splits.items():
+        parent, _, name = path.rpartition(".")
+        owner = module.get_submodule(parent)
+        # A layer may declare parts that it has only sometimes, such as a gate.
+        whole = getattr(owner, name, None)
+        own = None if parent in entries else group
+        match how, whole:
+            case "entry", nn.Identity():
+                setattr(owner, name, Entry(group))
+            case "columns" | "vocabulary", nn.Linear():
+                setattr(owner, name, _columns(whole, job, index, path, share, table, own))
+                if how == "vocabulary":
+                    loss_group = group
+            case "rows", nn.Linear():
+                setattr(owner, name, RowLinear(whole, group))
+            case "vocabulary", nn.Embedding():
+                setattr(owner, name, VocabularyEmbedding(whole, group))
+            case _:
+                assert whole is None or how == "heads", f"{path} cannot be cut by {how}"
+    return loss_group
+
+
+def _columns(
+    whole: nn.Linear,
+    job: Job,
+    index: int,
+    path: str,
+    share: _Share,
+    table: dict[str, TensorSpec],
+    group: Collective | None,
+) -> nn.Module:
+    if table[f"{path}.weight"].split_dim is not None:
+        return ColumnLinear(whole, group)
+    # Whole on every rank: as many pieces as there are heads, of which a rank uses its own.
+    ways = {t.name: t.ways for t in job.model.layers[index].tensors}[f"{path}.weight"]
+    piece = whole.out_features // ways
+    first = share.index * ways // share.tp
+    end = max((share.index + 1) * ways // share.tp, first + 1)
+    return SharedColumns(whole, slice(first * piece, end * piece), group)
+
+
+def _key_dropout(module: nn.Module, index: int, share: _Share, moment: Moment) -> None:
+    """Put dropout that depends on the sample, not on the plan, in the place of torch's."""
+    splits = splits_of(module)
+    found = [(path, each) for path, each in module.named_modules() if type(each) is nn.Dropout]
+    for path, dropout in found:
+        part = share.index if splits.get(path) == "heads" else 0
+        keyed = KeyedDropout(dropout.p, layer=index, site=path, index=part, moment=moment)
+        module.set_submodule(path, keyed)
+
+
+def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, attribute = name.rpartition(".")
+    owner = module.get_submodule(path)
+    assert attribute in owner._parameters, f"the layer has no parameter {name}"
+    setattr(owner, attribute, parameter)
+
+
+def tie(layers: Sequence[LocalLayer]) -> None:
+    """Let a rank that has both uses of a tied tensor hold it once, as that of layer 0."""
+    first = next((layer for layer in layers if layer.index == 0), None)
+    if first is None:
+        return
+    owned = {tensor.spec.name: tensor.parameter for tensor in first.tensors}
+    for layer in layers:
+        layer.tensors = tuple(_tied(layer, layer.tensors, owned))
+
+
+def _tied(
+    layer: LocalLayer, tensors: Iterable[LocalTensor], owned: dict[str, nn.Parameter]
+) -> Iterable[LocalTensor]:
+    for tensor in tensors:
+        if tensor.spec.tied_name is None:
+            yield tensor
+            continue
+        parameter = owned[tensor.spec.tied_name]
+        _put(layer.module, tensor.spec.name, parameter)
+        yield LocalTensor(tensor.spec, parameter)

@@ -1,0 +1,63 @@
+"""Dropout that drops the same under every plan."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worker.models.counter_rng import dropout_mask, key_of, sample_keys
+from worker.models.microbatch_context import Moment
+
+
+class _Kept(torch.autograd.Function):
+    """Multiplies by a mask of bytes, which is all that is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        return x.mul(mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        return gradient.mul(mask).mul_(ctx.scale), None, None
+
+
+class KeyedDropout(nn.Module):
+    """Drops by (seed, step, sample, layer, site, place in the sample's whole activation).
+
+    The first dimension of its input is the samples of the micro batch. Of an activation that is
+    cut by its second dimension, as attention scores are by heads, this rank has share ``index``.
+    """
+
+    def __init__(
+        self, probability: float, *, layer: int, site: str, index: int, moment: Moment
+    ) -> None:
+        super().__init__()
+        self.p = probability
+        self.layer = layer
+        self.site = site
+        self.index = index
+        self.moment = moment
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.p == 0:
+            return x
+        now = self.moment.now
+        assert now is not None, "a pass began before anybody said which samples it is of"
+        assert len(now.samples) == len(x), "dropout needs the samples along the first dimension"
+        key = key_of("dropout", now.seed, now.step, self.layer, self.site)
+        keys = sample_keys(key, now.samples.to(x.device))
+        size = x[0].numel()
+        mask = dropout_mask(keys, _places(self.index * size, size, x.device), self.p)
+        scale = 1 / (1 - self.p)
+        return _Kept.apply(x, mask.view(x.shape), scale)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+
+
+@functools.lru_cache(maxsize=16)
+def _places(first: int, count: int, device: torch.device) -> Tensor:
+    return torch.arange(first, first + count, device=device).to(torch.int32)

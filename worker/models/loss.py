@@ -1,0 +1,65 @@
+"""The loss of a micro batch: a sum over its labels, also where the vocabulary is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.distributed.interface import Collective
+
+NO_LABEL = -100
+"""A token with this label is not learned from."""
+
+
+def loss_sum(
+    logits: Tensor, labels: Tensor, *, vocabulary: int, group: Collective | None = None
+) -> Tensor:
+    """Return the sum of the cross entropies of all labels, computed in fp32 at least.
+
+    ``logits`` end in the vocabulary, or in this rank's share of it if there is a ``group`` among
+    whose ranks it is cut; what lies beyond ``vocabulary`` pads it and is never predicted.
+    """
+    flat = logits.flatten(0, -2)
+    exact = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    if group is None or group.size == 1:
+        real = exact[:, :vocabulary] if exact.shape[1] > vocabulary else exact
+        return functional.cross_entropy(
+            real, labels.flatten(), ignore_index=NO_LABEL, reduction="sum"
+        )
+    first = group.index * exact.shape[1]
+    if first + exact.shape[1] > vocabulary:
+        padding = torch.arange(first, first + exact.shape[1], device=exact.device) >= vocabulary
+        exact = exact.masked_fill(padding, -torch.inf)
+    loss: Tensor = _CutCrossEntropy.apply(exact, labels.flatten(), first, group)  # type: ignore[no-untyped-call]  # torch does not type it
+    return loss
+
+
+class _CutCrossEntropy(torch.autograd.Function):
+    """Cross entropy over a vocabulary of which each rank has a share."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, first: int, group: Collective) -> Tensor:
+        largest = group.all_reduce(logits.amax(1), op="max")
+        shifted = logits - largest[:, None]
+        local = labels - first
+        here = (local >= 0) & (local < logits.shape[1])
+        column = local.masked_fill(~here, 0)[:, None]
+        wanted = shifted.gather(1, column)[:, 0].masked_fill_(~here, 0)
+        probabilities = shifted.exp_()
+        # One message for both: they are summed over the same ranks.
+        total, wanted = group.all_reduce(torch.stack((probabilities.sum(1), wanted)))
+        counted = labels != NO_LABEL
+        probabilities.div_(total[:, None])
+        ctx.save_for_backward(probabilities, column, here, counted)
+        each: Tensor = (total.log() - wanted).masked_fill_(~counted, 0)
+        return each.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        probabilities, column, here, counted = ctx.saved_tensors
+        hit = here.to(probabilities.dtype)[:, None]
+        change = probabilities.scatter_add(1, column, -hit)
+        return change.mul_((counted * gradient)[:, None]), None, None, None

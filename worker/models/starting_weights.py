@@ -1,0 +1,29 @@
+"""What a job begins from: the code that makes its layers, and the weights they begin with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from simulator.documents.problems import InputError, Problem
+from simulator.spec.job import Job
+from worker.models.apply_plan import Values
+from worker.models.custom import check_factory
+from worker.models.hf_weights import open_checkpoint
+
+
+def open_weights(job: Job, base: Path) -> Callable[[int], Values] | None:
+    """Check the user's code and open the user's weights; ``None``: each layer makes its own.
+
+    Both are looked up beside the job's file, before any rank is started.
+    """
+    if job.factory is not None:
+        sys.path.insert(0, str(base.absolute()))
+        check_factory(job)
+    elif job.model.architecture is None:
+        what = f"{job.model.name} is described, but nothing here can compute it"
+        raise InputError(Problem("model.factory", what, 'give factory = "module:function"'))
+    if job.weights is None:
+        return None
+    return open_checkpoint(base / job.weights, job).values

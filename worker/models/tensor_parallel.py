@@ -1,0 +1,131 @@
+"""The parts of a layer that tensor parallelism cuts, each holding one rank's share.
+
+Activations between layers are whole on every rank. Work is cut between an *entry*, whose gradient
+is summed over the ranks, and a *rows* linear layer, whose result is: two sums each way in a block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from worker.distributed.interface import Collective
+
+
+class _Enter(torch.autograd.Function):
+    """Hands on what every rank has; its gradient is the sum of what each rank made of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Collective) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.all_reduce(gradient.contiguous()), None
+
+
+class _Leave(torch.autograd.Function):
+    """Sums what the ranks have; the gradient of the sum is that of each part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Collective) -> Tensor:
+        ctx.mark_dirty(x)
+        return group.all_reduce(x)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def enter(x: Tensor, group: Collective) -> Tensor:
+    """Begin a cut part with a tensor that is whole on every rank."""
+    return _Enter.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+
+
+def leave(x: Tensor, group: Collective) -> Tensor:
+    """End a cut part: sum the ranks' shares, in place."""
+    return _Leave.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+
+
+class Entry(nn.Module):
+    """Stands before all columns of a part, so that their gradients are summed once."""
+
+    def __init__(self, group: Collective) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        return enter(x, self.group)
+
+
+class Linear(nn.Module):
+    """One rank's share of a linear layer, which takes that layer's place and parameters."""
+
+    def __init__(self, whole: nn.Linear) -> None:
+        super().__init__()
+        self.weight = whole.weight
+        self.bias: nn.Parameter | None = whole.bias
+
+
+class ColumnLinear(Linear):
+    """Some outputs of a linear layer; without an entry before it, it is its own."""
+
+    def __init__(self, whole: nn.Linear, group: Collective | None) -> None:
+        super().__init__(whole)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.group is not None:
+            x = enter(x, self.group)
+        return functional.linear(x, self.weight, self.bias)
+
+
+class SharedColumns(Linear):
+    """A linear layer that every rank holds whole and computes some outputs of.
+
+    Keys and values where there are fewer heads of them than ranks: each rank computes those that
+    its query heads attend to, so each has a part of the gradient.
+    """
+
+    def __init__(self, whole: nn.Linear, used: slice, group: Collective | None) -> None:
+        super().__init__(whole)
+        self.used = used
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.group is not None:
+            x = enter(x, self.group)
+        bias = self.bias[self.used] if self.bias is not None else None
+        return functional.linear(x, self.weight[self.used], bias)
+
+
+class RowLinear(Linear):
+    """Some inputs of a linear layer; the ranks' results are summed, then the bias is added."""
+
+    def __init__(self, whole: nn.Linear, group: Collective) -> None:
+        super().__init__(whole)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = leave(functional.linear(x, self.weight), self.group)
+        return out if self.bias is None else out + self.bias
+
+
+class VocabularyEmbedding(nn.Module):
+    """Some rows of an embedding; tokens of other ranks' rows contribute nothing here."""
+
+    def __init__(self, whole: nn.Embedding, group: Collective) -> None:
+        super().__init__()
+        self.weight = whole.weight
+        self.group = group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = len(self.weight)
+        local = tokens - self.group.index * rows
+        elsewhere = (local < 0) | (local >= rows)
+        found = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return leave(found.masked_fill(elsewhere[..., None], 0), self.group)

@@ -1,0 +1,1 @@
+"""Timelines of ranks, and the time that they compute."""

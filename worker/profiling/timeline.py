@@ -1,0 +1,339 @@
+"""What a rank does when: written down for pictures, for whoever asks who died doing what, and for
+tests that let it die there.
+
+A trainer wraps each of its actions: ``with recorder.span("forward", micro_batch=3): ...``. What
+outlasts the code that starts it (gradients on their way) is ``begin``-ed and ``end``-ed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import re
+import signal
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, assert_never, get_args
+
+from simulator.traces.perfetto import complete_event, process_named, span_text, thread_named
+from worker.types import Phase
+
+Activity = Phase | Literal["start", "data", "end"]
+"""A phase of a step, or what stands around it; shown for a rank at each moment."""
+ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
+
+Arrow = Literal[
+    "joined",
+    "meeting",
+    "met",
+    "fetched",
+    "filled",
+    "reserved",
+    "verified",
+    "copying",
+    "copied",
+    "sealing",
+    "sealed",
+    "stopping",
+    "stopped",
+    "broken",
+    "left",
+]
+"""Where a rank passes from one state of its snapshots, or of a change of plan, to the next."""
+ARROWS: tuple[Arrow, ...] = get_args(Arrow)
+
+_RECORD = struct.Struct("=qq")
+
+# As in the simulator's traces: process 1 is the whole, and no row is 0 or equal to a process.
+_STEPS_PROCESS = 1
+_ROWS = 10_000
+
+
+class Board:
+    """What every rank of a machine is doing now, in memory that outlives each of them.
+
+    It is made before the ranks are forked. Each writes its own record only, so nothing is locked.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._memory = mmap.mmap(-1, max(1, ranks) * _RECORD.size)
+
+    def write(self, rank: int, step: int, activity: Activity) -> None:
+        """Say what a rank does now."""
+        _RECORD.pack_into(self._memory, rank * _RECORD.size, step, ACTIVITIES.index(activity))
+
+    def read(self, rank: int) -> tuple[int, Activity]:
+        """The step that a rank is at, and what it is doing there or was doing when it died."""
+        step, activity = _RECORD.unpack_from(self._memory, rank * _RECORD.size)
+        return step, ACTIVITIES[activity]
+
+
+@dataclass(frozen=True, slots=True)
+class FailPoint:
+    """Where a rank is to die, so that tests can see what the others make of it."""
+
+    rank: int | None
+    """``None``: whichever it is."""
+    activity: Activity | Arrow
+    step: int | None
+    """``None``: at the first that comes."""
+    generation: int | None = 0
+    """``None``: whichever it is."""
+
+    @classmethod
+    def parse(cls, text: str) -> FailPoint | None:
+        """Read ``RANK:WHERE:STEP``, as in ``2:backward:3``, and ``@GENERATION`` if it is not 0.
+
+        Rank, step and generation may be ``*``. ``None``: it is not so.
+        """
+        found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+|\*))?", text)
+        places = (*ACTIVITIES, *ARROWS)
+        known = next((known for known in places if found and known == found[2]), None)
+        if found is None or known is None:
+            return None
+        numbers = (found[1], found[3], found[4] or "0")
+        rank, step, generation = (None if text == "*" else int(text) for text in numbers)
+        return cls(rank, known, step, generation)
+
+    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
+        """Does a rank stand there now?"""
+        is_here = self.activity == place and self.generation in {None, generation}
+        return is_here and self.rank in {None, rank} and self.step in {None, step}
+
+
+@dataclass(frozen=True, slots=True)
+class FailFile:
+    """A file in which a fail point may be written at any time; who removes it is the one to die."""
+
+    path: Path
+
+    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
+        """Does a rank stand there now, as the first that does?"""
+        try:
+            point = FailPoint.parse(self.path.read_text(encoding="utf-8"))
+            if point is None or not point.is_at(rank, place, step, generation):
+                return False
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def fail_point(text: str) -> FailPoint | FailFile | None:
+    """Read either: beside the agent's file stands its workers'. ``None``: it is neither."""
+    return FailFile(Path(f"{text}.worker")) if text.startswith("/") else FailPoint.parse(text)
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that a rank did from one moment to another."""
+
+    activity: Activity
+    step: int
+    start_ns: int
+    end_ns: int = 0
+    layer: int | None = None
+    micro_batch: int | None = None
+    in_background: bool = False
+
+
+@dataclass(slots=True)
+class Recorder:
+    """One rank's account of what it does; costs next to nothing where nothing is kept."""
+
+    rank: int = 0
+    board: Board | None = None
+    keeps_spans: bool = False
+    fail_at: FailPoint | FailFile | None = None
+    generation: int = 0
+    finish_device_work: Callable[[], None] | None = None
+    """Waits for an accelerator, whose work otherwise ends later than the call that starts it."""
+    step: int = 0
+    spans: list[Span] = field(default_factory=list)
+    _activity: Activity = "start"
+
+    def at_step(self, step: int) -> None:
+        """All that follows belongs to this step."""
+        self.step = step
+
+    def span(
+        self, phase: Activity, *, layer: int | None = None, micro_batch: int | None = None
+    ) -> _Doing:
+        """Wrap an action of this thread; actions may stand within others."""
+        return _Doing(self, phase, layer, micro_batch)
+
+    def begin(
+        self,
+        activity: Activity,
+        *,
+        layer: int | None = None,
+        micro_batch: int | None = None,
+    ) -> Span:
+        """Note that something has begun that goes on beside what this thread does."""
+        self.turn_to(self.turn_to(activity))
+        span = Span(
+            activity, self.step, time.perf_counter_ns(), 0, layer, micro_batch, in_background=True
+        )
+        if self.keeps_spans:
+            self.spans.append(span)
+        return span
+
+    def end(self, span: Span) -> None:
+        """Note that it has ended; any thread may say so."""
+        span.end_ns = time.perf_counter_ns()
+
+    def turn_to(self, activity: Activity) -> Activity:
+        """Show on the board what this rank does now; returns what it did before."""
+        before, self._activity = self._activity, activity
+        if self.board is not None:
+            self.board.write(self.rank, self.step, activity)
+        self.pass_by(activity)
+        return before
+
+    def pass_by(self, place: Activity | Arrow) -> None:
+        """Die here, if that is what is wanted."""
+        point = self.fail_at
+        if point is not None and point.is_at(self.rank, place, self.step, self.generation):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Doing:
+    """One action of a rank, as a context."""
+
+    __slots__ = ("_activity", "_before", "_layer", "_micro_batch", "_recorder", "_start_ns")
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        activity: Activity,
+        layer: int | None,
+        micro_batch: int | None,
+    ) -> None:
+        self._recorder = recorder
+        self._activity = activity
+        self._layer = layer
+        self._micro_batch = micro_batch
+
+    def __enter__(self) -> None:
+        self._before = self._recorder.turn_to(self._activity)
+        self._start_ns = time.perf_counter_ns()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        recorder = self._recorder
+        if error is not None:
+            return  # The board goes on showing where it went wrong.
+        if recorder.keeps_spans:
+            if recorder.finish_device_work is not None:
+                recorder.finish_device_work()
+            end_ns = time.perf_counter_ns()
+            recorder.spans.append(
+                Span(
+                    self._activity,
+                    recorder.step,
+                    self._start_ns,
+                    end_ns,
+                    self._layer,
+                    self._micro_batch,
+                )
+            )
+        recorder.turn_to(self._before)
+
+
+# -- from spans to a picture ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """All that one rank did, and where in the plan it stands."""
+
+    rank: int
+    pipeline: int
+    stage: int
+    tp_index: int
+    tp: int
+    layers: tuple[int, int]
+    spans: tuple[Span, ...]
+
+
+def trace(ranks: Sequence[RankTimeline]) -> dict[str, Any]:
+    """A run in the form that the simulator draws an iteration in: pipelines, and their ranks."""
+    begin_ns = min((span.start_ns for rank in ranks for span in rank.spans), default=0)
+    events = _steps(ranks, begin_ns)
+    for pipeline in sorted({rank.pipeline for rank in ranks}):
+        number = _STEPS_PROCESS + 1 + pipeline
+        events += process_named(number, f"pipeline {pipeline}")
+        rows = itertools.count(number * _ROWS)
+        members = [rank for rank in ranks if rank.pipeline == pipeline]
+        for member in sorted(members, key=lambda rank: (rank.stage, rank.tp_index)):
+            for title, spans in _rows(member):
+                row = next(rows)
+                events += thread_named(number, row, title)
+                events += [_event(span, number, row, begin_ns) for span in spans]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _steps(ranks: Sequence[RankTimeline], begin_ns: int) -> list[dict[str, Any]]:
+    """When each step began on the first rank and ended on the last."""
+    spans: defaultdict[int, list[Span]] = defaultdict(list)
+    for rank in ranks:
+        for span in rank.spans:
+            spans[span.step].append(span)
+    row = _STEPS_PROCESS * _ROWS
+    events = [*process_named(_STEPS_PROCESS, "steps"), *thread_named(_STEPS_PROCESS, row, "steps")]
+    for step, done in sorted(spans.items()):
+        start_s = (min(span.start_ns for span in done) - begin_ns) / 1e9
+        end_s = (max(span.end_ns for span in done) - begin_ns) / 1e9
+        events.append(complete_event(f"step {step}", _STEPS_PROCESS, row, start_s, end_s, {}))
+    return events
+
+
+def _rows(member: RankTimeline) -> Iterator[tuple[str, list[Span]]]:
+    """What one rank did in turn, and in as many rows as it needs what went on beside that."""
+    name = f"stage {member.stage}" + (f" TP {member.tp_index}" if member.tp > 1 else "")
+    in_turn = [span for span in member.spans if not span.in_background]
+    if in_turn:
+        yield f"{name}: layers {span_text(member.layers)}, rank {member.rank}", in_turn
+    beside: list[list[Span]] = []
+    for span in sorted(member.spans, key=lambda span: span.start_ns):
+        if span.in_background and span.end_ns:
+            free = next((row for row in beside if row[-1].end_ns <= span.start_ns), None)
+            if free is None:
+                beside.append([span])
+            else:
+                free.append(span)
+    yield from ((f"{name}: gradient sync", row) for row in beside)
+
+
+def _event(span: Span, number: int, row: int, begin_ns: int) -> dict[str, Any]:
+    args: dict[str, Any] = {"step": span.step}
+    if span.micro_batch is not None:
+        args["micro_batch"] = span.micro_batch
+    if span.layer is not None:
+        args["layers"] = str(span.layer)
+    match span.activity:
+        case "forward" | "backward":
+            name = f"{span.activity[0].upper()}{span.micro_batch}"
+        case "sync":
+            name = "sync" if span.layer is None else f"sync {span.layer}"
+        case "step":
+            name = "optimizer step"
+        case "send" | "receive":
+            which = "" if span.micro_batch is None else f" {span.micro_batch}"
+            name = f"{span.activity}{which}"
+        case "start" | "data" | "wait" | "vote" | "end":
+            name = span.activity
+        case _:
+            assert_never(span.activity)
+    start_s, end_s = (span.start_ns - begin_ns) / 1e9, (span.end_ns - begin_ns) / 1e9
+    return complete_event(name, number, row, start_s, end_s, args)

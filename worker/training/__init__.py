@@ -1,0 +1,1 @@
+"""The training step: pipeline, gradient sums, vote, optimizer."""

@@ -1,0 +1,202 @@
+"""One rank's way through a step: forwards and backwards of its stage in the order of 1F1B.
+
+The order is the one that the simulator times (``simulator.estimate.pass_order``). What an
+operation needs from a neighbour is asked for before the operation ahead of it is computed, so that
+it travels meanwhile; what it makes is sent without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simulator.estimate.pass_order import Op, device_orders
+from simulator.spec.plan import Plan
+from worker.data.batch import Data
+from worker.distributed.interface import Transport
+from worker.layout.rank_layout import (
+    Seat,
+    neighbours,
+    sample_positions,
+    seats_of,
+    source_of,
+    targets_of,
+)
+from worker.models.loss import NO_LABEL
+from worker.models.microbatch_context import MicroBatch
+from worker.profiling.compute_time import Busy
+from worker.profiling.timeline import Recorder
+from worker.training.pipeline_p2p import Inbox, Outbox
+from worker.training.pipeline_stage import Stage
+
+
+@dataclass(slots=True)
+class Consumed:
+    """What one rank has seen of a step's samples; each sample is told by one rank only."""
+
+    loss_sum: Tensor
+    samples: int = 0
+    labels: int = 0
+    digest_sum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a forward pass starts from."""
+
+    input: Tensor
+    moment: MicroBatch
+    labels: Tensor | None
+    """Where the pass ends in the loss."""
+
+
+class PipelineRank:
+    """One rank of one stage, with its neighbours and its samples."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seat: Seat,
+        stage: Stage,
+        transport: Transport,
+        data: Data,
+        *,
+        random_seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        recorder: Recorder,
+        busy: Busy,
+    ) -> None:
+        self._plan, self._seat, self._stage, self._data = plan, seat, stage, data
+        self._random_seed, self._dtype, self._device = random_seed, dtype, device
+        self._recorder, self._busy = recorder, busy
+        count = plan.pipelines[seat.pipeline].micro_batches
+        orders = device_orders(plan.schedule, stages=seat.stages, micro_batches=count)
+        self._order: list[Op] = orders[seat.stage]
+        seats = seats_of(plan)
+        before, after = (neighbours(seats, seat, step=step) for step in (-1, 1))
+
+        def inbox(senders: tuple[Seat, ...]) -> Inbox | None:
+            if not senders:
+                return None
+            source = source_of(seat, senders).rank
+            return Inbox(transport, source, dtype=dtype, device=device)
+
+        def outbox(receivers: tuple[Seat, ...], *, tells_shape: bool) -> Outbox:
+            targets = [target.rank for target in targets_of(seat, receivers)]
+            return Outbox(transport, targets, tells_shape=tells_shape)
+
+        self._inputs, self._gradients = inbox(before), inbox(after)
+        self._results = outbox(after, tells_shape=True)
+        # A gradient has the shape of the activation that it belongs to.
+        self._input_gradients = outbox(before, tells_shape=False)
+
+    def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> Consumed:
+        """Run all micro batches; ``layer_done`` is told of each layer whose gradients are whole.
+
+        ``seed`` is what the losses' sum is scaled by before it is differentiated.
+        """
+        consumed = self._nothing()
+        last = max(index for index, op in enumerate(self._order) if op.kind == "B")
+        self._expect(self._order[0])
+        for index, op in enumerate(self._order):
+            arrived = self._take(op)
+            if index + 1 < len(self._order):
+                self._expect(self._order[index + 1])
+            if op.kind == "F":
+                self._forward(op, self._work(op, arrived, step, consumed), consumed)
+            else:
+                done = layer_done if index == last else _not_yet
+                self._backward(op, arrived, seed=seed, layer_done=done)
+        with self._recorder.span("wait"):
+            self._results.finish()
+            self._input_gradients.finish()
+        return consumed
+
+    def first_bad_layer(self, step: int) -> int | None:
+        """Pass the step's micro batches through again; say which layer here left the numbers."""
+        found: list[int] = []
+        for op in self._order:
+            if op.kind == "F":
+                work = self._work(op, self._take(op), step, self._nothing())
+                bad, result = self._stage.first_bad_layer(
+                    work.input, now=work.moment, labels=work.labels
+                )
+                found += [] if bad is None else [bad]
+                if work.labels is None:
+                    self._results.send(result)
+        self._results.finish()
+        return min(found, default=None)
+
+    def _forward(self, op: Op, work: _Work, consumed: Consumed) -> None:
+        with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
+            result = self._stage.forward(
+                op.micro_batch, work.input, now=work.moment, labels=work.labels
+            )
+        if work.labels is None:
+            assert self._gradients is not None, "only the last stage has labels"
+            self._gradients.shape = tuple(result.shape)
+            with self._recorder.span("send", micro_batch=op.micro_batch):
+                self._results.send(result)
+        elif self._seat.index == 0:
+            consumed.loss_sum += result
+
+    def _backward(
+        self, op: Op, arrived: Tensor | None, *, seed: float, layer_done: Callable[[int], None]
+    ) -> None:
+        with self._recorder.span("backward", micro_batch=op.micro_batch), self._busy:
+            below = self._stage.backward(
+                op.micro_batch, seed if arrived is None else arrived, layer_done=layer_done
+            )
+        if not self._seat.is_first:
+            assert below is not None, "activations have gradients"
+            with self._recorder.span("send", micro_batch=op.micro_batch):
+                self._input_gradients.send(below)
+
+    def _work(self, op: Op, arrived: Tensor | None, step: int, consumed: Consumed) -> _Work:
+        seat = self._seat
+        positions = sample_positions(self._plan, pipeline=seat.pipeline, micro_batch=op.micro_batch)
+        places = torch.arange(positions.start, positions.stop, device=self._device)
+        moment = MicroBatch(self._random_seed, step, places)
+        if not (seat.is_first or seat.is_last):
+            assert arrived is not None
+            return _Work(arrived, moment, None)
+        with self._recorder.span("data", micro_batch=op.micro_batch):
+            samples = self._data.batch(step, positions)
+        if arrived is None:
+            arrived = samples.inputs.to(self._device)
+            if arrived.is_floating_point():
+                arrived = arrived.to(self._dtype)
+        if seat.is_first and seat.index == 0:
+            consumed.samples += len(positions)
+            consumed.digest_sum += int(samples.digests.sum())
+        if not seat.is_last:
+            return _Work(arrived, moment, None)
+        if seat.index == 0:
+            consumed.labels += int((samples.labels != NO_LABEL).sum())
+        return _Work(arrived, moment, samples.labels.to(self._device))
+
+    def _expect(self, op: Op) -> None:
+        box = self._box(op)
+        if box is not None:
+            box.expect()
+
+    def _take(self, op: Op) -> Tensor | None:
+        box = self._box(op)
+        if box is None:
+            return None
+        with self._recorder.span("receive", micro_batch=op.micro_batch):
+            return box.take()
+
+    def _box(self, op: Op) -> Inbox | None:
+        return self._inputs if op.kind == "F" else self._gradients
+
+    def _nothing(self) -> Consumed:
+        return Consumed(torch.zeros((), dtype=torch.float64, device=self._device))
+
+
+def _not_yet(_: int) -> None:
+    """More micro batches follow, whose gradients are added."""

@@ -1,0 +1,113 @@
+"""The layers of one stage on one rank: forward, and backward layer by layer.
+
+Layers are separate pieces of autograd's graph, so that a layer's gradients are complete, and may
+be on their way to the other replicas, while the layers before it are still computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Autograd loads this when it is first given a gradient, which takes half a second. Loaded here it
+# is loaded once, by the process from which all ranks are forked.
+import torch.fx.experimental.symbolic_shapes
+from torch import Tensor
+
+from worker.models.apply_plan import LocalLayer
+from worker.models.microbatch_context import MicroBatch, Moment
+
+Computation = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a layer's backward pass needs of its forward pass."""
+
+    compute: Computation
+    input: Tensor
+    output: Tensor | None
+    """``None``: it is computed again, from the input."""
+
+
+class Stage:
+    """One rank's layers, and what their backward passes wait for."""
+
+    def __init__(
+        self,
+        layers: Sequence[LocalLayer],
+        *,
+        recomputed: frozenset[int],
+        moment: Moment,
+        collect: Callable[[int], None],
+    ) -> None:
+        self.layers = tuple(layers)
+        self._recomputed = recomputed
+        self._moment = moment
+        self._collect = collect
+        self._kept: dict[int, tuple[MicroBatch, list[_Kept]]] = {}
+
+    def forward(
+        self, micro_batch: int, x: Tensor, *, now: MicroBatch, labels: Tensor | None
+    ) -> Tensor:
+        """Pass a micro batch through; given labels, the result is the sum of their losses."""
+        self._moment.now = now
+        kept: list[_Kept] = []
+        for layer, compute in zip(self.layers, self._computations(labels), strict=True):
+            x = x.detach()
+            if x.is_floating_point():
+                x.requires_grad_()
+            again = layer.index in self._recomputed
+            with torch.set_grad_enabled(not again):
+                output = compute(x)
+            kept.append(_Kept(compute, x, None if again else output))
+            x = output
+        self._kept[micro_batch] = (now, kept)
+        return x.detach()
+
+    def backward(
+        self, micro_batch: int, gradient: Tensor | float, *, layer_done: Callable[[int], None]
+    ) -> Tensor | None:
+        """Add to the layers' gradients; return the input's, if it has one.
+
+        ``gradient`` is that of the result; of a loss it is a number.
+        ``layer_done`` is called with each layer's number as soon as its own pass is over.
+        """
+        now, kept = self._kept.pop(micro_batch)
+        incoming: Tensor | float | None = gradient
+        for layer in reversed(self.layers):
+            part = kept.pop()
+            if part.output is None:
+                # Dropout must drop what it dropped the first time.
+                self._moment.now = now
+                with torch.enable_grad():
+                    part.output = part.compute(part.input)
+            if isinstance(incoming, float):
+                incoming = torch.full_like(part.output, incoming)
+            torch.autograd.backward(part.output, incoming)
+            incoming = part.input.grad
+            self._collect(layer.index)
+            layer_done(layer.index)
+        assert not isinstance(incoming, float)
+        return incoming
+
+    def first_bad_layer(
+        self, x: Tensor, *, now: MicroBatch, labels: Tensor | None
+    ) -> tuple[int | None, Tensor]:
+        """Pass a micro batch through; say which layer made the first number that is not finite."""
+        self._moment.now = now
+        bad: int | None = None
+        with torch.no_grad():
+            for layer, compute in zip(self.layers, self._computations(labels), strict=True):
+                x = compute(x)
+                if bad is None and not torch.isfinite(x).all():
+                    bad = layer.index
+        return bad, x
+
+    def _computations(self, labels: Tensor | None) -> list[Computation]:
+        if labels is None:
+            return list(self.layers)
+        *others, head = self.layers
+        return [*others, lambda x: head.loss_sum(head(x), labels)]

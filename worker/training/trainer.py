@@ -1,0 +1,350 @@
+"""One rank of a training run: steps under any plan, with a loss that does not know the plan.
+
+A step runs the micro batches of the rank's pipeline (``pipeline``), sums each layer's gradients
+over all that hold it as soon as they are complete (``sync``), and ends in a vote (``vote``), from
+whose result every rank computes the same norm, clipping, loss scale and learning rate; then each
+updates what it keeps (``optimizer``). Nothing in it asks who else trains how.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.data.batch import FIRST_HASH, Data, next_hash
+from worker.distributed.interface import Collective, Transport
+from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, seats_of
+from worker.layout.tensor_table import table_of
+from worker.models.apply_plan import LocalLayer, Values, build_layer, tie
+from worker.models.microbatch_context import Moment
+from worker.profiling.compute_time import Busy
+from worker.profiling.timeline import Recorder
+from worker.training.flat_buffers import LayerMemory, memories_of
+from worker.training.full_tensors import Key, load
+from worker.training.gradient_sync import GradientSync
+from worker.training.optimizer import Update, clip_factor, learning_rate
+from worker.training.pipeline_schedule import PipelineRank
+from worker.training.pipeline_stage import Stage
+from worker.training.precision import LossScale, Precision, loss_seed, precision_of
+from worker.training.step_vote import Ballot, Verdict, Vote
+from worker.training.zero1 import OwnersUpdate, owned_parts
+
+_NEWS_S = 0.25
+"""For those that live to say what they know, when all is over."""
+
+
+class NotANumberError(RuntimeError):
+    """The loss or a gradient has left the numbers, and no smaller loss scale would help."""
+
+    def __init__(self, step: int, *, layer: int, rank: int | None) -> None:
+        self.step, self.layer, self.rank = step, layer, rank
+        if rank is None:
+            what = f"the gradient of layer {layer} is not finite"
+        else:
+            what = (
+                f"the output of layer {layer} is not finite on rank {rank}, the first that is not"
+            )
+        super().__init__(f"step {step}: {what}")
+
+
+class Keeper(Protocol):
+    """Keeps copies of the state, and so is asked before it changes."""
+
+    def wishes_to_stop(self, step: int) -> bool:
+        """Is this to be the last step? Asked when its gradients are there; may wait."""
+
+    def before_update(self) -> None:
+        """Return when what is kept may be changed."""
+
+
+class NoKeeper:
+    """Nobody copies anything."""
+
+    def wishes_to_stop(self, step: int) -> bool:  # noqa: ARG002 - whoever keeps asks for it
+        return False
+
+    def before_update(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a run has come to besides its tensors: the same on every rank."""
+
+    step: int = 0
+    """How many batches were consumed, those whose update was skipped included."""
+    updates: int = 0
+    scale: LossScale = field(default_factory=LossScale)
+    sample_hash: str = FIRST_HASH
+    samples: int = 0
+    label_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step was; all but the seconds are the same on every rank."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    samples: int
+    seconds: float
+    sample_hash: str
+    label_tokens: int
+    skipped: bool
+    stop: bool
+
+
+class Trainer:
+    """One rank of a plan, ready to take the next step."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        rank: int,
+        transport: Transport,
+        data: Data,
+        *,
+        device: torch.device | str = "cpu",
+        recorder: Recorder | None = None,
+        precision: Precision | None = None,
+        weights: Callable[[int], Values] | None = None,
+        busy: Busy | None = None,
+    ) -> None:
+        self.job, self.plan, self.rank = job, plan, rank
+        self.precision = precision or precision_of(job)
+        self.device = torch.device(device)
+        self.recorder = recorder or Recorder(rank)
+        self._busy = busy or Busy(self.device)
+        self.keeper: Keeper = NoKeeper()
+        self._summed = -1
+        """The step whose gradients are complete here."""
+        self.is_whole = True
+        """Weights and moments are those of ``progress``: no update was broken off."""
+        self._transport = transport
+        self.progress = Progress(scale=LossScale.first(self.precision))
+        self.seat = seats_of(plan)[rank]
+        tables = [table_of(job, index) for index in range(len(job.model.layers))]
+        self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
+        # All open their groups in one order, before anything else can make them wait.
+        opened = {
+            ranks: transport.group(ranks)
+            for ranks in groups_of(plan, self.holdings)
+            if rank in ranks
+        }
+        moment = Moment()
+        group = opened.get(self.seat.tp_ranks) if self.seat.tp > 1 else None
+        layers = self._build(group, moment, weights)
+        held = atoms_held(tp=self.seat.tp, index=self.seat.index, atoms=job.max_tp)
+        self.memories: Mapping[int, LayerMemory] = memories_of(
+            layers,
+            self.holdings.tables,
+            atoms=job.max_tp,
+            held=held,
+            precision=self.precision,
+            moments=Update.moments(job),
+            owned=owned_parts(self.holdings, rank, zero=job.zero),
+        )
+        self._owners = (
+            OwnersUpdate(rank, self.holdings, self.memories, transport) if job.zero else None
+        )
+        stage = Stage(
+            layers, recomputed=self._recomputed(), moment=moment, collect=self._collect_gradients
+        )
+        self._sync = GradientSync(self.seat, self.holdings, self.memories, transport, self.recorder)
+        self.everybody = opened.get(tuple(range(len(seats_of(plan)))))
+        self._vote = Vote(rank, self.holdings, self.everybody, self.device)
+        self._pipeline = PipelineRank(
+            plan,
+            self.seat,
+            stage,
+            transport,
+            data,
+            random_seed=job.data.seed,
+            dtype=self.precision.compute,
+            device=self.device,
+            recorder=self.recorder,
+            busy=self._busy,
+        )
+
+    def step(self) -> StepReport:
+        """Train on the next batch; every rank takes the same steps at the same time."""
+        begin_s = time.perf_counter()
+        before = self.progress
+        self.recorder.at_step(before.step)
+        self._busy.begin_step()
+        for memory in self.memories.values():
+            memory.begin_step()
+        seed = loss_seed(self.job, self.precision, before.scale)
+        overlaps = self.job.gradient_sync == "overlap"
+        consumed = self._pipeline.run(
+            before.step, seed=seed, layer_done=self._sync.start if overlaps else _later
+        )
+        for layer in self.memories:
+            if layer == TIED or not overlaps:
+                self._sync.start(layer)
+        with self.recorder.span("wait"):
+            self._sync.finish()
+        ballot = Ballot(
+            consumed.loss_sum,
+            consumed.samples,
+            consumed.labels,
+            consumed.digest_sum,
+            self.keeper.wishes_to_stop(before.step),
+        )
+        self._summed = before.step
+        with self.recorder.span("vote"):
+            verdict = self._vote.cast(self.memories, ballot)
+            self._transport.note((before.step, verdict.slots))
+            # What was aborted on an accelerator ends like what was completed.
+            self._transport.check()
+        self._refuse_what_is_no_number(verdict)
+        return self._end_step(verdict, begin_s)
+
+    def roll_forward(self) -> StepReport | None:
+        """All is over for this plan: end the step if some rank that lives has ended it.
+
+        Whoever has the result of a vote knows that all gradients of its step are complete, here
+        too, and passes the result on. With ZeRO-1 the update would need the others.
+        """
+        step = self.progress.step
+        if self._summed != step or not self.is_whole or self._owners is not None:
+            return None
+        for told, slots in self._transport.last_news(_NEWS_S):
+            verdict = self._vote.verdict(slots)
+            if told == step and (verdict.is_finite or self.progress.scale.factor > 1):
+                return self._end_step(verdict, time.perf_counter())
+        return None
+
+    def _end_step(self, verdict: Verdict, begin_s: float) -> StepReport:
+        """Update by what all ranks know of the step."""
+        before = self.progress
+        seed = loss_seed(self.job, self.precision, before.scale)
+        # Losses and gradients are sums; only here do they become means over the step's labels.
+        mean = 1.0 / (seed * max(verdict.labels, 1))
+        norm = verdict.norm * mean
+        self.is_whole = False
+        if verdict.is_finite:
+            with self.recorder.span("step"):
+                self.keeper.before_update()
+                self._update(before, factor=mean * clip_factor(norm, self.job.clip_norm))
+        self.progress = self._progress_after(before, verdict)
+        self.is_whole = True
+        self._busy.end_step()
+        return StepReport(
+            step=before.step,
+            loss=verdict.loss_sum / max(verdict.labels, 1),
+            grad_norm=norm,
+            samples=verdict.samples,
+            seconds=time.perf_counter() - begin_s,
+            sample_hash=self.progress.sample_hash,
+            label_tokens=verdict.labels,
+            skipped=not verdict.is_finite,
+            stop=verdict.stop,
+        )
+
+    def lay_down(self) -> float:
+        """The memories hold what is trained, always."""
+        return 0.0
+
+    def take_up(self) -> None:
+        """What the memories hold is what is trained."""
+
+    def close(self) -> None:
+        """The transport is closed by who has opened it; nothing else is held."""
+
+    def restore(self, logical: Mapping[Key, Tensor], progress: Progress) -> None:
+        """Go on from whole tensors, as another plan may have left them."""
+        for memory in self.memories.values():
+            load(memory, logical, self.precision)
+        self.progress = progress
+
+    def _build(
+        self,
+        group: Collective | None,
+        moment: Moment,
+        weights: Callable[[int], Values] | None,
+    ) -> list[LocalLayer]:
+        layers = [
+            build_layer(
+                self.job,
+                index,
+                tp=self.seat.tp,
+                tp_index=self.seat.index,
+                group=group,
+                moment=moment,
+                dtype=self.precision.master,
+                device=self.device,
+                values=weights(index) if weights is not None else None,
+            )
+            for index in range(*self.seat.layers)
+        ]
+        tie(layers)
+        return layers
+
+    def _recomputed(self) -> frozenset[int]:
+        """Layers that keep only their input; the head's backward follows its forward at once."""
+        if self.seat.recompute == "none":
+            return frozenset()
+        layers = self.job.model.layers
+        return frozenset(i for i in range(*self.seat.layers) if layers[i].checkpoint)
+
+    def _collect_gradients(self, layer: int) -> None:
+        self.memories[layer].collect_gradients()
+        if TIED in self.memories:
+            self.memories[TIED].collect_gradients()
+
+    def _update(self, before: Progress, *, factor: float) -> None:
+        update = Update(
+            self.job.optimizer,
+            learning_rate(self.job, before.step),
+            gradient_factor=factor,
+            count=before.updates + 1,
+        )
+        if self._owners is not None:
+            self._owners.apply(update)
+        with self._busy:
+            for memory in self.memories.values():
+                if self._owners is None:
+                    update.apply(memory.master, memory.gradient, memory.moments)
+                if memory.compute is not memory.master:
+                    self.precision.derive(memory.master, into=memory.compute)
+
+    def _progress_after(self, before: Progress, verdict: Verdict) -> Progress:
+        return replace(
+            before,
+            step=before.step + 1,
+            updates=before.updates + int(verdict.is_finite),
+            scale=before.scale.after(overflow=not verdict.is_finite),
+            sample_hash=next_hash(
+                before.sample_hash, step=before.step, digest_sum=verdict.digest_sum
+            ),
+            samples=before.samples + verdict.samples,
+            label_tokens=before.label_tokens + verdict.labels,
+        )
+
+    def _refuse_what_is_no_number(self, verdict: Verdict) -> None:
+        """Stop, on all ranks alike, unless a smaller loss scale may cure it."""
+        if verdict.is_finite or self.progress.scale.factor > 1:
+            return
+        bad = self._pipeline.first_bad_layer(self.progress.step)
+        named = self._vote.first_bad_layer(bad)
+        if named is not None:
+            layer, rank = named
+            raise NotANumberError(self.progress.step, layer=layer, rank=rank)
+        squares = verdict.squares.items()
+        layer = next(layer for layer, square in squares if not math.isfinite(square))
+        raise NotANumberError(self.progress.step, layer=max(layer, 0), rank=None)
+
+
+def _later(_: int) -> None:
+    """Gradients are summed when the whole backward pass is over."""
