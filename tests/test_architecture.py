@@ -80,17 +80,18 @@ WINGS: dict[str, dict[str, str]] = {
         ".": "devices cloud workers snapshots store",
     },
     "sailord": {
-        "core": "agents.protocol",
-        "config": "agents.daemon agents.rpc agents.store",
+        "core": "agents.protocol simulator.documents",
         "cluster_records": "core agents.store",
         "planning": "core planner",
         "checkpoints": "core planning worker.checkpoint.snapshot_file "
-        "worker.checkpoint.compatibility worker.layout.tensor_table worker.types",
-        "notify": "cluster_records config agents.rpc",
+        "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",
         "providers.gce": "providers.interface",
         "providers": "providers.gce agents.daemon",
-        "capacity": "cluster_records config planning providers",
+        "capacity.model": "providers.interface core",
+        "config": "capacity.model providers agents.daemon agents.rpc agents.store",
+        "notify": "cluster_records config agents.rpc",
+        "capacity": "cluster_records config planning",
         "controller": "checkpoints notify cluster_records config planning agents.rpc",
         "api": "controller capacity",
         "plots": "planner",
@@ -207,7 +208,7 @@ def importable() -> dict[str, set[str]]:
             may = {_full(package, row)}
             for each in (_full(package, name) for name in named.split()):
                 if each in WINGS and each != package:
-                    may |= {other for other in found if within(other, (each,))}
+                    may |= set().union(*(found[other] for other in found if within(other, (each,))))
                 else:
                     assert each in found or each.startswith("worker."), f"{row}: {each} comes later"
                     may |= found.get(each, {each})
