@@ -55,7 +55,7 @@ class Agent:
         config.write_text(
             f'cluster_name = "test"\nname = "{self.name}"\nstate = "{self.name}"\nkey = "key"\n'
             f'lease_s = {LEASE_S}\nstore = "{self.store}"\nzone = "us-central1-b"\n'
-            f'worker = "agents.fake_worker"\n'
+            f'worker = "agents.emulated.worker"\n'
             f"[listen]\nport = 0\n[options]\npark_s = {PARK_S}\n"
         )
         with (self.folder / f"{self.name}.log").open("ab") as out:

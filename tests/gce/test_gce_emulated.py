@@ -29,7 +29,7 @@ def agent_text(place: Place, memory: Path) -> str:
     return (
         f'cluster_name = "local"\nstate = "."\nkey = "{place.folder}/key"\n'
         f'store = "unix://{place.folder}/head/store.sock"\n'
-        f'catalogue = "{place.folder}/catalogue.toml"\nworker = "worker.node"\n'
+        f'catalogue = "{place.folder}/catalogue.toml"\nworker = "worker.control.worker_process"\n'
         f'memory = "{memory}"\nthreads = 1\nlease_s = 2.0\norphan_s = 10.0\n[listen]\nport = 0\n'
     )
 

@@ -22,8 +22,8 @@ _SERVER = '''
 import ctypes, json, os, sys, time
 sys.argv = ["worker"]
 import worker.__main__
-from worker.command import main
-from worker.rank import warm_up
+from worker.cli.main import main
+from worker.cli.local_rank import warm_up
 warm_up()
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: who is left behind becomes our child.
 

@@ -12,7 +12,7 @@ import pytest
 from agents.daemon.failpoints import FAIL_AT
 
 LIFE = """
-from agents.failing import reached
+from agents.daemon.failpoints import reached
 for generation in (1, 2):
     for name in ("open", "after open"):
         reached(name, generation)
@@ -37,7 +37,7 @@ def test_it_dies_there(where: str, lived: int):
 WRITTEN = """
 import sys
 from pathlib import Path
-from agents.failing import reached
+from agents.daemon.failpoints import reached
 file = Path(sys.argv[1])
 reached("open", 1)
 file.write_text("open@2")

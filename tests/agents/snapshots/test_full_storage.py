@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import json, subprocess, sys
 from pathlib import Path
-from agents.uploading import reason_of, write_object
-from sailord.storage import StorageError, open_storage
+from agents.snapshots.upload import reason_of, write_object
+from sailord.checkpoints.object_storage import StorageError, open_storage
 from worker import slots
 
 far, found = Path(sys.argv[1]), []

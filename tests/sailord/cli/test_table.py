@@ -86,7 +86,7 @@ def test_encodings(encoding, speaks):
 
 @pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-")])
 def test_standard_output_decides(encoding, rule):
-    code = "from sailord.table import table; print(table(['a'], [['b']]))"
+    code = "from sailord.cli.table import table; print(table(['a'], [['b']]))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONIOENCODING": encoding},

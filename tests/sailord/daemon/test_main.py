@@ -93,7 +93,7 @@ async def spoil(socket: Path) -> None:
 def test_a_bug_ends_it_with_a_line_as_all_others():
     said = subprocess.run(
         [sys.executable, "-c",
-         "from agents.logs import *\nimport logging, warnings\nbegin_log('json')\n"
+         "from agents.daemon.logs import *\nimport logging, warnings\nbegin_log('json')\n"
          "warnings.warn('old')\nlogging.getLogger('theirs').error('%s failed', 'it')\n"
          "with failures_are_told():\n    assert False, 'a bug'"],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -135,8 +135,8 @@ TAKES_PLACE = """
 import sys
 from pathlib import Path
 from sailord.local.cluster import LocalCluster
-from sailord.local.place import Place
-from simulator.errors import InputError
+from sailord.local.paths import Place
+from simulator.documents.problems import InputError
 one, two = (LocalCluster(Place(Path(sys.argv[1]), "none", 0)) for _ in range(2))
 one.claim()
 try:

@@ -75,7 +75,8 @@ def test_what_is_there_already_counts(tmp_path, monkeypatch, free_mib, ours, lef
 def test_a_folder_in_memory_has_what_its_limit_leaves_and_no_more_than_the_machine(tmp_path):
     """In a file system of its own, one without a limit, and on a disk."""
     program = (
-        "import sys; from pathlib import Path; from worker.slots import free_bytes\n"
+        "import sys; from pathlib import Path\n"
+        "from worker.checkpoint.snapshot_file import free_bytes\n"
         "print(*(free_bytes(Path(name)) for name in sys.argv[1:]))"
     )
     names = [tmp_path / name for name in ("small", "vast")]

@@ -128,8 +128,8 @@ def test_what_the_listener_raises_ends_all_ranks():
 # A parent of its own, whose ranks say who they are and then wait for ever.
 PARENT = """
 import json, os, sys, time
-from worker.launch import run_ranks
-from worker.timeline import Board
+from worker.cli.local_launcher import run_ranks
+from worker.profiling.timeline import Board
 
 def body(rank, say):
     say({"kind": "pid", "pid": os.getpid(), "group": os.getpgid(0)})
@@ -188,7 +188,7 @@ class Interrupting:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupting())
-from worker.command import main
+from worker.cli.main import main
 main(["run", "--job", "none.toml"])
 """
 

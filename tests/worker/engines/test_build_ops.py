@@ -35,7 +35,7 @@ def test_a_lock_stays_while_another_run_may_hold_it(folder):
     with claimed(folder):
         # As if this run were building now.
         (folder / "fused_adam" / "lock").touch()
-        enter = "import pathlib, sys; from worker.extensions import claimed\n"
+        enter = "import pathlib, sys; from worker.engines.deepspeed.build_ops import claimed\n"
         enter += "with claimed(pathlib.Path(sys.argv[1])): pass"
         root = Path(__file__).resolve().parents[3]
         environment = {key: value for key, value in os.environ.items() if key != PLACE}
