@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.api import plan_job
 from planner.problem.question import Answer, Question, read_ahead
-from sailord.cli.table import table
+from sailord.text.table import table
 from simulator.api import Measurements, estimator, load_measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue

@@ -20,8 +20,8 @@ from pathlib import Path
 from replan import POOLS, ZONES, quantile
 
 from agents.protocol.records import NodeId, NodeRecord
-from sailord.cli.table import table
 from sailord.planning.pool import Found, PlanningService, Request
+from sailord.text.table import table
 
 JOB = """[model]
 preset = "opt-350m"

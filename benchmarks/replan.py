@@ -24,7 +24,7 @@ from planner.replan.answers_ahead import Precomputed
 from planner.replan.damage import Running
 from planner.replan.nodes import Node, nodes_of, nodes_used
 from planner.replan.replanner import Replan, Replanner
-from sailord.cli.table import table
+from sailord.text.table import table
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.hardware.catalogue import load_catalogue

@@ -12,10 +12,10 @@ from aiohttp import web
 from planner.move_policy.node_lifetimes import History
 from sailord.api.app import API, Api, answer
 from sailord.api.types import CapacityGlance
-from sailord.capacity.budget import spent_usd, unpriced, usd_left, usd_per_hour
-from sailord.capacity.decide import obtainable
-from sailord.capacity.model import Capacity, Machine, Stop
-from sailord.capacity.planner_view import agents_of
+from sailord.capacity.core.budget import spent_usd, unpriced, usd_left, usd_per_hour
+from sailord.capacity.core.decide import obtainable
+from sailord.capacity.core.model import Capacity, Machine, Stop
+from sailord.capacity.core.planner_view import agents_of
 from sailord.core.state import State
 from sailord.planning.machine_lifetimes import pool_label
 from sailord.providers.config import kind_of

@@ -20,9 +20,9 @@ from agents.daemon.tasks import Tasks
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Intent, JobId
 from agents.store import Put, StoreError
-from sailord.capacity.budget import usd_left, usd_per_hour_most
-from sailord.capacity.decide import books_of, decide
-from sailord.capacity.model import (
+from sailord.capacity.core.budget import usd_left, usd_per_hour_most
+from sailord.capacity.core.decide import books_of, decide
+from sailord.capacity.core.model import (
     AgentsCounted,
     Answered,
     Books,
@@ -44,7 +44,7 @@ from sailord.capacity.model import (
     Targeted,
     TookOver,
 )
-from sailord.capacity.planner_view import agents_of, question_of, target_of
+from sailord.capacity.core.planner_view import agents_of, question_of, target_of
 from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.loop import Shell

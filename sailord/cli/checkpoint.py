@@ -24,10 +24,10 @@ from sailord.checkpoints.object_storage import Storage, StorageError, open_stora
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
-from sailord.cli import cluster_text as text
 from sailord.cli.cluster import FAILED, active_job, online, show
 from sailord.client import Client, ServerProblem, part
 from sailord.planning.pool import read_job, saving_of
+from sailord.text import cluster_text as text
 from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from sailord.cli import cluster_text as text
-from sailord.cli.capacity_text import capacity_text, glance_problems
 from sailord.cli.errors import Finite
 from sailord.client import Client, Patience, ServerProblem, client_from, part
+from sailord.text import cluster_text as text
+from sailord.text.capacity_text import capacity_text, glance_problems
 from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
 

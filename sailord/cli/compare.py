@@ -17,7 +17,7 @@ from planner.compare.registry import SAILOR, baseline, names
 from planner.problem.question import Question, read_ahead
 from sailord.cli.deadline import seconds_left
 from sailord.cli.inputs import FILE, JSON, PROFILES, load_job_and_cluster
-from sailord.cli.table import table
+from sailord.text.table import table
 from simulator.api import ESTIMATORS, estimator, load_measurements
 from simulator.documents.problems import InputError, Problem, nearest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from sailord.cli.table import table
+from sailord.text.table import table
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Stage

@@ -14,9 +14,9 @@ from planner.api import plan_job
 from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point, frontier
 from planner.problem.question import Question, read_ahead
 from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
-from sailord.cli.table import table
 from sailord.plots.figure import check_picture
 from sailord.plots.frontier import draw_frontier
+from sailord.text.table import table
 from simulator.api import ESTIMATORS, load_measurements
 from simulator.documents.problems import InputError, Problem
 from simulator.inputs.plan_file import plan_text, plan_to_json

@@ -16,10 +16,10 @@ from sailord.cli.cluster import COMMANDS
 from sailord.cli.compare import compare
 from sailord.cli.errors import Group
 from sailord.cli.frontier import frontier_command
+from sailord.cli.local_cluster import local, tour, up
 from sailord.cli.plan import plan
 from sailord.cli.replan import replan_command
 from sailord.cli.replay import replay
-from sailord.local.commands import local, tour, up
 
 SECTIONS = {
     "Plan and simulate, without a cluster": (

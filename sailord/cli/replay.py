@@ -18,9 +18,9 @@ from planner.replay.plan_library import DEFAULT_SEARCHES
 from planner.replay.run_replay import POLICIES, Replay, replayed
 from sailord.cli.errors import Finite
 from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
-from sailord.cli.table import table
 from sailord.plots.figure import check_picture
 from sailord.plots.replay import draw_replay
+from sailord.text.table import table
 from simulator.api import ESTIMATORS, load_measurements
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import InputError, Problem, nearest

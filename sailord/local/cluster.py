@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.daemon.process_cleanup import bury, children_of, end_all, kill, mark_of
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place, temporary
-from sailord.local.process_cleanup import bury, children_of, end_all, kill, mark_of
 from simulator.documents.problems import InputError, Problem
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from agents.daemon.process_cleanup import end_all
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import end_all
 
 
 def main(folder: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from sailord.cli.cluster_text import happening_text, nodes_text, status_text
 from sailord.local.paths import Place, usual_folder
+from sailord.text.cluster_text import happening_text, nodes_text, status_text
 
 LINES_KEPT = 8
 HINTS = """\

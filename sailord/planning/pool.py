@@ -29,7 +29,7 @@ import structlog
 from agents.protocol.records import GenerationRecord, NodeRecord, Saving
 from sailord.core.proposal import Proposal
 from sailord.planning.machine_lifetimes import NOTHING_KNOWN, Past
-from sailord.planning.spot_mix import Mix
+from sailord.planning.mix import Mix
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError, Problem
 from simulator.inputs.job_file import job_from_document

@@ -11,36 +11,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from sailord.planning.mix import Mix
 
 if TYPE_CHECKING:
     from sailord.planning.pool import WantedPool
 
 Place = tuple[str, str, str]
 """GPU kind, machine type and zone: what a plan names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """How the contracts are mixed; as it stands here, the planner takes what it likes best."""
-
-    on_demand_min: int = 0
-    """So many machines are on demand, where they can be had."""
-    on_demand_share_min: float = 0.0
-    """Or such a share of all machines, if that is more."""
-    on_demand_after_s: float | None = None
-    """More are on demand only once no Spot machine with that GPU could be had for so long."""
-
-    @property
-    def prefers_spot(self) -> bool:
-        """Whether Spot goes first beyond the minimum."""
-        return self != Mix()
-
-    def least(self, machines: int) -> int:
-        """How many of so many machines have to be on demand."""
-        share = math.ceil(self.on_demand_share_min * machines - 1e-9)
-        return min(max(self.on_demand_min, share), machines)
 
 
 def restrained(

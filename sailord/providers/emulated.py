@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sailord.local.process_cleanup import end_all, mark_of
+from agents.daemon.process_cleanup import end_all, mark_of
 from sailord.providers.interface import (
     Ask,
     Deleted,

@@ -16,9 +16,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from agents.daemon.failpoints import FAIL_AT
+from agents.daemon.process_cleanup import bury, children_of, kill, marked
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import bury, children_of, kill, marked
 from tests.chaos.faulty import TROUBLE
 from tests.chaos.members import Members
 from tests.chaos.net import SAILORD, Ways, etcd_address

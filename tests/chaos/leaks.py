@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from agents.daemon.process_cleanup import marked
 from agents.protocol.records import JobId, Point
 from sailord.checkpoints.catalog import complete_at, folders_at
 from sailord.checkpoints.manifest import PREFIX, Manifest
 from sailord.checkpoints.object_storage import Storage
 from sailord.checkpoints.verify import faults_of
 from sailord.local.paths import MEMORY, Place
-from sailord.local.process_cleanup import marked
 from tests.chaos.sockets import listening, sockets_of
 
 LONE_SERVERS = ("agents.main", "sailord.main")

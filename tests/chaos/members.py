@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from sailord.local.process_cleanup import mark_of
+from agents.daemon.process_cleanup import mark_of
 from tests.agents.store.places import ETCD, Cluster
 
 SIZE = 3

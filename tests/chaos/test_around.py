@@ -12,10 +12,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from agents.daemon.process_cleanup import mark_of
 from agents.snapshots.upload import write_object
 from sailord.checkpoints.object_storage import Away, open_storage
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import mark_of
 from tests.agents.sealing import write_snapshot
 from tests.chaos import leaks
 from tests.chaos.faulty import TROUBLE, Faulty

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from agents.cloud.notices import PREEMPTED
+from agents.daemon.process_cleanup import end_all, mark_of
 from agents.protocol.codec import decode
 from agents.protocol.store_keys import Keys
 from agents.store import open_store
-from sailord.capacity.model import Books
+from sailord.capacity.core.model import Books
 from sailord.client import Client
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import end_all, mark_of
 from tests.fakes.gce.cloud import Cloud, Group, Hooks, Offer, Vm
 from tests.fakes.gce.server import gce_server
 from tests.fakes.metadata import Metadata, metadata_server

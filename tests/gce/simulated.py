@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from agents.protocol.codec import decode, encode
-from sailord.capacity.decide import books_of, decide, obtainable
-from sailord.capacity.model import (
+from sailord.capacity.core.decide import books_of, decide, obtainable
+from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
     Answered,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sailord.capacity.budget import spent_usd, usd_per_hour
-from sailord.capacity.decide import books_of, decide, obtainable, supply
-from sailord.capacity.model import (
+from sailord.capacity.core.budget import spent_usd, usd_per_hour
+from sailord.capacity.core.decide import books_of, decide, obtainable, supply
+from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
     Answered,

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agents.daemon.process_cleanup import end_all
 from agents.protocol.codec import decode
 from sailord.api.capacity import CapacityView
 from sailord.cli.main import main
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import end_all
 
 PRICES = {"zone-a": 1.0, "zone-b": 2.0}
 

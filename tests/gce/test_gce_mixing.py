@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sailord.capacity.decide import decide, is_out, obtainable
-from sailord.capacity.model import (
+from sailord.capacity.core.decide import decide, is_out, obtainable
+from sailord.capacity.core.model import (
     Answered,
     Books,
     Capacity,
@@ -20,10 +20,11 @@ from sailord.capacity.model import (
     TookOver,
     request_id_of,
 )
-from sailord.capacity.planner_view import question_of
+from sailord.capacity.core.planner_view import question_of
 from sailord.core.state import State
+from sailord.planning.mix import Mix
 from sailord.planning.pool import WantedPool
-from sailord.planning.spot_mix import Mix, restrained, shared_out
+from sailord.planning.spot_mix import restrained, shared_out
 from sailord.providers.interface import Granted, Instance, Observation, Pool, Quota, Refused
 
 SPOT_A = WantedPool("a", "m", "gpu", 2, True, 0, 4, 1.0)

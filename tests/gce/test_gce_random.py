@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from sailord.capacity import loop
-from sailord.capacity.model import Policy
+from sailord.capacity.core.model import Policy
 from tests.fakes.gce.cloud import Mood
 from tests.gce.unplugged import VirtualLoop
 from tests.gce.virtual import POOLS, World

@@ -10,9 +10,9 @@ from collections import Counter
 
 import pytest
 
-from sailord.capacity.budget import spent_usd
-from sailord.capacity.decide import supply
-from sailord.capacity.model import Policy
+from sailord.capacity.core.budget import spent_usd
+from sailord.capacity.core.decide import supply
+from sailord.capacity.core.model import Policy
 from tests.gce.simulated import POOLS, Run
 
 SCRIPTS = int(os.environ.get("SAILOR_SCRIPTS", "200"))

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from agents.protocol.codec import encode
 from agents.protocol.store_keys import Keys
 from agents.store import Entry, StoreUnavailable
+from sailord.capacity.core.model import Books, Machine, Policy
 from sailord.capacity.loop import Procurer
-from sailord.capacity.model import Books, Machine, Policy
 from sailord.local.paths import Place
 from sailord.main import main
 from sailord.providers.gce.provider import open_gce

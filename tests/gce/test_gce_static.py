@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from sailord.capacity.budget import spent_usd
-from sailord.capacity.model import Agent, AgentsCounted, Delete, Observed, Priced, Targeted
+from sailord.capacity.core.budget import spent_usd
+from sailord.capacity.core.model import Agent, AgentsCounted, Delete, Observed, Priced, Targeted
 from sailord.providers.interface import Ask, Pool, Refused
 from sailord.providers.static import Host, StaticProvider
 from tests.gce.test_gce_capacity import Story

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agents.daemon.process_cleanup import end_all
 from sailord.client import Client
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import end_all
 from sailord.providers.interface import (
     Ask,
     Deleted,

@@ -9,7 +9,7 @@ from agents.protocol.records import NodeId, NodeRecord
 from planner.move_policy.node_lifetimes import History
 from sailord.api.capacity import CapacityView, capacity_view
 from sailord.api.metrics import _capacity_lines
-from sailord.capacity.model import (
+from sailord.capacity.core.model import (
     Agent,
     AgentsCounted,
     Answered,
@@ -20,11 +20,11 @@ from sailord.capacity.model import (
     SteppedDown,
     Targeted,
 )
-from sailord.cli.capacity_text import capacity_text, glance_problems
-from sailord.cli.cluster_text import glance_text
 from sailord.core.nodes import Node
 from sailord.core.state import State
 from sailord.providers.interface import Granted, Quota, Refused
+from sailord.text.capacity_text import capacity_text, glance_problems
+from sailord.text.cluster_text import glance_text
 from tests.gce.test_gce_capacity import A, B, Story, machine
 
 NAMED = NodeRecord(NodeId("by-hand.1"), "by-hand", "z", "m", "gpu", 4, "h:1", "ready")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sailord.capacity.budget import usd_left, usd_per_hour_most
-from sailord.capacity.model import Capacity, Machine, Policy
+from sailord.capacity.core.budget import usd_left, usd_per_hour_most
+from sailord.capacity.core.model import Capacity, Machine, Policy
 from sailord.planning.capacity_search import want
+from sailord.planning.mix import Mix
 from sailord.planning.pool import WantedPool, WantRequest
-from sailord.planning.spot_mix import Mix
 from sailord.providers.interface import Instance, Pool
 from tests.control.cluster import JOB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+from sailord.capacity.core.model import Policy
 from sailord.capacity.loop import Procurer
-from sailord.capacity.model import Policy
 from sailord.core.state import State
 from sailord.providers.interface import Notice, Observation
 from tests.gce.unplugged import Gateway, VirtualLoop

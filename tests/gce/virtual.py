@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from agents.protocol.records import Intent, NodeRecord
-from sailord.capacity.budget import spent_usd
+from sailord.capacity.core.budget import spent_usd
+from sailord.capacity.core.model import Outstanding, Policy
 from sailord.capacity.loop import Procurer
-from sailord.capacity.model import Outstanding, Policy
 from sailord.core.nodes import Node, Nodes
 from sailord.core.state import State
 from sailord.planning.pool import Wanted, WantedPool, WantRequest

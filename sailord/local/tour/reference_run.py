@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.daemon.process_cleanup import mark_of
 from sailord.local.cluster import Failed
 from sailord.local.paths import temporary
-from sailord.local.process_cleanup import mark_of
 
 STEPS_MAX = 100_000
 WITHIN_S = 120.0

@@ -18,12 +18,12 @@ from typing import Any
 
 import click
 
-from sailord.cli.cluster_text import happening_text, nodes_text
 from sailord.client import ServerProblem
 from sailord.local.cluster import FIRST_NODES, Failed, LocalCluster
 from sailord.local.tour.director import Director, Event
 from sailord.local.tour.reference_run import Uninterrupted, largest_difference, start_uninterrupted
 from sailord.local.tour.step_log import Ledger
+from sailord.text.cluster_text import happening_text, nodes_text
 
 TOLERANCE = 1e-4
 """How far apart losses of the LLaMA may be: its sums are in another order under another plan."""

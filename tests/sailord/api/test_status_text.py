@@ -15,7 +15,6 @@ from agents.protocol.codec import plain
 from agents.protocol.records import Bill, Durable, GenerationRecord, Point
 from sailord.api import render
 from sailord.api.types import LeaderView, Status, StoreView
-from sailord.cli.cluster_text import nodes_text, status_text
 from sailord.controller.step_rate import Pace
 from sailord.core.nodes import Nodes
 from sailord.core.state import (
@@ -33,6 +32,7 @@ from sailord.core.state import (
 )
 from sailord.core.straggler_detection import Slow, Watch
 from sailord.notify.outbox import committed_id
+from sailord.text.cluster_text import nodes_text, status_text
 from tests.sailord.core.standing import JOB, NOW, A, B, C, G, job, node, proposal, report, state
 
 HERE = Path(__file__).parent / "status"

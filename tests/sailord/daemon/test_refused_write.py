@@ -14,13 +14,13 @@ from agents.protocol.store_keys import Keys
 from agents.store import Put
 from agents.store.interface import TRANSACTION_BYTES_MAX
 from agents.store.sqlite_store import EmbeddedStore
-from sailord.cli.cluster_text import status_text
 from sailord.cluster_records import Gateway
 from sailord.config import load_config
 from sailord.controller.agent_client import Calls
 from sailord.controller.loop import Shell
 from sailord.core.state import WriteJob
 from sailord.notify.feed import Feed
+from sailord.text.cluster_text import status_text
 from tests.sailord.daemon.running import Place
 
 JOB = JobRecord(JobId("j"), "queued", 0, 1.0, "its turn")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.daemon.process_cleanup import marked
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import marked
 from tests.sailord.daemon.running import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]

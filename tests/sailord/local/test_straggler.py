@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agents.daemon.process_cleanup import end_all
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import end_all
 from tests.sailord.local.running import ROOT
 
 pytestmark = pytest.mark.slow

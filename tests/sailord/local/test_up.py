@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from agents.daemon.process_cleanup import MARK, end_all, mark_of, marked
 from sailord.client import ServerProblem
 from sailord.local.control import ask
 from sailord.local.paths import Place
-from sailord.local.process_cleanup import MARK, end_all, mark_of, marked
 from simulator.documents.problems import InputError
 from tests.sailord.daemon.running import wait_until
 from tests.sailord.local.running import SAILORCTL, Launched, launch

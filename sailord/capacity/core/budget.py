@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sailord.capacity.model import Capacity, Stop
+from sailord.capacity.core.model import Capacity, Stop
 
 
 def spent_usd(state: Capacity) -> float:

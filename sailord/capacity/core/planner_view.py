@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from agents.protocol.records import NodeId
-from sailord.capacity.decide import is_out, obtainable, supply
-from sailord.capacity.model import Agent, Capacity
+from sailord.capacity.core.decide import is_out, obtainable, supply
+from sailord.capacity.core.model import Agent, Capacity
 from sailord.core.proposal import Proposal
 from sailord.core.state import Opening, State, Stopping
 from sailord.planning.pool import WantedPool

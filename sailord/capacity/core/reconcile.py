@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sailord.capacity.model import Capacity, Command, Machine, Outstanding, Say
+from sailord.capacity.core.model import Capacity, Command, Machine, Outstanding, Say
 from sailord.providers.interface import Instance, Observation
 
 

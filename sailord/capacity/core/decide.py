@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from sailord.capacity.budget import (
+from sailord.capacity.core.budget import (
     has_money_for,
     spent_usd,
     stop_due,
     usd_per_hour,
     usd_per_hour_most,
 )
-from sailord.capacity.model import (
+from sailord.capacity.core.model import (
     AgentsCounted,
     Answered,
     Books,
@@ -49,7 +49,7 @@ from sailord.capacity.model import (
     TookOver,
     request_id_of,
 )
-from sailord.capacity.reconcile import adopt, look
+from sailord.capacity.core.reconcile import adopt, look
 from sailord.providers.interface import (
     Ask,
     Granted,

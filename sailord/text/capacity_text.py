@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sailord.cli.cluster_text import moment, table
+from sailord.text.cluster_text import moment, table
 
 
 def capacity_text(capacity: dict[str, Any]) -> str:

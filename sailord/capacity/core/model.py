@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+from uuid import UUID, uuid5
 
-from sailord.planning.spot_mix import Mix
+from sailord.planning.mix import Mix
 from sailord.providers.interface import (
     Ask,
     Deleted,
@@ -21,7 +21,7 @@ from sailord.providers.interface import (
 
 Stop = Literal["", "parting", "ended"]
 """Of a total budget: machines may save what they have; nothing may cost any more."""
-_REQUESTS = uuid.UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
+_REQUESTS = UUID("0b6b6d0e-6a55-4e0b-9f1e-8f0d3c1f7a52")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def request_id_of(prefix: str, number: int) -> str:
 
     So it stands as it is on all that is made for it, and whoever leads next knows that again.
     """
-    return str(uuid.uuid5(_REQUESTS, f"{prefix}-{number}"))
+    return str(uuid5(_REQUESTS, f"{prefix}-{number}"))
 
 
 @dataclass(frozen=True, slots=True)

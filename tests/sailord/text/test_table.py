@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sailord.cli.table import speaks_utf8, table
+from sailord.text.table import speaks_utf8, table
 
 
 def test_text_stands_left_and_numbers_right():
