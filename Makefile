@@ -31,9 +31,23 @@ tour: $(STAMP) ## its story without a person: machines go and come, nothing is l
 plan-tour: $(STAMP) ## what simulator and planner say, with real numbers
 	$(BIN)/python examples/plan_tour.py
 
+# Tests run in JOBS processes and in a random order; ORDER=NUMBER repeats one.
+JOBS ?= $(shell n=$$(nproc); test $$n -gt 8 && n=8; echo $$n)
+ORDER ?= $(shell date +%s)
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p randomly \
+	--randomly-seed $(ORDER)
+
 .PHONY: test
-test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest -q
+test: $(STAMP) ## run the tests of every part: under 8 minutes on two cores (JOBS=2 ORDER=1)
+	@echo "About 7 minutes on two cores. What is skipped stands at the end, with the reason;"
+	@echo "\`make test-slow\` runs the long tests. This order again: make test ORDER=$(ORDER)"
+	@$(PYTEST) -m "not slow"
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## run the tests that take more than 3 s each: about 20 minutes on two cores
+	@echo "About 20 minutes on two cores. What is skipped stands at the end, with the reason."
+	@echo "This order again: make test-slow ORDER=$(ORDER)"
+	@$(PYTEST) -m slow
 
 .PHONY: check
 check: $(STAMP) ## lint, formatting and types
@@ -45,7 +59,7 @@ check: $(STAMP) ## lint, formatting and types
 # The estimator against its oracle on many random plans, and a whole cluster on a virtual clock.
 .PHONY: sim
 sim: $(STAMP) ## random cases against the oracles (EXAMPLES=500), lives of a cluster (SEEDS=2000 FIRST=1)
-	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q --ignore=tests/sim
+	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q --ignore=tests/sim -o faulthandler_timeout=0
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 
 # Input files damaged at random must be answered with a list of problems; sailord and agents are
@@ -58,7 +72,7 @@ JOB ?= exact
 .PHONY: chaos
 chaos: $(STAMP) ## damaged input, killed daemons (EXAMPLES=500), a storm of faults (MINUTES=10 SEED=1 JOB=exact)
 	@SAILOR_EXAMPLES=$(EXAMPLES) SAILOR_CHAOS_MINUTES=$(MINUTES) SAILOR_CHAOS_SEED=$(SEED) \
-		SAILOR_CHAOS_JOB=$(JOB) $(BIN)/python -m pytest tests -m chaos -q
+		SAILOR_CHAOS_JOB=$(JOB) $(BIN)/python -m pytest tests -m chaos -q -o faulthandler_timeout=0
 
 # MEASURED=DIR names a folder with profiles, network.json and validation.json, for the programs
 # that compare with measurements; without it they say what they lack.

@@ -1,8 +1,12 @@
-"""What all tests share: deterministic random cases, and the optional reference measurements."""
+"""What all tests share: random cases, the time limit, and what a test must leave as it found it."""
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,14 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT.parent / "shared" / "reference"
 
-# `make sim` and `make chaos` raise this; few enough by default that `make test` stays quick.
-EXAMPLES = int(os.environ.get("SAILOR_EXAMPLES", "50"))
+MARK = "SAILOR_TEST_RUN"
+"""Environment variable by which a process shows which run of the tests started it."""
+SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+LONG_LIMIT_S = 900.0
+"""Time limit of a test marked ``slow``; all others have the limit in pyproject.toml."""
+
+# `make sim` and `make chaos` raise this; `make test` tries few cases, so that it stays quick.
+EXAMPLES = int(os.environ.get("SAILOR_EXAMPLES", "12"))
 
 settings.register_profile(
     "sailor",
@@ -38,3 +48,93 @@ def reference() -> Path:
 def examples() -> int:
     """How many random cases a test that draws its own should try."""
     return EXAMPLES
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the process that runs tests: its signals, and the mark on what it starts."""
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and config.getoption("numprocesses", None):
+        return  # The tests run in other processes.
+    os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
+    # `nohup` and `&` start us with signals ignored, and a child would inherit that; of a handler
+    # it inherits nothing, and starts with the default.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests their time limit."""
+    by_hand = "SAILOR_EXAMPLES" in os.environ  # `make sim` and `make chaos` take as long as asked.
+    for item in items:
+        if by_hand or item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0 if by_hand else LONG_LIMIT_S))
+
+
+@pytest.fixture(autouse=True)
+def _environment_and_files_are_as_before() -> Iterator[None]:
+    """Fail a test that leaves its environment, folder or signal handlers changed, or files open.
+
+    Files left open in a reference cycle are found by a collection, whose warning is an error.
+    """
+    environment, folder, handlers = _environment(), Path.cwd(), _handlers()
+    files = len(os.listdir("/proc/self/fd"))
+    yield
+    if len(os.listdir("/proc/self/fd")) > files:
+        gc.collect()
+    changed = {key for key, _ in environment.items() ^ _environment().items()}
+    if changed:
+        os.environ.update(environment)
+        for key in changed - environment.keys():
+            del os.environ[key]
+    assert not changed, "the test left environment variables changed"
+    assert Path.cwd() == folder
+    assert _handlers() == handlers, "the test left a signal handler changed"
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in SET_BY_LIBRARIES}
+
+
+def _handlers() -> list[object]:
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
+    return [signal.getsignal(number) for number in numbers]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """At the end of each file, end the processes that its tests left behind, and fail."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        left = _orphans(os.environ[MARK])
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"tests of {item.path.name} left processes behind: {left}"
+
+
+def _orphans(mark: str) -> dict[int, str]:
+    """Return the command lines of processes with our mark that no longer descend from us.
+
+    Our own children are not among them: those of session-wide fixtures live on, and one that a
+    test forgot is found by the warning of ``subprocess.Popen``.
+    """
+    parents, marked = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+            state, parent = stat.rpartition(")")[2].split()[:2]
+            if state in "ZX":
+                continue
+            parents[int(folder.name)] = int(parent)
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                marked[int(folder.name)] = command.decode(errors="replace").strip()
+        except OSError:
+            continue  # It has ended, or is not ours.
+
+    def is_ours(pid: int) -> bool:
+        while pid > 1 and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return pid == os.getpid()
+
+    return {pid: command for pid, command in marked.items() if not is_ours(pid)}

@@ -92,7 +92,7 @@ class Socket:
         await write_much(store)
 
     def start(self) -> None:
-        script = ROOT / "tests" / "store" / "serving.py"
+        script = ROOT / "tests" / "agents" / "store" / "serving.py"
         command = [sys.executable, str(script), str(self.folder / "store.db"), str(self.socket)]
         command.append(str(HISTORY_MAX))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -301,7 +301,7 @@ def test_spare_nodes_may_go_and_new_ones_may_come() -> None:
 
 
 def test_it_is_the_same_whatever_the_hash_seed() -> None:
-    script = "from tests.planner.test_replan import digest\nprint(digest())\n"
+    script = "from tests.planner.replan.test_replanner import digest\nprint(digest())\n"
     outputs = set()
     for seed in ("1", "2"):
         done = subprocess.run(

@@ -102,7 +102,7 @@ def test_png_is_told_by_the_name(judge, tmp_path):
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_the_same_plan_gives_the_same_bytes(suffix, judge, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from tests.test_plot import *\n"
+        "import sys; from pathlib import Path; from tests.sailord.plots.test_plan import *\n"
         "judge = world_of(JOB).estimator\n"
         "write_plot(PLAN, judge.estimate(PLAN), judge, Path(sys.argv[1]))"
     )
