@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.core.model import Options
 from agents.store import check_address
-from simulator.documents.fields import Fault, open_table, shown
+from simulator.documents.fields import InvalidValue, open_table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import Problems
 
@@ -63,7 +63,7 @@ def load_config(path: Path) -> Config:
     name = top.value("name", _name)
     host_name = socket.gethostname().partition(".")[0].lower()
     if name is None and "name" not in top and not NAME.match(host_name):
-        top.say("name", "is missing, and the host's own cannot be used", "give the node a name")
+        top.report("name", "is missing, and the host's own cannot be used", "give the node a name")
     state = top.text("state", required=True)
     store = top.text("store", required=True)
     key = top.text("key", required=True)
@@ -123,5 +123,5 @@ def load_config(path: Path) -> Config:
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not NAME.match(value):
-        raise Fault(f"is {shown(value)}", "give lower-case letters, digits and hyphens")
+        raise InvalidValue(f"is {quote(value)}", "give lower-case letters, digits and hyphens")
     return value

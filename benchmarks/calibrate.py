@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.api import Measurements, load_measurements
+from simulator.arrays import Floats
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.hardware.runtime_constants import platform_of
-from simulator.layer_costs.layer_times import TimeTable
-from simulator.layer_costs.profile import Row
+from simulator.layer_costs.layer_times import LayerTimeTable
 from simulator.layer_costs.roofline import Calibration, Demand, Roofline, peak_flops
 from simulator.network.network import Network
 from simulator.validate_runs import profiled_model
@@ -120,7 +120,7 @@ def samples_of(
     roofline = Roofline(
         profiled_model(profile, family=family), profile.sequence, "fp32", False, catalogue, network
     )
-    table = TimeTable.of(
+    table = LayerTimeTable.of(
         roofline,
         profile=profile,
         catalogue=catalogue,
@@ -162,8 +162,8 @@ class Blocks:
     """Samples side by side, as the roofline's own formula takes them."""
 
     demand: Demand
-    forward_s: Row
-    backward_s: Row
+    forward_s: Floats
+    backward_s: Floats
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Blocks:

@@ -23,12 +23,12 @@ from itertools import pairwise
 
 from simulator.api import network_of
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.models.families import build_model
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
@@ -103,9 +103,9 @@ def new_estimator() -> EventEstimator:
         sequence=2048,
         max_tp=GPUS_PER_MACHINE,
     )
-    network = network_of(cluster, Measured())
+    network = network_of(cluster, MeasuredNetwork())
     costs = LayerCosts(job, profile=None, catalogue=catalogue, network=network)
-    return EventEstimator(costs, network, Sites(cluster, Measured()))
+    return EventEstimator(costs, network, PlaceFacts(cluster, MeasuredNetwork()))
 
 
 # -- plans ------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from planner.problem.search_cache import Tables
 from planner.search.bound import EventBound
 from planner.search.local_search import EventSearch, Judged, micro_batch_sizes
 from simulator.api import estimator, network_of
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.estimate.event_estimator import EventEstimator
-from simulator.inputs.model_section import unfit_tp
+from simulator.inputs.model_section import model_tp_problem
 from simulator.inputs.plan_check import check_plan
 from simulator.inputs.plan_file import complete_plan
 from simulator.layer_costs.profile import Profile
@@ -53,7 +53,7 @@ def plan_job(question: Question, tables: Tables | None = None) -> Answer:
 def find_plan(question: Question, tables: Tables) -> Answer:
     """Find the best plan, and nothing else; ``tables`` of an earlier search save time."""
     limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
-    lots = lots_of(question.cluster, Sites(question.cluster, question.measurements.network))
+    lots = lots_of(question.cluster, PlaceFacts(question.cluster, question.measurements.network))
     _check(lots, limits)
     answer = _search(question, lots, limits, tables)
     if answer.plan is not None:
@@ -74,7 +74,7 @@ def _search(question: Question, lots: tuple[Lot, ...], limits: Limits, tables: T
 def _refusals(question: Question, tables: Tables) -> tuple[Problem, ...]:
     """Why there is no plan, found out by asking easier questions."""
     limits = Limits(question.job.objective, question.job.steps, question.seconds_left)
-    sites = Sites(question.cluster, question.measurements.network)
+    sites = PlaceFacts(question.cluster, question.measurements.network)
     lots = lots_of(question.cluster, sites)
 
     def ask(
@@ -95,7 +95,7 @@ def _refusals(question: Question, tables: Tables) -> tuple[Problem, ...]:
     return refusals(question.job, lots, limits, ask)
 
 
-def _grown(lot: Lot, times: int, sites: Sites) -> Lot:
+def _grown(lot: Lot, times: int, sites: PlaceFacts) -> Lot:
     """The lot with so many times its GPUs, in whole machines."""
     if times == 1:
         return lot
@@ -133,7 +133,7 @@ def _event_budget(lots: tuple[Lot, ...]) -> int:
 
 def tp_degrees(job: Job) -> tuple[int, ...]:
     """The TP degrees that the job's model and limit allow."""
-    return tuple(tp for tp in range(1, job.max_tp + 1) if unfit_tp(job.model, tp) is None)
+    return tuple(tp for tp in range(1, job.max_tp + 1) if model_tp_problem(job.model, tp) is None)
 
 
 def _paper(question: Question, lots: tuple[Lot, ...], limits: Limits) -> Answer:

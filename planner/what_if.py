@@ -16,7 +16,7 @@ from planner.problem.question import DEFAULT_BUDGETS, Answer, Idle, OneMore, Que
 from planner.problem.search_cache import Tables
 from simulator.api import estimator
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError
 from simulator.estimate.result import Estimate
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -73,7 +73,7 @@ def _grown(cluster: Cluster, pool: Pool) -> Cluster:
 
 def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
     """The best on another cluster, or why there is nothing to gain."""
-    sites = Sites(cluster, question.measurements.network)
+    sites = PlaceFacts(cluster, question.measurements.network)
     before = grants_of(question.cluster, lots_of(question.cluster, sites))
     grants = grants_of(cluster, lots_of(cluster, sites))
     if len(grants) > len(before):

@@ -14,7 +14,7 @@ from sailord.core.options import Options
 from sailord.providers.config import Choice, read_provider
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
-from simulator.documents.fields import Fault, Table, open_table, shown
+from simulator.documents.fields import InvalidValue, Table, open_table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
 
@@ -142,7 +142,7 @@ def load_config(path: Path) -> Config:
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not NAME.match(value):
-        raise Fault(f"is {shown(value)}", "give lower-case letters, digits and hyphens")
+        raise InvalidValue(f"is {quote(value)}", "give lower-case letters, digits and hyphens")
     return value
 
 
@@ -158,11 +158,11 @@ def _secret(table: Table, key: str, folder: Path) -> bytes | None:
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        table.say(key, f"{path} cannot be read: {error.strerror}", "name a file with a secret")
+        table.report(key, f"{path} cannot be read: {error.strerror}", "name a file with a secret")
         return None
     if len(secret) < SECRET_BYTES_MIN or not secret.isascii():
         what = f"{path} holds no secret of {SECRET_BYTES_MIN} characters or more"
-        table.say(key, what, "make one with: openssl rand -hex 32")
+        table.report(key, what, "make one with: openssl rand -hex 32")
         return None
     return secret
 
@@ -214,7 +214,7 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
         url = entry.value("url", _url, required=True)
         own = _secret(entry, "secret_file", folder)
         if "secret_file" not in entry:
-            entry.say("secret_file", "is missing", "name a file with a secret to sign with")
+            entry.report("secret_file", "is missing", "name a file with a secret to sign with")
         entry.finish()
         if url is not None and own is not None:
             receivers.append(Receiver(url, own))
@@ -225,5 +225,5 @@ def _webhooks(top: Table, folder: Path) -> Webhooks:
 
 def _url(value: object) -> str:
     if not isinstance(value, str) or not re.match(r"https?://[^/\s]+", value):
-        raise Fault(f"is {shown(value)}", "give a URL that begins with https:// or http://")
+        raise InvalidValue(f"is {quote(value)}", "give a URL that begins with https:// or http://")
     return value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.files import list_folder, load_document
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.estimate.event_estimator import EventEstimator
@@ -18,7 +18,8 @@ from simulator.hardware.catalogue import Catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.profile_file import read_profile
-from simulator.network.network import Measured, Network, measured_from_json
+from simulator.network.network import MeasuredNetwork, Network
+from simulator.network.network_file import network_from_json
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
@@ -41,7 +42,7 @@ class _PaperEstimator:
     job: Job
     profile: Profile
     network: Network
-    sites: Sites
+    sites: PlaceFacts
     name: str = "paper"
 
     def estimate(self, plan: Plan) -> Estimate:
@@ -63,7 +64,7 @@ class Measurements:
 
     folder: str = ""
     paths: Mapping[str, Path] = field(default_factory=dict)
-    network: Measured = field(default_factory=Measured)
+    network: MeasuredNetwork = field(default_factory=MeasuredNetwork)
 
     def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
         """The profile of that name, read anew."""
@@ -88,11 +89,11 @@ def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measureme
         for path in list_folder(folder)
         if path.name.startswith("profiles_") and path.suffix == ".json"
     }
-    network = Measured()
+    network = MeasuredNetwork()
     file = next((path for path in list_folder(folder) if path.name == "network.json"), None)
     if file is not None:
         document = load_document(file)
-        network = measured_from_json(document.data, place=document.name, catalogue=catalogue)
+        network = network_from_json(document.data, place=document.name, catalogue=catalogue)
     if not paths and file is None:
         raise InputError(
             Problem(
@@ -104,7 +105,7 @@ def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measureme
     return Measurements(str(folder), paths, network)
 
 
-def network_of(cluster: Cluster, measured: Measured) -> Network:
+def network_of(cluster: Cluster, measured: MeasuredNetwork) -> Network:
     """The network that a cluster and measurements describe together."""
     return Network(
         catalogue=cluster.catalogue,
@@ -117,7 +118,7 @@ def network_of(cluster: Cluster, measured: Measured) -> Network:
 def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measurements) -> Estimator:
     """An estimator by name, with all its tables ready to judge many plans."""
     network = network_of(cluster, measurements.network)
-    sites = Sites(cluster, measurements.network)
+    sites = PlaceFacts(cluster, measurements.network)
     profile = None
     if job.profile is not None:
         profile = measurements.profile(job.profile, catalogue=cluster.catalogue)

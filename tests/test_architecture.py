@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A name without a dot in it is a wing of the row's own package; "." is the package's own top level.
 WINGS: dict[str, dict[str, str]] = {
     "simulator": {
+        "arrays": "",
         "documents": "",
         "hardware": "documents",
         "models": "documents",
@@ -31,7 +32,7 @@ WINGS: dict[str, dict[str, str]] = {
         "network": "hardware spec",
         "cluster": "network",
         "inputs": "cluster",
-        "layer_costs": "network",
+        "layer_costs": "network arrays",
         "estimate": "cluster layer_costs",
         "traces": "cluster",
         ".": "inputs estimate traces",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.job import Job
@@ -25,7 +25,7 @@ class Case:
     cluster: Cluster
     costs: LayerCosts
     network: Network
-    sites: Sites
+    sites: PlaceFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from planner.problem.inventory import groups_by_lot, lots_of
 from planner.problem.objective import Figures, Limits
 from planner.problem.question import Question, plan_document
 from simulator.api import Estimator, network_of
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError, Problem
 from simulator.estimate.memory import MemoryModel
 from simulator.estimate.result import Estimate
@@ -86,7 +86,7 @@ def case_of(question: Question) -> Case:
     if job.profile is not None:
         profile = measured.profile(job.profile, catalogue=cluster.catalogue)
     costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
-    return Case(job, cluster, costs, network, Sites(cluster, measured.network))
+    return Case(job, cluster, costs, network, PlaceFacts(cluster, measured.network))
 
 
 def enter(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from planner.paper_search.formula_tables import Shape
 from planner.pipelines.pipeline_template import Array, Step, Template, TemplateMaker
 from planner.problem.inventory import Lot
-from simulator.inputs.plan_check import share_out
+from simulator.inputs.plan_check import split_in_proportion
 from simulator.spec.plan import Plan
 
 ROUGH_HALVINGS = 20
@@ -172,7 +172,7 @@ def micro_batches_of(fleet: Fleet, total: int) -> tuple[int, ...]:
         counts[index] -= 1
         spare -= 1
     if spare < 0:
-        counts = share_out(total, counts)
+        counts = split_in_proportion(total, counts)
     return tuple(counts)
 
 

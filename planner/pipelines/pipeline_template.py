@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.problem.inventory import Lot
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.memory import RESERVED_OVER_LIVE
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
@@ -86,7 +86,7 @@ class TemplateMaker:
 
     costs: LayerCosts
     network: Network
-    sites: Sites
+    sites: PlaceFacts
     lots: tuple[Lot, ...]
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
     _rooms: dict[tuple[str, int, int, Recompute, int], Array] = field(default_factory=dict)

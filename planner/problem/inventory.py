@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.place_facts import Sites
-from simulator.inputs.supply_check import PlaceKey, offers_of
+from simulator.cluster.place_facts import PlaceFacts
+from simulator.inputs.supply_check import PlaceKey, pools_by_place
 from simulator.spec.plan import Place, Plan
 
 
@@ -66,10 +66,10 @@ class Lot:
         return True
 
 
-def lots_of(cluster: Cluster, sites: Sites) -> tuple[Lot, ...]:
+def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
     """The cluster's GPUs that are up and granted, sorted by name: pool order must not matter."""
     lots = []
-    for (gpu, machine, zone), pools in sorted(offers_of(cluster).items()):
+    for (gpu, machine, zone), pools in sorted(pools_by_place(cluster).items()):
         sizes: Counter[int] = Counter()
         for pool in pools:
             whole, rest = divmod(pool.gpus, pool.gpus_per_machine)

@@ -39,7 +39,7 @@ from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import Problem
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.estimate.result import Estimate
-from simulator.inputs.plan_check import share_out
+from simulator.inputs.plan_check import split_in_proportion
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan
 
@@ -338,7 +338,7 @@ class _Search:
             return None
         kept = [plan.pipelines[p] for p in alive]
         if len(kept) < len(plan.pipelines):
-            counts = share_out(self._total, [pipeline.micro_batches for pipeline in kept])
+            counts = split_in_proportion(self._total, [pipeline.micro_batches for pipeline in kept])
             kept = [Pipeline(n, p.stages) for n, p in zip(counts, kept, strict=True)]
             plan = replace(plan, pipelines=tuple(kept))
         self._simple = plan

@@ -14,7 +14,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.traces.player import Fits, MoveCosts, Spell, Stint, Tale, Way, usd_of
+from simulator.traces.player import (
+    AvailabilitySpan,
+    Fits,
+    PlanFigures,
+    PolicyResult,
+    ReconfigurationCosts,
+    RunSegment,
+    total_usd,
+)
 
 ORACLE = "oracle"
 
@@ -27,7 +35,12 @@ class _Stretch:
     way: int | None
 
 
-def foresee(spells: Sequence[Spell], ways: Sequence[Way], fits: Fits, costs: MoveCosts) -> Tale:
+def foresee(
+    spells: Sequence[AvailabilitySpan],
+    ways: Sequence[PlanFigures],
+    fits: Fits,
+    costs: ReconfigurationCosts,
+) -> PolicyResult:
     """What a policy would train at the very most that knows the whole trace."""
     down_s = min(costs.planned_s, costs.unplanned_s, costs.restart_s)
     moments = [spell.start_s for spell in spells] + [spells[-1].end_s]
@@ -58,13 +71,13 @@ def foresee(spells: Sequence[Spell], ways: Sequence[Way], fits: Fits, costs: Mov
 
 
 def _tale(
-    moments: Sequence[float], ways: Sequence[Way], chosen: Sequence[_Stretch], down_s: float
-) -> Tale:
+    moments: Sequence[float], ways: Sequence[PlanFigures], chosen: Sequence[_Stretch], down_s: float
+) -> PolicyResult:
     """The best stretches as a tale; iterations count in fractions."""
-    stints: list[Stint] = []
+    segments: list[RunSegment] = []
     held: dict[int, float] = {}
     ran: dict[int, float] = {}
-    standing_s = moving_s = 0.0
+    idle_s = downtime_s = 0.0
     moves = 0
     end = len(moments) - 1
     while end > 0:
@@ -72,42 +85,44 @@ def _tale(
         begin_s, end_s = moments[stretch.begin], moments[end]
         way = stretch.way
         if way is None:
-            stints.append(Stint(begin_s, end_s, "stands", None))
-            standing_s += end_s - begin_s
+            segments.append(RunSegment(begin_s, end_s, "idle", None))
+            idle_s += end_s - begin_s
         else:
             resumes_s = begin_s + (down_s if stretch.begin else 0.0)
-            stints.append(Stint(resumes_s, end_s, "runs", way))
+            segments.append(RunSegment(resumes_s, end_s, "training", way))
             if stretch.begin:
-                stints.append(Stint(begin_s, resumes_s, "moves", way))
+                segments.append(RunSegment(begin_s, resumes_s, "reconfiguring", way))
                 moves += 1
-            moving_s += resumes_s - begin_s
+            downtime_s += resumes_s - begin_s
             held[way] = held.get(way, 0.0) + end_s - begin_s
             ran[way] = ran.get(way, 0.0) + end_s - resumes_s
         end = stretch.begin
     steps = {way: seconds / ways[way].iteration_s for way, seconds in ran.items()}
     places = len(ways[0].gpus) if ways else 0
-    return Tale(
+    return PolicyResult(
         policy=ORACLE,
         duration_s=moments[-1],
         samples=sum(count * ways[way].samples for way, count in steps.items()),
         steps=sum(steps.values()),
         steps_lost=0,
-        moves=moves,
+        reconfigurations=moves,
         losses=0,
         useful_s=sum(ran.values()),
         lost_s=0.0,
-        moving_s=moving_s,
-        standing_s=standing_s,
+        downtime_s=downtime_s,
+        idle_s=idle_s,
         gpu_seconds=tuple(
             sum(ways[way].gpus[place] * seconds for way, seconds in held.items())
             for place in range(places)
         ),
-        usd=usd_of(ways, held, ran),
-        stints=tuple(reversed(stints)),
+        usd=total_usd(ways, held, ran),
+        segments=tuple(reversed(segments)),
     )
 
 
-def ideal_samples(spells: Sequence[Spell], ways: Sequence[Way], fits: Fits) -> float:
+def ideal_samples(
+    spells: Sequence[AvailabilitySpan], ways: Sequence[PlanFigures], fits: Fits
+) -> float:
     """What the fastest plan of each moment would train if changes cost nothing."""
     total = 0.0
     for spell in spells:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from planner.problem.inventory import Grant, Lot, are_supplied, grants_of, groups_by_lot, lots_of
 from planner.problem.question import Answer, Question
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.result import Estimate
-from simulator.inputs.supply_check import PlaceKey, offers_of
+from simulator.inputs.supply_check import PlaceKey, pools_by_place
 from simulator.spec.job import Goal
 from simulator.spec.plan import Plan
-from simulator.traces.player import Spell, Way
-from simulator.traces.trace import Counts, Taken, Trace, cluster_at
+from simulator.traces.player import AvailabilitySpan, PlanFigures
+from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
 
 DEFAULT_SEARCHES = 32
 """Availabilities that are searched in full, the longest first; the others take the best plan
@@ -44,14 +44,14 @@ class TracePlans:
 
     question: Question
     places: tuple[PlaceKey, ...]
-    sizes: Counts
+    sizes: GpuCounts
     """GPUs of a machine of each place."""
-    states: dict[Counts, int] = field(default_factory=dict)
+    states: dict[GpuCounts, int] = field(default_factory=dict)
     known: list[KnownPlan] = field(default_factory=list)
     searched: int = 0
-    hopeless: list[Counts] = field(default_factory=list)
+    hopeless: list[GpuCounts] = field(default_factory=list)
     """Searched in vain: whatever has no more than these has no plan either."""
-    _counts: list[Counts] = field(default_factory=list)
+    _counts: list[GpuCounts] = field(default_factory=list)
     _fits: dict[tuple[int, int], bool] = field(default_factory=dict)
     _lots: list[tuple[tuple[Lot, ...], tuple[Grant, ...]]] = field(default_factory=list)
     _best: dict[int, int | None] = field(default_factory=dict)
@@ -60,17 +60,17 @@ class TracePlans:
     def goal(self) -> Goal:
         return self.question.job.objective.goal
 
-    def state(self, gpus: Counts) -> int:
+    def state(self, gpus: GpuCounts) -> int:
         """The number of an availability."""
         if gpus not in self.states:
             cluster = cluster_at(self.question.cluster, gpus)
-            lots = lots_of(cluster, Sites(cluster, self.question.measurements.network))
+            lots = lots_of(cluster, PlaceFacts(cluster, self.question.measurements.network))
             self.states[gpus] = len(self.states)
             self._counts.append(gpus)
             self._lots.append((lots, grants_of(cluster, lots)))
         return self.states[gpus]
 
-    def counts(self, state: int) -> Counts:
+    def counts(self, state: int) -> GpuCounts:
         """The availability of that number."""
         return self._counts[state]
 
@@ -86,7 +86,7 @@ class TracePlans:
             self._fits[key] = are_supplied(self.known[way].groups, *self._lots[state])
         return self._fits[key]
 
-    def machines(self, gpus: Counts) -> Counts:
+    def machines(self, gpus: GpuCounts) -> GpuCounts:
         """Machines by place that so many GPUs by place stand in."""
         return tuple(-(-count // size) for count, size in zip(gpus, self.sizes, strict=True))
 
@@ -99,18 +99,18 @@ class TracePlans:
             )
         return self._best[state]
 
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[PlanFigures, ...]:
         """All plans as the player sees them."""
         return tuple(self._way(known) for known in self.known)
 
-    def _way(self, known: KnownPlan) -> Way:
+    def _way(self, known: KnownPlan) -> PlanFigures:
         taken = {
             key: sum(tp * count for tp, count in groups.items())
             for key, groups in known.groups.items()
         }
         estimate = known.estimate
         compute = estimate.money.compute_usd
-        return Way(
+        return PlanFigures(
             estimate.iteration_s,
             estimate.samples_per_iteration,
             tuple(taken.get(key, 0) for key in self.places),
@@ -120,10 +120,10 @@ class TracePlans:
 
 
 def plans_for(
-    question: Question, trace: Trace, taken: Sequence[Taken], search: Search, *, searches: int
+    question: Question, trace: Trace, taken: Sequence[LostSlots], search: Search, *, searches: int
 ) -> TracePlans:
     """Search the availabilities that last longest, as many as the budget allows."""
-    offers = offers_of(question.cluster)
+    offers = pools_by_place(question.cluster)
     places = tuple(sorted(offers))
     sizes = tuple(max(pool.gpus_per_machine for pool in offers[key]) for key in places)
     plans = TracePlans(question, places, sizes)
@@ -153,7 +153,9 @@ def plans_for(
     return plans
 
 
-def spells_of(trace: Trace, plans: TracePlans, taken: Sequence[Taken]) -> tuple[Spell, ...]:
+def spells_of(
+    trace: Trace, plans: TracePlans, taken: Sequence[LostSlots]
+) -> tuple[AvailabilitySpan, ...]:
     """The trace as the player wants it: by place, where a cluster may have several pools."""
     pools = plans.question.cluster.pools
     members = [
@@ -172,10 +174,10 @@ def spells_of(trace: Trace, plans: TracePlans, taken: Sequence[Taken]) -> tuple[
             gone.append(tuple(joined))
         up = tuple(sum(interval.gpus[pool] for pool in of_place) for of_place in members)
         state = plans.state(interval.gpus)
-        spells.append(Spell(interval.start_s, interval.end_s, state, up, tuple(gone)))
+        spells.append(AvailabilitySpan(interval.start_s, interval.end_s, state, up, tuple(gone)))
         before = interval.gpus
     return tuple(spells)
 
 
-def _no_more(gpus: Counts, *, than: Counts) -> bool:
+def _no_more(gpus: GpuCounts, *, than: GpuCounts) -> bool:
     return all(one <= other for one, other in zip(gpus, than, strict=True))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from planner.move_policy.decide_move import Offer, Unit, judge_move
 from planner.move_policy.node_lifetimes import History
 from planner.replay.plan_library import TracePlans
-from simulator.traces.player import MoveCosts, View, Way, Wish
-from simulator.traces.trace import Counts
+from simulator.traces.player import Decision, PlanFigures, PolicyInput, ReconfigurationCosts
+from simulator.traces.trace import GpuCounts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +25,8 @@ class Restart:
     name: str = "restart"
     is_live: bool = False
 
-    def decide(self, view: View) -> Wish:
-        return Wish(self.plans.best(view.state))
+    def decide(self, view: PolicyInput) -> Decision:
+        return Decision(self.plans.best(view.state))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,15 +34,15 @@ class IgnoreAdditions:
     """Moves in place after a loss, and never uses what was not there at the start."""
 
     plans: TracePlans
-    left: tuple[Counts, ...]
+    left: tuple[GpuCounts, ...]
     """What each spell still has of it."""
     name: str = "ignore-additions"
     is_live: bool = True
 
-    def decide(self, view: View) -> Wish:
-        if view.way is not None:
-            return Wish(view.way)
-        return Wish(self.plans.best(self.plans.state(self.left[view.spell])))
+    def decide(self, view: PolicyInput) -> Decision:
+        if view.plan is not None:
+            return Decision(view.plan)
+        return Decision(self.plans.best(self.plans.state(self.left[view.span])))
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +50,10 @@ class Sailor:
     """Moves in place: after a loss at once, to a better plan when that is worth the move."""
 
     plans: TracePlans
-    ways: Sequence[Way]
-    costs: MoveCosts
+    ways: Sequence[PlanFigures]
+    costs: ReconfigurationCosts
     history: History = field(default_factory=History)
-    up: Counts | None = None
+    up: GpuCounts | None = None
     """Machines by place, as last seen."""
     grew_s: list[float] = field(default_factory=list)
     """When each place got its youngest machine."""
@@ -64,25 +64,25 @@ class Sailor:
     name: str = "sailor"
     is_live: bool = True
 
-    def decide(self, view: View) -> Wish:
+    def decide(self, view: PolicyInput) -> Decision:
         self._observe(view)
-        if view.way is not None and view.way == self.wished:
+        if view.plan is not None and view.plan == self.wished:
             self.moved_s = view.now_s
         self.wished = None
         best = self.plans.best(view.state)
-        if view.way is None or best is None or best == view.way:
-            return Wish(best if view.way is None else view.way)
-        offer = self._offer(best, view.way, view.now_s)
+        if view.plan is None or best is None or best == view.plan:
+            return Decision(best if view.plan is None else view.plan)
+        offer = self._offer(best, view.plan, view.now_s)
         verdict = judge_move(offer, self.history, now_s=view.now_s, last_move_s=self.moved_s)
         if verdict.moves:
             self.wished = best
-            return Wish(best)
+            return Decision(best)
         if verdict.ask_again_s is None:
-            return Wish(view.way)
+            return Decision(view.plan)
         # A wait that rounding makes nothing of would never end.
-        return Wish(view.way, view.now_s + max(verdict.ask_again_s, 1e-3))
+        return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
 
-    def _observe(self, view: View) -> None:
+    def _observe(self, view: PolicyInput) -> None:
         """Remember what came and what went."""
         up = self.plans.machines(view.up)
         names = ["/".join(key) for key in self.plans.places]

@@ -9,8 +9,15 @@ from planner.problem.question import Question
 from planner.replay.oracle import ORACLE, foresee, ideal_samples
 from planner.replay.plan_library import Search, TracePlans, plans_for, spells_of
 from planner.replay.policies import IgnoreAdditions, Restart, Sailor
-from simulator.traces.player import MoveCosts, Policy, Spell, Tale, Way, play
-from simulator.traces.trace import Taken, Trace
+from simulator.traces.player import (
+    AvailabilitySpan,
+    PlanFigures,
+    Policy,
+    PolicyResult,
+    ReconfigurationCosts,
+    play,
+)
+from simulator.traces.trace import LostSlots, Trace
 
 POLICIES = ("sailor", "restart", "ignore-additions", ORACLE)
 
@@ -21,9 +28,9 @@ class Replay:
 
     trace: Trace
     plans: TracePlans
-    ways: tuple[Way, ...]
-    spells: tuple[Spell, ...]
-    tales: tuple[Tale, ...]
+    ways: tuple[PlanFigures, ...]
+    spells: tuple[AvailabilitySpan, ...]
+    tales: tuple[PolicyResult, ...]
     """In the order of ``POLICIES``."""
     ideal_samples: float
     """If the best plan of each moment ran, and changes cost nothing."""
@@ -32,9 +39,9 @@ class Replay:
 def replayed(
     question: Question,
     trace: Trace,
-    costs: MoveCosts,
+    costs: ReconfigurationCosts,
     *,
-    taken: Sequence[Taken],
+    taken: Sequence[LostSlots],
     search: Search,
     searches: int,
 ) -> Replay:

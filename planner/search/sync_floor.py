@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.paper_search.family_bounds import Array
 from planner.problem.inventory import Lot
-from simulator.estimate.device_groups import Ints
+from simulator.arrays import Ints
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network

@@ -31,7 +31,7 @@ from sailord.core.state import State
 from sailord.notify.feed import Happening
 from sailord.planning.job_warnings import doubts
 from sailord.planning.pool import job_shape, read_job, saving_of
-from simulator.documents.fields import shown
+from simulator.documents.fields import quote
 from simulator.documents.problems import InputError, Problem, nearest
 
 ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
@@ -428,7 +428,7 @@ async def read_object(
             continue
         is_number = kind is float and type(value[key]) in (int, float)
         if type(value[key]) is not kind and not is_number:
-            what = f"is {shown(value[key])}"
+            what = f"is {quote(value[key])}"
             problems.append(Problem(f"body: {key}", what, f"give {KINDS[kind]}"))
         elif kind is str and not _is_clean(value[key]):
             what = "holds a NUL, or half of a character"

@@ -24,12 +24,12 @@ from sailord.text.table import table
 from simulator.api import ESTIMATORS, load_measurements
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import InputError, Problem, nearest
-from simulator.traces.player import MoveCosts, Tale
-from simulator.traces.trace import Taken, Trace, cluster_at
+from simulator.traces.player import PolicyResult, ReconfigurationCosts
+from simulator.traces.trace import LostSlots, Trace, cluster_at
 from simulator.traces.trace_file import TraceChoice, load_trace
 
 NEVER_RAN = 1
-_COSTS = MoveCosts()
+_COSTS = ReconfigurationCosts()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,7 +120,9 @@ def replay(
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
     question = Question(the_job, the_cluster, measurements, estimator_name, budget=budget)
-    costs = MoveCosts(planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps)
+    costs = ReconfigurationCosts(
+        planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps
+    )
     result = replayed(
         question,
         the_trace,
@@ -151,7 +153,7 @@ def _wanted(text: str) -> tuple[str, ...]:
     return wanted
 
 
-def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[Taken]:
+def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:
     """Draw which GPUs of each pool go at each change: whole machines, in random order."""
     chance = random.Random(seed)
     before = trace.intervals[0].gpus
@@ -196,7 +198,7 @@ def _refuse(question: Question, result: Replay) -> None:
     raise SystemExit(NEVER_RAN)
 
 
-def _to_json(result: Replay, shown: Sequence[Tale]) -> dict[str, Any]:
+def _to_json(result: Replay, shown: Sequence[PolicyResult]) -> dict[str, Any]:
     trace, plans = result.trace, result.plans
     return {
         "trace": trace.name,
@@ -210,7 +212,7 @@ def _to_json(result: Replay, shown: Sequence[Tale]) -> dict[str, Any]:
     }
 
 
-def _tale_json(result: Replay, tale: Tale) -> dict[str, Any]:
+def _tale_json(result: Replay, tale: PolicyResult) -> dict[str, Any]:
     names = ["/".join(key) for key in result.plans.places]
     return {
         "policy": tale.policy,
@@ -219,22 +221,22 @@ def _tale_json(result: Replay, tale: Tale) -> dict[str, Any]:
         "samples": tale.samples,
         "steps": tale.steps,
         "steps_lost": tale.steps_lost,
-        "reconfigurations": tale.moves,
+        "reconfigurations": tale.reconfigurations,
         "losses": tale.losses,
         "cost_usd": tale.usd,
         "useful_s": tale.useful_s,
         "lost_s": tale.lost_s,
-        "downtime_s": tale.moving_s,
-        "standing_s": tale.standing_s,
+        "downtime_s": tale.downtime_s,
+        "standing_s": tale.idle_s,
         "gpu_seconds": dict(zip(names, tale.gpu_seconds, strict=False)),
     }
 
 
-def _share(result: Replay, tale: Tale) -> float | None:
+def _share(result: Replay, tale: PolicyResult) -> float | None:
     return tale.samples / result.ideal_samples if result.ideal_samples else None
 
 
-def _text(result: Replay, shown: Sequence[Tale], job: str) -> str:
+def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
     trace, plans = result.trace, result.plans
     gpus = [sum(interval.gpus) for interval in trace.intervals]
     lines = [
@@ -249,7 +251,7 @@ def _text(result: Replay, shown: Sequence[Tale], job: str) -> str:
     return "\n".join(lines)
 
 
-def _table(result: Replay, shown: Sequence[Tale]) -> str:
+def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
     header = ["policy", "samples/s", "of ideal", "$", "$/1000 samples", "steps", "steps lost",
               "moves", "down", "lost", "standing"]  # fmt: skip
     rows = []
@@ -265,9 +267,9 @@ def _table(result: Replay, shown: Sequence[Tale]) -> str:
                 "-" if each is None else f"{each:.4g}",
                 f"{tale.steps:,.0f}",
                 f"{tale.steps_lost:,.0f}",
-                str(tale.moves),
-                *(f"{s / tale.duration_s:.1%}" for s in (tale.moving_s, tale.lost_s,
-                                                         tale.standing_s)),
+                str(tale.reconfigurations),
+                *(f"{s / tale.duration_s:.1%}" for s in (tale.downtime_s, tale.lost_s,
+                                                         tale.idle_s)),
             ]
         )  # fmt: skip
     return table(header, rows)

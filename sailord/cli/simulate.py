@@ -15,7 +15,7 @@ from simulator.api import ESTIMATORS, Estimator, estimator, load_measurements
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.estimate.event_estimator import EventEstimator
-from simulator.estimate.memory_advice import Misfit
+from simulator.estimate.memory_advice import MemoryShortage
 from simulator.estimate.result import Estimate
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan
@@ -67,9 +67,9 @@ def simulate(
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     judge = estimator(estimator_name, job=the_job, cluster=the_cluster, measurements=measurements)
     estimate = judge.estimate(the_plan)
-    too_full: tuple[Misfit, ...] = ()
+    too_full: tuple[MemoryShortage, ...] = ()
     if not estimate.fits and isinstance(judge, EventEstimator):
-        too_full = judge.misfits(the_plan)
+        too_full = judge.memory_shortages(the_plan)
     if timeline is not None or plot is not None:
         _draw(the_plan, judge, estimate, timeline=timeline, picture=plot)
     if as_json:

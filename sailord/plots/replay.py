@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from planner.replay.run_replay import Replay
 from sailord.plots.figure import write_figure
 from sailord.plots.panels import GREY, SLICE_COLOURS, SLICES_MAX, TOO_MUCH
-from simulator.traces.player import Tale
+from simulator.traces.player import PolicyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,12 +28,12 @@ _GPUS, _POLICY, _SPEED = 1.6, 0.85, 2.1
 """Inches of height of the three kinds of panels."""
 
 
-def draw_replay(result: Replay, shown: Sequence[Tale], path: Path) -> None:
+def draw_replay(result: Replay, shown: Sequence[PolicyResult], path: Path) -> None:
     """Draw a replay over time as SVG or PNG, as the file's name says."""
     write_figure(path, lambda figure: _draw(figure, result, shown))
 
 
-def _draw(figure: Figure, result: Replay, shown: Sequence[Tale]) -> None:
+def _draw(figure: Figure, result: Replay, shown: Sequence[PolicyResult]) -> None:
     height = _TOP + _GPUS + len(shown) * (_POLICY + _GAP) + _GAP + _SPEED + _BOTTOM
     figure.set_size_inches(_WIDTH, height)
     unit_s, unit = _unit(result.trace.end_s)
@@ -87,22 +87,22 @@ def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7.5)
 
 
-def _used(axes: Axes, result: Replay, tale: Tale, unit_s: float) -> None:
+def _used(axes: Axes, result: Replay, tale: PolicyResult, unit_s: float) -> None:
     """GPUs in use under what is up; red where nobody trains."""
     edges = [spell.start_s / unit_s for spell in result.spells]
     edges.append(result.trace.end_s / unit_s)
     up = [sum(spell.up) for spell in result.spells]
     axes.stairs(up, edges, color=GREY, linewidth=0.7, baseline=None)
     top = max(*up, 1) * 1.05
-    for stint in tale.stints:
+    for stint in tale.segments:
         span = (stint.start_s / unit_s, (stint.end_s - stint.start_s) / unit_s)
-        if stint.kind == "runs":
-            assert stint.way is not None
-            used = sum(result.ways[stint.way].gpus)
+        if stint.kind == "training":
+            assert stint.plan is not None
+            used = sum(result.ways[stint.plan].gpus)
             axes.broken_barh([span], (0, used), facecolors=POLICY_COLOURS[tale.policy], alpha=0.6)
         else:
             # A move of seconds in a trace of days must not vanish.
-            moves = stint.kind == "moves"
+            moves = stint.kind == "reconfiguring"
             axes.broken_barh(
                 [span], (0, top), facecolors=TOO_MUCH, edgecolors=TOO_MUCH,
                 linewidth=0.9 if moves else 0.0, alpha=0.9 if moves else 0.25,
@@ -112,26 +112,26 @@ def _used(axes: Axes, result: Replay, tale: Tale, unit_s: float) -> None:
     axes.set_title(f"{tale.policy}: GPUs used; red: moving, pale red: nothing can run")
 
 
-def _note(result: Replay, tale: Tale) -> str:
+def _note(result: Replay, tale: PolicyResult) -> str:
     share = tale.samples / result.ideal_samples if result.ideal_samples else 0.0
     usd = "price unknown" if tale.usd is None else f"${tale.usd:,.2f}"
     return (
         f"{tale.goodput_samples_per_s:.4g} samples/s, {share:.1%} of ideal\n"
-        f"{usd}, {tale.moves} moves, {tale.steps_lost:,.0f} steps lost\n"
-        f"{tale.moving_s / tale.duration_s:.1%} down, {tale.lost_s / tale.duration_s:.1%} lost,"
-        f" {tale.standing_s / tale.duration_s:.1%} standing"
+        f"{usd}, {tale.reconfigurations} moves, {tale.steps_lost:,.0f} steps lost\n"
+        f"{tale.downtime_s / tale.duration_s:.1%} down, {tale.lost_s / tale.duration_s:.1%} lost,"
+        f" {tale.idle_s / tale.duration_s:.1%} standing"
     )
 
 
-def _speeds(axes: Axes, result: Replay, shown: Sequence[Tale], unit_s: float) -> Axes:
+def _speeds(axes: Axes, result: Replay, shown: Sequence[PolicyResult], unit_s: float) -> Axes:
     """Samples per second of each policy; lines lie beside each other where they are equal."""
     most = 0.0
     for tale in shown:
         edges, rates = [0.0], []
-        for stint in tale.stints:
+        for stint in tale.segments:
             edges.append(stint.end_s / unit_s)
-            way = result.ways[stint.way] if stint.way is not None else None
-            runs = way is not None and stint.kind == "runs"
+            way = result.ways[stint.plan] if stint.plan is not None else None
+            runs = way is not None and stint.kind == "training"
             rates.append(way.samples / way.iteration_s if runs and way is not None else 0.0)
         most = max(most, *rates, 0.0)
         axes.stairs(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from simulator.documents.problems import InputError, Problem
-from simulator.estimate.event_estimator import Details, EventEstimator
-from simulator.estimate.stage_times import PipelineWork
+from simulator.estimate.event_estimator import EventEstimator, IterationDetails
+from simulator.estimate.stage_times import PipelineTimes
 from simulator.spec.plan import Pipeline, Plan
 from simulator.traces.perfetto import complete_event, process_named, span_text, thread_named
 
@@ -42,7 +42,7 @@ class Bar:
     layers: tuple[int, int] | None = None
     """First layer and the one after the last; an optimizer step concerns all that are held."""
     micro_batch: int | None = None
-    way: str = ""
+    algorithm: str = ""
     """How gradients are summed: ``"ring"``, ``"hierarchical"`` or ``"tied"``."""
 
 
@@ -156,7 +156,7 @@ def bare_lanes(plan: Plan) -> tuple[Lane, ...]:
 
 
 def _equal_pipelines(
-    plan: Plan, works: Sequence[PipelineWork] | None = None
+    plan: Plan, works: Sequence[PipelineTimes] | None = None
 ) -> list[tuple[int, ...]]:
     """The numbers of the pipelines that are alike, and do the same at the same moments."""
     same: defaultdict[object, list[int]] = defaultdict(list)
@@ -174,11 +174,11 @@ def _equal_pipelines(
     return [tuple(numbers) for numbers in same.values()]
 
 
-def _sync_bars(plan: Plan, details: Details) -> dict[_GroupId, list[Bar]]:
+def _sync_bars(plan: Plan, details: IterationDetails) -> dict[_GroupId, list[Bar]]:
     """Gradient syncs of each device group, those of all its chunks together."""
     bars: defaultdict[_GroupId, list[Bar]] = defaultdict(list)
     for start, job in details.sync:
-        bar = Bar("sync", start, start + job.seconds, job.layers, way=job.way)
+        bar = Bar("sync", start, start + job.seconds, job.layers, algorithm=job.algorithm)
         owners = ((p, s % plan.group_count(plan.pipelines[p]), i) for p, s, i in job.holders)
         for owner in dict.fromkeys(owners):
             bars[owner].append(bar)
@@ -186,7 +186,7 @@ def _sync_bars(plan: Plan, details: Details) -> dict[_GroupId, list[Bar]]:
 
 
 def _rows(
-    plan: Plan, p: int, details: Details, sync: Mapping[_GroupId, Sequence[Bar]]
+    plan: Plan, p: int, details: IterationDetails, sync: Mapping[_GroupId, Sequence[Bar]]
 ) -> tuple[Row, ...]:
     pipeline, work = plan.pipelines[p], details.works[p]
     owners = plan.group_count(pipeline)
@@ -232,7 +232,7 @@ def _event(bar: Bar, process: int, thread: int) -> dict[str, Any]:
             name = f"{bar.kind[0].upper()}{bar.micro_batch}"
             args = {"micro_batch": bar.micro_batch, "layers": layers}
         case "sync":
-            name, args = f"sync {layers}", {"layers": layers, "way": bar.way}
+            name, args = f"sync {layers}", {"layers": layers, "way": bar.algorithm}
         case "optimizer":
             name, args = "optimizer step", {}
         case _:

@@ -108,11 +108,11 @@ def _pool(table: Table, cluster: Cluster) -> Pool:
     if "gpu" in table:
         said = _known(table, "gpu", catalogue.gpu_name)
         if said and gpu and said != gpu:
-            table.say("gpu", f"is {said}, and {machine} has {gpu}", "leave it out")
+            table.report("gpu", f"is {said}, and {machine} has {gpu}", "leave it out")
     if "gpus" in table:
         said_gpus, most = table.integer("gpus", default=gpus), gpus
         if machine and said_gpus > most:
-            table.say("gpus", f"is {said_gpus}, and {machine} has {most}", "leave it out")
+            table.report("gpus", f"is {said_gpus}, and {machine} has {most}", "leave it out")
         gpus = said_gpus
     return Pool(zone, machine, gpu, gpus, table.flag("spot", default=False))
 
@@ -132,7 +132,7 @@ def _known(table: Table, key: str, named: Callable[[str], str]) -> str:
 
 
 def _missing(table: Table, key: str) -> None:
-    table.say(key, "is missing", "say it for each of them")
+    table.report(key, "is missing", "say it for each of them")
 
 
 def _static(table: Table, cluster: Cluster) -> StaticChoice:
@@ -142,12 +142,12 @@ def _static(table: Table, cluster: Cluster) -> StaticChoice:
         if "name" not in entry:
             _missing(entry, "name")
         if any(host.name == name for host in hosts):
-            entry.say("name", f'is "{name}" a second time', "list each host once")
+            entry.report("name", f'is "{name}" a second time', "list each host once")
         price = entry.number("usd_per_hour", least=0.0, most=1e6)
         hosts.append(Host(name or "", _pool(entry, cluster), price))
         entry.finish()
     if not hosts and "host" not in table:
-        table.say("host", "is missing", "add [[provider.host]] with name, zone and machine")
+        table.report("host", "is missing", "add [[provider.host]] with name, zone and machine")
     return StaticChoice(tuple(hosts))
 
 
@@ -164,14 +164,16 @@ def _emulated(
             _missing(entry, "usd_per_hour")
         pool = _pool(entry, cluster)
         if any(kind.pool == pool for kind in kinds):
-            entry.say("machine", f"is {pool} a second time", "list each pool once")
+            entry.report("machine", f"is {pool} a second time", "list each pool once")
         if is_replayed and pool.machine and pool not in columns:
             cure = "add it there as a [[pool]]: a trace counts the pools of the cluster file"
-            entry.say("machine", f"is {pool}, which the cluster file does not have", cure)
+            entry.report("machine", f"is {pool}, which the cluster file does not have", cure)
         kinds.append(Kind(pool, price, entry.integer("machines_max", default=8)))
         entry.finish()
     if not kinds:
-        table.say("pool", "is missing", "add [[provider.pool]] with zone, machine and usd_per_hour")
+        table.report(
+            "pool", "is missing", "add [[provider.pool]] with zone, machine and usd_per_hour"
+        )
     place = table.text("folder", required=True)
     base = table.text("agent", required=True)
     text = _text(table, "agent", None if base is None else folder / base)
@@ -196,5 +198,5 @@ def _text(table: Table, key: str, path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        table.say(key, f"{path} cannot be read: {why}", "name the file that agents share")
+        table.report(key, f"{path} cannot be read: {why}", "name the file that agents share")
         return None

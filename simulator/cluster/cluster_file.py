@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.cluster.cluster import Cluster, Pool, Quota, ZoneLink
-from simulator.documents.fields import Fault, Table, open_table, some_text
+from simulator.documents.fields import InvalidValue, Table, open_table, valid_text
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problems, nearest
 from simulator.hardware.catalogue import Catalogue, load_catalogue
@@ -71,10 +71,10 @@ def _zones(top: Table, catalogue: Catalogue) -> dict[str, str]:
         if name is None or region is None:
             continue
         if name in zones:
-            table.say("name", f'"{name}" is declared twice', "keep one of the two")
+            table.report("name", f'"{name}" is declared twice', "keep one of the two")
         elif catalogue.zones.get(name, region) != region:
             what = f'zone "{name}" stands in region "{catalogue.zones[name]}" in the catalogue'
-            table.say("region", what, "give that region, or the zone another name")
+            table.report("region", what, "give that region, or the zone another name")
         zones[name] = region
     return zones
 
@@ -87,24 +87,24 @@ class _Facts:
     zones: Mapping[str, str]
 
     def zone(self, value: Any) -> str:
-        zone = some_text(value)
+        zone = valid_text(value)
         _ask(lambda: self.catalogue.zone_region(zone, self.zones))
         return zone
 
     def gpu(self, value: Any) -> str:
-        name = some_text(value)
+        name = valid_text(value)
         return _ask(lambda: self.catalogue.gpu_name(name))
 
     def machine(self, value: Any) -> MachineType:
-        name = some_text(value)
+        name = valid_text(value)
         return _ask(lambda: self.catalogue.machine(name))
 
     def zone_or_region(self, value: Any) -> str:
-        name = some_text(value)
+        name = valid_text(value)
         catalogue = self.catalogue
         known = {*catalogue.zones, *self.zones, *catalogue.regions, *self.zones.values()}
         if name not in known:
-            raise Fault(f'no zone or region "{name}" is known', nearest(name, known))
+            raise InvalidValue(f'no zone or region "{name}" is known', nearest(name, known))
         return name
 
 
@@ -114,7 +114,7 @@ def _ask(question: Callable[[], T]) -> T:
         return question()
     except InputError as error:
         problem = error.problems[0]
-        raise Fault(problem.what, problem.cure) from None
+        raise InvalidValue(problem.what, problem.cure) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +194,17 @@ def _kind(table: Table, facts: _Facts) -> _Kind | None:
             table.problems.add(table.place, "names neither a machine nor a gpu", cure)
         if gpu is None:
             return None
-        return _Kind(gpu, size or usual_machine_size(gpu, facts.catalogue), None)
+        return _Kind(gpu, size or default_machine_size(gpu, facts.catalogue), None)
     if machine is None:
         return None
     for key, given, known in (("gpu", gpu, machine.gpu), ("gpus_per_machine", size, machine.gpus)):
         if given is not None and given != known:
             what = f"is {given}, but {machine.name} has {known}"
-            table.say(key, what, "leave it out, or leave the machine out")
+            table.report(key, what, "leave it out, or leave the machine out")
     return _Kind(machine.gpu, machine.gpus, machine)
 
 
-def usual_machine_size(gpu: str, catalogue: Catalogue) -> int:
+def default_machine_size(gpu: str, catalogue: Catalogue) -> int:
     """GPUs per machine where a file names just a kind: the most that one node usually has.
 
     That is the largest machine of the catalogue with at most eight of that kind; its smallest
@@ -221,7 +221,7 @@ def _count(
     machines = table.integer(machines_key, least=0, most=GPUS_MAX)
     gpus = table.integer(gpus_key, least=0, most=GPUS_MAX)
     if machines_key in table and gpus_key in table:
-        table.say(gpus_key, f"stands beside {machines_key}", "keep one of the two")
+        table.report(gpus_key, f"stands beside {machines_key}", "keep one of the two")
         return None
     if machines_key in table:
         return None if machines is None or kind is None else machines * kind.gpus_per_machine
@@ -252,7 +252,7 @@ def _zone_link(table: Table, facts: _Facts) -> _ReadLink | None:
     if from_zone is None or to_zone is None or gbit_per_s is None:
         return None
     if from_zone == to_zone:
-        table.say("to_zone", f'is "{to_zone}" as well', "a link joins two zones")
+        table.report("to_zone", f'is "{to_zone}" as well', "a link joins two zones")
         return None
     return _ReadLink(table, ZoneLink(from_zone, to_zone, gbit_per_s * BYTES_PER_GBIT))
 

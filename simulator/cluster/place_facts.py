@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.plan import Place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sites:
+class PlaceFacts:
     """Looks up places of one cluster; a measured network's facts win over the catalogue's."""
 
     cluster: Cluster
-    measured: Measured
+    measured: MeasuredNetwork
 
     def gpus_per_machine(self, place: Place) -> int:
         pools = self._pools(place)

@@ -21,7 +21,7 @@ INTEGER_MAX = 2**53
 _SHOWN_MAX = 60
 
 
-class Fault(Exception):  # noqa: N818  # never leaves this module's callers: not an error, an answer
+class InvalidValue(Exception):  # noqa: N818  # never leaves this module's callers: not an error, an answer
     """A value is not what was asked for: what is wrong with it, and the cure."""
 
     def __init__(self, what: str, cure: str = "") -> None:
@@ -30,7 +30,7 @@ class Fault(Exception):  # noqa: N818  # never leaves this module's callers: not
         self.cure = cure
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Write a value of a file on one short line, as the file would."""
     if isinstance(value, dict):
         return "a table"
@@ -41,26 +41,26 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 3]}..."
 
 
-def whole_number(value: object, least: int | None, most: int | None) -> int:
+def valid_integer(value: object, least: int | None, most: int | None) -> int:
     """Accept an integer within bounds; ``true`` is none, and neither is 8.0."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Fault(f"is {shown(value)}", f"give {_whole_words(least, most)}")
+        raise InvalidValue(f"is {quote(value)}", f"give {_whole_words(least, most)}")
     if (least is not None and value < least) or abs(value) > (
         INTEGER_MAX if most is None else most
     ):
-        raise Fault(f"is {shown(value)}", f"give {_whole_words(least, most)}")
+        raise InvalidValue(f"is {quote(value)}", f"give {_whole_words(least, most)}")
     return value
 
 
-def real_number(
+def valid_number(
     value: object, least: float | None, above: float | None, most: float | None, below: float | None
 ) -> float:
     """Accept a finite number within bounds."""
     words = _real_words(least, above, most, below)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise Fault(f"is {shown(value)}", f"give {words}")
+        raise InvalidValue(f"is {quote(value)}", f"give {words}")
     if isinstance(value, int) and abs(value) > INTEGER_MAX:
-        raise Fault("is far too large", f"give {words}")
+        raise InvalidValue("is far too large", f"give {words}")
     inside = (
         (least is None or value >= least)
         and (above is None or value > above)
@@ -68,7 +68,7 @@ def real_number(
         and (below is None or value < below)
     )
     if not inside:
-        raise Fault(f"is {shown(value)}", f"give {words}")
+        raise InvalidValue(f"is {quote(value)}", f"give {words}")
     return float(value)
 
 
@@ -104,7 +104,7 @@ class Table:
     document: Document
     problems: Problems
     path: Where = ()
-    asked: dict[str, None] = field(default_factory=dict)
+    keys_read: dict[str, None] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -114,10 +114,10 @@ class Table:
         return self.document.place((*self.path, key, *inner))
 
     def __contains__(self, key: str) -> bool:
-        self.asked[key] = None
+        self.keys_read[key] = None
         return key in self.values
 
-    def say(self, key: str, what: str, cure: str = "") -> None:
+    def report(self, key: str, what: str, cure: str = "") -> None:
         """Report a mistake in the value of a key, unless its file's reader did already."""
         place = self.place_of(key)
         if all(flaw.place != place for flaw in self.document.flaws):
@@ -126,9 +126,9 @@ class Table:
     def finish(self) -> None:
         """Report every key that no question was about."""
         for key in self.values:
-            if key not in self.asked:
+            if key not in self.keys_read:
                 self.problems.add(
-                    self.place, f"has an unknown key {shown(key)}", nearest(key, self.asked)
+                    self.place, f"has an unknown key {quote(key)}", nearest(key, self.keys_read)
                 )
 
     @overload
@@ -153,8 +153,8 @@ class Table:
         try:
             # Nothing accepts None, so that a missing key is answered with the cure of a wrong one.
             return accept(self.values.get(key))
-        except Fault as fault:
-            self.say(key, fault.what if key in self else "is missing", fault.cure)
+        except InvalidValue as fault:
+            self.report(key, fault.what if key in self else "is missing", fault.cure)
             return default
 
     @overload
@@ -182,7 +182,7 @@ class Table:
     ) -> int | None:
         """Read a whole number, positive unless said otherwise."""
         return self.value(
-            key, lambda value: whole_number(value, least, most), default=default, required=required
+            key, lambda value: valid_integer(value, least, most), default=default, required=required
         )
 
     @overload
@@ -222,7 +222,7 @@ class Table:
         """Read a finite number."""
         return self.value(
             key,
-            lambda value: real_number(value, least, above, most, below),
+            lambda value: valid_number(value, least, above, most, below),
             default=default,
             required=required,
         )
@@ -233,7 +233,7 @@ class Table:
     def text(self, key: str, *, default: None = ..., required: bool = ...) -> str | None: ...
     def text(self, key: str, *, default: str | None = None, required: bool = False) -> str | None:
         """Read a text that is not empty."""
-        return self.value(key, some_text, default=default, required=required)
+        return self.value(key, valid_text, default=default, required=required)
 
     @overload
     def choice(self, key: str, known: Sequence[TextT], *, default: TextT) -> TextT: ...
@@ -256,7 +256,7 @@ class Table:
                 if word == value:
                     return word
             words = " or ".join(f'"{word}"' for word in known)
-            raise Fault(f"is {shown(value)}", f"give {words}")
+            raise InvalidValue(f"is {quote(value)}", f"give {words}")
 
         return self.value(key, accept, default=default, required=required)
 
@@ -265,7 +265,7 @@ class Table:
 
         def accept(value: Any) -> bool:
             if not isinstance(value, bool):
-                raise Fault(f"is {shown(value)}", "give true or false")
+                raise InvalidValue(f"is {quote(value)}", "give true or false")
             return value
 
         return self.value(key, accept, default=default)
@@ -280,8 +280,8 @@ class Table:
         good: list[int] = []
         for index, value in enumerate(values):
             try:
-                good.append(whole_number(value, least, None))
-            except Fault as fault:
+                good.append(valid_integer(value, least, None))
+            except InvalidValue as fault:
                 self.problems.add(self.place_of(key, index), fault.what, fault.cure)
         return tuple(good) if len(good) == len(values) else None
 
@@ -293,7 +293,7 @@ class Table:
             return None
         value = self.values[key]
         if not isinstance(value, dict):
-            self.problems.add(self.place_of(key), f"is {shown(value)}", "a table is expected here")
+            self.problems.add(self.place_of(key), f"is {quote(value)}", "a table is expected here")
             return None
         return Table(value, self.document, self.problems, (*self.path, key))
 
@@ -308,20 +308,20 @@ class Table:
                 yield Table(value, self.document, self.problems, (*self.path, key, index))
             else:
                 place = self.place_of(key, index)
-                self.problems.add(place, f"is {shown(value)}", "a table is expected here")
+                self.problems.add(place, f"is {quote(value)}", "a table is expected here")
 
     def _list(self, key: str, *, required: bool, what: str = "values") -> list[Any] | None:
         if key not in self:
             if required:
-                self.say(key, "is missing", f"give a list of {what}")
+                self.report(key, "is missing", f"give a list of {what}")
             return None
         value = self.values[key]
         if not isinstance(value, list):
-            self.say(key, f"is {shown(value)}", f"give a list of {what}")
+            self.report(key, f"is {quote(value)}", f"give a list of {what}")
             return None
         if not value:
             cure = "" if required else ", or leave the key out"
-            self.say(key, "is an empty list", f"give at least one entry{cure}")
+            self.report(key, "is an empty list", f"give at least one entry{cure}")
             return None
         return value
 
@@ -329,20 +329,22 @@ class Table:
         return self.document.place((*self.path, key), is_table=True)
 
 
-def some_text(value: object) -> str:
+def valid_text(value: object) -> str:
     """Accept a text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise Fault(f"is {shown(value)}", "give a text")
+        raise InvalidValue(f"is {quote(value)}", "give a text")
     return value
 
 
-def moment(value: object) -> str:
+def valid_timestamp(value: object) -> str:
     """Accept a date and time, TOML's own or ISO 8601 in a text; without a time zone it is UTC."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
-        raise Fault(f"is {shown(value)}", "give a date and time such as 2030-01-31T12:00:00Z")
+        raise InvalidValue(
+            f"is {quote(value)}", "give a date and time such as 2030-01-31T12:00:00Z"
+        )
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
 
 

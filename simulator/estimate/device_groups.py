@@ -13,12 +13,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Bools, Floats, Ints
 from simulator.spec.plan import Pipeline, Place, Plan
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 GroupId = tuple[int, int, int]
 """(pipeline, stage, index within the stage's split)."""
@@ -27,7 +24,7 @@ _COLUMNS = ("stage", "index", "place", "tp", "first", "end", "samples", "recompu
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class DeviceGroups:
     """Every device group of a plan; chunks of an interleaved schedule are rows of their own."""
 
     plan: Plan
@@ -49,7 +46,7 @@ class Groups:
     places: tuple[Place, ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> Groups:
+    def of(cls, plan: Plan) -> DeviceGroups:
         numbers: dict[Place, int] = {}
         blocks: dict[int, tuple[int, int]] = {}
         flat: list[int] = []
@@ -125,11 +122,11 @@ class Groups:
         return rows
 
     @cached_property
-    def hops(self) -> Hops:
+    def hops(self) -> StageHops:
         """Which rows exchange how many samples with which of the next stage."""
         ahead = np.flatnonzero(self.stage[1:] == self.stage[:-1] + 1)
         if all(self.is_chain):
-            return Hops(ahead, ahead + 1, self.samples[ahead])
+            return StageHops(ahead, ahead + 1, self.samples[ahead])
         return _split_hops(self)
 
     def sum_by_owner(self, values: Floats) -> Floats:
@@ -144,11 +141,11 @@ class Groups:
         ended = np.bincount(self.end, minlength=layer_count + 1)
         return np.cumsum(begun - ended)[:-1].astype(np.float64)
 
-    def holds_both_ends(self, layer_count: int) -> NDArray[np.bool_]:
+    def holds_both_ends(self, layer_count: int) -> Bools:
         """Whether the devices of each row have the first layer and the last."""
         last = np.zeros(len(self), dtype=bool)
         last[self.owner[self.end == layer_count]] = True
-        both: NDArray[np.bool_] = (self.first == 0) & last
+        both: Bools = (self.first == 0) & last
         return both
 
     # -- sites ----------------------------------------------------------------------------------
@@ -180,7 +177,7 @@ class Groups:
     def _timed(self) -> tuple[tuple[tuple[str, int, int], ...], Ints]:
         gpus = {gpu: number for number, gpu in enumerate({p.gpu: None for p in self.places})}
         gpu = np.array([gpus[place.gpu] for place in self.places])[self.place]
-        rows, kind = kinds(gpu, self.tp, self.samples)
+        rows, kind = distinct_rows(gpu, self.tp, self.samples)
         return (
             tuple(
                 (self.places[self.place[row]].gpu, int(self.tp[row]), int(self.samples[row]))
@@ -201,7 +198,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
+class StageHops:
     """Pairs of rows that exchange activations and gradients, as columns."""
 
     source: Ints
@@ -209,7 +206,7 @@ class Hops:
     samples: Ints
 
 
-def kinds(*columns: Ints) -> tuple[Ints, Ints]:
+def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """Where each different combination of the columns stands first, and which one each row is."""
     code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
@@ -259,7 +256,7 @@ def _read(pipeline: Pipeline, size: int, numbers: dict[Place, int], flat: list[i
             flat += (s, i, place, stage.tp, first, end, samples, again)
 
 
-def _split_hops(groups: Groups) -> Hops:
+def _split_hops(groups: DeviceGroups) -> StageHops:
     """Neighbouring stages with another split share out the samples of a micro batch anew."""
     found: list[tuple[int, int, int]] = []
     for begin, end in groups.blocks:
@@ -271,7 +268,7 @@ def _split_hops(groups: Groups) -> Hops:
         for s in range(len(stages) - 1):
             found += _shared(stages[s], stages[s + 1])
     columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
-    return Hops(*np.ascontiguousarray(columns))
+    return StageHops(*np.ascontiguousarray(columns))
 
 
 def _shared(

@@ -28,7 +28,7 @@ def usd_per_hour_by_pool(
     return dict(sorted(by_pool.items())), tuple(sorted(unpriced))
 
 
-def money_of(
+def iteration_money(
     devices: Mapping[Place, int],
     *,
     iteration_s: float,

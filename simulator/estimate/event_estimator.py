@@ -15,24 +15,30 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulator.cluster.place_facts import Sites
-from simulator.estimate.device_groups import Floats, GroupId, Groups, Ints, kinds, range_sums
-from simulator.estimate.dollars import money_of
-from simulator.estimate.gradient_sync import GradientSync, HopPrices, SyncJob
-from simulator.estimate.machine_layout import Layout, lay_out
-from simulator.estimate.memory import MemoryModel, fullest
-from simulator.estimate.memory_advice import Misfit, misfits
+from simulator.arrays import Floats, Ints
+from simulator.cluster.place_facts import PlaceFacts
+from simulator.estimate.device_groups import (
+    DeviceGroups,
+    GroupId,
+    distinct_rows,
+    range_sums,
+)
+from simulator.estimate.dollars import iteration_money
+from simulator.estimate.gradient_sync import GradientSync, HopTimes, SyncJob
+from simulator.estimate.machine_layout import MachineLayout, lay_out
+from simulator.estimate.memory import MemoryModel, fullest_rows
+from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
 from simulator.estimate.result import Estimate, StageTime
 from simulator.estimate.schedule_1f1b import Durations, run_1f1b
-from simulator.estimate.schedule_replay import Group, Unrolled, unroll
-from simulator.estimate.stage_messages import Messages
+from simulator.estimate.schedule_replay import Replay, ReplayGroup, replay
+from simulator.estimate.stage_messages import MessageTimes
 from simulator.estimate.stage_times import (
-    GroupWork,
-    PipelineWork,
+    PipelineTimes,
+    PlanTimes,
     equal_pipelines,
-    pipeline_works,
+    pipeline_times,
+    plan_times,
     with_slow_nodes,
-    work_of,
 )
 from simulator.hardware.runtime_constants import is_fitted, platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
@@ -42,7 +48,7 @@ from simulator.spec.provenance import Provenance, weakest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ends:
+class PassEnds:
     """When each device group was done with its backwards, and free."""
 
     last_backward: Floats
@@ -50,11 +56,11 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class IterationDetails:
     """One iteration event by event; equal pipelines share one and the same work and passes."""
 
-    works: tuple[PipelineWork, ...]
-    passes: tuple[Unrolled, ...]
+    works: tuple[PipelineTimes, ...]
+    passes: tuple[Replay, ...]
     sync: tuple[tuple[float, SyncJob], ...]
     """Each gradient sync with its start, in the order in which they run."""
     optimizer_s: Mapping[GroupId, float]
@@ -67,10 +73,10 @@ class EventEstimator:
 
     name = "event"
 
-    def __init__(self, costs: LayerCosts, network: Network, sites: Sites) -> None:
+    def __init__(self, costs: LayerCosts, network: Network, sites: PlaceFacts) -> None:
         self.costs, self.network, self.sites = costs, network, sites
-        self._messages = Messages(network)
-        self._hop_prices = HopPrices(costs, network)
+        self._messages = MessageTimes(network)
+        self._hop_prices = HopTimes(costs, network)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Time, memory and money of a plan that was checked before."""
@@ -80,7 +86,7 @@ class EventEstimator:
         """The same where passes take so many times as long on the nodes that are named."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
         groups = layout.groups
-        work = work_of(layout, self.costs, self._messages)
+        work = plan_times(layout, self.costs, self._messages)
         if times_slower:
             work = with_slow_nodes(work, times_slower)
         ends = self._run_pipelines(work)
@@ -90,7 +96,7 @@ class EventEstimator:
         iteration_s = last + max(platform_of(site.gpu).iteration_s for site in groups.sites)
         stages = self._stage_times(work, finish, iteration_s)
         memory = MemoryModel(plan, self.costs, self.sites.capacity_bytes, groups=groups)
-        money = money_of(
+        money = iteration_money(
             devices_by_place(groups),
             iteration_s=iteration_s,
             usd_per_hour=self.sites.usd_per_hour,
@@ -109,7 +115,7 @@ class EventEstimator:
             notes=self.costs.notes,
         )
 
-    def misfits(self, plan: Plan) -> tuple[Misfit, ...]:
+    def memory_shortages(self, plan: Plan) -> tuple[MemoryShortage, ...]:
         """The device groups that are too full, with what would make each fit."""
         job = self.costs.job
 
@@ -117,26 +123,26 @@ class EventEstimator:
             machines = (self.sites.gpus_per_machine(place) for place in stage.places)
             return min(job.max_tp, *machines)
 
-        return misfits(
+        return memory_shortages(
             plan,
             lambda changed: MemoryModel(changed, self.costs, self.sites.capacity_bytes).pipelines(),
             tp_max=tp_max,
         )
 
-    def details(self, plan: Plan) -> Details:
+    def details(self, plan: Plan) -> IterationDetails:
         """Every pass of every pipeline and what follows them, for timelines and plots."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
-        works = self.pipeline_works(plan, layout)
+        works = self.pipeline_times(plan, layout)
         different = {id(work): work for work in works}
         passes = {key: self._unroll(plan, work) for key, work in different.items()}
         unrolled = tuple(passes[id(work)] for work in works)
-        ends = Ends(
+        ends = PassEnds(
             np.concatenate([one.last_backward_end for one in unrolled]),
             np.concatenate([_free_of(one) for one in unrolled]),
         )
         finish = self._finish(layout, ends, self._sync(layout))
         owning = layout.groups.owning.tolist()
-        return Details(
+        return IterationDetails(
             tuple(works),
             unrolled,
             finish.sync,
@@ -152,12 +158,12 @@ class EventEstimator:
 
     # -- what each group does -------------------------------------------------------------------
 
-    def pipeline_works(self, plan: Plan, layout: Layout) -> list[PipelineWork]:
+    def pipeline_times(self, plan: Plan, layout: MachineLayout) -> list[PipelineTimes]:
         """The durations of every pipeline; equal ones are one and the same object."""
         assert layout.groups.plan is plan, "the layout is another plan's"
-        return pipeline_works(work_of(layout, self.costs, self._messages))
+        return pipeline_times(plan_times(layout, self.costs, self._messages))
 
-    def _sync(self, layout: Layout) -> list[SyncJob]:
+    def _sync(self, layout: MachineLayout) -> list[SyncJob]:
         sync = GradientSync(
             layout.groups.plan, layout, self.costs, self.network, prices=self._hop_prices
         )
@@ -165,11 +171,11 @@ class EventEstimator:
 
     # -- when it is done ------------------------------------------------------------------------
 
-    def _run_pipelines(self, work: GroupWork) -> Ends:
+    def _run_pipelines(self, work: PlanTimes) -> PassEnds:
         """Run each different pipeline once; chains under 1F1B of equal shape run together."""
         groups, plan = work.layout.groups, work.layout.groups.plan
         equal = equal_pipelines(work)
-        ends = Ends(np.empty(len(groups)), np.empty(len(groups)))
+        ends = PassEnds(np.empty(len(groups)), np.empty(len(groups)))
         batches: defaultdict[int, list[int]] = defaultdict(list)
         others = []
         for p in dict.fromkeys(equal):
@@ -186,7 +192,7 @@ class EventEstimator:
             )
             ends.last_backward[rows], ends.free[rows] = finish.last_backward_end, finish.free
         if others:
-            works = pipeline_works(work)
+            works = pipeline_times(work)
             for p in others:
                 begin, end = groups.blocks[p]
                 unrolled = self._unroll(plan, works[p])
@@ -195,14 +201,14 @@ class EventEstimator:
         # Equal pipelines end alike.
         like = groups.bounds[equal][groups.pipeline] - groups.bounds[groups.pipeline]
         rows = np.arange(len(groups)) + like
-        return Ends(ends.last_backward[rows], ends.free[rows])
+        return PassEnds(ends.last_backward[rows], ends.free[rows])
 
-    def _unroll(self, plan: Plan, work: PipelineWork) -> Unrolled:
+    def _unroll(self, plan: Plan, work: PipelineTimes) -> Replay:
         messaging = self.costs.runtime.messaging
         if messaging == "lockstep" and not (plan.schedule == "1f1b" and work.is_chain):
             messaging = "blocking"  # That engine has no other schedule; its sends do hold up.
-        return unroll(
-            [Group(s, *astuple(w)) for (s, _), w in zip(work.groups, work.work, strict=True)],
+        return replay(
+            [ReplayGroup(s, *astuple(w)) for (s, _), w in zip(work.groups, work.work, strict=True)],
             work.edges,
             schedule=plan.schedule,
             micro_batches=work.micro_batches,
@@ -210,7 +216,7 @@ class EventEstimator:
             virtual_stages=plan.virtual_stages,
         )
 
-    def _finish(self, layout: Layout, ends: Ends, jobs: Sequence[SyncJob]) -> _Finish:
+    def _finish(self, layout: MachineLayout, ends: PassEnds, jobs: Sequence[SyncJob]) -> _Finish:
         """Run the sync jobs in their order, then each group's optimizer step."""
         groups, owner = layout.groups, layout.groups.owner
         overlaps = self.overlaps
@@ -220,7 +226,7 @@ class EventEstimator:
         for job in jobs:
             rows = job.rows
             at = ends.last_backward[rows] if overlaps else ends.free[rows]
-            if overlaps and job.way != "tied":
+            if overlaps and job.algorithm != "tied":
                 # A layer's gradient is complete before the backward of the layers below it.
                 kind = groups.timing[rows], groups.recompute[rows]
                 at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
@@ -234,7 +240,7 @@ class EventEstimator:
         done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
         return _Finish(done + optimizer, busy, optimizer, ends.free, tuple(sync))
 
-    def _backward_sums(self, groups: Groups) -> Floats:
+    def _backward_sums(self, groups: DeviceGroups) -> Floats:
         """By timed kind, recomputation and layer: the backward of all layers before it."""
         layers = (0, self.costs.layer_count)
         return np.array(
@@ -249,7 +255,7 @@ class EventEstimator:
             ]
         )  # fmt: skip
 
-    def _optimizer_seconds(self, groups: Groups) -> Floats:
+    def _optimizer_seconds(self, groups: DeviceGroups) -> Floats:
         """The step over what a device holds; with ZeRO-1, the holders share each layer's."""
         costs = self.costs
         holders = np.ones(costs.layer_count)
@@ -274,7 +280,7 @@ class EventEstimator:
     # -- what it comes to -----------------------------------------------------------------------
 
     def _stage_times(
-        self, work: GroupWork, finish: _Finish, iteration_s: float
+        self, work: PlanTimes, finish: _Finish, iteration_s: float
     ) -> tuple[tuple[StageTime, ...], ...]:
         """How each device group spends the iteration; of a split stage, its slowest group."""
         groups = work.layout.groups
@@ -287,7 +293,7 @@ class EventEstimator:
         table = np.stack([compute, communication, finish.optimizer, idle])
         seen: dict[bytes, tuple[StageTime, ...]] = {}
         found = []
-        for rows in fullest(groups, compute):
+        for rows in fullest_rows(groups, compute):
             block = np.ascontiguousarray(table[:, rows])
             key = block.tobytes()
             if key not in seen:
@@ -295,7 +301,9 @@ class EventEstimator:
             found.append(seen[key])
         return tuple(found)
 
-    def _egress(self, groups: Groups, jobs: Sequence[SyncJob]) -> dict[tuple[str, str], float]:
+    def _egress(
+        self, groups: DeviceGroups, jobs: Sequence[SyncJob]
+    ) -> dict[tuple[str, str], float]:
         hops, names = groups.hops, groups.zones
         sizes = np.array([self.costs.output_bytes(n) for n in range(self.costs.layer_count)])
         moved = hops.samples * sizes[groups.end[hops.source] - 1]
@@ -313,11 +321,11 @@ class EventEstimator:
                 totals[zones] += size
         return dict(totals)
 
-    def _provenance(self, layout: Layout) -> Provenance:
+    def _provenance(self, layout: MachineLayout) -> Provenance:
         """The weakest source among the times of all stages and the links between them."""
         groups = layout.groups
         parts: dict[tuple[int, int], Provenance] = {}
-        rows, _ = kinds(groups.timing)
+        rows, _ = distinct_rows(groups.timing)
         for row in rows.tolist():
             gpu, tp, samples = groups.timed[groups.timing[row]]
             parts[row, 0] = self.costs.provenance(gpu, tp=tp, samples=samples)
@@ -326,7 +334,7 @@ class EventEstimator:
         one, other = heads[near], heads[near + 1]
         apart = layout.node[one] != layout.node[other]
         one, other = one[apart], other[apart]
-        rows, _ = kinds(groups.site[one], groups.site[other])
+        rows, _ = distinct_rows(groups.site[one], groups.site[other])
         for row in rows.tolist():
             a, b = groups.sites[groups.site[one[row]]], groups.sites[groups.site[other[row]]]
             parts[int(other[row]) - 1, 1] = self.network.between_nodes_source(a, b)
@@ -356,7 +364,7 @@ class _Finish:
     sync: tuple[tuple[float, SyncJob], ...]
 
 
-def devices_by_place(groups: Groups) -> dict[Place, int]:
+def devices_by_place(groups: DeviceGroups) -> dict[Place, int]:
     """How many devices a plan uses of each place."""
     rows = groups.owning
     counts = np.bincount(groups.place[rows], weights=groups.tp[rows], minlength=len(groups.places))
@@ -371,7 +379,7 @@ WORTH_SAYING = 0.1
 """Share of an iteration from which what follows the passes is named beside the bottleneck."""
 
 
-def _durations(work: GroupWork, rows: Ints) -> Durations:
+def _durations(work: PlanTimes, rows: Ints) -> Durations:
     """Chains of equal length as columns."""
     hops, channels = work.layout.groups.hops, work.channels
     activation, gradient = np.zeros(len(work.seconds)), np.zeros(len(work.seconds))
@@ -382,7 +390,7 @@ def _durations(work: GroupWork, rows: Ints) -> Durations:
     return Durations(forward, backward, activation[rows], gradient[rows], *messages)
 
 
-def _free_of(unrolled: Unrolled) -> Floats:
+def _free_of(unrolled: Replay) -> Floats:
     return np.array([unrolled.free[device] for device in unrolled.device_of])
 
 

@@ -16,9 +16,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulator.estimate.device_groups import Floats, GroupId, Groups, Ints, kinds
-from simulator.estimate.machine_layout import Layout
-from simulator.estimate.sync_rings import HOP, Hops, Rings
+from simulator.arrays import Floats, Ints
+from simulator.estimate.device_groups import DeviceGroups, GroupId, distinct_rows
+from simulator.estimate.machine_layout import MachineLayout
+from simulator.estimate.sync_rings import HopColumn, RingHops, SyncRings
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -34,12 +35,12 @@ class SyncJob:
     """The sum of some layers' gradients over all that hold them."""
 
     layers: tuple[int, int]
-    groups: Groups
+    groups: DeviceGroups
     rows: Ints
     """The device groups that hold them, in the order of their ring."""
     seconds: float
     egress_bytes: tuple[tuple[Zones, float], ...]
-    way: str
+    algorithm: str
     """``"ring"``, ``"hierarchical"``, or ``"tied"`` for a tensor that two layers share."""
 
     @property
@@ -48,7 +49,7 @@ class SyncJob:
         return tuple(self.groups.ids[row] for row in self.rows.tolist())
 
 
-class HopPrices:
+class HopTimes:
     """Prices every step of a ring over every kind of hop once, for all plans."""
 
     def __init__(self, costs: LayerCosts, network: Network) -> None:
@@ -96,14 +97,14 @@ class GradientSync:
     def __init__(
         self,
         plan: Plan,
-        layout: Layout,
+        layout: MachineLayout,
         costs: LayerCosts,
         network: Network,
         *,
-        prices: HopPrices | None = None,
+        prices: HopTimes | None = None,
     ) -> None:
         self.plan, self.layout, self.costs = plan, layout, costs
-        self.prices = prices or HopPrices(costs, network)
+        self.prices = prices or HopTimes(costs, network)
         fp32 = costs.job.precision == "fp32"
         self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
 
@@ -111,7 +112,7 @@ class GradientSync:
         """The jobs in their global order: by layer, or by the longest runs with equal holders."""
         segments = self._segments()
         tied = self.costs.tied_parameters(1) > 0
-        rings = Rings.of(self.layout, [first for first, _ in segments], with_union=tied)
+        rings = SyncRings.of(self.layout, [first for first, _ in segments], with_union=tied)
         pieces: list[_Piece] = []
         for ring in reversed(range(len(segments))):
             first, end = segments[ring]
@@ -126,7 +127,7 @@ class GradientSync:
         pieces = [piece for piece in pieces if rings.size[piece.ring] > 1]
         return self._jobs(rings, pieces) if pieces else []
 
-    def _jobs(self, rings: Rings, pieces: list[_Piece]) -> list[SyncJob]:
+    def _jobs(self, rings: SyncRings, pieces: list[_Piece]) -> list[SyncJob]:
         ring = np.array([piece.ring for piece in pieces])
         carried = {
             flows: np.array([self._carried(piece, flows) for piece in pieces])
@@ -139,7 +140,7 @@ class GradientSync:
             pieces, ring_s.tolist(), staged_s.tolist(), carried[1].tolist(), strict=True
         ):
             is_staged = other_s < one_s
-            way = "tied" if piece.is_tied else "hierarchical" if is_staged else "ring"
+            algorithm = "tied" if piece.is_tied else "hierarchical" if is_staged else "ring"
             egress = rings.egress(piece.ring, parameters * self.gradient_bytes, staged=is_staged)
             found.append(
                 SyncJob(
@@ -148,7 +149,7 @@ class GradientSync:
                     rings.members(piece.ring),
                     min(one_s, other_s),
                     egress,
-                    way,
+                    algorithm,
                 )
             )
         return found
@@ -172,12 +173,12 @@ class GradientSync:
 
     # -- durations ------------------------------------------------------------------------------
 
-    def _ring_seconds(self, rings: Rings, ring: Ints, carried: dict[int, Floats]) -> Floats:
+    def _ring_seconds(self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]) -> Floats:
         """2 (n - 1) steps, each as slow as the slowest hop of the ring."""
         size = rings.size[ring]
         return 2 * (size - 1) * self._slowest(rings.around, ring, carried, shards=size)
 
-    def _staged_seconds(self, rings: Rings, ring: Ints, carried: dict[int, Floats]) -> Floats:
+    def _staged_seconds(self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]) -> Floats:
         """Reduce inside each zone, sum the shards across zones, gather inside each zone."""
         staged = np.full(len(ring), np.inf)
         far = np.flatnonzero(rings.zone_count[ring] > 1)
@@ -213,7 +214,7 @@ class GradientSync:
 
     def _slowest(
         self,
-        hops: Hops,
+        hops: RingHops,
         ring: Ints,
         carried: dict[int, Floats],
         *,
@@ -231,13 +232,13 @@ class GradientSync:
         ones = np.ones(len(ring), dtype=np.int64)
         abreast = ones if abreast is None else abreast
         rivals = ones if rivals is None else rivals
-        flows = hops.kind[entry, HOP.flows]
+        flows = hops.kind[entry, HopColumn.flows]
         rank_bytes = np.empty(len(piece))
         for width, values in carried.items():
             here = flows == width
             rank_bytes[here] = values[piece[here]] * self.gradient_bytes
         amounts, amount = np.unique(rank_bytes, return_inverse=True)
-        rows, question = kinds(
+        rows, question = distinct_rows(
             hops.number[entry], amount, shards[piece], abreast[piece], rivals[piece]
         )
         names = hops.names

@@ -13,26 +13,27 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.estimate.device_groups import GroupId, Groups, Ints
+from simulator.arrays import Ints
+from simulator.estimate.device_groups import DeviceGroups, GroupId
 from simulator.spec.plan import Place, Plan
 
-Node = tuple[str, str, str, str | int]
+MachineId = tuple[str, str, str, str | int]
 """(zone, machine type, GPU kind, name or number)."""
-Pool = tuple[str, str, str]
+PoolKey = tuple[str, str, str]
 """(zone, machine type, GPU kind)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class MachineLayout:
     """Where the device groups of a plan stand."""
 
-    groups: Groups
+    groups: DeviceGroups
     node: Ints
     """Of each group, into ``nodes``."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[MachineId, ...]
 
     @cached_property
-    def node_of(self) -> dict[GroupId, Node]:
+    def node_of(self) -> dict[GroupId, MachineId]:
         """The same by name."""
         found = (self.nodes[number] for number in self.node.tolist())
         return dict(zip(self.groups.ids, found, strict=True))
@@ -41,12 +42,12 @@ class Layout:
         return self.node_of[one] == self.node_of[other]
 
 
-def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> Layout:
+def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayout:
     """Give each device group a machine: the one that the plan names, else the next free one."""
-    groups = Groups.of(plan)
+    groups = DeviceGroups.of(plan)
     node = np.empty(len(groups), dtype=np.int64)
-    nodes: dict[Node, int] = {}
-    pools: dict[Pool, int] = {}
+    nodes: dict[MachineId, int] = {}
+    pools: dict[PoolKey, int] = {}
     # Places with a node get the negative of it less one, the others the number of their pool.
     goes_to = np.empty(len(groups.places), dtype=np.int64)
     for number, place in enumerate(groups.places):
@@ -66,10 +67,10 @@ def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> Layout:
         node[queue] = len(nodes) + machines
         for machine in range(int(machines.max()) + 1):
             nodes[*pool, machine] = len(nodes)
-    return Layout(groups, node[groups.owner], tuple(nodes))
+    return MachineLayout(groups, node[groups.owner], tuple(nodes))
 
 
-def _queue(groups: Groups, rows: Ints, pool: Ints) -> Ints:
+def _queue(groups: DeviceGroups, rows: Ints, pool: Ints) -> Ints:
     """The rows pool by pool in the order in which they take machines."""
     rank = np.array(_canonical_ranks(groups))[groups.pipeline[rows]]
     # Larger groups first, so that the rest of a machine still fits smaller ones.
@@ -92,7 +93,7 @@ def _machines(tp: Ints, size: int) -> Ints:
     return np.array(found)
 
 
-def _canonical_ranks(groups: Groups) -> list[int]:
+def _canonical_ranks(groups: DeviceGroups) -> list[int]:
     """Equal pipelines share a rank; the others are ordered by what they contain."""
     plan = groups.plan
     in_order = sorted(range(len(groups.places)), key=lambda n: _place_key(groups.places[n]))
@@ -116,7 +117,7 @@ def _canonical_ranks(groups: Groups) -> list[int]:
     return [order[key] for key in keys]
 
 
-def _split_rank(groups: Groups) -> Ints:
+def _split_rank(groups: DeviceGroups) -> Ints:
     """A number for the split of each group's stage."""
     if all(groups.is_chain):
         return np.zeros(len(groups), dtype=np.int64)

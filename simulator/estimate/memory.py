@@ -7,7 +7,13 @@ from dataclasses import fields
 
 import numpy as np
 
-from simulator.estimate.device_groups import Floats, Groups, Ints, kinds, range_maxima, range_sums
+from simulator.arrays import Floats, Ints
+from simulator.estimate.device_groups import (
+    DeviceGroups,
+    distinct_rows,
+    range_maxima,
+    range_sums,
+)
 from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
 from simulator.hardware.runtime_constants import platform_of
@@ -33,17 +39,17 @@ class MemoryModel:
         costs: LayerCosts,
         capacity_bytes: Callable[[Place], float],
         *,
-        groups: Groups | None = None,
+        groups: DeviceGroups | None = None,
     ) -> None:
         self.plan, self.costs, self.capacity_bytes = plan, costs, capacity_bytes
-        self.groups = groups or Groups.of(plan)
+        self.groups = groups or DeviceGroups.of(plan)
         # A layer that no stage has, which only a plan that is wrong can want, is divided by none.
         self.holders = np.maximum(self.groups.holders(costs.layer_count), 1)
 
     def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
         """Per pipeline and device group, the device that is fullest."""
         table = self._table()
-        rows = fullest(self.groups, table[:-1].sum(axis=0) - table[-1])
+        rows = fullest_rows(self.groups, table[:-1].sum(axis=0) - table[-1])
         seen: dict[bytes, tuple[DeviceMemory, ...]] = {}
         found = []
         for near in rows:
@@ -100,7 +106,7 @@ class MemoryModel:
         """What is kept for the backwards to come, and the largest transient."""
         groups, costs, runtime = self.groups, self.costs, self.costs.runtime
         kept_each, workspace = np.zeros(len(groups)), np.zeros(len(groups))
-        heads, kind = kinds(groups.tp, groups.samples, groups.recompute)
+        heads, kind = distinct_rows(groups.tp, groups.samples, groups.recompute)
         for number, row in enumerate(heads.tolist()):
             rows = np.flatnonzero(kind == number)
             tp, samples = int(groups.tp[row]), int(groups.samples[row])
@@ -124,7 +130,7 @@ class MemoryModel:
         groups, plan = self.groups, self.plan
         owning = groups.owning
         columns = groups.stage[owning], groups.stage_count[owning], groups.micro_batches[owning]
-        heads, kind = kinds(*columns)
+        heads, kind = distinct_rows(*columns)
         found = np.zeros(len(groups))
         for number, (device, stages, micro_batches) in enumerate(
             zip(*(column[heads].tolist() for column in columns), strict=True)
@@ -165,7 +171,7 @@ class MemoryModel:
         return found
 
 
-def fullest(groups: Groups, load: Floats) -> list[Ints]:
+def fullest_rows(groups: DeviceGroups, load: Floats) -> list[Ints]:
     """Per pipeline the rows that stand for its stages: of a split stage, the most loaded one."""
     found = []
     for (begin, end), is_chain in zip(groups.blocks, groups.is_chain, strict=True):

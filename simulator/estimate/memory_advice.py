@@ -14,7 +14,7 @@ MemoryOf = Callable[[Plan], tuple[tuple[DeviceMemory, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class MemoryShortage:
     """A device group that needs more memory than its devices have."""
 
     pipelines: tuple[int, ...]
@@ -44,9 +44,9 @@ class Misfit:
         )
 
 
-def misfits(
+def memory_shortages(
     plan: Plan, memory_of: MemoryOf, *, tp_max: Callable[[Stage], int]
-) -> tuple[Misfit, ...]:
+) -> tuple[MemoryShortage, ...]:
     """All device groups that are too full, equal ones told once, with cures that were tried."""
     rows = memory_of(plan)
     groups: dict[tuple[int, Stage, DeviceMemory], list[int]] = {}
@@ -55,7 +55,7 @@ def misfits(
             if not device.fits:
                 groups.setdefault((s, plan.pipelines[p].stages[s], device), []).append(p)
     return tuple(
-        Misfit(
+        MemoryShortage(
             tuple(pipelines),
             s,
             stage.places[0].gpu,

@@ -16,12 +16,9 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Bools, Floats
 from simulator.hardware.runtime_constants import Messaging
-
-Grid = NDArray[np.float64]
-"""Seconds by [stage, pipeline]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,22 +30,22 @@ class Durations:
     times during which a device is held up by taking in or handing out a message.
     """
 
-    forward: Grid
-    backward: Grid
-    activation: Grid
-    gradient: Grid
-    receive_activation: Grid
-    receive_gradient: Grid
-    send_activation: Grid
-    send_gradient: Grid
+    forward: Floats
+    backward: Floats
+    activation: Floats
+    gradient: Floats
+    receive_activation: Floats
+    receive_gradient: Floats
+    send_activation: Floats
+    send_gradient: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
     """When each device ends its passes; every array is [stage, pipeline]."""
 
-    last_backward_end: Grid
-    free: Grid
+    last_backward_end: Floats
+    free: Floats
     """When the device has nothing left to do for the pipeline, sends included."""
 
 
@@ -112,9 +109,9 @@ class _Mark:
     """A state of the schedule to compare later ones with."""
 
     slot: int
-    free: Grid
-    activation_at: Grid
-    gradient_at: Grid
+    free: Floats
+    activation_at: Floats
+    gradient_at: Floats
 
 
 class _Slots:
@@ -132,7 +129,7 @@ class _Slots:
         # Row s + 1: when the newest gradient for stage s is there; stage s fills row s.
         self.gradient_at = np.zeros((self.stages + 1, pipelines))
 
-    def only(self, columns: NDArray[np.bool_]) -> Self:
+    def only(self, columns: Bools) -> Self:
         """A copy with these pipelines alone."""
         other = copy(self)
         other.times = Durations(
@@ -147,7 +144,7 @@ class _Slots:
         """Slots until the last pass has ended."""
         return 2 * (self.micro_batches + int(self.stages) - 1)
 
-    def ends(self) -> tuple[Grid, Grid]:
+    def ends(self) -> tuple[Floats, Floats]:
         """When the last backward of each stage ended, and when the stage was free."""
         raise NotImplementedError
 
@@ -190,7 +187,7 @@ class _Slots:
                     slot, self.free.copy(), self.activation_at.copy(), self.gradient_at.copy()
                 )
 
-    def _shift_since(self, mark: _Mark | None) -> NDArray[np.float64] | None:
+    def _shift_since(self, mark: _Mark | None) -> Floats | None:
         """By how much each pipeline has moved on, if all of its state moved by the same."""
         if mark is None:
             return None
@@ -198,7 +195,7 @@ class _Slots:
         shift = self.free - mark.free
         if (shift.max(axis=0) - shift.min(axis=0) > allowed).any():
             return None
-        one: NDArray[np.float64] = shift[0]
+        one: Floats = shift[0]
         # The outermost rows belong to no channel.
         messages = (
             (self.activation_at - mark.activation_at)[1:-1] - one,
@@ -215,7 +212,7 @@ class _Eager(_Slots):
 
     grids = (*_Slots.grids, "tail")
 
-    def __init__(self, durations: Durations, tail: Grid) -> None:
+    def __init__(self, durations: Durations, tail: Floats) -> None:
         super().__init__(durations)
         self.tail = tail
 
@@ -240,7 +237,7 @@ class _Eager(_Slots):
             arrival += times.gradient[backwards]
             self.gradient_at[backwards] = arrival
 
-    def ends(self) -> tuple[Grid, Grid]:
+    def ends(self) -> tuple[Floats, Floats]:
         return self.free - self.tail, self.free
 
 
@@ -293,5 +290,5 @@ class _Lockstep(_Slots):
     def slot_count(self) -> int:
         return super().slot_count + 1  # The last gradient leaves in a slot of its own.
 
-    def ends(self) -> tuple[Grid, Grid]:
+    def ends(self) -> tuple[Floats, Floats]:
         return self.last_backward_end, self.free

@@ -16,7 +16,7 @@ from simulator.spec.plan import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReplayGroup:
     """One device group's work on one stage: seconds per micro batch."""
 
     stage: int
@@ -39,7 +39,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PassSpan:
     """One pass of one micro batch on one group."""
 
     group: int
@@ -50,10 +50,10 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Unrolled:
+class Replay:
     """All passes in the order of their computation, and when the groups were done."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[PassSpan, ...]
     last_backward_end: tuple[float, ...]
     """Per group."""
     free: tuple[float, ...]
@@ -65,15 +65,15 @@ _Instruction = tuple[str, int, int]
 """(what, group, micro batch): SA/SG send, RA/RG receive an activation or gradient, F, B pass."""
 
 
-def unroll(
-    groups: Sequence[Group],
+def replay(
+    groups: Sequence[ReplayGroup],
     edges: Sequence[Edge],
     *,
     schedule: Schedule,
     micro_batches: int,
     messaging: Messaging,
     virtual_stages: int = 1,
-) -> Unrolled:
+) -> Replay:
     """Run a pipeline pass by pass."""
     stages = max(group.stage for group in groups) + 1
     orders = device_orders(
@@ -122,12 +122,12 @@ def _lockstep(order: list[Op], group: int, stages: int) -> list[_Instruction]:
 
 def _execute(
     programs: list[list[_Instruction]],
-    groups: Sequence[Group],
+    groups: Sequence[ReplayGroup],
     edges: Sequence[Edge],
     device_of: tuple[int, ...],
     *,
     blocking: bool,
-) -> Unrolled:
+) -> Replay:
     """Let each device run its instructions in order until it has to wait, round after round."""
     after: list[list[int]] = [[] for _ in groups]
     before: list[list[int]] = [[] for _ in groups]
@@ -139,7 +139,7 @@ def _execute(
     clock = [0.0] * len(programs)
     position = [0] * len(programs)
     last_backward = [0.0] * len(groups)
-    spans: list[Span] = []
+    spans: list[PassSpan] = []
     moved = True
     while moved:
         moved = False
@@ -151,7 +151,7 @@ def _execute(
                 if what in ("F", "B"):
                     start = now
                     now += group.forward if what == "F" else group.backward
-                    spans.append(Span(index, what, m, start, now))
+                    spans.append(PassSpan(index, what, m, start, now))
                     if what == "B":
                         last_backward[index] = now
                 elif what in ("SA", "SG"):
@@ -182,4 +182,4 @@ def _execute(
     assert all(done == len(program) for done, program in zip(position, programs, strict=True)), (
         "the schedule is stuck"
     )
-    return Unrolled(tuple(spans), tuple(last_backward), tuple(clock), device_of)
+    return Replay(tuple(spans), tuple(last_backward), tuple(clock), device_of)

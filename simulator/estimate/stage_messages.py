@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.estimate.device_groups import Floats, Ints, kinds
-from simulator.estimate.machine_layout import Layout
+from simulator.arrays import Floats, Ints
+from simulator.estimate.device_groups import distinct_rows
+from simulator.estimate.machine_layout import MachineLayout
 from simulator.network.network import Network
 from simulator.spec.plan import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ChannelTime:
     """One direction between two device groups: transfer, and the receiver's gather."""
 
     transfer_s: float
@@ -26,7 +27,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Channels:
+class ChannelTimes:
     """What the hops of a plan take, one entry per hop."""
 
     activation_s: Floats
@@ -51,7 +52,7 @@ class Contention:
     """Per hop: hops between the same two zones, itself included."""
 
     @classmethod
-    def of(cls, layout: Layout) -> Contention:
+    def of(cls, layout: MachineLayout) -> Contention:
         groups, hops = layout.groups, layout.groups.hops
         source, target = layout.node[hops.source], layout.node[hops.target]
         leaves = source != target
@@ -69,14 +70,14 @@ ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, 
 """(sender, its TP, receiver, its TP, bytes, on one machine, flows, rivals)."""
 
 
-class Messages:
+class MessageTimes:
     """Prices every kind of channel once, for all plans."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._found: dict[ChannelKey, tuple[Channel, Channel]] = {}
+        self._found: dict[ChannelKey, tuple[ChannelTime, ChannelTime]] = {}
 
-    def channels(self, layout: Layout, *, bytes_per_sample: Floats) -> Channels:
+    def channels(self, layout: MachineLayout, *, bytes_per_sample: Floats) -> ChannelTimes:
         """What every hop takes; ``bytes_per_sample`` is what each of them carries."""
         groups, hops = layout.groups, layout.groups.hops
         contention = Contention.of(layout)
@@ -96,7 +97,7 @@ class Messages:
             flows,
             rivals,
         )
-        rows, kind = kinds(*columns)
+        rows, kind = distinct_rows(*columns)
         names = [(site.gpu, site.machine, site.zone) for site in groups.sites]
         found = []
         for a, tp_a, b, tp_b, which, is_same, shared, others in zip(
@@ -112,9 +113,9 @@ class Messages:
             ahead, back = both
             found.append((ahead.transfer_s, back.transfer_s, ahead.gather_s, back.gather_s))
         table = np.array(found).reshape(-1, 4)
-        return Channels(*np.ascontiguousarray(table[kind].T))
+        return ChannelTimes(*np.ascontiguousarray(table[kind].T))
 
-    def _is_capped(self, layout: Layout) -> Ints:
+    def _is_capped(self, layout: MachineLayout) -> Ints:
         """Whether the way between the zones of each hop has a limit of its own."""
         groups, hops = layout.groups, layout.groups.hops
         caps = np.array(
@@ -131,7 +132,7 @@ def _reversed(key: ChannelKey) -> ChannelKey:
     return receiver, receivers, sender, senders, size, same, flows, rivals
 
 
-def _priced(network: Network, key: ChannelKey) -> Channel:
+def _priced(network: Network, key: ChannelKey) -> ChannelTime:
     sender, receiver = Place(*key[0]), Place(*key[2])
     _, senders, _, receivers, size, same, shared, rivals = key
     flows = min(senders, receivers)
@@ -146,4 +147,4 @@ def _priced(network: Network, key: ChannelKey) -> Channel:
             bytes_each=size / flows,
             zone_bytes=rivals * size,
         )
-    return Channel(transfer, network.all_gather(receiver, gpus=receivers, total_bytes=size))
+    return ChannelTime(transfer, network.all_gather(receiver, gpus=receivers, total_bytes=size))

@@ -1,7 +1,7 @@
 """What each device group of a plan takes per micro batch, and what its messages take.
 
-Columns for all groups at once (``GroupWork``), and the same as objects, pipeline by pipeline, for
-whoever draws or unrolls a schedule (``PipelineWork``).
+Columns for all groups at once (``PlanTimes``), and the same as objects, pipeline by pipeline, for
+whoever draws or unrolls a schedule (``PipelineTimes``).
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.estimate.device_groups import Floats, Groups
-from simulator.estimate.machine_layout import Layout
+from simulator.arrays import Floats
+from simulator.estimate.device_groups import DeviceGroups
+from simulator.estimate.machine_layout import MachineLayout
 from simulator.estimate.schedule_replay import Edge
-from simulator.estimate.stage_messages import Channels, Messages
+from simulator.estimate.stage_messages import ChannelTimes, MessageTimes
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GroupTimes:
     """One device group's seconds per micro batch on one stage."""
 
     forward: float
@@ -42,13 +43,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineWork:
+class PipelineTimes:
     """A pipeline as its schedule sees it: groups with their work, and channels between them."""
 
     micro_batches: int
     groups: tuple[tuple[int, int], ...]
     """(stage, index within the split) of each group."""
-    work: tuple[Work, ...]
+    work: tuple[GroupTimes, ...]
     edges: tuple[Edge, ...]
 
     @property
@@ -57,13 +58,13 @@ class PipelineWork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupWork:
+class PlanTimes:
     """What every device group and every hop of a plan takes, as columns."""
 
-    layout: Layout
-    channels: Channels
+    layout: MachineLayout
+    channels: ChannelTimes
     seconds: Floats
-    """By group and field of ``Work``."""
+    """By group and field of ``GroupTimes``."""
 
     @property
     def compute(self) -> Floats:
@@ -78,7 +79,7 @@ class GroupWork:
         return sum_
 
 
-def work_of(layout: Layout, costs: LayerCosts, messages: Messages) -> GroupWork:
+def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes) -> PlanTimes:
     """What every device group and every hop of a plan takes."""
     groups, hops = layout.groups, layout.groups.hops
     sizes = np.array([costs.output_bytes(n) for n in range(costs.layer_count)])
@@ -99,10 +100,10 @@ def work_of(layout: Layout, costs: LayerCosts, messages: Messages) -> GroupWork:
         np.where(is_last, 0.0, message_s),
         np.where(is_first, 0.0, message_s),
     )
-    return GroupWork(layout, channels, np.stack(seconds, axis=1))
+    return PlanTimes(layout, channels, np.stack(seconds, axis=1))
 
 
-def with_slow_nodes(work: GroupWork, times_slower: Mapping[str, float]) -> GroupWork:
+def with_slow_nodes(work: PlanTimes, times_slower: Mapping[str, float]) -> PlanTimes:
     """The same where forward and backward take so many times as long on these nodes."""
     groups = work.layout.groups
     times = np.array([times_slower.get(place.node or "", 1.0) for place in groups.places])
@@ -111,7 +112,7 @@ def with_slow_nodes(work: GroupWork, times_slower: Mapping[str, float]) -> Group
     return replace(work, seconds=seconds)
 
 
-def _passes(groups: Groups, costs: LayerCosts) -> tuple[Floats, Floats]:
+def _passes(groups: DeviceGroups, costs: LayerCosts) -> tuple[Floats, Floats]:
     """Forward and backward of one micro batch on every group."""
     forward, backward = np.empty(len(groups)), np.empty(len(groups))
     for number, (gpu, tp, samples) in enumerate(groups.timed):
@@ -127,10 +128,10 @@ def _passes(groups: Groups, costs: LayerCosts) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-def pipeline_works(work: GroupWork) -> list[PipelineWork]:
+def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
     """The durations of every pipeline; equal ones are one and the same object."""
     groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
-    found: list[PipelineWork] = []
+    found: list[PipelineTimes] = []
     equal = equal_pipelines(work)
     for p, (begin, end) in enumerate(groups.blocks):
         if equal[p] != p:
@@ -138,10 +139,10 @@ def pipeline_works(work: GroupWork) -> list[PipelineWork]:
             continue
         low, high = np.searchsorted(hops.source, [begin, end])
         found.append(
-            PipelineWork(
+            PipelineTimes(
                 groups.plan.pipelines[p].micro_batches,
                 tuple((s, i) for _, s, i in groups.ids[begin:end]),
-                tuple(Work(*row) for row in work.seconds[begin:end].tolist()),
+                tuple(GroupTimes(*row) for row in work.seconds[begin:end].tolist()),
                 tuple(
                     Edge(*edge)
                     for edge in zip(
@@ -157,7 +158,7 @@ def pipeline_works(work: GroupWork) -> list[PipelineWork]:
     return found
 
 
-def equal_pipelines(work: GroupWork) -> list[int]:
+def equal_pipelines(work: PlanTimes) -> list[int]:
     """Per pipeline, the first one whose schedule sees exactly the same."""
     groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
     sizes = [pipeline.micro_batches for pipeline in groups.plan.pipelines]

@@ -15,11 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.estimate.device_groups import Groups, Ints, kinds
-from simulator.estimate.machine_layout import Layout
+from simulator.arrays import Ints
+from simulator.estimate.device_groups import DeviceGroups, distinct_rows
+from simulator.estimate.machine_layout import MachineLayout
 
 
-class HOP(IntEnum):
+class HopColumn(IntEnum):
     """The columns that tell hops apart."""
 
     sender = 0
@@ -33,17 +34,17 @@ class HOP(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Hops:
+class RingHops:
     """The different kinds of hops that each ring has."""
 
-    groups: Groups
+    groups: DeviceGroups
     begin: Ints
     """Per ring, the first of its entries."""
     end: Ints
     number: Ints
     """Per entry, into ``names``: equal kinds of different rings have the same number."""
     kind: Ints
-    """Per entry, the columns of ``HOP``."""
+    """Per entry, the columns of ``HopColumn``."""
     heads: Ints
     """The columns of each number."""
 
@@ -54,10 +55,10 @@ class Hops:
 
 
 @dataclass(frozen=True, eq=False)
-class Rings:
+class SyncRings:
     """All rings of a plan; ``row`` lists the members of one after the other."""
 
-    layout: Layout
+    layout: MachineLayout
     start: Ints
     """Ring r has the members from start[r] to start[r + 1]."""
     ring: Ints
@@ -65,7 +66,7 @@ class Rings:
     row: Ints
 
     @classmethod
-    def of(cls, layout: Layout, layers: Sequence[int], *, with_union: bool) -> Rings:
+    def of(cls, layout: MachineLayout, layers: Sequence[int], *, with_union: bool) -> SyncRings:
         """A ring over the holders of each of these layers, and one over those of both ends."""
         groups = layout.groups
         low = np.searchsorted(layers, groups.first)
@@ -84,7 +85,7 @@ class Rings:
         return cls(layout, np.searchsorted(ring, np.arange(rings + 1)), ring, rows)
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> DeviceGroups:
         return self.layout.groups
 
     def members(self, ring: int) -> Ints:
@@ -121,7 +122,7 @@ class Rings:
     @cached_property
     def most_on_a_machine(self) -> Ints:
         """Most members of each ring on one machine."""
-        rows, kind = kinds(self.ring, self.layout.node[self.row])
+        rows, kind = distinct_rows(self.ring, self.layout.node[self.row])
         found = np.zeros(len(self.size), dtype=np.int64)
         np.maximum.at(found, self.ring[rows], np.bincount(kind))
         return found
@@ -129,7 +130,7 @@ class Rings:
     # -- hops -----------------------------------------------------------------------------------
 
     @cached_property
-    def around(self) -> Hops:
+    def around(self) -> RingHops:
         """The hops of the rings over all members."""
         following = np.arange(1, len(self.row) + 1)
         full = self.size > 0
@@ -137,7 +138,7 @@ class Rings:
         return self._hops(np.arange(len(self.row)), following)
 
     @cached_property
-    def across(self) -> Hops:
+    def across(self) -> RingHops:
         """The hops of the rings over the first member of each zone."""
         heads = self._stretch[0]
         ring = self.ring[heads]
@@ -147,7 +148,7 @@ class Rings:
         following[is_last] = start[is_last]
         return self._hops(heads, heads[following])
 
-    def inside(self) -> Iterator[tuple[Hops, Ints]]:
+    def inside(self) -> Iterator[tuple[RingHops, Ints]]:
         """Zone by zone: the hops of the rings inside it, and how many members each has."""
         begin, end = self._stretch
         zone = self.groups.zone[self.row[begin]]
@@ -161,7 +162,7 @@ class Rings:
             following = first + (offset + 1) % np.repeat(counts, counts)
             yield self._hops(first + offset, following), sizes
 
-    def _hops(self, sender: Ints, receiver: Ints) -> Hops:
+    def _hops(self, sender: Ints, receiver: Ints) -> RingHops:
         """The different kinds of hops between members, ring by ring."""
         apart = sender != receiver  # A ring of one member has no hop.
         sender, receiver = sender[apart], receiver[apart]
@@ -180,11 +181,11 @@ class Rings:
             ],
             axis=1,
         )
-        heads, number = kinds(*columns.T)
+        heads, number = distinct_rows(*columns.T)
         ring = self.ring[sender]
-        entries, _ = kinds(ring, number)
+        entries, _ = distinct_rows(ring, number)
         rings = np.arange(len(self.size))
-        return Hops(
+        return RingHops(
             groups,
             np.searchsorted(ring[entries], rings, side="left"),
             np.searchsorted(ring[entries], rings, side="right"),
@@ -199,7 +200,7 @@ class Rings:
 
     @cached_property
     def _crowds(self) -> tuple[Ints, Ints]:
-        return crowds_of(self.layout)
+        return ring_counts(self.layout)
 
     # -- egress ---------------------------------------------------------------------------------
 
@@ -229,13 +230,13 @@ class Rings:
         }
 
 
-def crowds_of(layout: Layout) -> tuple[Ints, Ints]:
+def ring_counts(layout: MachineLayout) -> tuple[Ints, Ints]:
     """How many different rings share a way, one per stage: shares that depend on the plan alone.
 
     Rings through each machine, and rings that have members in both of two zones (or 1).
     """
     groups = layout.groups
-    rows, _ = kinds(layout.node, groups.stage)
+    rows, _ = distinct_rows(layout.node, groups.stage)
     on = np.bincount(layout.node[rows], minlength=len(layout.nodes))
     stands = np.zeros((int(groups.stage.max()) + 1, len(groups.zones)), dtype=np.int64)
     stands[groups.stage, groups.zone] = 1
@@ -244,13 +245,13 @@ def crowds_of(layout: Layout) -> tuple[Ints, Ints]:
     return on, np.maximum(between, 1)
 
 
-def _ring_order(layout: Layout, ring: Ints, rows: Ints) -> Ints:
+def _ring_order(layout: MachineLayout, ring: Ints, rows: Ints) -> Ints:
     """Sort members ring by ring; machines by what they carry before their names.
 
     So names never matter where anything else tells machines apart.
     """
     groups, nodes = layout.groups, layout.nodes
-    on, _ = crowds_of(layout)
+    on, _ = ring_counts(layout)
     keys = [(*node[:3], count) for node, count in zip(nodes, on.tolist(), strict=True)]
     ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
     kind = np.array([ranks[key] for key in keys])
@@ -264,7 +265,7 @@ def _ring_order(layout: Layout, ring: Ints, rows: Ints) -> Ints:
 
 def _held_rank(ring: Ints, node: Ints, tp: Ints) -> Ints:
     """A rank for the sorted TP degrees that the member's machine carries of its ring."""
-    _, stand = kinds(ring, node)
+    _, stand = distinct_rows(ring, node)
     if (tp == tp[0]).all():
         counts: Ints = np.bincount(stand)[stand]
         return counts

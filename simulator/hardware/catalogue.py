@@ -10,7 +10,7 @@ from pathlib import Path
 
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.hardware import catalogue_overlay
-from simulator.hardware.catalogue_builder import Tables, build
+from simulator.hardware.catalogue_builder import CatalogueTables, build_tables
 from simulator.hardware.types import Distance, Egress, Gpu, Link, MachineType
 
 CLOUD = "gce"
@@ -20,7 +20,7 @@ _CUT_MACHINE = re.compile(r"(?P<gpu>.+)x(?P<gpus>[1-9][0-9]{0,4})\Z")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Catalogue(Tables):
+class Catalogue(CatalogueTables):
     """All that is known of hardware, places and prices.
 
     Where a zone is asked for, ``extra_regions`` gives the regions of the zones that a cluster
@@ -42,8 +42,8 @@ class Catalogue(Tables):
     def machine(self, name: str) -> MachineType:
         """Give a machine type by its name or an alias, or as ``"<gpu>x<n>"``."""
         cut = _CUT_MACHINE.match(name)
-        if catalogue_overlay.key_of(name) not in self.spelling.machines and cut is not None:
-            gpu = catalogue_overlay.key_of(cut["gpu"])
+        if catalogue_overlay.spelling_key(name) not in self.spelling.machines and cut is not None:
+            gpu = catalogue_overlay.spelling_key(cut["gpu"])
             if gpu in self.spelling.gpus:
                 return self.machine_for(gpu, int(cut["gpus"]))
         return self.machines[self.machine_name(name)]
@@ -95,7 +95,7 @@ class Catalogue(Tables):
 
     def link(self, distance: Distance, here: MachineType, there: MachineType | None = None) -> Link:
         """Give the default link between two machines that stand so far apart."""
-        return self.reaches[distance].link(here.nic, (there or here).nic)
+        return self.distance_limits[distance].link(here.nic, (there or here).nic)
 
     def link_between(
         self,
@@ -132,7 +132,7 @@ class Catalogue(Tables):
         Only ``cpu`` costs nothing, on purpose: this computer is already paid for.
         """
         region = self.zone_region(zone, extra_regions)
-        if catalogue_overlay.key_of(name) in self.spelling.gpus:
+        if catalogue_overlay.spelling_key(name) in self.spelling.gpus:
             candidates = self.machines_for(name)
         else:
             candidates = (self.machine(name),)
@@ -194,11 +194,11 @@ def load_catalogue(override_path: Path | None = None) -> Catalogue:
     """Read the built-in catalogue, with a user's facts laid over it."""
     if override_path is None:
         return _built_in()
-    below = catalogue_overlay.built_in()
-    above = catalogue_overlay.of_user(override_path)
+    below = catalogue_overlay.built_in_facts()
+    above = catalogue_overlay.user_facts(override_path)
     spelling = catalogue_overlay.Spelling.of([*below.values(), *above])
     return _of(
-        build(catalogue_overlay.laid_over(below, [spelling.canonical(fact) for fact in above]))
+        build_tables(catalogue_overlay.overlay(below, [spelling.canonical(fact) for fact in above]))
     )
 
 
@@ -209,15 +209,15 @@ def normalise_gpu(name: str) -> str:
 
 @cache
 def _built_in() -> Catalogue:
-    return _of(build(catalogue_overlay.built_in()))
+    return _of(build_tables(catalogue_overlay.built_in_facts()))
 
 
-def _of(tables: Tables) -> Catalogue:
+def _of(tables: CatalogueTables) -> Catalogue:
     return Catalogue(**{one.name: getattr(tables, one.name) for one in fields(tables)})
 
 
 def _named(name: str, names: Mapping[str, str], known: Iterable[str], *, what: str) -> str:
-    found = names.get(catalogue_overlay.key_of(name))
+    found = names.get(catalogue_overlay.spelling_key(name))
     if found is None:
         raise InputError(Problem("", f'no {what} "{name}" is known', nearest(name, known)))
     return found

@@ -7,20 +7,26 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from simulator.documents.fields import Fault, Table, real_number, shown, some_text
+from simulator.documents.fields import InvalidValue, Table, quote, valid_number, valid_text
 from simulator.documents.problems import Problems, nearest
-from simulator.hardware.catalogue_overlay import Fact, Name, Spelling, key_of, provenance
+from simulator.hardware.catalogue_overlay import (
+    Fact,
+    FactName,
+    Spelling,
+    source_and_date,
+    spelling_key,
+)
 from simulator.hardware.types import (
     ANYWHERE,
     DISTANCES,
     PRECISIONS,
     Distance,
+    DistanceLimits,
     Egress,
     Gpu,
     Link,
     MachineType,
     Price,
-    Reach,
     Region,
 )
 
@@ -29,7 +35,7 @@ EGRESS_RULES = ("zone", "region", "cloud-to-outside", "outside")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tables:
+class CatalogueTables:
     """The checked facts, by name."""
 
     gpus: Mapping[str, Gpu]
@@ -37,14 +43,14 @@ class Tables:
     zones: Mapping[str, str]
     """Each zone's region."""
     regions: Mapping[str, Region]
-    reaches: Mapping[Distance, Reach]
+    distance_limits: Mapping[Distance, DistanceLimits]
     egress_by_pair: Mapping[tuple[str, str], Egress]
     """By (from, to), each a zone, a region or a continent."""
     egress_rules: Mapping[str, Egress]
     spelling: Spelling
 
 
-def build(known: Mapping[Name, Fact]) -> Tables:
+def build_tables(known: Mapping[FactName, Fact]) -> CatalogueTables:
     """Check all facts and give them as types."""
     builder = _Builder(known)
     tables = builder.tables()
@@ -55,13 +61,13 @@ def build(known: Mapping[Name, Fact]) -> Tables:
 class _Builder:
     """Reads facts kind by kind, and sees to it that every name they use exists."""
 
-    def __init__(self, known: Mapping[Name, Fact]) -> None:
+    def __init__(self, known: Mapping[FactName, Fact]) -> None:
         self.known = known
         self.problems = Problems()
         self.spelling = Spelling.of(known.values())
         self.sources: dict[str, tuple[str, str]] = {}
 
-    def tables(self) -> Tables:
+    def tables(self) -> CatalogueTables:
         for fact, table in self.of("source"):
             text = table.text("text", required=True) or ""
             self.sources[fact.name[1]] = (text, table.text("date", required=True) or "")
@@ -73,12 +79,12 @@ class _Builder:
         machines = self._machines(gpus, prices)
         prices.check_machines(machines)
         places = {*zones, *regions, *(region.continent for region in regions.values())}
-        return Tables(
+        return CatalogueTables(
             gpus=MappingProxyType(gpus),
             machines=MappingProxyType(machines),
             zones=MappingProxyType(zones),
             regions=MappingProxyType(regions),
-            reaches=MappingProxyType(self._reaches()),
+            distance_limits=MappingProxyType(self._reaches()),
             egress_by_pair=MappingProxyType(self._egress_by_pair(places)),
             egress_rules=MappingProxyType(self._egress_rules()),
             spelling=self.spelling,
@@ -94,21 +100,21 @@ class _Builder:
 
     def close(self, fact: Fact, table: Table) -> tuple[str, str]:
         """Report what nobody asked for, and give the source and date."""
-        source_and_date = provenance(fact, table, self.sources)
+        found = source_and_date(fact, table, self.sources)
         table.finish()
-        return source_and_date
+        return found
 
     def must_be_known(self, place: str, name: str, known: Iterable[str]) -> None:
         """Report a name that stands for nothing."""
         names = list(known)
         if name not in names:
-            self.problems.add(place, f"{shown(name)} is not known", nearest(name, names))
+            self.problems.add(place, f"{quote(name)} is not known", nearest(name, names))
 
     def _check_aliases(self, fact: Fact, table: Table, names: Mapping[str, str]) -> None:
         for alias in table.value("aliases", _texts) or ():
-            owner = names[key_of(alias)]
+            owner = names[spelling_key(alias)]
             if owner != fact.name[1]:
-                table.say("aliases", f"{shown(alias)} stands for {owner}", "leave it out")
+                table.report("aliases", f"{quote(alias)} stands for {owner}", "leave it out")
 
     def _gpu(self, fact: Fact, table: Table) -> Gpu:
         memory_gib = table.number("memory_gib", above=0, required=True)
@@ -169,7 +175,7 @@ class _Builder:
         prices: _Prices,
     ) -> MachineType:
         gpu = table.text("gpu", required=True) or ""
-        gpu = self.spelling.gpus.get(key_of(gpu), gpu)
+        gpu = self.spelling.gpus.get(spelling_key(gpu), gpu)
         count = table.integer("gpus", required=True) or 1
         link = table.text("link", required=True) or ""
         nic = table.text("nic", required=True) or ""
@@ -216,8 +222,8 @@ class _Builder:
         flow_bytes_per_s = flow_gbytes_per_s * 1e9
         return Link(latency_us * 1e-6, flow_bytes_per_s, aggregate, source, date, full_duplex)
 
-    def _reaches(self) -> dict[Distance, Reach]:
-        reaches: dict[Distance, Reach] = {}
+    def _reaches(self) -> dict[Distance, DistanceLimits]:
+        distance_limits: dict[Distance, DistanceLimits] = {}
         for fact, table in self.of("distance"):
             self.must_be_known(table.place, fact.name[1], DISTANCES)
             latency_us = table.number("latency_us", least=0, required=True) or 0.0
@@ -226,7 +232,7 @@ class _Builder:
             source, date = self.close(fact, table)
             for distance in DISTANCES:
                 if distance == fact.name[1]:
-                    reaches[distance] = Reach(
+                    distance_limits[distance] = DistanceLimits(
                         distance,
                         latency_us * 1e-6,
                         None if flow_gbytes_per_s is None else flow_gbytes_per_s * 1e9,
@@ -234,7 +240,7 @@ class _Builder:
                         source,
                         date,
                     )
-        return reaches
+        return distance_limits
 
     def _egress_by_pair(self, places: Iterable[str]) -> dict[tuple[str, str], Egress]:
         known = sorted(places)
@@ -282,7 +288,7 @@ class _Prices:
             accelerator = self._accelerator.get((gpu, region))
             if series == host and vcpus is not None and accelerator is not None:
                 share = vcpus / self._host_vcpus[series, region]
-                prices[region] = price.times(share).plus(accelerator.times(gpus))
+                prices[region] = price.scaled(share).plus(accelerator.scaled(gpus))
         for (name, region), price in self._machine.items():
             if name == machine:
                 prices[region] = price
@@ -322,14 +328,16 @@ def _positive(table: Table, key: str) -> float:
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise Fault(f"is {shown(value)}", 'give a list of texts such as ["a", "b"]')
-    return tuple(some_text(item) for item in value)
+        raise InvalidValue(f"is {quote(value)}", 'give a list of texts such as ["a", "b"]')
+    return tuple(valid_text(item) for item in value)
 
 
 def _rates(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or not value:
-        raise Fault(f"is {shown(value)}", f"give a table of {', '.join(PRECISIONS)}")
+        raise InvalidValue(f"is {quote(value)}", f"give a table of {', '.join(PRECISIONS)}")
     for precision in value:
         if precision not in PRECISIONS:
-            raise Fault(f"has no precision {shown(precision)}", nearest(precision, PRECISIONS))
-    return {key: real_number(rate, None, 0.0, None, None) for key, rate in value.items()}
+            raise InvalidValue(
+                f"has no precision {quote(precision)}", nearest(precision, PRECISIONS)
+            )
+    return {key: valid_number(rate, None, 0.0, None, None) for key, rate in value.items()}

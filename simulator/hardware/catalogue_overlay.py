@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from simulator.documents.fields import Table, some_text
+from simulator.documents.fields import Table, valid_text
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import Problems, nearest
 
@@ -35,7 +35,7 @@ KINDS: Mapping[str, int] = {
 FILES = ("gpus.toml", "machines.toml", "prices.toml", "regions.toml", "network.toml")
 UNDATED = "undated"
 
-Name = tuple[str, ...]
+FactName = tuple[str, ...]
 """The kind of a fact, then the names after it."""
 
 
@@ -43,17 +43,17 @@ Name = tuple[str, ...]
 class Fact:
     """What the files say about one name, and the file that said it last."""
 
-    name: Name
+    name: FactName
     file: str
     values: Mapping[str, Any]
-    below: str | None = None
+    base_source: str | None = None
     """The source of what a user's file left as it was."""
 
     def table(self, problems: Problems) -> Table:
         """Open the fact for reading."""
         document = Document(self.file, {}, "toml")
         table = Table(dict(self.values), document, problems, self.name)
-        table.asked.update({"source": None, "date": None})
+        table.keys_read.update({"source": None, "date": None})
         return table
 
     @property
@@ -62,11 +62,11 @@ class Fact:
 
 
 @cache
-def built_in() -> Mapping[Name, Fact]:
+def built_in_facts() -> Mapping[FactName, Fact]:
     """Read the facts that come with the package."""
     folder = resources.files("simulator") / "data"
     problems = Problems()
-    facts: dict[Name, Fact] = {}
+    facts: dict[FactName, Fact] = {}
     for file in FILES:
         raw = tomllib.loads((folder / file).read_text(encoding="utf-8"))
         for fact in _flat(raw, file=file, problems=problems):
@@ -76,7 +76,7 @@ def built_in() -> Mapping[Name, Fact]:
     return MappingProxyType(facts)
 
 
-def of_user(path: Path) -> list[Fact]:
+def user_facts(path: Path) -> list[Fact]:
     """Read a user's file of facts."""
     document = load_document(path)
     problems = Problems()
@@ -85,7 +85,7 @@ def of_user(path: Path) -> list[Fact]:
     return facts
 
 
-def laid_over(below: Mapping[Name, Fact], above: Iterable[Fact]) -> dict[Name, Fact]:
+def overlay(below: Mapping[FactName, Fact], above: Iterable[Fact]) -> dict[FactName, Fact]:
     """Lay facts over others: key by key where the name is known, as new facts where it is not.
 
     A changed fact says in its source what was changed, so that no figure of a user is ever
@@ -107,21 +107,23 @@ def laid_over(below: Mapping[Name, Fact], above: Iterable[Fact]) -> dict[Name, F
     return merged
 
 
-def provenance(fact: Fact, table: Table, sources: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+def source_and_date(
+    fact: Fact, table: Table, sources: Mapping[str, tuple[str, str]]
+) -> tuple[str, str]:
     """Give the source of a fact and its date, looked up where the fact names a listed source."""
-    source = table.value("source", some_text, required=True) or ""
-    date = table.value("date", some_text) or UNDATED
+    source = table.value("source", valid_text, required=True) or ""
+    date = table.value("date", valid_text) or UNDATED
     if source in sources:
         source, listed_date = sources[source]
         date = listed_date if date == UNDATED else date
     elif date == UNDATED and "date" not in fact.values:
-        table.say("date", "is missing")
-    if fact.below is not None:
-        source = f"{source}, else {sources.get(fact.below, (fact.below, ''))[0]}"
+        table.report("date", "is missing")
+    if fact.base_source is not None:
+        source = f"{source}, else {sources.get(fact.base_source, (fact.base_source, ''))[0]}"
     return source, date
 
 
-def key_of(name: str) -> str:
+def spelling_key(name: str) -> str:
     """Reduce a name to what survives a change of case, blanks and punctuation."""
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
@@ -147,7 +149,7 @@ class Spelling:
                 for alias in aliases if isinstance(aliases, list) else []:
                     ranked.append((is_users, True, str(alias), fact))
         for _, _, spelling, fact in sorted(ranked, key=lambda one: one[:2]):
-            names[fact.name[0]].setdefault(key_of(spelling), fact.name[1])
+            names[fact.name[0]].setdefault(spelling_key(spelling), fact.name[1])
         return cls(names["gpu"], names["machine"])
 
     def canonical(self, fact: Fact) -> Fact:
@@ -158,7 +160,7 @@ class Spelling:
             "machine": self.machines,
             "price": self.machines,
         }.get(fact.name[0], {})
-        found = names.get(key_of(fact.name[1]))
+        found = names.get(spelling_key(fact.name[1]))
         if found is None:
             return fact
         return replace(fact, name=(fact.name[0], found, *fact.name[2:]))
@@ -181,7 +183,9 @@ def _flat(raw: Mapping[str, Any], *, file: str, problems: Problems) -> Iterator[
             yield from _leaves((kind,), body, depth, file=file, problems=problems)
 
 
-def _leaves(name: Name, body: Any, depth: int, *, file: str, problems: Problems) -> Iterator[Fact]:
+def _leaves(
+    name: FactName, body: Any, depth: int, *, file: str, problems: Problems
+) -> Iterator[Fact]:
     if not isinstance(body, dict):
         form = ".".join((name[0], *("NAME" for _ in range(KINDS[name[0]]))))
         place = Document(file, {}, "toml").place(name, is_table=True)

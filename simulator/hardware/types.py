@@ -70,7 +70,7 @@ class Price:
         """Give the price of the kind asked for, or ``None`` where it is not known."""
         return self.spot_usd_per_hour if spot else self.on_demand_usd_per_hour
 
-    def times(self, factor: float) -> Price:
+    def scaled(self, factor: float) -> Price:
         """Give the price of that part, or that multiple, of the machine."""
         spot = self.spot_usd_per_hour
         return replace(
@@ -134,7 +134,7 @@ class MachineType:
             host_memory_bytes=(
                 None if self.host_memory_bytes is None else round(self.host_memory_bytes * share)
             ),
-            prices={region: price.times(share) for region, price in self.prices.items()},
+            prices={region: price.scaled(share) for region, price in self.prices.items()},
         )
 
 
@@ -150,7 +150,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class DistanceLimits:
     """What a distance adds to the two machines' own links: delay, and caps (``None``: none)."""
 
     distance: Distance

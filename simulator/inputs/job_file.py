@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from simulator.documents.fields import Fault, Table, moment, open_table, shown, whole_number
+from simulator.documents.fields import (
+    InvalidValue,
+    Table,
+    open_table,
+    quote,
+    valid_integer,
+    valid_timestamp,
+)
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import Problems
 from simulator.hardware.runtime_constants import RUNTIMES
-from simulator.inputs.model_section import Training, read_model, unfit_tp
+from simulator.inputs.model_section import TrainingSettings, model_tp_problem, read_model
 from simulator.models.layers import PRECISIONS, Model
 from simulator.spec.job import (
     Checkpoint,
@@ -81,9 +88,9 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
         return None, {}
     factory = table.text("factory")
     if factory is not None and not _FACTORY.fullmatch(factory):
-        table.say("factory", f"is {shown(factory)}", 'write it as "package.module:function"')
+        table.report("factory", f"is {quote(factory)}", 'write it as "package.module:function"')
     named = {"profile": table.text("profile"), "factory": factory, "weights": table.text("weights")}
-    shaping = Training(
+    shaping = TrainingSettings(
         sequence=training["sequence"],
         dropout=training["dropout"] > 0,
         runtime=training["runtime"],
@@ -96,12 +103,12 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
 def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
     """The model can be cut into that many pieces, takes samples of that length, and has an engine
     that computes it."""
-    unfit = unfit_tp(model, training["max_tp"])
+    unfit = model_tp_problem(model, training["max_tp"])
     if unfit is not None:
-        table.say("max_tp", unfit.what, unfit.cure)
+        table.report("max_tp", unfit.what, unfit.cure)
     if training["engine"] == "deepspeed" and model.family == "exact":
         what = 'is "deepspeed", whose sums are not those of an exact model'
-        table.say("engine", what, 'give "sailor", or another family')
+        table.report("engine", what, 'give "sailor", or another family')
     if training["sequence"] is not None:
         place = table.place_of("sequence")
         found = model.problems_with_sequence(training["sequence"], place=place)
@@ -141,9 +148,9 @@ def _check_micro_batches(
     if sizes is None:
         return
     if len(set(sizes)) != len(sizes):
-        table.say("micro_batches", f"is {shown(list(sizes))}", "name each size once")
+        table.report("micro_batches", f"is {quote(list(sizes))}", "name each size once")
     if global_batch is not None and all(global_batch % size for size in sizes):
-        table.say(
+        table.report(
             "micro_batches",
             f"holds no size that divides the global batch of {global_batch}",
             "add one that does, such as 1",
@@ -151,9 +158,11 @@ def _check_micro_batches(
 
 
 def _zero_stage(value: Any) -> Literal[0, 1]:
-    stage = whole_number(value, 0, 3)
+    stage = valid_integer(value, 0, 3)
     if stage > 1:
-        raise Fault(f"is {stage}", "give 0 or 1: parameters and gradients are not sharded here")
+        raise InvalidValue(
+            f"is {stage}", "give 0 or 1: parameters and gradients are not sharded here"
+        )
     return 1 if stage else 0
 
 
@@ -164,7 +173,7 @@ def _objective(table: Table) -> Objective:
         max_usd_per_hour=table.number("max_usd_per_hour", above=0),
         max_usd_total=table.number("max_usd_total", above=0),
         min_iterations_per_s=table.number("min_iterations_per_s", above=0),
-        deadline=table.value("deadline", moment),
+        deadline=table.value("deadline", valid_timestamp),
         max_spot_share=table.number("max_spot_share", least=0, most=1),
     )
     table.finish()
@@ -177,13 +186,13 @@ def _data(table: Table) -> Data:
     meant: DataKind = given[0] if given else "synthetic"
     kind = table.choice("kind", DATA_KINDS, default=meant)
     if len(given) > 1:
-        table.say("tokens", "stands beside images", "keep one of the two")
+        table.report("tokens", "stands beside images", "keep one of the two")
     elif kind != "synthetic" and not given:
-        table.say(kind, f'is missing, and kind is "{kind}"', f"name the file of {kind}")
+        table.report(kind, f'is missing, and kind is "{kind}"', f"name the file of {kind}")
     elif kind != meant:
-        table.say("kind", f'is "{kind}" beside a file of {meant}', "keep one of the two")
+        table.report("kind", f'is "{kind}" beside a file of {meant}', "keep one of the two")
     if "labels" in table and "images" not in table:
-        table.say("labels", "stands without images", "name the array of images too")
+        table.report("labels", "stands without images", "name the array of images too")
     data = Data(
         kind=kind,
         seed=table.integer("seed", default=0, least=0),
@@ -211,6 +220,6 @@ def _interval(value: Any) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
     try:
-        return whole_number(value, 1, None)
-    except Fault:
-        raise Fault(f"is {shown(value)}", 'give a number of steps or "auto"') from None
+        return valid_integer(value, 1, None)
+    except InvalidValue:
+        raise InvalidValue(f"is {quote(value)}", 'give a number of steps or "auto"') from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulator.documents.fields import Table, shown
+from simulator.documents.fields import Table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problem
 from simulator.models.description_file import model_from_description
@@ -27,7 +27,7 @@ MEGATRON_VOCAB_MULTIPLE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingSettings:
     """What of [training] shapes the model's costs."""
 
     sequence: int | None
@@ -43,18 +43,18 @@ class Training:
         return MEGATRON_VOCAB_MULTIPLE if self.runtime == "megatron-deepspeed" else 1
 
 
-def read_model(table: Table, training: Training) -> Model | None:
+def read_model(table: Table, training: TrainingSettings) -> Model | None:
     """Read [model] but for its profile; ``None`` where something is wrong with it."""
     given = [source for source in SOURCES if source in table]
     numbers = {key: table.values[key] for key in NUMBERS if key in table}
     if "dropout" in table:
-        table.say("dropout", "does not belong here", "set it under [training]")
+        table.report("dropout", "does not belong here", "set it under [training]")
     if "factory" in table and "description" not in table:
         cure = (
             "describe the model once with `sailorctl profile model`, which runs the factory, "
             'and name what it writes here: description = "..."'
         )
-        table.say("factory", "is given without a description; no user code runs here", cure)
+        table.report("factory", "is given without a description; no user code runs here", cure)
         return None
     if len(given) != 1:
         _say_not_one(table, given, numbers)
@@ -87,7 +87,7 @@ def _say_not_one(table: Table, given: list[str], numbers: dict[str, object]) -> 
         table.problems.add(table.place, "has numbers without a family", cure)
 
 
-def _preset(name: str, training: Training) -> Model:
+def _preset(name: str, training: TrainingSettings) -> Model:
     return preset(
         name,
         place="model.preset",
@@ -101,12 +101,12 @@ def _layers_are_sane(table: Table) -> bool:
     """A slip of the keyboard must not cost minutes and gigabytes before it is told."""
     layers = table.values.get("layers")
     if isinstance(layers, int) and layers > LAYERS_MAX:
-        table.say("layers", f"is {shown(layers)}", f"give at most {LAYERS_MAX}")
+        table.report("layers", f"is {quote(layers)}", f"give at most {LAYERS_MAX}")
         return False
     return True
 
 
-def _family(name: str, numbers: dict[str, object], training: Training) -> Model:
+def _family(name: str, numbers: dict[str, object], training: TrainingSettings) -> Model:
     family = family_named(name, place="model.family")
 
     def build(**more: object) -> Model:
@@ -130,7 +130,7 @@ def _family(name: str, numbers: dict[str, object], training: Training) -> Model:
     return build(sequence=wanted)
 
 
-def _from_file(table: Table, source: str, name: str, training: Training) -> Model | None:
+def _from_file(table: Table, source: str, name: str, training: TrainingSettings) -> Model | None:
     place = table.place_of(source)
     try:
         document = load_document(table.document.folder / name, name=name)
@@ -153,11 +153,11 @@ def _attempt(table: Table, build: Callable[[], Model]) -> Model | None:
         return build()
     except InputError as error:
         for problem in error.problems:
-            table.say(problem.place.removeprefix("model."), problem.what, problem.cure)
+            table.report(problem.place.removeprefix("model."), problem.what, problem.cure)
         return None
 
 
-def unfit_tp(model: Model, tp: int, *, place: str = "tp") -> Problem | None:
+def model_tp_problem(model: Model, tp: int, *, place: str = "tp") -> Problem | None:
     """Say in one sentence why a model cannot be cut into ``tp`` pieces, and what would do."""
     found = model.problems_with_tp(tp)
     if not found:

@@ -9,14 +9,14 @@ from functools import partial
 
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import Problem, Problems
-from simulator.inputs.model_section import unfit_tp
+from simulator.inputs.model_section import model_tp_problem
 from simulator.inputs.plan_file import complete_plan
 from simulator.inputs.supply_check import (
     check_devices,
     check_supply,
-    named_places,
-    offers_of,
     place_problem,
+    places_with_paths,
+    pools_by_place,
 )
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
@@ -34,7 +34,7 @@ def check_plan(
     plan = complete_plan(plan, cluster)
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
-    offers = offers_of(cluster)
+    offers = pools_by_place(cluster)
     unfit = _Repeated()
     for number, pipeline in enumerate(plan.pipelines):
         where = f"{place}: pipelines[{number}]"
@@ -47,7 +47,7 @@ def check_plan(
             question = partial(_split_problem, stage.split, plan.micro_batch_size)
             unfit.judge(("split", stage.split), at, question)
             unfit.judge(("tp", tp), at, partial(tp_problem, tp, job))
-            for there, taken in named_places(stage, at):
+            for there, taken in places_with_paths(stage, at):
                 question = partial(place_problem, taken, tp, cluster, offers)
                 unfit.judge((taken, tp), there, question)
     unfit.report(problems)
@@ -96,11 +96,11 @@ def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
     if wanted < len(counts):
         cure = f"{wanted} micro batches feed at most {wanted} of the {len(counts)} pipelines"
     else:
-        cure = f"give micro_batches {_written_list(share_out(wanted, counts))}"
+        cure = f"give micro_batches {_written_list(split_in_proportion(wanted, counts))}"
     problems.add(f"{place}: pipelines", what, cure)
 
 
-def share_out(total: int, weights: list[int]) -> list[int]:
+def split_in_proportion(total: int, weights: list[int]) -> list[int]:
     """Divide a total in the proportion of the weights, at least one each, ties to the first."""
     assert total >= len(weights), (total, weights)
     weight = sum(weights)
@@ -212,7 +212,7 @@ class _Repeated:
 
 def tp_problem(tp: int, job: Job) -> Problem | None:
     """Say why the job's model may not be cut into ``tp`` pieces."""
-    fault = unfit_tp(job.model, tp)
+    fault = model_tp_problem(job.model, tp)
     if fault is not None:
         return fault
     if tp > job.max_tp:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from simulator.cluster.cluster import Cluster
-from simulator.documents.fields import Fault, Table, open_table, shown, some_text, whole_number
+from simulator.documents.fields import (
+    InvalidValue,
+    Table,
+    open_table,
+    quote,
+    valid_integer,
+    valid_text,
+)
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problems
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
@@ -30,7 +37,7 @@ def read_plan(raw: object, place: str = "plan") -> Plan:
     """Read a plan from plain values; ``place`` names it in what is reported."""
     problems = Problems()
     if not isinstance(raw, dict):
-        problems.add(place, f"is {shown(raw)}", 'an object with "pipelines" is expected')
+        problems.add(place, f"is {quote(raw)}", 'an object with "pipelines" is expected')
         problems.raise_if_any()
     assert isinstance(raw, dict)
     return plan_from_document(Document(place, raw))
@@ -44,7 +51,7 @@ def plan_from_document(document: Document) -> Plan:
     if "plan" in top:
         for key in ("pipelines", "micro_batch_size"):
             if key in top:
-                top.say(key, 'stands beside "plan"', "keep the plan in one place")
+                top.report(key, 'stands beside "plan"', "keep the plan in one place")
         top = top.table("plan")
     plan = _plan(top) if top is not None else None
     problems.raise_if_any()
@@ -57,13 +64,13 @@ def _plan(top: Table) -> Plan | None:
     schedule = top.choice("schedule", SCHEDULES, default="1f1b")
     virtual_stages = top.integer("virtual_stages", default=1, most=DEGREE_MAX)
     if virtual_stages > 1 and schedule != "interleaved":
-        top.say(
+        top.report(
             "virtual_stages",
             f'is {virtual_stages} with the schedule "{schedule}"',
             'give "schedule": "interleaved", or leave virtual_stages out',
         )
     if schedule == "interleaved" and virtual_stages < 2:
-        top.say(
+        top.report(
             "virtual_stages",
             f"is {virtual_stages}, and one chunk per device group interleaves nothing",
             'give at least 2, or "schedule": "1f1b"',
@@ -101,13 +108,13 @@ def _stage(table: Table) -> Stage | None:
 def _layer_range(value: Any) -> tuple[int, int]:
     cure = "give [first, end] where end is the layer after the last"
     if not isinstance(value, list) or len(value) != 2:
-        raise Fault(f"is {shown(value)}", cure)
+        raise InvalidValue(f"is {quote(value)}", cure)
     try:
-        first, end = (whole_number(bound, 0, DEGREE_MAX) for bound in value)
-    except Fault:
-        raise Fault(f"is {shown(value)}", cure) from None
+        first, end = (valid_integer(bound, 0, DEGREE_MAX) for bound in value)
+    except InvalidValue:
+        raise InvalidValue(f"is {quote(value)}", cure) from None
     if end <= first:
-        raise Fault(f"is {shown(value)}, which holds no layer", cure)
+        raise InvalidValue(f"is {quote(value)}, which holds no layer", cure)
     return first, end
 
 
@@ -116,17 +123,19 @@ def _places(table: Table, shares: int) -> tuple[Place, ...]:
     if "places" not in table:
         place = _place(table)
         if shares > 1 and place.devices:
-            table.say("devices", "cannot be the same for every share", 'give "places" instead')
+            table.report("devices", "cannot be the same for every share", 'give "places" instead')
         return (place,) * shares
     for key in ("gpu", "machine", "zone", "node", "devices"):
         if key in table:
-            table.say(key, 'stands beside "places"', "give it inside each of the places")
+            table.report(key, 'stands beside "places"', "give it inside each of the places")
     places = []
     for inner in table.tables("places"):
         places.append(_place(inner))
         inner.finish()
     if len(places) != shares and isinstance(table.values["places"], list):
-        table.say("places", f"has {len(places)} entries for {shares} shares", "give one per share")
+        table.report(
+            "places", f"has {len(places)} entries for {shares} shares", "give one per share"
+        )
     return tuple(places)
 
 
@@ -135,14 +144,14 @@ def _place(table: Table) -> Place:
     # A machine may be left out where the cluster has just one pool for the zone and GPU kind.
     machine = table.text("machine", default="")
     zone = table.text("zone", required=True) or ""
-    node = table.value("node", some_text)
+    node = table.value("node", valid_text)
     devices: tuple[int, ...] = ()
     if "devices" in table:
         devices = table.integers("devices", least=0) or ()
         if len(set(devices)) != len(devices):
-            table.say("devices", f"is {shown(list(devices))}", "name each device once")
+            table.report("devices", f"is {quote(list(devices))}", "name each device once")
         if node is None:
-            table.say("devices", 'is given without "node"', "say whose devices these are")
+            table.report("devices", 'is given without "node"', "say whose devices these are")
     return Place(gpu, machine, zone, node, devices)
 
 

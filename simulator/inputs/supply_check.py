@@ -13,7 +13,7 @@ PlaceKey = tuple[str, str, str]
 """GPU kind, machine type and zone: what a pool offers and a device group takes."""
 
 
-def named_places(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
+def places_with_paths(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
     """Give each place of a stage with where it is written."""
     if len(stage.places) == 1:
         yield at, stage.places[0]
@@ -22,7 +22,7 @@ def named_places(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
             yield f"{at}.places[{index}]", place
 
 
-def offers_of(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
+def pools_by_place(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
     """Group the pools by what they offer; spot and on demand of one machine type stand together."""
     offers: dict[PlaceKey, list[Pool]] = {}
     for pool in cluster.pools:
@@ -160,7 +160,7 @@ def check_devices(plan: Plan, place: str, problems: Problems) -> None:
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(plan.owning_stages(pipeline)):
             at = f"pipelines[{number}].stages[{index}]"
-            for there, taken in named_places(stage, at):
+            for there, taken in places_with_paths(stage, at):
                 for device in taken.devices:
                     assert taken.node is not None, "devices are read together with their node"
                     owner = owners.setdefault((taken.node, device), there)

@@ -11,12 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
+from simulator.arrays import Floats, Ints
 from simulator.documents.problems import InputError, Problem
-from simulator.estimate.device_groups import Ints
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.runtime_constants import RUNTIMES, Runtime, platform_of
-from simulator.layer_costs.layer_times import TimeTable
-from simulator.layer_costs.profile import Profile, Row
+from simulator.layer_costs.layer_times import LayerTimeTable
+from simulator.layer_costs.profile import Profile
 from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.models.layers import FLOAT_BYTES, Layer
 from simulator.network.network import Network
@@ -49,14 +49,14 @@ class LayerCosts:
         roofline = Roofline(
             job.model, job.sequence, job.precision, job.flash_attention, catalogue, network
         )
-        self._times = TimeTable.of(
+        self._times = LayerTimeTable.of(
             roofline,
             profile=profile,
             catalogue=catalogue,
             hook_s=lambda gpu: platform_of(gpu).profiled_hook_s,
         )
-        self._rows: dict[object, Row] = {}
-        self._sums: dict[tuple[str, int, int], tuple[Row, Row]] = {}
+        self._rows: dict[object, Floats] = {}
+        self._sums: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
 
     def _check_profile(self) -> None:
         profile = self.profile
@@ -95,7 +95,7 @@ class LayerCosts:
 
     def range_seconds(
         self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
-    ) -> tuple[Row, Row]:
+    ) -> tuple[Floats, Floats]:
         """The same of many ranges at once; ``recompute`` is 1 for those that recompute."""
         key = (gpu, tp, samples)
         found = self._sums.get(key)
@@ -106,16 +106,16 @@ class LayerCosts:
         forward, backward = found
         # The head has nothing to recompute: its backward follows its forward at once.
         last = np.maximum(np.minimum(end, self.layer_count - 1), first)
-        again: Row = (forward[last] - forward[first]) * recompute
+        again: Floats = (forward[last] - forward[first]) * recompute
         return forward[end] - forward[first], backward[end] - backward[first] + again
 
     def backward_by_layer(
         self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
-    ) -> Row:
+    ) -> Floats:
         """The backward of each layer of a range, which sum up to that of ``stage_seconds``."""
         times = self.times(gpu, tp=tp, samples=samples)
         first, end = layers
-        row: Row = times.backward[first:end]
+        row: Floats = times.backward[first:end]
         if recompute == "full":
             again = times.forward[first:end].copy()
             again[max(self.layer_count - 1 - first, 0) :] = 0.0  # The head, as above.
@@ -124,11 +124,11 @@ class LayerCosts:
 
     # -- parameters -----------------------------------------------------------------------------
 
-    def parameters(self, tp: int) -> Row:
+    def parameters(self, tp: int) -> Floats:
         """Parameters of each layer on one TP rank."""
         return self._row(("parameters", tp), lambda: self._parameters(tp))
 
-    def _parameters(self, tp: int) -> Row:
+    def _parameters(self, tp: int) -> Floats:
         profile = self.profile
         if profile is None or not profile.sizes:
             return np.array([float(layer.parameters(tp)) for layer in self.job.model.layers])
@@ -137,14 +137,14 @@ class LayerCosts:
         known = sorted(profile.sizes)
         if len(known) == 1:
             ratio = [layer.parameters(tp) / layer.parameters(known[0]) for layer in self._layers]
-            scaled: Row = np.array(profile.sizes[known[0]].parameters, dtype=float) * ratio
+            scaled: Floats = np.array(profile.sizes[known[0]].parameters, dtype=float) * ratio
             return scaled
         # Split and replicated parts from two degrees: p(t) = split / t + replicated.
         low, high = known[0], known[-1]
         at_low = np.array(profile.sizes[low].parameters, dtype=float)
         at_high = np.array(profile.sizes[high].parameters, dtype=float)
         split = (at_low - at_high) / (1 / low - 1 / high)
-        row: Row = split / tp + (at_low - split / low)
+        row: Floats = split / tp + (at_low - split / low)
         return row
 
     def tied_parameters(self, tp: int) -> float:
@@ -173,13 +173,13 @@ class LayerCosts:
             return width * scale * profile.sizes[1].output_elements[layer]
         return float(width * self._layers[layer].output_elements(self.job.sequence))
 
-    def kept_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Row:
+    def kept_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
         """Bytes that each layer keeps on one TP rank from forward until backward."""
         return self._row(
             ("kept", tp, samples, recompute), lambda: self._kept(tp, samples, recompute)
         )
 
-    def _kept(self, tp: int, samples: int, recompute: Recompute) -> Row:
+    def _kept(self, tp: int, samples: int, recompute: Recompute) -> Floats:
         modelled = self._modelled("kept_bytes", tp, samples, recompute, self.job.precision)
         profile = self.profile
         if profile is None or not profile.sizes:
@@ -204,14 +204,14 @@ class LayerCosts:
         ratio = np.divide(modelled, reference, out=np.ones_like(modelled), where=reference > 0)
         return measured * ratio
 
-    def workspace_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Row:
+    def workspace_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
         """The transient peak of each layer on one TP rank beyond what it keeps."""
         return self._row(
             ("workspace", tp, samples, recompute),
             lambda: self._workspace(tp, samples, recompute),
         )
 
-    def _workspace(self, tp: int, samples: int, recompute: Recompute) -> Row:
+    def _workspace(self, tp: int, samples: int, recompute: Recompute) -> Floats:
         modelled = self._modelled("workspace_bytes", tp, samples, recompute, self.job.precision)
         profile = self.profile
         if profile is not None and not profile.config.get("head_has_vocab_projection", True):
@@ -228,7 +228,7 @@ class LayerCosts:
         recompute: Recompute,
         precision: str,
         sequence: int | None = None,
-    ) -> Row:
+    ) -> Floats:
         method = getattr(Layer, what)
         return np.array(
             [
@@ -247,7 +247,7 @@ class LayerCosts:
 
     # -- bookkeeping ----------------------------------------------------------------------------
 
-    def _row(self, key: object, make: Callable[[], Row]) -> Row:
+    def _row(self, key: object, make: Callable[[], Floats]) -> Floats:
         found = self._rows.get(key)
         if found is None:
             found = self._rows[key] = make()
@@ -281,6 +281,6 @@ class LayerCosts:
         return self.times(gpu, tp=tp, samples=samples).provenance
 
 
-def _running(row: Row) -> Row:
+def _running(row: Floats) -> Floats:
     """Sums up to each index, so that any range is one subtraction."""
     return np.concatenate([[0.0], np.cumsum(row)])

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from simulator.arrays import Floats
 from simulator.documents.problems import InputError, Problem, nearest
 from simulator.hardware.catalogue import Catalogue
-from simulator.layer_costs.profile import Profile, Row, Timing
+from simulator.layer_costs.profile import Profile, Timing
 from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.spec.provenance import MEASURED, Provenance
 
@@ -19,7 +20,7 @@ LAUNCH_BOUND = 1.3
 
 
 @dataclass(slots=True, eq=False)
-class TimeTable:
+class LayerTimeTable:
     """Layer times for any GPU kind, TP degree and micro batch, each computed once."""
 
     profile: Profile | None
@@ -37,7 +38,7 @@ class TimeTable:
         profile: Profile | None,
         catalogue: Catalogue,
         hook_s: Callable[[str], float],
-    ) -> TimeTable:
+    ) -> LayerTimeTable:
         return cls(profile, roofline, catalogue, hook_s, {})
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
@@ -169,7 +170,7 @@ class TimeTable:
         )
 
 
-def _line(sizes: list[int], rows: Row, micro_batch: int) -> Row:
+def _line(sizes: list[int], rows: Floats, micro_batch: int) -> Floats:
     """Linear between measured micro batches; beyond them, along the last two.
 
     Below the smallest, a layer takes at least its share of the smallest measured batch and at
@@ -177,16 +178,16 @@ def _line(sizes: list[int], rows: Row, micro_batch: int) -> Row:
     """
     if len(sizes) == 1 or micro_batch < sizes[0]:
         share = micro_batch / sizes[0]
-        scaled: Row = rows[0] * (share if share > 1 else (1 + share) / 2)
+        scaled: Floats = rows[0] * (share if share > 1 else (1 + share) / 2)
         return scaled
     right = min(max(int(np.searchsorted(sizes, micro_batch)), 1), len(sizes) - 1)
     low, high = sizes[right - 1], sizes[right]
     slope = (rows[right] - rows[right - 1]) / (high - low)
-    line: Row = rows[right - 1] + np.maximum(slope, 0.0) * (micro_batch - low)
+    line: Floats = rows[right - 1] + np.maximum(slope, 0.0) * (micro_batch - low)
     return line
 
 
-def _without_hooks(sizes: list[int], rows: Row, hook_s: float) -> Row:
+def _without_hooks(sizes: list[int], rows: Floats, hook_s: float) -> Floats:
     """Take back the host time of profiling hooks where launches, not the GPU, set the pace.
 
     While a GPU is busy a hook runs in its shadow; where the host cannot launch fast enough, it
@@ -198,7 +199,7 @@ def _without_hooks(sizes: list[int], rows: Row, hook_s: float) -> Row:
         return rows
     scale = np.array(sizes, dtype=float)[:, None]
     gpu_s = scale * (rows / scale).min(axis=0)
-    corrected: Row = rows.copy()
+    corrected: Floats = rows.copy()
     for index, (size, larger) in enumerate(pairwise(sizes)):
         allowed = LAUNCH_BOUND ** float(np.log2(larger / size))
         launch_bound = rows[index + 1] <= allowed * rows[index]

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from simulator.documents.problems import InputError, Problem, Problems, malformed
-from simulator.hardware.catalogue import Catalogue
-from simulator.models.layers import PRECISIONS, Precision
-
-Row = NDArray[np.float64]
+from simulator.arrays import Floats
+from simulator.models.layers import Precision
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds of one micro batch per layer, on ``tp`` GPUs of one kind in one machine."""
 
-    forward_s: Row
-    backward_s: Row
+    forward_s: Floats
+    backward_s: Floats
     optimizer_s: float | None
     """The optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters, if measured."""
     notes: tuple[str, ...] = ()
@@ -63,192 +57,3 @@ class Profile:
 
     def gpus(self) -> list[str]:
         return sorted({kind for kind, _, _ in self.timings})
-
-
-def profile_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogue) -> Profile:
-    """Read a profile of the published form, with every mistake in it reported at once."""
-    problems = Problems()
-    reader = _Reader(raw, place, problems, catalogue)
-    try:
-        profile = reader.profile()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(malformed(place, error, "profile")) from None
-    problems.raise_if_any()
-    assert profile is not None
-    return profile
-
-
-class _Reader:
-    """Walks one profile document and collects what is wrong with it."""
-
-    def __init__(
-        self, raw: Mapping[str, Any], place: str, problems: Problems, catalogue: Catalogue
-    ) -> None:
-        self.raw, self.place, self.problems = raw, place, problems
-        self.catalogue = catalogue
-        self.merge_tail = False
-
-    def profile(self) -> Profile | None:
-        raw = self.raw
-        for key in ("model", "config", "layers", "timing", "memory_per_layer"):
-            if key not in raw:
-                self.problems.add(
-                    self.place, f'the key "{key}" is missing', "see docs/formats.md, profiles"
-                )
-        if self.problems.found:
-            return None
-        names = raw["layers"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            self.problems.add(f"{self.place}: layers", "must be a list of names")
-            return None
-        config = raw["config"]
-        # Some profiles time the final norm apart from the head; for us it belongs to the head.
-        self.merge_tail = len(names) == int(config.get("transformer_layers", 0)) + 3
-        sizes = self._sizes(len(names))
-        timings = self._timings(len(names))
-        if not timings and not self.problems.found:
-            self.problems.add(f"{self.place}: timing", "holds no measurement")
-        if self.problems.found:
-            return None
-        return Profile(
-            name=str(raw["model"]),
-            sequence=int(config["seq_len"]),
-            precision=self._precision(),
-            layer_names=(*names[:-2], names[-1]) if self.merge_tail else tuple(names),
-            timings=timings,
-            sizes=sizes,
-            optimizer_parameters={
-                _degree(key): int(value)
-                for key, value in raw.get("optimizer_profile_model_params", {}).items()
-            },
-            config=config,
-        )
-
-    def _precision(self) -> Precision:
-        given = self.raw.get("precision", "fp32")
-        for known in PRECISIONS:
-            if given == known:
-                return known
-        self.problems.add(
-            f"{self.place}: precision",
-            f"is {given!r}",
-            f"give one of {', '.join(PRECISIONS)}",
-        )
-        return "fp32"
-
-    def _numbers(self, where: str, value: Any, count: int) -> list[float] | None:
-        if not isinstance(value, list) or len(value) != count:
-            self.problems.add(where, f"must be a list of {count} numbers, one per layer")
-            return None
-        bad = [
-            index
-            for index, item in enumerate(value)
-            if isinstance(item, bool)
-            or not isinstance(item, int | float)
-            or not np.isfinite(item)
-            or item < 0
-        ]
-        if bad:
-            self.problems.add(
-                f"{where}[{bad[0]}]",
-                f"must be a number that is zero or more, not {value[bad[0]]!r}",
-                "measure it again; a missing number is never counted as 0",
-            )
-            return None
-        return [float(item) for item in value]
-
-    def _sizes(self, count: int) -> dict[int, LayerSizes]:
-        sizes = {}
-        for key, table in self._tables(self.raw["memory_per_layer"], "memory_per_layer"):
-            where = f"{self.place}: memory_per_layer.{key}"
-            rows = [
-                self._numbers(f"{where}.{name}", table.get(name), count)
-                for name in ("params_floats", "act_output_floats", "act_mem_floats")
-            ]
-            parameters, outputs, kept = rows
-            if parameters is None or outputs is None or kept is None:
-                continue
-            if self.merge_tail:
-                parameters = [*parameters[:-2], parameters[-2] + parameters[-1]]
-                kept = [*kept[:-2], kept[-2] + kept[-1]]
-                outputs = [*outputs[:-2], outputs[-1]]
-            sizes[_degree(key)] = LayerSizes(
-                _integers(parameters), _integers(outputs), _integers(kept)
-            )
-        return sizes
-
-    def _timings(self, count: int) -> dict[tuple[str, int, int], Timing]:
-        timings = {}
-        for kind, degree, batch, entry in self._entries():
-            where = f"{self.place}: timing.{kind}.{degree}.{batch}"
-            timing = self._timing(where, entry, count, f"{kind} {degree} {batch}")
-            if timing is None:
-                continue
-            try:
-                key = (self.catalogue.gpu_name(kind), _degree(degree), _degree(batch))
-            except InputError as error:
-                self.problems.take(error, place=f"{where}:")
-                continue
-            timings[key] = timing
-        return timings
-
-    def _entries(self) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-        """(GPU kind, TP, micro batch, entry), but for those that ran out of memory."""
-        for kind, by_degree in self._tables(self.raw["timing"], "timing"):
-            for degree, by_batch in self._tables(by_degree, f"timing.{kind}"):
-                for batch, entry in self._tables(by_batch, f"timing.{kind}.{degree}"):
-                    if entry.get("fwd_s") is not None:
-                        yield kind, degree, batch, entry
-
-    def _tables(self, value: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The tables inside a table; anything else is a problem."""
-        if not isinstance(value, Mapping):
-            self.problems.add(f"{self.place}: {where}", "must be a table")
-            return
-        for key, inner in value.items():
-            if isinstance(inner, Mapping):
-                yield key, inner
-            else:
-                self.problems.add(f"{self.place}: {where}.{key}", "must be a table")
-
-    def _timing(self, where: str, entry: Mapping[str, Any], count: int, name: str) -> Timing | None:
-        forward = self._numbers(f"{where}.fwd_s", entry["fwd_s"], count)
-        backward = self._numbers(f"{where}.bwd_s", entry.get("bwd_s"), count)
-        step = self._numbers(f"{where}.optimizer_step_s", [entry.get("optimizer_step_s")], 1)
-        if forward is None or backward is None or step is None:
-            return None
-        if not all(seconds > 0 for seconds in forward):
-            self.problems.add(f"{where}.fwd_s", "holds a zero, which is no measurement")
-            return None
-        if self.merge_tail:
-            forward = [*forward[:-2], forward[-2] + forward[-1]]
-            backward = [*backward[:-2], backward[-2] + backward[-1]]
-        words = set(name.split())
-        notes = tuple(f"{name}: {doubt}" for doubted, doubt in self._doubts() if doubted <= words)
-        # The published files write 0 where no optimizer step was timed.
-        return Timing(np.array(forward), np.array(backward), step[0] or None, notes)
-
-    def _doubts(self) -> Iterator[tuple[set[str], str]]:
-        """Doubts that the file states itself: words that an entry's name must have, the doubt."""
-        for flag in self.raw.get("flags", []):
-            where = str(flag.get("where", "")).replace(",", " ").replace("/", " ").split()
-            degrees = [word for word in where if word.startswith("tp")]
-            doubt = str(flag.get("flag", "doubtful")).replace("_", " ")
-            for batch in (word for word in where if word.startswith("mbs")):
-                yield {str(flag.get("gpu", "")), *degrees, batch}, doubt
-
-
-def _degree(key: str) -> int:
-    """The number in a key such as ``tp4`` or ``mbs8``."""
-    digits = "".join(character for character in key if character.isdigit())
-    if not digits or int(digits) == 0:
-        raise InputError(
-            Problem(key, "holds no positive number", 'write "tp4" or "mbs8", with yours')
-        )
-    return int(digits)
-
-
-def _integers(values: list[float]) -> tuple[int, ...]:
-    return tuple(round(value) for value in values)

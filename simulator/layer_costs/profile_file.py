@@ -6,11 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from simulator.documents.fields import Fault, Table, open_table, real_number, shown, some_text
+from simulator.arrays import Floats
+from simulator.documents.fields import (
+    InvalidValue,
+    Table,
+    open_table,
+    quote,
+    valid_number,
+    valid_text,
+)
 from simulator.documents.files import Document
 from simulator.documents.problems import InputError, Problems
 from simulator.hardware.catalogue import Catalogue
-from simulator.layer_costs.profile import LayerSizes, Profile, Row, Timing, profile_from_json
+from simulator.layer_costs.profile import LayerSizes, Profile, Timing
+from simulator.layer_costs.published_profile import profile_from_json
 from simulator.models.layers import PRECISIONS
 
 FORM = "sailor_profile"
@@ -32,7 +41,7 @@ def read_profile(document: Document, *, catalogue: Catalogue) -> Profile:
 def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
     version = top.integer(FORM, least=1, required=True)
     if version is not None and version > VERSION:
-        top.say(FORM, f"is version {version}", f"this Sailor reads version {VERSION}; update it")
+        top.report(FORM, f"is version {version}", f"this Sailor reads version {VERSION}; update it")
     model = top.text("model", required=True)
     sequence = top.integer("sequence", least=1, required=True)
     precision = top.choice("precision", PRECISIONS, default="fp32")
@@ -60,9 +69,11 @@ def _profile(top: Table, catalogue: Catalogue) -> Profile | None:
 
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise Fault(f"is {shown(value)}", "give a list of names: embedding, blocks, head")
+        raise InvalidValue(f"is {quote(value)}", "give a list of names: embedding, blocks, head")
     if len(value) < 2:
-        raise Fault("has fewer than two layers", "a model has at least an embedding and a head")
+        raise InvalidValue(
+            "has fewer than two layers", "a model has at least an embedding and a head"
+        )
     return tuple(value)
 
 
@@ -90,9 +101,9 @@ def _timings(
 ) -> dict[tuple[str, int, int], Timing]:
     def kind(value: Any) -> str:
         try:
-            return catalogue.gpu_name(some_text(value))
+            return catalogue.gpu_name(valid_text(value))
         except InputError as error:
-            raise Fault(error.problems[0].what, error.problems[0].cure) from None
+            raise InvalidValue(error.problems[0].what, error.problems[0].cure) from None
 
     timings: dict[tuple[str, int, int], Timing] = {}
     for table in top.tables("timings", required=True):
@@ -109,7 +120,7 @@ def _timings(
         if forward is None or backward is None:
             continue
         if (gpu, tp, micro_batch) in timings:
-            table.say("micro_batch", "is given twice for this GPU and TP", "keep one of the two")
+            table.report("micro_batch", "is given twice for this GPU and TP", "keep one of the two")
         timings[gpu, tp, micro_batch] = Timing(
             np.array(forward), np.array(backward), step, (note,) if note else ()
         )
@@ -126,8 +137,10 @@ def _row(
 ) -> list[float] | None:
     def accept(value: Any) -> list[float]:
         if not isinstance(value, list) or (count is not None and len(value) != count):
-            raise Fault(f"is {shown(value)}", f"give one number for each of the {count} layers")
-        return [real_number(item, least, above, None, None) for item in value]
+            raise InvalidValue(
+                f"is {quote(value)}", f"give one number for each of the {count} layers"
+            )
+        return [valid_number(item, least, above, None, None) for item in value]
 
     return table.value(key, accept, required=True)
 
@@ -135,7 +148,7 @@ def _row(
 def profile_to_json(profile: Profile) -> dict[str, Any]:
     """The profile in our own form."""
 
-    def numbers(row: Row) -> list[float]:
+    def numbers(row: Floats) -> list[float]:
         return [float(value) for value in row]
 
     return {

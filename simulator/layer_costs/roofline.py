@@ -15,10 +15,10 @@ from functools import cache
 
 import numpy as np
 
+from simulator.arrays import Floats
 from simulator.documents.files import built_in_table
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.types import Gpu
-from simulator.layer_costs.profile import Row
 from simulator.models.layers import FLOAT_BYTES, Layer, Model, Precision
 from simulator.network.network import Network
 from simulator.spec.plan import Place
@@ -32,8 +32,8 @@ OPTIMIZER_BYTES: Mapping[str, int] = {"fp32": 28, "bf16": 32, "fp16": 32}
 class LayerTimes:
     """Seconds of one micro batch per layer, and of an optimizer step per parameter."""
 
-    forward: Row
-    backward: Row
+    forward: Floats
+    backward: Floats
     optimizer_s_per_parameter: float
     provenance: Provenance
 
@@ -56,13 +56,13 @@ END_KERNELS = 0.25
 class Demand:
     """What layers ask of a GPU, in seconds at its peaks; one entry per layer."""
 
-    compute_s: Row
+    compute_s: Floats
     """Matrix products of one forward pass at the peak rate."""
-    traffic_s: Row
+    traffic_s: Floats
     """Other memory traffic of one forward pass at the peak bandwidth."""
-    collectives_forward_s: Row
-    collectives_backward_s: Row
-    kernels: Row
+    collectives_forward_s: Floats
+    collectives_backward_s: Floats
+    kernels: Floats
     """How many kernels the layer launches, next to a block."""
 
 
@@ -80,7 +80,7 @@ class Calibration:
     relative_error: float
     fitted_on: str
 
-    def seconds(self, demand: Demand) -> tuple[Row, Row]:
+    def seconds(self, demand: Demand) -> tuple[Floats, Floats]:
         """Forward and backward of each layer."""
         both = 3 * (demand.compute_s / self.compute_share + demand.traffic_s / self.traffic_share)
         ahead = both / (1 + self.backward_ratio)
@@ -141,7 +141,7 @@ class Roofline:
             Provenance("analytic", error, (note, *self._cautions(gpu, forward, calibration))),
         )
 
-    def _cautions(self, gpu: str, forward: Row, calibration: Calibration) -> Iterator[str]:
+    def _cautions(self, gpu: str, forward: Floats, calibration: Calibration) -> Iterator[str]:
         """What a user of these times should know beside where they come from."""
         peaks = self.catalogue.gpu(gpu).peak_flops
         if self.precision not in peaks:

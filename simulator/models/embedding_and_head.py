@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from simulator.models.layers import Layer, Moment, TensorSpec, Term
-from simulator.models.transformer_block import Numbers, kept_by_norm, norm_tensors
+from simulator.models.transformer_block import TransformerConfig, kept_by_norm, norm_tensors
 
 EMBEDDING = "embedding"
 HEAD = "head"
 _TABLE = "token.weight"
 
 
-def _dropout_mask(n: Numbers) -> tuple[Term, ...]:
+def _dropout_mask(n: TransformerConfig) -> tuple[Term, ...]:
     return (Term("mask", per_token=n.hidden, item="mask"),) if n.dropout else ()
 
 
-def token_embedding(n: Numbers) -> Layer:
+def token_embedding(n: TransformerConfig) -> Layer:
     """Build the layer that turns token ids into hidden states, its table cut by rows."""
     h, width, projected = n.hidden, n.embedding_width, n.embedding_width != n.hidden
     tensors = [TensorSpec(_TABLE, (n.vocab, width), 0, n.vocab)]
@@ -52,7 +52,7 @@ def token_embedding(n: Numbers) -> Layer:
     )
 
 
-def language_head(n: Numbers) -> Layer:
+def language_head(n: TransformerConfig) -> Layer:
     """Build the final norm, the vocabulary projection and the loss."""
     h, width, projected = n.hidden, n.embedding_width, n.embedding_width != n.hidden
     tensors: list[TensorSpec] = []
@@ -95,7 +95,7 @@ def language_head(n: Numbers) -> Layer:
     )
 
 
-def _loss_moments(n: Numbers) -> tuple[Moment, ...]:
+def _loss_moments(n: TransformerConfig) -> tuple[Moment, ...]:
     width, vocab = n.embedding_width, n.vocab
     projection = (
         Term("gradient of the input", per_token=width),
@@ -114,7 +114,7 @@ def _loss_moments(n: Numbers) -> tuple[Moment, ...]:
     return (Moment("loss", (logits,)), Moment("projection", (cast, freed, *projection)))
 
 
-def patch_embedding(n: Numbers) -> Layer:
+def patch_embedding(n: TransformerConfig) -> Layer:
     """Build the layer that turns an image into patches, whole on every rank."""
     h, patches = n.hidden, n.position_rows - 1
     tensors = (
@@ -151,7 +151,7 @@ def patch_embedding(n: Numbers) -> Layer:
     )
 
 
-def class_head(n: Numbers) -> Layer:
+def class_head(n: TransformerConfig) -> Layer:
     """Build the final norm over all tokens and the classifier on the first, whole on a rank."""
     h, classes = n.hidden, n.vocab
     return Layer(

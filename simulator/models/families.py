@@ -15,7 +15,7 @@ from simulator.models.embedding_and_head import (
     token_embedding,
 )
 from simulator.models.layers import Model
-from simulator.models.transformer_block import TORCH, Activation, Kernels, Numbers, block
+from simulator.models.transformer_block import TORCH, Activation, Kernels, TransformerConfig, block
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 # A number beyond this is a slip of the keyboard; it also keeps all counts exact in a float.
@@ -180,7 +180,7 @@ def _complete(
     *,
     kernels: Kernels,
     pad_vocab_to: int,
-) -> Numbers:
+) -> TransformerConfig:
     """Fill in what the family assumes. Switches are among ``sizes``: a bool is an int."""
     hidden, heads = sizes["hidden"], sizes["heads"]
     chosen = text.get("activation", facts.activation)
@@ -197,7 +197,7 @@ def _complete(
         vocab = sizes.get("classes", facts.vocab)
     dropout = bool(sizes.get("dropout", False))
     bias = {key: bool(sizes.get(key, sizes.get("bias", getattr(facts, key)))) for key in _BIASES}
-    return Numbers(
+    return TransformerConfig(
         layers=sizes["layers"],
         hidden=hidden,
         heads=heads,
@@ -230,7 +230,7 @@ def _usual_ffn(hidden: int, *, gated: bool) -> int:
     return -(-(8 * hidden // 3) // 256) * 256
 
 
-def _architecture(n: Numbers, sizes: Mapping[str, int], facts: _Family) -> Architecture:
+def _architecture(n: TransformerConfig, sizes: Mapping[str, int], facts: _Family) -> Architecture:
     """Say how the layers compute: what the numbers tell, and what the family fixes."""
     windows = tuple(facts.window * (i % 2) for i in range(n.layers)) if facts.window else ()
     return Architecture(
@@ -250,7 +250,9 @@ def _architecture(n: Numbers, sizes: Mapping[str, int], facts: _Family) -> Archi
     )
 
 
-def _assemble(numbers: Numbers, architecture: Architecture, *, family: str, name: str) -> Model:
+def _assemble(
+    numbers: TransformerConfig, architecture: Architecture, *, family: str, name: str
+) -> Model:
     vision = architecture.image > 0
     first = patch_embedding(numbers) if vision else token_embedding(numbers)
     last = class_head(numbers) if vision else language_head(numbers)

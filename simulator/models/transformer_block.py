@@ -32,7 +32,7 @@ MEGATRON = Kernels(norm="output", loss="in_place")
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class TransformerConfig:
     """All that tells one transformer from another; checked by ``simulator.models.families``."""
 
     layers: int
@@ -73,7 +73,7 @@ class Numbers:
         return 1 if self.rms_norm or self.kernels.norm == "output" else 2
 
 
-def norm_tensors(numbers: Numbers, name: str) -> tuple[TensorSpec, ...]:
+def norm_tensors(numbers: TransformerConfig, name: str) -> tuple[TensorSpec, ...]:
     """Return the parameters of one norm; an RMS norm has no bias."""
     weight = TensorSpec(f"{name}.weight", (numbers.hidden,))
     if numbers.rms_norm:
@@ -93,7 +93,7 @@ def _linear(
     return (weight, TensorSpec(f"{name}.bias", (rows,)))
 
 
-def _block_tensors(n: Numbers) -> tuple[TensorSpec, ...]:
+def _block_tensors(n: TransformerConfig) -> tuple[TensorSpec, ...]:
     h, q, kv, f = n.hidden, n.query_width, n.kv_width, n.ffn
     gate = (
         _linear("mlp.gate", f, h, split=0, ways=f, bias=n.mlp_bias)
@@ -113,7 +113,7 @@ def _block_tensors(n: Numbers) -> tuple[TensorSpec, ...]:
     )
 
 
-def kept_by_norm(n: Numbers, name: str) -> tuple[Term, ...]:
+def kept_by_norm(n: TransformerConfig, name: str) -> tuple[Term, ...]:
     """Return what a norm keeps, its output not included."""
     stats = Term(f"{name} statistics", per_token=n.stats, item="fp32")
     match n.kernels.norm:
@@ -130,7 +130,7 @@ def kept_by_norm(n: Numbers, name: str) -> tuple[Term, ...]:
             )
 
 
-def _kept_by_attention(n: Numbers) -> tuple[Term, ...]:
+def _kept_by_attention(n: TransformerConfig) -> tuple[Term, ...]:
     q, kv, heads = n.query_width, n.kv_width, n.heads
     scores = [Term("probabilities", per_pair=heads, ways=heads, when="eager")]
     if n.attention_dropout:
@@ -150,14 +150,14 @@ def _kept_by_attention(n: Numbers) -> tuple[Term, ...]:
     )
 
 
-def _kept_by_mlp(n: Numbers) -> tuple[Term, ...]:
+def _kept_by_mlp(n: TransformerConfig) -> tuple[Term, ...]:
     # ReLU keeps its output, which the next product keeps anyway; GELU its input and the product
     # its output; SwiGLU gate, up, their activation and product.
     columns = {"relu": 1, "gelu": 2, "swiglu": 4}[n.activation]
     return (Term("mlp activations", per_token=columns * n.ffn, ways=n.ffn),)
 
 
-def _kept_by_block(n: Numbers) -> tuple[Term, ...]:
+def _kept_by_block(n: TransformerConfig) -> tuple[Term, ...]:
     h = n.hidden
     masks = [Term(f"{part} mask", per_token=h, item="mask") for part in ("attention", "mlp")]
     # Norm first: input -> norm -> attention -> + -> norm -> MLP -> +. Norm last: input ->
@@ -186,7 +186,7 @@ def _freed(kept: tuple[Term, ...]) -> tuple[Term, ...]:
     )
 
 
-def _block_moments(n: Numbers) -> tuple[Moment, ...]:
+def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
     """The backward pass of a block at the moments that can be its peak.
 
     Negative terms are kept tensors that the pass has already freed at that moment.
@@ -238,7 +238,7 @@ def _block_moments(n: Numbers) -> tuple[Moment, ...]:
     )
 
 
-def _block_flops(n: Numbers) -> tuple[Term, ...]:
+def _block_flops(n: TransformerConfig) -> tuple[Term, ...]:
     h, q, kv, f = n.hidden, n.query_width, n.kv_width, n.ffn
     products = 3 if n.activation == "swiglu" else 2
     return (
@@ -249,7 +249,7 @@ def _block_flops(n: Numbers) -> tuple[Term, ...]:
     )
 
 
-def _block_traffic(n: Numbers) -> tuple[Term, ...]:
+def _block_traffic(n: TransformerConfig) -> tuple[Term, ...]:
     h, q, kv, f, heads = n.hidden, n.query_width, n.kv_width, n.ffn, n.heads
     # Passes over the score matrix: product written; scale, mask and softmax read and write;
     # read for the context. Dropout adds a read and a write.
@@ -267,7 +267,7 @@ def _block_traffic(n: Numbers) -> tuple[Term, ...]:
     )
 
 
-def block(numbers: Numbers, name: str) -> Layer:
+def block(numbers: TransformerConfig, name: str) -> Layer:
     """Build one transformer block: attention and MLP, each with its norm and residual."""
     return Layer(
         name=name,

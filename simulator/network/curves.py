@@ -63,7 +63,7 @@ def curve_from_bandwidths(
     return Curve(flows, sizes_bytes, tuple(seconds), polynomial, notes)
 
 
-def repaired(curves: Mapping[int, Curve]) -> dict[int, Curve]:
+def make_consistent(curves: Mapping[int, Curve]) -> dict[int, Curve]:
     """Make the curves of one link consistent over the number of concurrent flows.
 
     Two facts hold on any link: more flows carry no less in sum than fewer do, and a flow that
@@ -98,7 +98,7 @@ def _capped(curve: Curve, bound: Curve, factor: float, note: str) -> Curve:
     )
 
 
-def at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: float) -> float:
+def seconds_at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: float) -> float:
     """Seconds for any number of concurrent flows, from the counts that were measured.
 
     Between and beyond the measured counts the link carries in sum what the next smaller

@@ -1,8 +1,8 @@
-"""A player of availability traces: what a policy trains, loses, waits and pays, second by second.
+"""Play an availability trace under a policy, and report goodput, lost work, downtime and dollars.
 
-The player knows plans only as figures. A policy says what to run; when capacity changes, the
-player says what that costs: iterations in flight, steps rolled back, seconds in which nobody
-trains. It has no clock and no chance in it: which GPUs a loss takes comes with the input.
+A policy decides which plan runs. The player knows plans only by their figures; at each change of
+capacity it charges for iterations in flight, steps rolled back and downtime. It reads no clock
+and draws no random numbers: the trace says which GPUs a loss takes.
 """
 
 from __future__ import annotations
@@ -12,122 +12,124 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from simulator.traces.trace import Counts, Taken
+from simulator.traces.trace import GpuCounts, LostSlots
 
-Kind = Literal["runs", "moves", "stands"]
+Activity = Literal["training", "reconfiguring", "idle"]
 _EPS = 1e-6
-"""Of an iteration: what rounding may take from one that ends exactly at a boundary."""
+"""Rounding tolerance, in iterations, for one that ends exactly at a boundary."""
 
 
 @dataclass(frozen=True, slots=True)
-class MoveCosts:
-    """What a change costs; all are assumptions until moves have been measured."""
+class ReconfigurationCosts:
+    """Seconds that reconfigurations and checkpoints take; the defaults are assumptions."""
 
     planned_s: float = 5.0
-    """A move in place from a running job: stop at a step, fetch state, rebuild groups, verify."""
+    """Live reconfiguration of a running job: stop, fetch state, rebuild groups, verify."""
     unplanned_s: float = 10.0
-    """A move in place after a loss: the same, and finding out and aborting before it."""
+    """Live reconfiguration after a loss: as above, plus detection and abort."""
     restart_s: float = 120.0
-    """A restart from the durable checkpoint: start processes anew, read the state from a store."""
+    """Restart from the durable checkpoint: start processes, read the state from the store."""
     checkpoint_every_s: float = 600.0
-    """Between two durable checkpoints; they are written beside the training and stop nothing."""
+    """Between two durable checkpoints, which are written in the background."""
     snapshot_steps: int = 1
-    """Between two snapshots in the memory of nodes."""
+    """Steps between two snapshots in node memory."""
     survive_share: float = 0.5
-    """Snapshots in memory have a second holder in another machine: they are taken as gone once
-    fewer than this share of the plan's GPUs are left."""
+    """Snapshots have one replica on another machine; they count as lost once fewer than this
+    share of the plan's GPUs are left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A plan as the player sees it."""
+class PlanFigures:
+    """What the player needs to know of a plan."""
 
     iteration_s: float
     samples: int
-    gpus: Counts
-    """GPUs that it holds, by place."""
+    """Per iteration."""
+    gpus: GpuCounts
+    """GPUs that the plan uses, by pool."""
     usd_per_s: float | None
-    """What these cost; ``None`` where a price is unknown."""
+    """Price of these GPUs; ``None`` where a price is unknown."""
     egress_usd: float = 0.0
-    """Of one iteration."""
+    """Per iteration."""
 
     @property
     def usd_per_running_s(self) -> float | None:
-        """Dollars of a second of training."""
+        """Dollars per second of training, egress included."""
         if self.usd_per_s is None:
             return None
         return self.usd_per_s + self.egress_usd / self.iteration_s
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class AvailabilitySpan:
     """A span of time in which the same GPUs are up."""
 
     start_s: float
     end_s: float
     state: int
-    """Number of the availability, for policies to look up."""
-    up: Counts
-    """GPUs that are up, by place."""
-    taken: Taken
-    """Which GPUs of each place went at its start; a plan is on the first ones."""
+    """Number of this availability; equal availabilities share it."""
+    up: GpuCounts
+    """GPUs that are up, by pool."""
+    lost: LostSlots
+    """Which GPUs of each pool went at its start; a plan uses the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a policy sees when it is asked."""
+class PolicyInput:
+    """What a policy knows when it decides."""
 
     now_s: float
-    spell: int
-    """Its number."""
+    span: int
+    """Index of the current availability span."""
     state: int
-    up: Counts
-    """GPUs that are up, by place."""
-    way: int | None
-    """What runs, or is being moved to."""
+    up: GpuCounts
+    """GPUs that are up, by pool."""
+    plan: int | None
+    """Index of the plan that runs or is being started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a policy wants to run from now on, and when it wants to be asked at the latest."""
+class Decision:
+    """The plan to run from now on (``None``: none), and when to ask again at the latest."""
 
-    way: int | None
+    plan: int | None
     wake_s: float = math.inf
 
 
 class Policy(Protocol):
-    """Decides what to run; it is asked at every change, after every move and when it wished."""
+    """Chooses plans; it is asked at every change of capacity, after every reconfiguration and
+    at the ``wake_s`` of its last decision."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_live(self) -> bool:
-        """Whether it moves a job in place, or restarts it from the durable checkpoint."""
+        """Whether it reconfigures the running job, or restarts from the durable checkpoint."""
         ...
 
-    def decide(self, view: View) -> Wish: ...
+    def decide(self, view: PolicyInput) -> Decision: ...
 
 
 class Fits(Protocol):
-    """Whether a way can run on an availability."""
+    """Whether a plan can run on an availability, both given by number."""
 
-    def __call__(self, way: int, state: int) -> bool: ...
+    def __call__(self, plan: int, state: int, /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Stint:
-    """A span of time on one way, or on none, for pictures."""
+class RunSegment:
+    """A span of time in one activity and on one plan, for plots."""
 
     start_s: float
     end_s: float
-    kind: Kind
-    way: int | None
+    kind: Activity
+    plan: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tale:
-    """What came of a policy."""
+class PolicyResult:
+    """What a policy achieved on a trace."""
 
     policy: str
     duration_s: float
@@ -135,21 +137,21 @@ class Tale:
     steps: float
     steps_lost: float
     """Iterations that were finished and then rolled back."""
-    moves: int
-    """Reconfigurations, those after losses among them."""
+    reconfigurations: int
+    """Including those after losses."""
     losses: int
-    """Times that capacity went away under the job."""
+    """How often the running plan lost GPUs."""
     useful_s: float
     lost_s: float
-    """On iterations that were rolled back or never finished."""
-    moving_s: float
-    """Downtime of moves and restarts."""
-    standing_s: float
-    """Without anything to run."""
+    """Spent on iterations that were rolled back or never finished."""
+    downtime_s: float
+    """Spent on reconfigurations and restarts."""
+    idle_s: float
+    """Without a plan to run."""
     gpu_seconds: tuple[float, ...]
-    """GPUs held, by place."""
+    """GPU-seconds held, by pool."""
     usd: float | None
-    stints: tuple[Stint, ...]
+    segments: tuple[RunSegment, ...]
 
     @property
     def goodput_samples_per_s(self) -> float:
@@ -157,31 +159,37 @@ class Tale:
 
 
 def play(
-    spells: Sequence[Spell], ways: Sequence[Way], fits: Fits, policy: Policy, costs: MoveCosts
-) -> Tale:
+    spans: Sequence[AvailabilitySpan],
+    plans: Sequence[PlanFigures],
+    fits: Fits,
+    policy: Policy,
+    costs: ReconfigurationCosts,
+) -> PolicyResult:
     """Play a trace under one policy."""
-    run = _Run(ways, policy, costs)
-    for number, spell in enumerate(spells):
-        run.strike(spell, fits)
-        now_s = spell.start_s
-        while now_s < spell.end_s:
-            wish = policy.decide(View(now_s, number, spell.state, spell.up, run.way))
-            assert wish.wake_s > now_s, "a policy must not ask for the past"
-            assert wish.way is None or fits(wish.way, spell.state), "it wishes what is not there"
-            at_s = math.inf if wish.way == run.way else run.next_boundary(now_s)
+    run = _Run(plans, policy, costs)
+    for number, span in enumerate(spans):
+        run.apply_losses(span, fits)
+        now_s = span.start_s
+        while now_s < span.end_s:
+            decision = policy.decide(PolicyInput(now_s, number, span.state, span.up, run.plan))
+            assert decision.wake_s > now_s, "a policy asked to be woken in the past"
+            assert decision.plan is None or fits(decision.plan, span.state), (
+                "a policy chose a plan that does not fit"
+            )
+            at_s = math.inf if decision.plan == run.plan else run.next_boundary(now_s)
             if at_s <= now_s:
-                run.move(wish.way, now_s)
+                run.reconfigure(decision.plan, now_s)
                 continue
-            now_s = min(at_s, wish.wake_s, spell.end_s)
-            if now_s == at_s < spell.end_s:
-                run.move(wish.way, now_s)
-    run.close(spells[-1].end_s)
-    return run.tale(spells[-1].end_s)
+            now_s = min(at_s, decision.wake_s, span.end_s)
+            if now_s == at_s < span.end_s:
+                run.reconfigure(decision.plan, now_s)
+    run.finish(spans[-1].end_s)
+    return run.result(spans[-1].end_s)
 
 
 @dataclass(slots=True)
 class _Marks:
-    """What is safe at some moment."""
+    """Progress up to some moment."""
 
     steps: int = 0
     samples: int = 0
@@ -190,53 +198,53 @@ class _Marks:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """The job while a trace is played."""
+    """The state of the job while a trace is played."""
 
-    ways: Sequence[Way]
+    plans: Sequence[PlanFigures]
     policy: Policy
-    costs: MoveCosts
-    way: int | None = None
+    costs: ReconfigurationCosts
+    plan: int | None = None
     begin_s: float = 0.0
-    """When the present stint began."""
+    """When the current segment began."""
     resumes_s: float = 0.0
-    """When its iterations began, or will."""
+    """When its iterations begin."""
     done: _Marks = field(default_factory=_Marks)
     durable: _Marks = field(default_factory=_Marks)
     carry_s: float = 0.0
-    """Useful seconds since the durable checkpoint."""
+    """Useful seconds since the last durable checkpoint."""
     holders: list[int] | None = None
-    """GPUs by place whose memory holds the state, while no way runs it."""
+    """GPUs by pool whose memory holds the state while no plan runs."""
     is_cold: bool = True
-    """Whether the state must be read from the durable checkpoint."""
+    """Whether the state has to be read from the durable checkpoint."""
     steps_lost: int = 0
-    moves: int = 0
+    reconfigurations: int = 0
     losses: int = 0
     lost_s: float = 0.0
-    moving_s: float = 0.0
-    standing_s: float = 0.0
+    downtime_s: float = 0.0
+    idle_s: float = 0.0
     held_s: dict[int, float] = field(default_factory=dict)
     ran_s: dict[int, float] = field(default_factory=dict)
-    stints: list[Stint] = field(default_factory=list)
+    segments: list[RunSegment] = field(default_factory=list)
 
-    # -- what happens ---------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------
 
-    def strike(self, spell: Spell, fits: Fits) -> None:
-        """Capacity changed: see what the job has lost by it."""
-        if self.way is None and self.holders is None:
+    def apply_losses(self, span: AvailabilitySpan, fits: Fits) -> None:
+        """Stop the plan if a change of capacity broke it, and roll back if the state is gone."""
+        if self.plan is None and self.holders is None:
             return
-        now_s = spell.start_s
-        held = list(self.ways[self.way].gpus) if self.way is not None else self.holders
+        now_s = span.start_s
+        held = list(self.plans[self.plan].gpus) if self.plan is not None else self.holders
         assert held is not None
         hits = [
             sum(slot < count for slot in slots)
-            for slots, count in zip(spell.taken, held, strict=True)
+            for slots, count in zip(span.lost, held, strict=True)
         ]
-        is_broken = self.way is not None and (any(hits) or not fits(self.way, spell.state))
-        if self.way is not None and not is_broken:
+        is_broken = self.plan is not None and (any(hits) or not fits(self.plan, span.state))
+        if self.plan is not None and not is_broken:
             return
         if is_broken:
             self.losses += 1
-            self._close(now_s, is_planned=False)
+            self._end_segment(now_s, is_planned=False)
         left = [count - hit for count, hit in zip(held, hits, strict=True)]
         if not self.policy.is_live or sum(left) < self.costs.survive_share * sum(held):
             self._roll_back_to_durable()
@@ -244,13 +252,13 @@ class _Run:
         else:
             self.holders = left
 
-    def move(self, way: int | None, now_s: float) -> None:
-        """Go over to another way, or stop."""
-        is_first = now_s == 0 and not self.stints
-        was_running = self.way is not None
-        self._close(now_s, is_planned=True)
-        self.way = way
-        if way is None:
+    def reconfigure(self, plan: int | None, now_s: float) -> None:
+        """Switch to another plan, or stop."""
+        is_first = now_s == 0 and not self.segments
+        was_running = self.plan is not None
+        self._end_segment(now_s, is_planned=True)
+        self.plan = plan
+        if plan is None:
             return
         down_s = self.costs.restart_s
         if is_first:
@@ -259,52 +267,52 @@ class _Run:
             down_s = self.costs.planned_s if was_running else self.costs.unplanned_s
         self.resumes_s = now_s + down_s
         self.holders = None
-        self.moves += not is_first
+        self.reconfigurations += not is_first
 
     def next_boundary(self, now_s: float) -> float:
-        """When the job can be moved without losing anything."""
-        if self.way is None or now_s <= self.resumes_s:
+        """The next moment at which a reconfiguration loses no work."""
+        if self.plan is None or now_s <= self.resumes_s:
             return now_s
-        iteration_s = self.ways[self.way].iteration_s
+        iteration_s = self.plans[self.plan].iteration_s
         steps = math.ceil((now_s - self.resumes_s) / iteration_s - _EPS)
         if not self.policy.is_live:
             first, every = self._checkpoint_steps(iteration_s)
             steps = first + max(0, -(-(steps - first) // every)) * every
         return max(now_s, self.resumes_s + steps * iteration_s)
 
-    def close(self, now_s: float) -> None:
-        """The trace ends."""
-        self._close(now_s, is_planned=True)
+    def finish(self, now_s: float) -> None:
+        """End the last segment."""
+        self._end_segment(now_s, is_planned=True)
 
     # -- bookkeeping ----------------------------------------------------------------------------
 
-    def _close(self, now_s: float, *, is_planned: bool) -> None:
-        """End the present stint, and count what came of it."""
-        if self.way is None:
-            self._stint(self.begin_s, now_s, "stands")
-            self.standing_s += now_s - self.begin_s
+    def _end_segment(self, now_s: float, *, is_planned: bool) -> None:
+        """End the current segment and add up its time, steps and samples."""
+        if self.plan is None:
+            self._add_segment(self.begin_s, now_s, "idle")
+            self.idle_s += now_s - self.begin_s
         else:
             starts_s = min(self.resumes_s, now_s)
-            self._stint(self.begin_s, starts_s, "moves")
-            self._stint(starts_s, now_s, "runs")
-            self.moving_s += starts_s - self.begin_s
-            self.held_s[self.way] = self.held_s.get(self.way, 0.0) + now_s - self.begin_s
-            self.ran_s[self.way] = self.ran_s.get(self.way, 0.0) + now_s - starts_s
-            self._count(self.ways[self.way], now_s - starts_s, is_planned=is_planned)
+            self._add_segment(self.begin_s, starts_s, "reconfiguring")
+            self._add_segment(starts_s, now_s, "training")
+            self.downtime_s += starts_s - self.begin_s
+            self.held_s[self.plan] = self.held_s.get(self.plan, 0.0) + now_s - self.begin_s
+            self.ran_s[self.plan] = self.ran_s.get(self.plan, 0.0) + now_s - starts_s
+            self._count(self.plans[self.plan], now_s - starts_s, is_planned=is_planned)
             if now_s > self.resumes_s:
                 self.is_cold = False
-            self.way = None
+            self.plan = None
         self.begin_s = self.resumes_s = now_s
 
-    def _count(self, way: Way, ran_s: float, *, is_planned: bool) -> None:
-        each_s = way.iteration_s
+    def _count(self, plan: PlanFigures, ran_s: float, *, is_planned: bool) -> None:
+        each_s = plan.iteration_s
         steps = math.floor(ran_s / each_s + _EPS)
         first, every = self._checkpoint_steps(each_s)
         safe = 0 if steps < first else first + (steps - first) // every * every
         if safe:
             self.durable = _Marks(
                 self.done.steps + safe,
-                self.done.samples + safe * way.samples,
+                self.done.samples + safe * plan.samples,
                 self.done.useful_s + safe * each_s,
             )
             self.carry_s = 0.0
@@ -314,13 +322,13 @@ class _Run:
         kept = steps - back
         self.steps_lost += back
         self.done.steps += kept
-        self.done.samples += kept * way.samples
+        self.done.samples += kept * plan.samples
         self.done.useful_s += kept * each_s
         self.carry_s += (kept - safe) * each_s
         self.lost_s += ran_s - kept * each_s
 
     def _checkpoint_steps(self, each_s: float) -> tuple[int, int]:
-        """Steps of a run up to its first durable checkpoint, and between all later ones."""
+        """Steps of a segment up to its first durable checkpoint, and between later ones."""
         every_s = self.costs.checkpoint_every_s
         return (
             max(1, math.ceil((every_s - self.carry_s) / each_s - _EPS)),
@@ -335,41 +343,43 @@ class _Run:
         self.carry_s = 0.0
         self.is_cold = True
 
-    def _stint(self, start_s: float, end_s: float, kind: Kind) -> None:
+    def _add_segment(self, start_s: float, end_s: float, kind: Activity) -> None:
         if end_s > start_s:
-            self.stints.append(Stint(start_s, end_s, kind, self.way))
+            self.segments.append(RunSegment(start_s, end_s, kind, self.plan))
 
-    def tale(self, duration_s: float) -> Tale:
-        """All of it summed up."""
-        places = len(self.ways[0].gpus) if self.ways else 0
-        return Tale(
+    def result(self, duration_s: float) -> PolicyResult:
+        """The totals."""
+        pools = len(self.plans[0].gpus) if self.plans else 0
+        return PolicyResult(
             policy=self.policy.name,
             duration_s=duration_s,
             samples=self.done.samples,
             steps=self.done.steps,
             steps_lost=self.steps_lost,
-            moves=self.moves,
+            reconfigurations=self.reconfigurations,
             losses=self.losses,
             useful_s=self.done.useful_s,
             lost_s=self.lost_s,
-            moving_s=self.moving_s,
-            standing_s=self.standing_s,
+            downtime_s=self.downtime_s,
+            idle_s=self.idle_s,
             gpu_seconds=tuple(
-                sum(self.ways[way].gpus[place] * held for way, held in self.held_s.items())
-                for place in range(places)
+                sum(self.plans[plan].gpus[pool] * held for plan, held in self.held_s.items())
+                for pool in range(pools)
             ),
-            usd=usd_of(self.ways, self.held_s, self.ran_s),
-            stints=tuple(self.stints),
+            usd=total_usd(self.plans, self.held_s, self.ran_s),
+            segments=tuple(self.segments),
         )
 
 
-def usd_of(ways: Sequence[Way], held_s: dict[int, float], ran_s: dict[int, float]) -> float | None:
-    """Dollars for GPUs while they were held, and for egress while they trained."""
+def total_usd(
+    plans: Sequence[PlanFigures], held_s: dict[int, float], ran_s: dict[int, float]
+) -> float | None:
+    """Dollars for GPUs while they were held, and for egress while the plans trained."""
     total = 0.0
-    for way, seconds in held_s.items():
-        price = ways[way].usd_per_s
+    for plan, seconds in held_s.items():
+        price = plans[plan].usd_per_s
         if price is None:
             return None
-        ran = ran_s.get(way, 0.0)
-        total += price * seconds + ways[way].egress_usd * ran / ways[way].iteration_s
+        ran = ran_s.get(plan, 0.0)
+        total += price * seconds + plans[plan].egress_usd * ran / plans[plan].iteration_s
     return total

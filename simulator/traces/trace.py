@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from simulator.cluster.cluster import Cluster
 
-Counts = tuple[int, ...]
+GpuCounts = tuple[int, ...]
 """GPUs up in each pool, in the order of the cluster's pools."""
-Taken = tuple[tuple[int, ...], ...]
+LostSlots = tuple[tuple[int, ...], ...]
 """Which GPUs of each pool go at a change, counted from 0: those that have been up longest first."""
 
 
@@ -19,7 +19,7 @@ class Interval:
 
     start_s: float
     end_s: float
-    gpus: Counts
+    gpus: GpuCounts
 
     @property
     def seconds(self) -> float:
@@ -37,14 +37,14 @@ class Trace:
     def end_s(self) -> float:
         return self.intervals[-1].end_s
 
-    def distinct(self) -> dict[Counts, float]:
+    def distinct(self) -> dict[GpuCounts, float]:
         """Every availability that occurs, with how many seconds it lasts altogether."""
-        found: dict[Counts, float] = {}
+        found: dict[GpuCounts, float] = {}
         for interval in self.intervals:
             found[interval.gpus] = found.get(interval.gpus, 0.0) + interval.seconds
         return found
 
-    def never_regained(self, taken: Sequence[Taken]) -> tuple[Counts, ...]:
+    def never_regained(self, taken: Sequence[LostSlots]) -> tuple[GpuCounts, ...]:
         """What is left in each interval of the GPUs at the start; later ones stand behind them."""
         left = self.intervals[0].gpus
         found = []
@@ -57,7 +57,7 @@ class Trace:
         return tuple(found)
 
 
-def trace_of(name: str, points: Iterator[tuple[float, Counts]], end_s: float) -> Trace:
+def trace_of(name: str, points: Iterator[tuple[float, GpuCounts]], end_s: float) -> Trace:
     """A trace from points in order of time; each holds until the next one."""
     intervals: list[Interval] = []
     for at_s, gpus in points:
@@ -75,7 +75,7 @@ def trace_of(name: str, points: Iterator[tuple[float, Counts]], end_s: float) ->
     return Trace(name, tuple(intervals))
 
 
-def cluster_at(cluster: Cluster, gpus: Counts) -> Cluster:
+def cluster_at(cluster: Cluster, gpus: GpuCounts) -> Cluster:
     """The cluster with so many GPUs up in its pools."""
     pools = tuple(
         replace(pool, gpus=count) for pool, count in zip(cluster.pools, gpus, strict=True)

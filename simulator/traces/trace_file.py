@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.documents.fields import Fault, Table, open_table, some_text
+from simulator.documents.fields import InvalidValue, Table, open_table, valid_text
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import InputError, Problem, Problems, nearest
-from simulator.traces.trace import Counts, Trace, trace_of
+from simulator.traces.trace import GpuCounts, Trace, trace_of
 
 GPUS_MAX = 10**7
 COLLECTIONS = ("availability", "planner_experiments")
@@ -40,7 +40,7 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     problems = Problems()
     top = open_table(document, problems)
     table = _chosen(top, choice, problems)
-    reader = _Reader(table, cluster, choice, problems)
+    reader = _TraceReader(table, cluster, choice, problems)
     if "event" in table:
         points, end_s = reader.events()
     elif "points" in table or "changes" in table:
@@ -81,10 +81,10 @@ def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
     raise InputError(Problem(top.document.name, what, nearest(choice.name, found)))
 
 
-Points = list[tuple[float, Counts]]
+Points = list[tuple[float, GpuCounts]]
 
 
-class _Reader:
+class _TraceReader:
     """Turns one table into points, and collects what is wrong with it."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _Reader:
             if at_s is None or pool is None or count is None:
                 continue
             if end_s is not None and self.until_s is None and at_s >= end_s:
-                event.say("time_s", f"is not before end_s, {end_s:g}", "raise end_s")
+                event.report("time_s", f"is not before end_s, {end_s:g}", "raise end_s")
             gpus = list(points[-1][1])
             gpus[pool] = count
             points.append((at_s, tuple(gpus)))
@@ -156,7 +156,7 @@ class _Reader:
         at_s = table.number("time_s", least=0, required=True)
         if at_s is not None and at_s < self.last_s:
             what = f"is {at_s:g}, before the {self.last_s:g} that stands ahead of it"
-            table.say("time_s", what, "sort by time")
+            table.report("time_s", what, "sort by time")
         self.last_s = max(self.last_s, at_s or 0.0)
         return at_s
 
@@ -171,7 +171,7 @@ class _Reader:
                 counts[pool] = counts.get(pool, 0) + count
         return counts
 
-    def _count(self, event: Table, pool: int | None, gpus: Counts) -> int | None:
+    def _count(self, event: Table, pool: int | None, gpus: GpuCounts) -> int | None:
         """How many GPUs the pool has after an event."""
         given = [key for key in COUNT_KEYS if key in event]
         if len(given) != 1:
@@ -189,7 +189,7 @@ class _Reader:
             count += gpus[pool]
         if count < 0:
             what = f"leaves {count} GPUs: only {gpus[pool]} were up before"
-            event.say(key, what, "take away no more than there are")
+            event.report(key, what, "take away no more than there are")
             return None
         return count
 
@@ -228,10 +228,10 @@ class _Reader:
 
     def _gpu(self, value: object) -> str:
         try:
-            return self.cluster.catalogue.gpu_name(some_text(value))
+            return self.cluster.catalogue.gpu_name(valid_text(value))
         except InputError as error:
             problem = error.problems[0]
-            raise Fault(problem.what, problem.cure) from None
+            raise InvalidValue(problem.what, problem.cure) from None
 
 
 def _name(pool: Pool) -> str:

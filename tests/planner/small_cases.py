@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError
 from simulator.estimate.paper_formula import paper_estimate
 from simulator.estimate.result import Estimate
@@ -20,7 +20,7 @@ from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.models.families import build_model
 from simulator.network.curves import Curve
-from simulator.network.network import Measured, Network
+from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
@@ -57,7 +57,7 @@ class SmallCase:
     def paper(self, plan: Plan) -> Estimate | None:
         """The paper estimator's word, or none where the plan is invalid for it."""
         catalogue = self.cluster.catalogue
-        sites = Sites(self.cluster, self.measurements.network)
+        sites = PlaceFacts(self.cluster, self.measurements.network)
         try:
             return paper_estimate(
                 plan,
@@ -152,7 +152,7 @@ def _random_profile(rng: random.Random, layers: int) -> Profile:
     )
 
 
-def _random_network(rng: random.Random) -> Measured:
+def _random_network(rng: random.Random) -> MeasuredNetwork:
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     raw = {}
     for one, other in itertools.product(ends, repeat=2):
@@ -166,7 +166,7 @@ def _random_network(rng: random.Random) -> Measured:
             for m in (1, 2, 4)
         }  # fmt: skip
     egress = {(a, b): 0.0 if a == b else rng.choice([1e-9, 1e-7]) for a in ZONES for b in ZONES}
-    return Measured(raw_between=raw, egress_usd_per_byte=egress)
+    return MeasuredNetwork(raw_between=raw, egress_usd_per_byte=egress)
 
 
 def every_common_plan(case: SmallCase, sizes: tuple[int, ...] = (1, 2, 4)) -> Iterator[Plan]:

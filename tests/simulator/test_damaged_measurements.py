@@ -19,7 +19,7 @@ from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.profile_file import read_profile
-from simulator.network.network import measured_from_json
+from simulator.network.network_file import network_from_json
 from simulator.validate_runs import validate
 from tests.simulator.layer_costs.test_profile_file import SMALL
 
@@ -136,7 +136,7 @@ def test_damaged_profiles(data: dict[str, Any]) -> None:
 @given(wounds(NETWORK))
 def test_damaged_networks(data: dict[str, Any]) -> None:
     try:
-        measured = measured_from_json(data, place="network.json", catalogue=load_catalogue())
+        measured = network_from_json(data, place="network.json", catalogue=load_catalogue())
     except InputError:
         pass
     else:

@@ -15,15 +15,15 @@ from functools import cache
 import numpy as np
 
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.models.families import build_model
 from simulator.models.layers import Model
-from simulator.network.curves import Curve, curve_from_bandwidths, repaired
-from simulator.network.network import Measured, Network
+from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent
+from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stage
 
@@ -39,7 +39,7 @@ class World:
 
     job: Job
     cluster: Cluster
-    measured: Measured
+    measured: MeasuredNetwork
     network: Network
     profile: Profile | None
     estimator: EventEstimator = field(repr=False)
@@ -53,13 +53,13 @@ def world_of(
     job: Job,
     *,
     cluster: Cluster | None = None,
-    measured: Measured | None = None,
+    measured: MeasuredNetwork | None = None,
     profile: Profile | None = None,
     zone_caps: dict[tuple[str, str], float] | None = None,
 ) -> World:
     """Put a world together from its parts."""
     cluster = cluster or every_pool()
-    measured = measured or Measured()
+    measured = measured or MeasuredNetwork()
     network = Network(
         cluster.catalogue,
         measured,
@@ -69,7 +69,7 @@ def world_of(
         else {(link.from_zone, link.to_zone): link.bytes_per_s for link in cluster.zone_links},
     )
     costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
-    estimator = EventEstimator(costs, network, Sites(cluster, measured))
+    estimator = EventEstimator(costs, network, PlaceFacts(cluster, measured))
     return World(job, cluster, measured, network, profile, estimator)
 
 
@@ -148,7 +148,7 @@ def random_world(rng: random.Random) -> World:
     }
     return world_of(
         job,
-        measured=random_network(rng) if rng.random() < 0.6 else Measured(),
+        measured=random_network(rng) if rng.random() < 0.6 else MeasuredNetwork(),
         profile=random_profile(rng, job) if rng.random() < 0.5 else None,
         zone_caps=caps,
     )
@@ -163,7 +163,7 @@ def random_curve(rng: random.Random, flows: int) -> Curve:
     )
 
 
-def random_network(rng: random.Random) -> Measured:
+def random_network(rng: random.Random) -> MeasuredNetwork:
     """Curves for about half of all the pairs, and within some of the machines."""
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     between = {}
@@ -171,11 +171,11 @@ def random_network(rng: random.Random) -> Measured:
         for other in ends:
             if rng.random() < 0.5:
                 counts = sorted(rng.sample([1, 2, 4, 8], rng.randint(1, 3)))
-                between[one, other] = repaired({n: random_curve(rng, n) for n in counts})
+                between[one, other] = make_consistent({n: random_curve(rng, n) for n in counts})
     within = {
         gpu: {n: random_curve(rng, n // 2) for n in (2, 4)} for gpu in GPUS if rng.random() < 0.5
     }
-    return Measured(between=between, within=within)
+    return MeasuredNetwork(between=between, within=within)
 
 
 def random_profile(rng: random.Random, job: Job) -> Profile:

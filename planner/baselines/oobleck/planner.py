@@ -25,7 +25,7 @@ import numpy.typing as npt
 from planner.baselines.shared import equal_gpus as fleets
 from planner.baselines.shared.equal_gpus import Fleet, Shape
 from planner.compare.interface import Case, Mode, Proposal
-from simulator.inputs.plan_check import share_out
+from simulator.inputs.plan_check import split_in_proportion
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan
@@ -383,7 +383,7 @@ def to_plan(
     if isinstance(counts, str):
         return counts
     if size != micro_batch_size:
-        weights = share_out(job.global_batch // size, weights)
+        weights = split_in_proportion(job.global_batch // size, weights)
     stages = fleets.hand_out_stages(fleet, rows)
     if stages is None:
         return "its nodes do not fit into the machines"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from simulator.layer_costs.profile import Row
+from simulator.arrays import Floats
 
 BUCKET_BYTES = 5e8
 MOST_TP_SHARING_LINKS = 4
@@ -32,7 +32,7 @@ class Kind:
     name: str
     usd_per_s: float
     capacity_bytes: float
-    seconds: Mapping[tuple[int, int], Row]
+    seconds: Mapping[tuple[int, int], Floats]
     """Forward and backward up to each layer, by TP degree and micro batch."""
     update_s: Mapping[tuple[int, int], float]
 
@@ -50,11 +50,11 @@ class Inputs:
     """By name: the first of them is treated apart."""
     zones: tuple[tuple[str, str, tuple[int, ...]], ...]
     """(zone, its region, GPUs of each kind)."""
-    parameters: Mapping[int, Row]
+    parameters: Mapping[int, Floats]
     """Up to each layer, by TP degree."""
-    kept: Mapping[int, Row]
+    kept: Mapping[int, Floats]
     """Activations of one sample up to each layer, in numbers, by TP degree."""
-    outputs: Row
+    outputs: Floats
     """Activations that each layer hands on, in numbers."""
     send_s: Callable[[End, End, float], float]
     """Seconds of a message; the fits may turn negative for small ones."""

@@ -45,7 +45,7 @@ from planner.baselines.shared.equal_gpus import (
     tp_degrees,
 )
 from planner.compare.interface import Case, Mode, Proposal
-from simulator.layer_costs.profile import Row
+from simulator.arrays import Floats
 from simulator.models.layers import FLOAT_BYTES
 from simulator.network.curves import Curve
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -84,7 +84,7 @@ def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Inputs:
 
 
 def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
-    seconds: dict[tuple[int, int], Row] = {}
+    seconds: dict[tuple[int, int], Floats] = {}
     update_s: dict[tuple[int, int], float] = {}
     job, costs, profile = case.job, case.costs, case.costs.profile
     as_measured = (
@@ -235,5 +235,5 @@ def _region(case: Case, zone: str) -> str:
     return declared.get(zone) or case.cluster.catalogue.zones.get(zone) or zone
 
 
-def _running(row: Row) -> Row:
+def _running(row: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(row)])

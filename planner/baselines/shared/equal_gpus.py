@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.compare.interface import Case, Proposal
-from simulator.inputs.plan_check import share_out, tp_problem
+from simulator.inputs.plan_check import split_in_proportion, tp_problem
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place, Plan, Recompute, Stage
@@ -161,7 +161,7 @@ def even_counts(job: Job, *, size: int, pipelines: int) -> list[int] | str:
         return f"micro batches of {size} do not divide the global batch of {batch}"
     if batch // size < pipelines:
         return f"{batch // size} micro batches of {size} do not feed {pipelines} pipelines"
-    return share_out(batch // size, [1] * pipelines)
+    return split_in_proportion(batch // size, [1] * pipelines)
 
 
 def proposal(seconds: float, plan: Plan | str) -> Proposal:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sailord.providers.interface import Pool
-from simulator.documents.fields import Fault, Table, shown
+from simulator.documents.fields import InvalidValue, Table, quote
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue
 
@@ -108,13 +108,13 @@ def read_gce(
     for index, zone in enumerate(zones):
         if not ZONE.match(zone):
             cure = "give a zone of Google Cloud, such as us-central1-a"
-            table.problems.add(table.place_of("zones", index), f"is {shown(zone)}", cure)
+            table.problems.add(table.place_of("zones", index), f"is {quote(zone)}", cure)
     machines = _machines(table, catalogue)
     kinds = _words(table, "contracts") or ("spot",)
     for index, kind in enumerate(kinds):
         if kind not in ("spot", "on-demand"):
             place = table.place_of("contracts", index)
-            table.problems.add(place, f"is {shown(kind)}", 'give "spot" or "on-demand"')
+            table.problems.add(place, f"is {quote(kind)}", 'give "spot" or "on-demand"')
     pools = tuple(
         Pool(zone, machine, gpu, gpus, spot=kind == "spot")
         for zone in zones
@@ -173,7 +173,7 @@ def _groups(table: Table, pools: tuple[Pool, ...]) -> dict[Pool, str]:
         fitting = [p for p in pools if (p.zone, p.machine, p.spot) == (zone, machine, spot)]
         if zone is not None and machine is not None and not fitting:
             what = f"{machine} in {zone} ({'spot' if spot else 'on demand'}) is no pool"
-            entry.say("zone", what, "name a zone, a machine and a contract that stand above")
+            entry.report("zone", what, "name a zone, a machine and a contract that stand above")
         groups |= dict.fromkeys(fitting, name or "")
     return groups
 
@@ -188,9 +188,9 @@ def _texts(table: Table, key: str) -> dict[str, str]:
 def _words(table: Table, key: str, *, required: bool = False) -> tuple[str, ...]:
     def accept(value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:
-            raise Fault(f"is {shown(value)}", "give a list of texts")
+            raise InvalidValue(f"is {quote(value)}", "give a list of texts")
         if not all(isinstance(one, str) and one for one in value):
-            raise Fault(f"is {shown(value)}", "give a list of texts")
+            raise InvalidValue(f"is {quote(value)}", "give a list of texts")
         return tuple(dict.fromkeys(value))
 
     return table.value(key, accept, default=(), required=required)
@@ -198,26 +198,28 @@ def _words(table: Table, key: str, *, required: bool = False) -> tuple[str, ...]
 
 def _project(value: object) -> str:
     if not isinstance(value, str) or not PROJECT.match(value):
-        raise Fault(f"is {shown(value)}", "give the project's ID, as `gcloud projects list` does")
+        raise InvalidValue(
+            f"is {quote(value)}", "give the project's ID, as `gcloud projects list` does"
+        )
     return value
 
 
 def _store(value: object) -> str:
     if not isinstance(value, str) or not value.startswith("etcd://"):
         cure = "give etcd://HOST:PORT, since machines elsewhere reach no other store"
-        raise Fault(f"is {shown(value)}", cure)
+        raise InvalidValue(f"is {quote(value)}", cure)
     return value
 
 
 def _secret(value: object) -> str:
     if not isinstance(value, str) or not SECRET.match(value):
         cure = "give projects/PROJECT/secrets/NAME/versions/NUMBER of the Secret Manager"
-        raise Fault(f"is {shown(value)}", cure)
+        raise InvalidValue(f"is {quote(value)}", cure)
     return value
 
 
 def _package(value: object) -> str:
     if not isinstance(value, str) or not PACKAGE.match(value):
         cure = "pin a wheel of yours: sailor[worker]@https://HOST/NAME.whl#sha256=SUM"
-        raise Fault(f"is {shown(value)}", cure)
+        raise InvalidValue(f"is {quote(value)}", cure)
     return value

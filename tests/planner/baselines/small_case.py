@@ -10,11 +10,11 @@ from typing import Any
 from planner.compare.interface import Case
 from simulator.api import network_of
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.hardware.catalogue import Catalogue, load_catalogue
 from simulator.inputs.job_file import load_job
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "opt-350m.toml"
@@ -34,6 +34,6 @@ def small_case(*pools: Pool, **changes: Any) -> Case:
     job, catalogue = _known()
     job = replace(job, **{"global_batch": 64, **changes})
     cluster = Cluster(pools, catalogue)
-    network = network_of(cluster, Measured())
+    network = network_of(cluster, MeasuredNetwork())
     costs = LayerCosts(job, profile=None, catalogue=catalogue, network=network)
-    return Case(job, cluster, costs, network, Sites(cluster, Measured()))
+    return Case(job, cluster, costs, network, PlaceFacts(cluster, MeasuredNetwork()))

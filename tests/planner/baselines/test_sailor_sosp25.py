@@ -25,12 +25,12 @@ from planner.baselines.sailor_sosp25.search import Goal, search
 from planner.baselines.sailor_sosp25.stages import Shape, tp_by_rule
 from planner.compare.interface import Case, Mode
 from simulator.api import Measurements, load_measurements, network_of
+from simulator.arrays import Floats
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.hardware.catalogue import load_catalogue
 from simulator.inputs.plan_check import check_plan
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.layer_costs.profile import Row
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Plan
@@ -76,7 +76,7 @@ def published_case(case: dict[str, Any], document: dict[str, Any], measured: Mea
     network = network_of(cluster, measured.network)
     profile = measured.profile(case["model"], catalogue=cluster.catalogue)
     costs = LayerCosts(job, profile=profile, catalogue=cluster.catalogue, network=network)
-    return Case(job, cluster, costs, network, Sites(cluster, measured.network))
+    return Case(job, cluster, costs, network, PlaceFacts(cluster, measured.network))
 
 
 def short(plan: Plan) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_the_published_answers_come_out(reference: Path, examples: int) -> None:
 # -- by hand --------------------------------------------------------------------------------------
 
 SPEED = 1e9
-ROW: Row = np.arange(5.0)
+ROW: Floats = np.arange(5.0)
 FAST, SLOW_KIND = 0, 1
 
 
@@ -135,7 +135,7 @@ def inputs(*kinds: Kind, zones: tuple[tuple[str, str, tuple[int, ...]], ...]) ->
     def send_s(_: End, __: End, size: float) -> float:
         return size / SPEED
 
-    row: Row = ROW * 2.5e8
+    row: Floats = ROW * 2.5e8
     return Inputs(
         global_batch=8,
         float_bytes=4,

@@ -17,7 +17,7 @@ from planner.compare.registry import BASELINES, baseline, names
 from sailord.cli.main import main
 from simulator.api import Measurements, estimator, network_of
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.layer_costs import LayerCosts
@@ -35,7 +35,7 @@ def one_pool() -> Case:
     cluster = Cluster((pool,), load_catalogue())
     network = network_of(cluster, Measurements().network)
     costs = LayerCosts(job, profile=None, catalogue=cluster.catalogue, network=network)
-    return Case(job, cluster, costs, network, Sites(cluster, Measurements().network))
+    return Case(job, cluster, costs, network, PlaceFacts(cluster, Measurements().network))
 
 
 def whole(micro_batch: int, micro_batches: int) -> Plan:
@@ -128,7 +128,7 @@ def test_plans_without_a_price_have_no_cost() -> None:
     case = with_objective(one_pool(), goal="cost")
     unpriced = replace(case.cluster.pools[0], price_usd_per_gpu_hour=None)
     cluster = Cluster((unpriced,), case.cluster.catalogue)
-    case = replace(case, cluster=cluster, sites=Sites(cluster, Measurements().network))
+    case = replace(case, cluster=cluster, sites=PlaceFacts(cluster, Measurements().network))
     with pytest.raises(InputError, match="no price is known"):
         judged(case, Proposal(1.0, whole(4, 2)))
 

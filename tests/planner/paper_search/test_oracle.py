@@ -16,7 +16,7 @@ from planner.problem.inventory import lots_of
 from planner.problem.objective import Limits
 from planner.problem.question import Question
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.network.network import Network
 from simulator.spec.job import Objective
 from tests.planner.paper_search.plain_formula import Outcome, outcomes
@@ -111,7 +111,7 @@ def test_no_plan_beats_the_certificate(examples: int) -> None:
 
 
 def search_of(case: SmallCase, objective: Objective) -> PaperSearch:
-    lots = lots_of(case.cluster, Sites(case.cluster, case.measurements.network))
+    lots = lots_of(case.cluster, PlaceFacts(case.cluster, case.measurements.network))
     catalogue = case.cluster.catalogue
     model = PaperModel(
         case.profile,

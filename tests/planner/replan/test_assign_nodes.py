@@ -17,14 +17,14 @@ from planner.replan.state_map import State, held_by_node
 from planner.replan.transfer_prices import Routes
 from planner.replan.transfers import transfers_of
 from simulator.hardware.catalogue import load_catalogue
-from simulator.network.network import Measured, Network
+from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 LAYERS = 6
 ZONES = ("us-central1-a", "us-west1-b")
 NETWORK = Network(
     load_catalogue(),
-    Measured(egress_usd_per_byte={(ZONES[0], ZONES[1]): 1e-8, (ZONES[1], ZONES[0]): 1e-8}),
+    MeasuredNetwork(egress_usd_per_byte={(ZONES[0], ZONES[1]): 1e-8, (ZONES[1], ZONES[0]): 1e-8}),
 )
 
 

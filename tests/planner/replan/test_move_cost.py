@@ -18,14 +18,14 @@ from planner.replan.nodes import Node
 from planner.replan.state_map import State
 from planner.replan.transfers import Restore, Transfer, Transfers
 from simulator.hardware.catalogue import load_catalogue
-from simulator.network.network import Measured, Network
+from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 ZONES = ("us-central1-a", "us-west1-b")
 USD_PER_BYTE = 1e-8
 NETWORK = Network(
     load_catalogue(),
-    Measured(egress_usd_per_byte={ZONES: USD_PER_BYTE, ZONES[::-1]: USD_PER_BYTE}),
+    MeasuredNetwork(egress_usd_per_byte={ZONES: USD_PER_BYTE, ZONES[::-1]: USD_PER_BYTE}),
 )
 GB = 1e9
 NODES = [Node(f"n{i}", "A100-40", "A100-40x4", ZONES[0], 4) for i in range(40)]

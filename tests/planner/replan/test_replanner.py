@@ -23,7 +23,7 @@ from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
-from simulator.inputs.plan_check import check_plan, share_out
+from simulator.inputs.plan_check import check_plan, split_in_proportion
 from simulator.inputs.plan_file import plan_text
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
@@ -83,7 +83,7 @@ def dropped(running: Running, nodes: tuple[Node, ...]) -> Plan | None:
     total = sum(p.micro_batches for p in running.plan.pipelines)
     if not kept or len(kept) > total:
         return None
-    counts = share_out(total, [p.micro_batches for p in kept])
+    counts = split_in_proportion(total, [p.micro_batches for p in kept])
     return replace(
         running.plan,
         pipelines=tuple(Pipeline(n, p.stages) for n, p in zip(counts, kept, strict=True)),

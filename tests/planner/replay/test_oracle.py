@@ -9,7 +9,13 @@ from dataclasses import replace
 import pytest
 
 from planner.replay.oracle import foresee, ideal_samples
-from simulator.traces.player import MoveCosts, Policy, Spell, Way, play
+from simulator.traces.player import (
+    AvailabilitySpan,
+    PlanFigures,
+    Policy,
+    ReconfigurationCosts,
+    play,
+)
 from tests.simulator.traces.ticking import Greedy, Restless, Small, small_case
 
 
@@ -39,7 +45,7 @@ def test_it_is_the_best_of_all_schedules(examples: int) -> None:
         down_s = min(case.costs.planned_s, case.costs.unplanned_s, case.costs.restart_s)
         tale = foresee(case.spells, case.ways, case.fits, case.costs)
         assert tale.samples == pytest.approx(best_of_all(case, down_s)), seed
-        parts = (tale.useful_s, tale.moving_s, tale.standing_s)
+        parts = (tale.useful_s, tale.downtime_s, tale.idle_s)
         assert sum(parts) == pytest.approx(tale.duration_s)
         assert tale.samples <= ideal_samples(case.spells, case.ways, case.fits) * (1 + 1e-9)
 
@@ -66,17 +72,20 @@ def test_no_policy_passes_it(examples: int) -> None:
 
 
 def test_it_does_not_move_for_what_is_soon_gone() -> None:
-    slow, fast = Way(10, 10, (1,), 1.0), Way(5, 10, (2,), 2.0)
+    slow, fast = PlanFigures(10, 10, (1,), 1.0), PlanFigures(5, 10, (2,), 2.0)
 
     def moves(lasts_s: float) -> int:
         edges = [0, 100, 100 + lasts_s, 1000]
         spells = [
-            Spell(start, end, up, (up,), ((),))
+            AvailabilitySpan(start, end, up, (up,), ((),))
             for start, end, up in zip(edges, edges[1:], (1, 2, 1), strict=False)
         ]
         fits = [{0}, {0}, {0, 1}]
         return foresee(
-            spells, (slow, fast), lambda way, state: way in fits[state], MoveCosts(planned_s=10)
+            spells,
+            (slow, fast),
+            lambda way, state: way in fits[state],
+            ReconfigurationCosts(planned_s=10),
         ).moves
 
     # There and back again: on the fast one it trains 2/s less 10 s, on the slow one 10 s less.
@@ -85,16 +94,18 @@ def test_it_does_not_move_for_what_is_soon_gone() -> None:
 
 
 def test_its_dollars_are_those_of_what_it_runs() -> None:
-    way = Way(10, 10, (4,), 2.0, egress_usd=1.0)
-    spells = (Spell(0, 100, 0, (4,), ((),)), Spell(100, 150, 1, (0,), ((),)))
-    tale = foresee(spells, (way,), lambda _, state: state == 0, MoveCosts())
-    assert (tale.usd, tale.gpu_seconds, tale.standing_s) == (210, (400,), 50)
+    way = PlanFigures(10, 10, (4,), 2.0, egress_usd=1.0)
+    spells = (AvailabilitySpan(0, 100, 0, (4,), ((),)), AvailabilitySpan(100, 150, 1, (0,), ((),)))
+    tale = foresee(spells, (way,), lambda _, state: state == 0, ReconfigurationCosts())
+    assert (tale.usd, tale.gpu_seconds, tale.idle_s) == (210, (400,), 50)
     unknown = foresee(
-        spells, (replace(way, usd_per_s=None),), lambda _, state: state == 0, MoveCosts()
+        spells, (replace(way, usd_per_s=None),), lambda _, state: state == 0, ReconfigurationCosts()
     )
     assert unknown.usd is None
 
 
 def test_nothing_to_run_is_nothing_trained() -> None:
-    tale = foresee((Spell(0, 9, 0, (1,), ((),)),), (), lambda *_: False, MoveCosts())
-    assert (tale.samples, tale.standing_s, tale.usd) == (0, 9, 0)
+    tale = foresee(
+        (AvailabilitySpan(0, 9, 0, (1,), ((),)),), (), lambda *_: False, ReconfigurationCosts()
+    )
+    assert (tale.samples, tale.idle_s, tale.usd) == (0, 9, 0)

@@ -21,13 +21,13 @@ from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from simulator.spec.provenance import MEASURED
-from simulator.traces.player import MoveCosts, Tale
+from simulator.traces.player import PolicyResult, ReconfigurationCosts
 from simulator.traces.trace import Trace, trace_of
 
 PLACE = Place("A100-40", "A100-40x4", "us-central1-a")
 POOL = Pool(PLACE.zone, PLACE.gpu, PLACE.machine, 4, 16, price_usd_per_gpu_hour=3.6)
 CLUSTER = Cluster((POOL,), load_catalogue())
-COSTS = MoveCosts(planned_s=5, unplanned_s=10, restart_s=100, checkpoint_every_s=300)
+COSTS = ReconfigurationCosts(planned_s=5, unplanned_s=10, restart_s=100, checkpoint_every_s=300)
 
 
 def question(goal: str = "throughput") -> Question:
@@ -61,7 +61,7 @@ def replay(given: Trace, *, goal: str = "throughput", searches: int = 9, seed: i
     )
 
 
-def tale(result: Replay, policy: str) -> Tale:
+def tale(result: Replay, policy: str) -> PolicyResult:
     return next(tale for tale in result.tales if tale.policy == policy)
 
 
@@ -74,28 +74,28 @@ def test_no_policy_passes_the_oracle_and_nothing_the_ideal() -> None:
         assert max(tale.samples for tale in result.tales) <= oracle.samples * (1 + 1e-9)
         assert oracle.samples <= result.ideal_samples
         for each in result.tales:
-            parts = (each.useful_s, each.lost_s, each.moving_s, each.standing_s)
+            parts = (each.useful_s, each.lost_s, each.downtime_s, each.idle_s)
             assert sum(parts) == pytest.approx(4200)
 
 
 def test_on_a_calm_day_all_policies_are_one() -> None:
     result = replay(trace((0, 16), end_s=400))
     assert {tale.steps for tale in result.tales} == {100}
-    assert {tale.moves for tale in result.tales} == {0}
+    assert {tale.reconfigurations for tale in result.tales} == {0}
     assert {round(tale.usd or 0, 9) for tale in result.tales} == {round(100 * (0.064 + 0.04), 9)}
 
 
 def test_a_machine_that_stays_is_taken_within_minutes_and_one_that_flaps_is_not() -> None:
     stays = tale(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
-    assert stays.moves == 1
-    began = next(stint.start_s for stint in stays.stints if stint.kind == "moves")
+    assert stays.reconfigurations == 1
+    began = next(stint.start_s for stint in stays.segments if stint.kind == "reconfiguring")
     assert 630 <= began <= 900
     flaps = [(600 + 30 * n, 16 if n % 2 == 0 else 8) for n in range(100)]
     result = replay(trace((0, 8), *flaps, end_s=7200))
     ours = tale(result, "sailor")
     # Now and then a loss takes a machine in use, and moves it; what comes for 30 s does not.
     assert ours.losses > 20
-    assert ours.moves - ours.losses <= 3
+    assert ours.reconfigurations - ours.losses <= 3
     assert ours.samples > tale(result, "restart").samples
 
 
@@ -103,9 +103,9 @@ def test_a_loss_moves_at_once_and_a_restart_goes_back_to_its_checkpoint() -> Non
     result = replay(trace((0, 16), (1000, 8), end_s=2000))
     ours, restart = tale(result, "sailor"), tale(result, "restart")
     # 250 steps of 4 s, 10 s down, 990 s with steps of 8 s.
-    assert (ours.steps, ours.steps_lost, ours.moving_s) == (250 + 123, 0, 10)
+    assert (ours.steps, ours.steps_lost, ours.downtime_s) == (250 + 123, 0, 10)
     # A checkpoint at 900 s: 25 steps are gone, and 100 s until the next one begins.
-    assert (restart.steps, restart.steps_lost, restart.moving_s) == (225 + 112, 25, 100)
+    assert (restart.steps, restart.steps_lost, restart.downtime_s) == (225 + 112, 25, 100)
 
 
 def test_what_ignores_additions_never_grows() -> None:
@@ -113,9 +113,9 @@ def test_what_ignores_additions_never_grows() -> None:
     for seed in range(4):
         result = replay(given, seed=seed)
         used = [
-            result.ways[stint.way].gpus[0]
-            for stint in tale(result, "ignore-additions").stints
-            if stint.way is not None
+            result.ways[stint.plan].gpus[0]
+            for stint in tale(result, "ignore-additions").segments
+            if stint.plan is not None
         ]
         assert used == sorted(used, reverse=True)
         assert max(used) == 8
@@ -167,7 +167,7 @@ def test_pools_of_one_place_are_one_to_the_player() -> None:
     plans = plans_for(asked, given, taken, per_machine, searches=1)
     first, second = spells_of(given, plans, taken)
     assert (first.up, second.up) == ((16,), (8,))
-    assert second.taken == ((0, 1, 2, 3, 12, 13, 14, 15),)
+    assert second.lost == ((0, 1, 2, 3, 12, 13, 14, 15),)
 
 
 PLACE_OF_SPOT = (PLACE.zone, PLACE.gpu, PLACE.machine)

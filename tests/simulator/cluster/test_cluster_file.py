@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.cluster.cluster import Cluster, Pool, Quota, ZoneLink
-from simulator.cluster.cluster_file import cluster_from_document, load_cluster, usual_machine_size
+from simulator.cluster.cluster_file import cluster_from_document, default_machine_size, load_cluster
 from simulator.documents.files import parse_document
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
@@ -110,9 +110,9 @@ def test_gpus_need_not_fill_their_machines() -> None:
 
 def test_a_gpu_kind_alone_stands_in_machines_of_the_usual_size() -> None:
     catalogue = load_catalogue()
-    assert usual_machine_size("A100-40", catalogue) == 8  # though one of 16 exists
-    assert usual_machine_size("GH-96", catalogue) == 4
-    assert usual_machine_size("cpu", catalogue) == 1
+    assert default_machine_size("A100-40", catalogue) == 8  # though one of 16 exists
+    assert default_machine_size("GH-96", catalogue) == 4
+    assert default_machine_size("cpu", catalogue) == 1
     assert one_pool(zone="us-central1-a", gpu="A100-40", gpus=16).machine == "A100-40x8"
 
 

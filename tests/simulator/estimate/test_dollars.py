@@ -10,10 +10,10 @@ from planner.api import plan_job
 from planner.problem.question import Question
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.hardware.catalogue import load_catalogue
 from simulator.models.families import build_model
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job, Objective
 from simulator.spec.plan import Place
 
@@ -25,7 +25,7 @@ PLACE = Place("T4", "T4x4", ZONE)
 
 @pytest.mark.parametrize("pools", [(ON_DEMAND, SPOT), (SPOT, ON_DEMAND)])
 def test_gpus_on_demand_are_taken_and_paid_before_spot(pools: tuple[Pool, ...]) -> None:
-    sites = Sites(Cluster(pools, load_catalogue()), Measured())
+    sites = PlaceFacts(Cluster(pools, load_catalogue()), MeasuredNetwork())
     assert sites.usd_per_hour(PLACE, 3) == 9.0
     assert sites.usd_per_hour(PLACE, 6) == 4 * 3.0 + 2 * 1.0
     assert sites.usd_per_hour(PLACE, 14) == 4 * 3.0 + 10 * 1.0
@@ -34,7 +34,7 @@ def test_gpus_on_demand_are_taken_and_paid_before_spot(pools: tuple[Pool, ...]) 
 
 def test_an_unknown_price_matters_as_soon_as_it_is_paid() -> None:
     unpriced = replace(SPOT, price_usd_per_gpu_hour=None, price_source="unknown")
-    sites = Sites(Cluster((ON_DEMAND, unpriced), load_catalogue()), Measured())
+    sites = PlaceFacts(Cluster((ON_DEMAND, unpriced), load_catalogue()), MeasuredNetwork())
     assert sites.usd_per_hour(PLACE, 4) == 12.0
     assert sites.usd_per_hour(PLACE, 5) is None
     assert sites.price_usd_per_gpu_hour(PLACE) is None

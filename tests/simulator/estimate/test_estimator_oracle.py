@@ -15,7 +15,7 @@ import pytest
 
 from simulator.estimate.gradient_sync import GradientSync
 from simulator.estimate.machine_layout import GroupId, lay_out
-from simulator.estimate.schedule_replay import Group
+from simulator.estimate.schedule_replay import ReplayGroup
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Plan
 from tests.simulator import oracle
@@ -27,7 +27,7 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
     """The iteration as the oracle sees it."""
     estimator, job = world.estimator, world.job
     layout = lay_out(plan, estimator.sites.gpus_per_machine)
-    works = estimator.pipeline_works(plan, layout)
+    works = estimator.pipeline_times(plan, layout)
     overlap = job.gradient_sync == "overlap" and job.runtime == "sailor"
     sync = GradientSync(plan, layout, world.costs, world.network)
     free: dict[str, float] = {}
@@ -41,7 +41,7 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
             messaging = "blocking"
         verdict: Verdict = judge(
             [
-                Group(
+                ReplayGroup(
                     s,
                     w.forward,
                     w.backward,
@@ -70,7 +70,9 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
         ready: dict[str, float] = {}
         for group in one.holders:
             below = (
-                0.0 if one.way == "tied" else backward_below_s(world, plan, group, one.layers[0])
+                0.0
+                if one.algorithm == "tied"
+                else backward_below_s(world, plan, group, one.layers[0])
             )
             at = end[group] - below
             ready[owner[group]] = max(at, ready.get(owner[group], 0.0))

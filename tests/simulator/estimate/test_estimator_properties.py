@@ -11,13 +11,13 @@ from dataclasses import fields, replace
 
 import pytest
 
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.estimate.result import DeviceMemory, Estimate
 from simulator.hardware.runtime_constants import platform_of
 from simulator.hardware.types import Link
 from simulator.network.curves import curve_from_bandwidths
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan
 from tests.simulator.worlds import (
@@ -187,7 +187,7 @@ def test_a_ring_is_the_same_whatever_its_machines_are_called() -> None:
     """
     end = ("us-central1-a", "V100-16")
     wire = curve_from_bandwidths(1, sizes_bytes=(1.0, 1e9), bytes_per_s=(1e6, 1e6))
-    measured = Measured(between={(end, end): {1: wire}})
+    measured = MeasuredNetwork(between={(end, end): {1: wire}})
     world = world_of(replace_job(max_tp=4, gradient_sync="serial"), measured=measured)
     layers = len(world.job.model.layers)
 
@@ -278,7 +278,7 @@ def test_costs_add_up(examples: int) -> None:
         assert money.compute_usd == pytest.approx(sum(usd for _, usd in money.by_pool_usd))
         assert money.egress_usd == pytest.approx(sum(usd for _, usd in money.by_egress_usd))
         crossing += money.egress_usd > 0
-        sites = Sites(world.cluster, world.measured)
+        sites = PlaceFacts(world.cluster, world.measured)
         per_hour = 0.0
         for pipeline in plan.pipelines:
             for one in pipeline.stages[: plan.group_count(pipeline)]:
@@ -301,7 +301,7 @@ def test_dearer_egress_is_never_cheaper_and_no_slower(examples: int) -> None:
             EventEstimator(
                 world.costs,
                 replace(world.network, measured=replace(world.measured, egress_usd_per_byte=table)),
-                Sites(world.cluster, world.measured),
+                PlaceFacts(world.cluster, world.measured),
             ).estimate(plan)
             for table in (prices, dearer)
         )
@@ -436,17 +436,17 @@ def test_equal_pipelines_are_one_where_sums_cost_nothing(examples: int) -> None:
                 name: replace(m, intra_link=boundless(m.intra_link), nic=boundless(m.nic))
                 for name, m in catalogue.machines.items()
             },
-            reaches={
+            distance_limits={
                 distance: replace(
                     reach, latency_s=0.0, flow_bytes_per_s=None, aggregate_bytes_per_s=None
                 )
-                for distance, reach in catalogue.reaches.items()
+                for distance, reach in catalogue.distance_limits.items()
             },
         )
         world = world_of(
             replace(drawn.job, zero=0),
             cluster=every_pool(links),
-            measured=Measured(),
+            measured=MeasuredNetwork(),
             profile=drawn.profile,
             zone_caps={},
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.cluster.place_facts import Sites
+from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.hardware.catalogue import Catalogue
 from simulator.hardware.types import Link
@@ -39,7 +39,7 @@ def faster_links(catalogue: Catalogue) -> Catalogue:
             name: replace(m, intra_link=faster_link(m.intra_link), nic=faster_link(m.nic))
             for name, m in catalogue.machines.items()
         },
-        reaches={
+        distance_limits={
             distance: replace(
                 reach,
                 latency_s=reach.latency_s / 2,
@@ -48,7 +48,7 @@ def faster_links(catalogue: Catalogue) -> Catalogue:
                 if (aggregate := reach.aggregate_bytes_per_s) is None
                 else 2 * aggregate,
             )
-            for distance, reach in catalogue.reaches.items()
+            for distance, reach in catalogue.distance_limits.items()
         },
     )
 
@@ -84,7 +84,7 @@ def test_twice_the_bandwidth_is_never_slower(examples: int) -> None:
     for seed in cases("bandwidth", examples):
         _, world, plan = world_and_plan(seed)
         before = world.estimator.estimate(plan).iteration_s
-        sites = Sites(world.cluster, world.measured)
+        sites = PlaceFacts(world.cluster, world.measured)
         judge = EventEstimator(world.costs, faster_network(world.network), sites)
         after = judge.estimate(plan).iteration_s
         assert after <= before * (1 + ROUNDING), seed
@@ -101,7 +101,7 @@ def test_twice_the_bandwidth_quickens_computed_layers_too(examples: int) -> None
             wires: LayerCosts(world.job, profile=None, catalogue=wires.catalogue, network=wires)
             for wires in (world.network, network)
         }
-        sites = Sites(world.cluster, world.measured)
+        sites = PlaceFacts(world.cluster, world.measured)
         slow, fast = (
             EventEstimator(costs[wires], wires, sites).estimate(plan).iteration_s
             for wires in (world.network, network)

@@ -10,7 +10,7 @@ from simulator.estimate.gradient_sync import GradientSync, SyncJob
 from simulator.estimate.machine_layout import lay_out
 from simulator.hardware.runtime_constants import RUNTIMES, platform_of
 from simulator.network.curves import curve_from_bandwidths
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan
 from tests.simulator.worlds import GPUS, ZONES, World, place, small_model, stage, world_of
@@ -29,9 +29,9 @@ def flat(rate: float) -> dict[int, object]:
 
 def wires(
     *, within_zone: float = RATE, across: float = RATE, within_node: float = RATE
-) -> Measured:
+) -> MeasuredNetwork:
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
-    return Measured(
+    return MeasuredNetwork(
         between={
             (one, other): flat(within_zone if one[0] == other[0] else across)  # type: ignore[misc]  # a pair of ends, as drawn
             for one in ends
@@ -52,7 +52,9 @@ def job(*, tied: bool = False, **changes: object) -> Job:
     return Job(**{**fixed, **changes})  # type: ignore[arg-type]  # a test's shorthand
 
 
-def world(measured: Measured | None = None, *, tied: bool = False, **changes: object) -> World:
+def world(
+    measured: MeasuredNetwork | None = None, *, tied: bool = False, **changes: object
+) -> World:
     return world_of(job(tied=tied, **changes), measured=measured or wires(), zone_caps={})
 
 
@@ -94,7 +96,7 @@ def test_a_ring_moves_twice_its_share(members: int) -> None:
     here = world()
     (only,) = sums(here, whole(*nodes(members)))
     by_hand = 2 * (members - 1) / members * held_bytes(here) / RATE / EFFICIENCY
-    assert only.way == "ring"
+    assert only.algorithm == "ring"
     assert only.seconds == pytest.approx(by_hand, rel=1e-9)
     assert only.layers == (0, len(small_model().layers))
     assert len(only.holders) == members
@@ -111,7 +113,7 @@ def test_buckets_pay_the_start_of_a_message_each() -> None:
         1, sizes_bytes=sizes, bytes_per_s=tuple(s / (latency + s / RATE) for s in sizes)
     )}  # fmt: skip
     end = (EAST, "V100-16")
-    here = world(Measured(between={(end, end): slow_start}))
+    here = world(MeasuredNetwork(between={(end, end): slow_start}))
     size = held_bytes(here)
     assert size < BUCKET
     (only,) = sums(here, whole(*nodes(2)))
@@ -253,7 +255,7 @@ def test_a_tied_model_moves_each_parameter_once() -> None:
     here = world(tied=True)
     found = sums(here, whole(*nodes(2)))
     parameters = small_model(tied=True).parameters
-    assert [one.way for one in found] == ["ring", "tied"]
+    assert [one.algorithm for one in found] == ["ring", "tied"]
     total = sum(one.seconds for one in found)
     assert total == pytest.approx(4 * parameters / RATE / EFFICIENCY, rel=1e-9)
     by_layer = sums(here, whole(*nodes(2)), per_layer=True)
@@ -270,7 +272,7 @@ def test_first_and_last_stage_sum_what_they_share() -> None:
     a = nodes(3)
     one = Pipeline(2, (stage(0, 1, a[0]), stage(1, 3, a[1]), stage(3, layers, a[2])))
     (tied,) = sums(here, Plan(1, (one,)))
-    assert tied.way == "tied"
+    assert tied.algorithm == "tied"
     assert set(tied.holders) == {(0, 0, 0), (0, 2, 0)}
     shared = 512 * 64
     assert tied.seconds == pytest.approx(4 * shared / RATE / EFFICIENCY, rel=1e-9)
@@ -299,13 +301,13 @@ def test_a_slow_way_between_zones_is_crossed_once() -> None:
     by_hand = 2 * 3 / 4 * size / RATE + size / 4 / (RATE / 10)
     ring = 2 * 7 / 8 * size / (RATE / 10)
     assert by_hand < ring
-    assert only.way == "hierarchical"
+    assert only.algorithm == "hierarchical"
     assert only.seconds == pytest.approx(by_hand / EFFICIENCY, rel=1e-9)
 
 
 def test_with_equal_links_one_ring_is_faster() -> None:
     (only,) = sums(world(), across_zones(1, EAST, WEST, FAR))
-    assert only.way == "ring"
+    assert only.algorithm == "ring"
 
 
 def test_shards_that_leave_one_machine_share_its_way_out() -> None:
@@ -317,7 +319,7 @@ def test_shards_that_leave_one_machine_share_its_way_out() -> None:
     plan = whole(*[place(node="e")] * 4, *[place(zone=WEST, node="w")] * 4)
     (only,) = sums(here, plan)
     by_hand = held_bytes(here) / (RATE / 10) / EFFICIENCY
-    assert only.way == "hierarchical"
+    assert only.algorithm == "hierarchical"
     assert only.seconds == pytest.approx(by_hand, rel=1e-6)
 
 
@@ -344,17 +346,17 @@ def test_egress_by_hand() -> None:
     here = world()
     size = held_bytes(here)
     (ring,) = sums(here, across_zones(2, EAST, WEST))
-    assert ring.way == "ring"
+    assert ring.algorithm == "ring"
     crossing = 2 * 3 / 4 * size
     assert dict(ring.egress_bytes) == pytest.approx(
         {(EAST, WEST): crossing, (WEST, EAST): crossing}
     )
     (staged,) = sums(world(wires(across=RATE / 50)), across_zones(4, EAST, WEST))
-    assert staged.way == "hierarchical"
+    assert staged.algorithm == "hierarchical"
     # Each zone sends half of all bytes twice: the sum of its half there, the other half back.
     assert dict(staged.egress_bytes) == pytest.approx({(EAST, WEST): size, (WEST, EAST): size})
     (three,) = sums(world(wires(across=RATE / 50)), across_zones(4, EAST, WEST, FAR))
-    assert three.way == "hierarchical"
+    assert three.algorithm == "hierarchical"
     assert sum(dict(three.egress_bytes).values()) == pytest.approx(3 * 2 * 2 / 3 * size)
     (home,) = sums(here, whole(*nodes(3)))
     assert home.egress_bytes == ()

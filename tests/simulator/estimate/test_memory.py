@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert first.fits
     assert not last.fits
     assert not big.estimator.estimate(two_stages()).fits
-    told = big.estimator.misfits(two_stages())
+    told = big.estimator.memory_shortages(two_stages())
     assert [(one.pipelines, one.stage) for one in told] == [((0,), 1)]
     assert told[0].needed_bytes == last.total
 
@@ -316,6 +316,6 @@ def test_a_cure_is_tried_with_all_the_replicas_there_are() -> None:
     for zero, cured in ((1, True), (0, False)):
         here = world(model=big, zero=zero)
         plan = replace(two_stages(replicas=8), schedule="gpipe")
-        (told,) = here.estimator.misfits(plan)
+        (told,) = here.estimator.memory_shortages(plan)
         assert (told.stage, told.pipelines) == (0, tuple(range(8)))
         assert any("recompute" in cure for cure in told.cures) == cured

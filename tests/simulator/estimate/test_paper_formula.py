@@ -15,7 +15,7 @@ from simulator.hardware.catalogue import load_catalogue
 from simulator.layer_costs.profile import LayerSizes, Profile, Timing
 from simulator.models.layers import Model
 from simulator.network.curves import Curve
-from simulator.network.network import Measured, Network
+from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
@@ -69,7 +69,7 @@ def toy_network(**changes: Any) -> Network:
         for ends, table in BANDWIDTHS.items()
     }
     egress = {("here", "there"): 0.01e-9, ("there", "here"): 0.03e-9}
-    measured = Measured(raw_between=curves, egress_usd_per_byte=egress)
+    measured = MeasuredNetwork(raw_between=curves, egress_usd_per_byte=egress)
     return Network(load_catalogue(), replace(measured, **changes))
 
 

@@ -13,9 +13,11 @@ import pytest
 
 from simulator.estimate.paper_formula import PaperResult, paper_estimate
 from simulator.hardware.catalogue import load_catalogue
-from simulator.layer_costs.profile import Profile, profile_from_json
+from simulator.layer_costs.profile import Profile
+from simulator.layer_costs.published_profile import profile_from_json
 from simulator.models.presets import preset
-from simulator.network.network import Network, measured_from_json
+from simulator.network.network import Network
+from simulator.network.network_file import network_from_json
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
@@ -35,7 +37,7 @@ def published_profile(folder: Path, model: str) -> Profile:
 def published_network(folder: Path) -> tuple[Network, dict[str, Any]]:
     raw = json.loads((folder / "network.json").read_text())
     catalogue = load_catalogue()
-    measured = measured_from_json(raw, place="network.json", catalogue=catalogue)
+    measured = network_from_json(raw, place="network.json", catalogue=catalogue)
     return Network(catalogue, measured), raw
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.estimate.device_groups import Groups
+from simulator.estimate.device_groups import DeviceGroups
 from simulator.estimate.machine_layout import lay_out
 from simulator.estimate.result import Estimate
-from simulator.estimate.stage_messages import Messages
+from simulator.estimate.stage_messages import MessageTimes
 from simulator.hardware.runtime_constants import platform_of
 from simulator.network.curves import curve_from_bandwidths
-from simulator.network.network import Measured
+from simulator.network.network import MeasuredNetwork
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from tests.simulator.worlds import GPUS, ZONES, World, place, small_model, stage, world_of
@@ -30,7 +30,7 @@ def flat(rate: float) -> dict[int, object]:
 
 def world(caps: dict[tuple[str, str], float] | None = None) -> World:
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
-    wires = Measured(
+    wires = MeasuredNetwork(
         between={(one, other): flat(RATE) for one in ends for other in ends},  # type: ignore[misc]  # a pair of ends, as drawn
         within={"V100-16": flat(INSIDE)},  # type: ignore[dict-item]  # one count of GPUs
     )
@@ -59,7 +59,7 @@ def channels(
     layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
     hops = layout.groups.hops
     sizes = np.full(len(hops.source), SAMPLE_BYTES)
-    priced = Messages(here.network).channels(layout, bytes_per_sample=sizes)
+    priced = MessageTimes(here.network).channels(layout, bytes_per_sample=sizes)
     columns = (
         priced.activation_s,
         priced.gather_activation_s,
@@ -144,7 +144,7 @@ def test_neighbours_with_other_splits_exchange_what_they_share() -> None:
         Stage((2, LAYERS), 1, (at("c"), at("d")), "none", (1, 3)),
     )
     plan = Plan(4, (Pipeline(4, stages),))
-    groups, found = Groups.of(plan), Groups.of(plan).hops
+    groups, found = DeviceGroups.of(plan), DeviceGroups.of(plan).hops
     ends = groups.index[found.source], groups.index[found.target], found.samples
     hops = list(zip(*(column.tolist() for column in ends), strict=True))
     assert hops == [(0, 0, 1), (0, 1, 1), (1, 1, 2)]
@@ -160,7 +160,7 @@ def test_a_device_takes_in_what_it_gathers_and_pays_for_each_message() -> None:
     here = world()
     plan = Plan(1, (pipeline((at("a"), 2), (at("b"), 4), (at("c"), 1)),))
     layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
-    (work,) = here.estimator.pipeline_works(plan, layout)
+    (work,) = here.estimator.pipeline_times(plan, layout)
     first, middle, last = work.work
     each = platform_of("V100-16").message_s
     assert each > 0

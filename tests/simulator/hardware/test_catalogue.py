@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import Catalogue, load_catalogue, normalise_gpu
-from simulator.hardware.catalogue_overlay import built_in, key_of
+from simulator.hardware.catalogue_overlay import built_in_facts, spelling_key
 from simulator.hardware.types import DISTANCES, Link
 
 GPUS = {
@@ -88,10 +88,10 @@ def test_no_spelling_stands_for_two_things():
 
 def _claimed_twice(kind: str) -> list[str]:
     claims: dict[str, set[str]] = {}
-    for fact in built_in().values():
+    for fact in built_in_facts().values():
         if fact.name[0] == kind:
             for name in (fact.name[1], *fact.values.get("aliases", [])):
-                claims.setdefault(key_of(name), set()).add(fact.name[1])
+                claims.setdefault(spelling_key(name), set()).add(fact.name[1])
     return [name for name, owners in claims.items() if len(owners) > 1]
 
 
@@ -105,7 +105,7 @@ def test_every_fact_has_a_source_and_a_date(catalogue):
     links = [link for one in catalogue.machines.values() for link in (one.intra_link, one.nic)]
     facts = [
         *catalogue.gpus.values(), *catalogue.machines.values(), *prices, *links,
-        *catalogue.regions.values(), *catalogue.reaches.values(),
+        *catalogue.regions.values(), *catalogue.distance_limits.values(),
         *catalogue.egress_by_pair.values(), *catalogue.egress_rules.values(),
     ]  # fmt: skip
     assert len(facts) > 300

@@ -20,7 +20,7 @@ from simulator.cluster.cluster import Cluster, Quota
 from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
-from simulator.inputs.plan_check import check_plan, share_out
+from simulator.inputs.plan_check import check_plan, split_in_proportion
 from simulator.inputs.plan_file import complete_plan, load_plan, plan_text, plan_to_json, read_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
@@ -65,7 +65,7 @@ def stages(place: Place, cuts: list[int], *, tp: int = 4) -> tuple[Stage, ...]:
 
 def plan_of(*pipelines: tuple[Stage, ...], size: int = 1) -> Plan:
     """A plan in which the pipelines share the job's batch as evenly as they can."""
-    counts = share_out(job().global_batch // size, [1] * len(pipelines))
+    counts = split_in_proportion(job().global_batch // size, [1] * len(pipelines))
     return Plan(size, tuple(Pipeline(n, p) for n, p in zip(counts, pipelines, strict=True)))
 
 
@@ -388,10 +388,10 @@ def test_a_fault_of_many_stages_is_told_once() -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 500))
 def test_a_total_is_shared_out_exactly(weights: list[int], spare: int) -> None:
     total = len(weights) + spare
-    shares = share_out(total, weights)
+    shares = split_in_proportion(total, weights)
     assert sum(shares) == total
     assert all(share >= 1 for share in shares)
-    assert share_out(sum(weights), weights) == weights
+    assert split_in_proportion(sum(weights), weights) == weights
 
 
 PLACES = st.builds(

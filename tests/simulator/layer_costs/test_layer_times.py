@@ -15,8 +15,9 @@ from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.layer_costs.layer_times import LAUNCH_BOUND, TimeTable
-from simulator.layer_costs.profile import Profile, Timing, profile_from_json
+from simulator.layer_costs.layer_times import LAUNCH_BOUND, LayerTimeTable
+from simulator.layer_costs.profile import Profile, Timing
+from simulator.layer_costs.published_profile import profile_from_json
 from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.network.network import Network
 from simulator.spec.job import Job
@@ -42,7 +43,7 @@ def profile(timings: dict[tuple[str, int, int], float | list[float]], **changes:
     return Profile(**{**fixed, **changes})
 
 
-def table(given: Profile | None, *, hook_s: float = 0.0, **changes: Any) -> TimeTable:
+def table(given: Profile | None, *, hook_s: float = 0.0, **changes: Any) -> LayerTimeTable:
     catalogue = load_catalogue()
     fixed: dict[str, Any] = {
         "model": small_model(),
@@ -52,7 +53,7 @@ def table(given: Profile | None, *, hook_s: float = 0.0, **changes: Any) -> Time
         "catalogue": catalogue,
         "network": Network(catalogue),
     }
-    return TimeTable.of(
+    return LayerTimeTable.of(
         Roofline(**{**fixed, **changes}),
         profile=given,
         catalogue=catalogue,

@@ -22,15 +22,15 @@ from simulator.layer_costs.roofline import (
 from simulator.models.families import build_model
 from simulator.models.layers import Precision
 from simulator.network.curves import curve_from_bandwidths
-from simulator.network.network import Measured, Network
+from simulator.network.network import MeasuredNetwork, Network
 
 ROOT = Path(__file__).resolve().parents[3]
 CATALOGUE = load_catalogue()
 MODEL = build_model("opt", layers=4, hidden=2048, heads=16)
 
 
-def roofline(precision: Precision = "fp32", measured: Measured | None = None) -> Roofline:
-    network = Network(catalogue=CATALOGUE, measured=measured or Measured())
+def roofline(precision: Precision = "fp32", measured: MeasuredNetwork | None = None) -> Roofline:
+    network = Network(catalogue=CATALOGUE, measured=measured or MeasuredNetwork())
     return Roofline(MODEL, 2048, precision, False, CATALOGUE, network)
 
 
@@ -94,7 +94,7 @@ def test_a_ring_crosses_the_middle_of_a_machine_once_each_way() -> None:
         gpus: curve_from_bandwidths(gpus // 2, sizes_bytes=sizes, bytes_per_s=(1e10, 1e10))
         for gpus in (2, 4)
     }
-    roof = roofline(measured=Measured(within={"V100-16": curve}))
+    roof = roofline(measured=MeasuredNetwork(within={"V100-16": curve}))
     one = 4 * MODEL.layers[1].allreduce_elements(micro_batch=1, sequence=2048) / 1e10
     for tp in (2, 4):
         found = roof.demand("V100-16", tp=tp, micro_batch=1).collectives_forward_s[1]

@@ -11,8 +11,8 @@ import pytest
 
 from simulator.api import load_measurements
 from simulator.hardware.catalogue import load_catalogue
-from simulator.network.curves import Curve, at_flows, curve_from_bandwidths, repaired
-from simulator.network.network import Measured, Network
+from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent, seconds_at_flows
+from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Place
 from tests.simulator.worlds import GPUS, ZONES, place, random_curve, random_network
 
@@ -20,9 +20,9 @@ EAST, WEST = "us-central1-a", "us-central1-b"
 SIZES = (1.0, 500.0, 1e3, 3e3, 1e4, 7e4, 1e5, 9e5, 1e6, 1e7, 1e9)
 
 
-def network(measured: Measured | None = None, **caps: float) -> Network:
+def network(measured: MeasuredNetwork | None = None, **caps: float) -> Network:
     pairs = {(EAST, WEST): caps["east_west"]} if caps else {}
-    return Network(load_catalogue(), measured or Measured(), {}, pairs)
+    return Network(load_catalogue(), measured or MeasuredNetwork(), {}, pairs)
 
 
 def grows(seconds: list[float]) -> bool:
@@ -30,14 +30,14 @@ def grows(seconds: list[float]) -> bool:
     return all(later >= earlier * (1 - 1e-12) for earlier, later in pairwise(seconds))
 
 
-def between(*, one: str = "V100-16", flows: dict[int, float]) -> Measured:
+def between(*, one: str = "V100-16", flows: dict[int, float]) -> MeasuredNetwork:
     """Curves of flat bandwidth in sum, by the number of flows, inside one zone."""
     end = (EAST, one)
     table = {
         count: curve_from_bandwidths(count, sizes_bytes=(1e3, 1e9), bytes_per_s=(rate, rate))
         for count, rate in flows.items()
     }
-    return Measured(between={(end, end): table})
+    return MeasuredNetwork(between={(end, end): table})
 
 
 # Curves --------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_repaired_curves_carry_no_less_in_sum_with_more_flows(examples: int) -> 
     for _ in range(examples):
         counts = sorted(rng.sample([1, 2, 3, 4, 8], rng.randint(2, 5)))
         broken = {count: random_curve(rng, count) for count in counts}
-        fixed = repaired(broken)
+        fixed = make_consistent(broken)
         assert list(fixed) == sorted(counts)
         for size in (1e3, 1e4, 1e5, 1e6):
             for fewer, more in pairwise(counts):
@@ -95,7 +95,7 @@ def test_curves_that_make_sense_stay_as_they_were() -> None:
         count: curve_from_bandwidths(count, sizes_bytes=(1e3, 1e6), bytes_per_s=(rate, rate))
         for count, rate in ((1, 1e9), (2, 1.5e9), (4, 2e9))
     }
-    fixed = repaired(good)
+    fixed = make_consistent(good)
     assert fixed == good
     assert not any(curve.notes for curve in fixed.values())
 
@@ -105,12 +105,12 @@ def test_a_gross_repair_is_told() -> None:
         1: curve_from_bandwidths(1, sizes_bytes=(1e3, 1e6), bytes_per_s=(1e8, 1e8)),
         4: curve_from_bandwidths(4, sizes_bytes=(1e3, 1e6), bytes_per_s=(1e9, 1e9)),
     }
-    fixed = repaired(table)
+    fixed = make_consistent(table)
     # One flow took 10 ms for what each of four had in 4 ms.
     assert fixed[1](1e6) == pytest.approx(4e-3)
     assert fixed[1].notes == ("1 flows were slower than 4",)
     end = (EAST, "V100-16")
-    here = network(Measured(between={(end, end): fixed}))
+    here = network(MeasuredNetwork(between={(end, end): fixed}))
     source = here.between_nodes_source(place(), place())
     assert (source.source, source.notes) == ("measured", fixed[1].notes)
 
@@ -119,9 +119,11 @@ def test_the_sum_of_all_flows_never_falls_with_their_number(examples: int) -> No
     rng = random.Random("flows")
     for _ in range(examples):
         counts = sorted(rng.sample([1, 2, 4, 8], rng.randint(1, 4)))
-        table = repaired({count: random_curve(rng, count) for count in counts})
+        table = make_consistent({count: random_curve(rng, count) for count in counts})
         for size in (1e3, 1e4, 1e6):
-            seconds = [at_flows(table, flows=flows, bytes_each=size) for flows in range(1, 20)]
+            seconds = [
+                seconds_at_flows(table, flows=flows, bytes_each=size) for flows in range(1, 20)
+            ]
             assert grows(seconds)
             sums = [flows * size / took for flows, took in enumerate(seconds, start=1)]
             known = [total for flows, total in enumerate(sums, start=1) if flows >= counts[0]]
@@ -228,7 +230,7 @@ def test_pairs_of_a_machine_share_a_bus_but_not_nvlink() -> None:
         )
         for gpus in (2, 4)
     }
-    here = network(Measured(within={"V100-16": flat, "RTX-3090": flat}))
+    here = network(MeasuredNetwork(within={"V100-16": flat, "RTX-3090": flat}))
     assert here.within_node(place("V100-16"), gpus=2, bytes_each=1e9) == pytest.approx(1.0)
     assert here.within_node(place("RTX-3090"), gpus=2, bytes_each=1e9) == pytest.approx(2.0)
     # Three GPUs: as the next larger count that was measured. Eight: twice the pairs of four.
@@ -239,7 +241,7 @@ def test_pairs_of_a_machine_share_a_bus_but_not_nvlink() -> None:
 def test_collectives_by_hand() -> None:
     """Four GPUs gather in three steps of a quarter each; a sum takes twice that."""
     flat = {4: curve_from_bandwidths(2, sizes_bytes=(1e3, 1e9), bytes_per_s=(2e9, 2e9))}
-    here = network(Measured(within={"V100-16": flat}))
+    here = network(MeasuredNetwork(within={"V100-16": flat}))
     assert here.all_gather(place(), gpus=4, total_bytes=1e9) == pytest.approx(3 * 0.25)
     assert here.all_reduce_within(place(), gpus=4, total_bytes=1e9) == pytest.approx(6 * 0.25)
 
@@ -248,7 +250,7 @@ def test_collectives_by_hand() -> None:
 
 
 def test_egress_is_priced_by_direction_and_free_at_home() -> None:
-    here = network(Measured(egress_usd_per_byte={(EAST, WEST): 7e-11}))
+    here = network(MeasuredNetwork(egress_usd_per_byte={(EAST, WEST): 7e-11}))
     assert here.egress_usd_per_byte(EAST, WEST) == 7e-11
     assert here.egress_usd_per_byte(EAST, EAST) == 0
     back = here.egress_usd_per_byte(WEST, EAST)
@@ -266,7 +268,9 @@ def test_the_reference_network_is_consistent_once_read(reference: Path) -> None:
     assert measured.within
     for table in measured.between.values():
         for size in (1e5, 1e6, 1e8):
-            seconds = [at_flows(table, flows=flows, bytes_each=size) for flows in sorted(table)]
+            seconds = [
+                seconds_at_flows(table, flows=flows, bytes_each=size) for flows in sorted(table)
+            ]
             assert grows(seconds)
             sums = [flows / took for flows, took in zip(sorted(table), seconds, strict=True)]
             for fewer, more in pairwise(sums):

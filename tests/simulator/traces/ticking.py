@@ -10,7 +10,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from simulator.traces.player import MoveCosts, Spell, View, Way, Wish
+from simulator.traces.player import (
+    AvailabilitySpan,
+    Decision,
+    PlanFigures,
+    PolicyInput,
+    ReconfigurationCosts,
+)
 
 Fits = Callable[[int, int], bool]
 
@@ -19,9 +25,9 @@ Fits = Callable[[int, int], bool]
 class Ticking:
     """The job, one second after the other."""
 
-    ways: Sequence[Way]
+    ways: Sequence[PlanFigures]
     fits: Fits
-    costs: MoveCosts
+    costs: ReconfigurationCosts
     is_live: bool
     way: int | None = None
     left_to_move: int = 0
@@ -35,13 +41,13 @@ class Ticking:
     began: bool = False
     steps_lost: int = 0
     lost_s: int = 0
-    moving_s: int = 0
-    standing_s: int = 0
+    downtime_s: int = 0
+    idle_s: int = 0
     moves: int = 0
     usd: float = 0.0
     gpu_seconds: list[int] = field(default_factory=list)
 
-    def run(self, spells: Sequence[Spell]) -> None:
+    def run(self, spells: Sequence[AvailabilitySpan]) -> None:
         self.gpu_seconds = [0] * len(self.ways[0].gpus)
         for spell in spells:
             for second in range(int(spell.start_s), int(spell.end_s)):
@@ -51,14 +57,14 @@ class Ticking:
                 self.tick()
         self.lost_s += self.progress
 
-    def change(self, spell: Spell) -> None:
+    def change(self, spell: AvailabilitySpan) -> None:
         held = self.holders if self.way is None else list(self.ways[self.way].gpus)
         if held is None:
             return
         left = []
         is_hit = False
         for place, count in enumerate(held):
-            alive = set(range(count)) - set(spell.taken[place])
+            alive = set(range(count)) - set(spell.lost[place])
             is_hit = is_hit or len(alive) < count
             left.append(min(len(alive), spell.up[place]))
         if self.way is not None:
@@ -79,7 +85,7 @@ class Ticking:
         self.steps_lost += len(self.log) - length
         del self.log[length:]
 
-    def decide(self, spell: Spell, second: int) -> None:
+    def decide(self, spell: AvailabilitySpan, second: int) -> None:
         target = best_of(self.ways, self.fits, spell.state)
         if target == self.way:
             return
@@ -101,7 +107,7 @@ class Ticking:
 
     def tick(self) -> None:
         if self.way is None:
-            self.standing_s += 1
+            self.idle_s += 1
             return
         self.began = True
         way = self.ways[self.way]
@@ -111,7 +117,7 @@ class Ticking:
         self.usd += way.usd_per_s
         if self.left_to_move:
             self.left_to_move -= 1
-            self.moving_s += 1
+            self.downtime_s += 1
             return
         self.is_cold = False
         self.usd += way.egress_usd / way.iteration_s
@@ -125,7 +131,7 @@ class Ticking:
                 self.durable = len(self.log)
 
 
-def best_of(ways: Sequence[Way], fits: Fits, state: int) -> int | None:
+def best_of(ways: Sequence[PlanFigures], fits: Fits, state: int) -> int | None:
     """The fastest way that can run."""
     found = [number for number in range(len(ways)) if fits(number, state)]
     return max(found, key=lambda n: (ways[n].samples / ways[n].iteration_s, -n), default=None)
@@ -135,13 +141,13 @@ def best_of(ways: Sequence[Way], fits: Fits, state: int) -> int | None:
 class Greedy:
     """Takes whatever is fastest, at once."""
 
-    ways: Sequence[Way]
+    ways: Sequence[PlanFigures]
     fits: Fits
     is_live: bool
     name: str = "greedy"
 
-    def decide(self, view: View) -> Wish:
-        return Wish(best_of(self.ways, self.fits, view.state))
+    def decide(self, view: PolicyInput) -> Decision:
+        return Decision(best_of(self.ways, self.fits, view.state))
 
 
 @dataclass(slots=True)
@@ -149,28 +155,28 @@ class Restless:
     """Wishes anything that can run, at any time."""
 
     chance: random.Random
-    ways: Sequence[Way]
+    ways: Sequence[PlanFigures]
     fits: Fits
     is_live: bool
     wished: tuple[float, int | None] = (-1.0, None)
     name: str = "restless"
 
-    def decide(self, view: View) -> Wish:
+    def decide(self, view: PolicyInput) -> Decision:
         can = [n for n in range(len(self.ways)) if self.fits(n, view.state)]
         if self.wished[0] != view.now_s:  # once a moment, or it would never move on
             self.wished = (view.now_s, self.chance.choice(can) if can else None)
         if self.wished[1] not in (*can, None):
             self.wished = (view.now_s, None)
-        return Wish(self.wished[1], view.now_s + self.chance.uniform(0.5, 60))
+        return Decision(self.wished[1], view.now_s + self.chance.uniform(0.5, 60))
 
 
 @dataclass(frozen=True, slots=True)
 class Small:
     """A small random trace with ways to run on it; GPUs are of two places."""
 
-    spells: tuple[Spell, ...]
-    ways: tuple[Way, ...]
-    costs: MoveCosts
+    spells: tuple[AvailabilitySpan, ...]
+    ways: tuple[PlanFigures, ...]
+    costs: ReconfigurationCosts
 
     def fits(self, way: int, state: int) -> bool:
         up = next(spell.up for spell in self.spells if spell.state == state)
@@ -180,7 +186,7 @@ class Small:
 def small_case(seed: int, *, spells: int = 12, ways: int = 4, longest_s: int = 90) -> Small:
     """The random case of that number."""
     chance = random.Random(seed)
-    found: list[Spell] = []
+    found: list[AvailabilitySpan] = []
     now_s, before = 0, (chance.randint(0, 8), chance.randint(0, 4))
     states: dict[tuple[int, int], int] = {}
     for number in range(chance.randint(1, spells)):
@@ -190,10 +196,10 @@ def small_case(seed: int, *, spells: int = 12, ways: int = 4, longest_s: int = 9
             for was, now in zip(before, up, strict=True)
         )
         end_s = now_s + chance.randint(1, longest_s)
-        found.append(Spell(now_s, end_s, states.setdefault(up, len(states)), up, taken))
+        found.append(AvailabilitySpan(now_s, end_s, states.setdefault(up, len(states)), up, taken))
         now_s, before = end_s, up
     some = tuple(
-        Way(
+        PlanFigures(
             chance.randint(1, 9),
             chance.choice((8, 16)),
             (chance.randint(1, 6), chance.randint(0, 3)),
@@ -202,7 +208,7 @@ def small_case(seed: int, *, spells: int = 12, ways: int = 4, longest_s: int = 9
         )
         for _ in range(chance.randint(1, ways))
     )
-    costs = MoveCosts(
+    costs = ReconfigurationCosts(
         planned_s=chance.randint(0, 6),
         unplanned_s=chance.randint(0, 12),
         restart_s=chance.randint(0, 30),

@@ -1,0 +1,123 @@
+"""Read ``network.json``: measured bandwidth curves, egress prices and machine sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from simulator.documents.problems import InputError, Problems, malformed
+from simulator.hardware.catalogue import Catalogue
+from simulator.network.curves import Curve, curve_from_bandwidths, make_consistent
+from simulator.network.network import LinkEnd, MeasuredNetwork
+
+
+def network_from_json(
+    raw: Mapping[str, Any], *, place: str, catalogue: Catalogue
+) -> MeasuredNetwork:
+    """Read a network file, or say what is wrong with it."""
+    try:
+        return _measured(raw, place, catalogue)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(malformed(place, error, "network")) from None
+
+
+def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> MeasuredNetwork:
+    problems = Problems()
+    curves = _read_curves(raw, place, problems)
+    sizes = raw.get("sizes_bytes")
+    if not _is_growing(sizes):
+        problems.add(f"{place}: sizes_bytes", "must be a growing list of positive numbers")
+    problems.raise_if_any()
+    assert isinstance(sizes, list)
+    sizes_bytes = tuple(float(size) for size in sizes)
+
+    def curve(identifier: int, flows: int, where: str) -> Curve | None:
+        entry = curves.get(identifier)
+        if entry is None or len(entry["bandwidth_GBps"]) != len(sizes_bytes):
+            problems.add(
+                where, f"names curve {identifier!r}, which is missing or of a wrong length"
+            )
+            return None
+        coefficients = entry.get("coeffs")
+        return curve_from_bandwidths(
+            flows,
+            sizes_bytes=sizes_bytes,
+            bytes_per_s=tuple(value * 1e9 for value in entry["bandwidth_GBps"]),
+            polynomial=tuple(coefficients) if coefficients else None,
+        )
+
+    raw_between: dict[tuple[LinkEnd, LinkEnd], dict[tuple[int, int], Curve]] = {}
+    trusted: dict[tuple[LinkEnd, LinkEnd], dict[int, Curve]] = {}
+    for index, entry in enumerate(raw.get("inter_node", [])):
+        where = f"{place}: inter_node[{index}]"
+        sides = [entry[side] for side in ("from", "to")]
+        ends = [(side["zone"], catalogue.gpu_name(side["gpu_type"])) for side in sides]
+        counts = (int(sides[0]["gpus"]), int(sides[1]["gpus"]))
+        found = curve(entry["curve"], min(counts), where)
+        if found is not None:
+            raw_between.setdefault((ends[0], ends[1]), {})[counts] = found
+        # A file may doubt one of its own entries and name a curve that fits better.
+        better = curve(entry.get("suggested_curve", entry["curve"]), min(counts), where)
+        if better is not None and counts[0] == counts[1]:
+            trusted.setdefault((ends[0], ends[1]), {})[counts[0]] = better
+    within: dict[str, dict[int, Curve]] = {}
+    for index, entry in enumerate(raw.get("intra_node", [])):
+        gpus = int(entry["gpus"])
+        found = curve(entry["curve"], max(gpus // 2, 1), f"{place}: intra_node[{index}]")
+        if found is not None:
+            within.setdefault(catalogue.gpu_name(entry["gpu_type"]), {})[gpus] = found
+    problems.raise_if_any()
+    egress = raw.get("egress_usd_per_GB", {}).get("zone_to_zone", {})
+    prices = raw.get("gpu_price_usd_per_hour", {}).get("simulations_constants_GPU_PRICES", {})
+    return MeasuredNetwork(
+        between={ends: make_consistent(table) for ends, table in trusted.items()},
+        raw_between=raw_between,
+        within=within,
+        egress_usd_per_byte={
+            (source, target): usd / 1e9
+            for source, row in egress.items()
+            for target, usd in row.items()
+        },
+        price_usd_per_gpu_hour={
+            (catalogue.gpu_name(gpu), zone): float(usd)
+            for gpu, row in prices.items()
+            for zone, usd in row.items()
+        },
+        gpus_per_node={
+            catalogue.gpu_name(gpu): int(count)
+            for gpu, count in raw.get("gpus_per_node", {}).items()
+        },
+    )
+
+
+def _read_curves(raw: Mapping[str, Any], place: str, problems: Problems) -> dict[int, Any]:
+    curves: dict[int, Any] = {}
+    entries = raw.get("curves")
+    if not isinstance(entries, list):
+        problems.add(f"{place}: curves", "must be a list", "see docs/formats.md, networks")
+        return curves
+    for index, entry in enumerate(entries):
+        values = entry.get("bandwidth_GBps") if isinstance(entry, dict) else None
+        if not isinstance(values, list) or not all(
+            isinstance(value, int | float) and math.isfinite(value) and value > 0
+            for value in values
+        ):
+            problems.add(
+                f"{place}: curves[{index}].bandwidth_GBps", "must be a list of positive numbers"
+            )
+            continue
+        curves[entry.get("id", index)] = entry
+    return curves
+
+
+def _is_growing(sizes: object) -> bool:
+    return (
+        isinstance(sizes, list)
+        and len(sizes) > 1
+        and all(isinstance(size, int | float) and size > 0 for size in sizes)
+        and all(a < b for a, b in pairwise(sizes))
+    )
