@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from planner.api import find_plan
 from planner.problem.question import Question
-from planner.problem.search_cache import Tables
+from planner.search.search_cache import SearchCache
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Goal
 from simulator.spec.plan import Plan
@@ -57,7 +57,7 @@ class Frontier:
 
 def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
     """Look for the front, and keep so many plans of it; none if no plan keeps the limits."""
-    tables = Tables()
+    tables = SearchCache()
     known: list[Point] = []
 
     def ask(goal: Goal, **limits: float) -> None:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.api import find_plan, tp_degrees
+from planner.api import find_plan
 from planner.problem.inventory import grants_of, lots_of
+from planner.problem.job_options import tp_degrees
 from planner.problem.question import DEFAULT_BUDGETS, Answer, Idle, OneMore, Question, Why
-from planner.problem.search_cache import Tables
+from planner.search.search_cache import SearchCache
 from simulator.api import estimator
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.place_facts import PlaceFacts
@@ -48,7 +49,7 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
     here, now = answer.estimate, _worth(answer, answer.estimate)
     pools = sorted(question.cluster.pools, key=lambda p: (-p.gpus, p.gpu, p.zone, p.machine))
     for pool in sorted(pools[:POOLS_MAX], key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
-        found, why_none = _with(question, _grown(question.cluster, pool))
+        found, why_none = _with(question, _with_one_more_machine(question.cluster, pool))
         same = (here.iteration_s, here.money.total_usd, 0.0, 0.0)
         if found is None or _worth(answer, found) > now * (1 - LEAST):
             why_none = why_none or "brings nothing that was found"
@@ -66,7 +67,7 @@ def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
         )
 
 
-def _grown(cluster: Cluster, pool: Pool) -> Cluster:
+def _with_one_more_machine(cluster: Cluster, pool: Pool) -> Cluster:
     more = replace(pool, gpus=pool.gpus + pool.gpus_per_machine)
     return replace(cluster, pools=tuple(more if p is pool else p for p in cluster.pools))
 
@@ -79,7 +80,7 @@ def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
     if len(grants) > len(before):
         return None, "no quota is left for it"
     try:
-        return find_plan(replace(question, cluster=cluster), Tables()).estimate, ""
+        return find_plan(replace(question, cluster=cluster), SearchCache()).estimate, ""
     except InputError as error:
         return None, str(error.problems[0])
 
@@ -128,7 +129,7 @@ def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
     )
     if rich == objective:
         return None
-    found = find_plan(replace(question, job=replace(question.job, objective=rich)), Tables())
+    found = find_plan(replace(question, job=replace(question.job, objective=rich)), SearchCache())
     if found.plan is None or found.estimate is None:
         return None
     return found.plan, found.estimate

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.compare.interface import Case, Mode, Planner, Proposal
-from planner.problem.inventory import groups_by_lot, lots_of
+from planner.problem.inventory import groups_by_lot, lots_of, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.problem.question import Question, plan_document
 from simulator.api import Estimator, network_of
@@ -179,12 +179,11 @@ def _usd_per_s(plan: Plan, case: Case) -> float:
 def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
     """The first limit of the job that the plan breaks, if any."""
     lots = {(lot.gpu, lot.machine, lot.zone): lot for lot in lots_of(case.cluster, case.sites)}
-    used = {
-        key: sum(tp * count for tp, count in groups.items())
+    share = spot_share(
+        (lots[key], sum(tp * count for tp, count in groups.items()))
         for key, groups in groups_by_lot(plan).items()
-    }
-    spot = sum(max(0, n - (lots[key].gpus - lots[key].spot_gpus)) for key, n in used.items())
-    figures = Figures(estimate.iteration_s, estimate.money.total_usd, spot / sum(used.values()))
+    )
+    figures = Figures(estimate.iteration_s, estimate.money.total_usd, share)
     breach = next(limits.breaches(figures), None)
     if breach is None:
         return ""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from planner.baselines.shared.equal_gpus import state_bytes_per_parameter
 from planner.problem.inventory import Lot
 from planner.problem.objective import Limits
 from planner.problem.question import Answer
 from simulator.documents.problems import Problem
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.spec.job import Job, Objective, RecomputePolicy
 
 _NO_LIMITS = Objective()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.paper_search.formula_tables import PaperModel, Shape, micro_batch_counts
-from planner.paper_search.polish import Found
-from planner.paper_search.search import PaperSearch, Result
+from planner.paper_search.formula_tables import PaperModel, micro_batch_counts
+from planner.paper_search.polish import JudgedShape
+from planner.paper_search.search import PaperResult, PaperSearch
+from planner.pipelines.plan_shape import PlanShape
 from planner.problem.inventory import Lot, groups_by_lot
 from planner.problem.objective import Limits
 from planner.problem.question import Idle, Rejected, Why
-from planner.search.local_search import EventSearch, Judged
+from planner.search.local_search import EventSearch, JudgedPlan
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Objective
 from simulator.spec.plan import Plan
@@ -21,12 +22,12 @@ _NEAR = 0.03
 
 
 def explain_paper(
-    model: PaperModel, limits: Limits, result: Result
+    model: PaperModel, limits: Limits, result: PaperResult
 ) -> tuple[tuple[Rejected, ...], Why]:
     """Rejected families and sentences, for a search under the paper estimator."""
     best = result.best
     assert best is not None
-    families: dict[str, Found] = {}
+    families: dict[str, JudgedShape] = {}
     for found in result.found:
         name = _family(model, found.shape)
         if name not in families or found.worth < families[name].worth:
@@ -53,14 +54,14 @@ def explain_paper(
     return rejected, Why(tuple(why), tuple(_idle(model.lots, used, richer)))
 
 
-def explain_event(search: EventSearch, best: Judged) -> tuple[tuple[Rejected, ...], Why]:
+def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected, ...], Why]:
     """The same for a search that judges whole plans."""
-    families: dict[str, Judged] = {}
+    families: dict[str, JudgedPlan] = {}
     for judged in search.judged:
-        name = _fleet_family(search.lots, judged)
+        name = _mix_family(search.lots, judged)
         if name not in families or judged.worth < families[name].worth:
             families[name] = judged
-    families.pop(_fleet_family(search.lots, best), None)
+    families.pop(_mix_family(search.lots, best), None)
     rejected = tuple(
         Rejected(
             name,
@@ -80,15 +81,15 @@ def explain_event(search: EventSearch, best: Judged) -> tuple[tuple[Rejected, ..
     return rejected, Why(tuple(why), tuple(idle))
 
 
-def _family(model: PaperModel, shape: Shape) -> str:
+def _family(model: PaperModel, shape: PlanShape) -> str:
     kinds = sorted({model.lots[lot].gpu for column in shape.columns for lot, _, _ in column})
     return f"{' + '.join(kinds)}, {shape.stages} stages, micro batch {shape.micro_batch}"
 
 
-def _fleet_family(lots: Sequence[Lot], judged: Judged) -> str:
-    kinds = sorted({lots[x.lot].gpu for t in judged.fleet.templates for x in t.steps})
-    stages = sorted({len(t.steps) for t in judged.fleet.templates})
-    size = judged.fleet.templates[0].micro_batch
+def _mix_family(lots: Sequence[Lot], judged: JudgedPlan) -> str:
+    kinds = sorted({lots[x.lot].gpu for t in judged.mix.templates for x in t.steps})
+    stages = sorted({len(t.steps) for t in judged.mix.templates})
+    size = judged.mix.templates[0].micro_batch
     return f"{' + '.join(kinds)}, {'/'.join(map(str, stages))} stages, micro batch {size}"
 
 

@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.paper_search.family_bounds import (
-    Array,
     Family,
     cheapest_layers,
     distinct_rows,
@@ -26,7 +24,9 @@ from planner.paper_search.family_bounds import (
 )
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.pricing import cheapest_pipelines
+from planner.problem.bounds import Bounds
 from planner.problem.objective import Limits
+from simulator.arrays import Floats, Ints
 
 PRECISION = 0.01
 """Bounds are sought up to such a share of themselves."""
@@ -36,20 +36,10 @@ SYNC_CELLS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.21, 0.28, 0.36, 0.46, 0.6, 1.0)
 SYNC_CELLS_FEW = (0.0, 0.1, 0.3, 1.0)
 COST_RATIOS = (1.4, 1.12, 1.04)
 """Neighbouring times for which a bound of dollars is asked: at first, and where it is least."""
-FOREVER_S = 1e9
+LONGEST_S = 1e9
 MULTIPLIERS = (0.3, 1.0, 2.5)
-EASED = 1 + 1e-5
+SINGLE_PRECISION = 1 + 1e-5
 """Prices are summed in single precision."""
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """No plan within the limits iterates faster, or has a better objective."""
-
-    seconds: float
-    objective: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +48,8 @@ class Asked:
 
     family: Family
     rows: Ints
-    seconds: Array
-    at_least: Array
+    seconds: Floats
+    at_least: Floats
     """Seconds that these plans are known to take."""
 
 
@@ -111,16 +101,16 @@ class _Questions:
         low = family.bounds.min(axis=1)
         longest = np.full(len(low), self._longest(known.seconds))
         if self.limits.goal_is_cost:
-            longest[:] = self._longest(FOREVER_S)
+            longest[:] = self._longest(LONGEST_S)
             if self.limits.usd_max is None:
                 # However long it takes, GPUs that hold the model are paid for: this ends the time.
-                every, forever = np.flatnonzero(np.isfinite(low)), np.full(len(low), FOREVER_S)
+                every, forever = np.flatnonzero(np.isfinite(low)), np.full(len(low), LONGEST_S)
                 asked = Asked(family, every, forever[every], forever[every])
-                rate = self._usd(asked, SYNC_CELLS_FEW[-2:]) / FOREVER_S
+                rate = self._usd(asked, SYNC_CELLS_FEW[-2:]) / LONGEST_S
                 held = np.isfinite(rate)
                 ends = known.objective / np.maximum(rate[held], 1e-12)
                 longest[every] = 0.0
-                longest[every[held]] = np.minimum(ends, self._longest(FOREVER_S))
+                longest[every[held]] = np.minimum(ends, self._longest(LONGEST_S))
         rows = np.flatnonzero(low < longest)
         cells = (rows, low[rows], longest[rows])
         shares = SYNC_CELLS_FEW if self.limits.goal_is_cost else SYNC_CELLS
@@ -142,7 +132,7 @@ class _Questions:
         most = self.limits.seconds_max
         return known if most is None else min(known, most)
 
-    def _usd(self, asked: Asked, shares: Sequence[float]) -> Array:
+    def _usd(self, asked: Asked, shares: Sequence[float]) -> Floats:
         """Dollars of the cheapest plan that could take no longer; infinite if there is none."""
         family, menu = asked.family, asked.family.menu
         total = self.model.global_batch // menu.micro_batch
@@ -169,10 +159,10 @@ class _Questions:
         found = np.full(len(row), np.inf)
         if len(kept):
             found[kept] = self._cheapest(asked, row[kept], level[kept], sync_until.ravel()[kept])
-        least: Array = found.reshape(cells).min(axis=1)
+        least: Floats = found.reshape(cells).min(axis=1)
         return least
 
-    def _cheapest(self, asked: Asked, row: Ints, level: Array, sync: Array) -> Array:
+    def _cheapest(self, asked: Asked, row: Ints, level: Floats, sync: Floats) -> Floats:
         family, menu = asked.family, asked.family.menu
         replicas = family.replicas[asked.rows][row]
         directions = price_directions(len(menu.kinds))
@@ -189,8 +179,8 @@ class _Questions:
             prices=np.concatenate([prices, menu.usd_per_s[None, :]]),
             stages_max=int(stages.max()),
         )
-        possible = whole[..., :-1].max(axis=-1) * replicas <= EASED
-        usd_per_s = whole[..., -1] * replicas / EASED
+        possible = whole[..., :-1].max(axis=-1) * replicas <= SINGLE_PRECISION
+        usd_per_s = whole[..., -1] * replicas / SINGLE_PRECISION
         # What plans of so many stages take at least is known by itself.
         taken = family.bounds[asked.rows[row], : len(whole)].T
         possible &= taken <= asked.seconds[row]
@@ -202,10 +192,10 @@ class _Questions:
             possible &= usd_per_s * 3600 <= hourly
         if self.limits.goal_is_cost:
             usd = np.maximum(usd, family.worth[asked.rows[row], : len(whole)].T)
-        found: Array = np.where(possible, usd, np.inf).min(axis=0)
+        found: Floats = np.where(possible, usd, np.inf).min(axis=0)
         return found
 
-    def _whole_s(self, family: Family, levels: Array, replicas: Array) -> Array:
+    def _whole_s(self, family: Family, levels: Floats, replicas: Floats) -> Floats:
         """The least sum over stages of a pipeline's levels, under a limit on each.
 
         A stage no slower than a limit takes at least its share of the limit in GPUs, so that
@@ -225,7 +215,7 @@ class _Questions:
         return best
 
 
-def _divided(rows: Ints, since: Array, until: Array, ratio: float) -> tuple[Ints, Array, Array]:
+def _divided(rows: Ints, since: Floats, until: Floats, ratio: float) -> tuple[Ints, Floats, Floats]:
     """Cells of time in equal parts, each no longer than a ratio."""
     parts = np.maximum(1, np.ceil(np.log(until / since) / math.log(ratio))).astype(int)
     every = np.repeat(np.arange(len(rows)), parts)

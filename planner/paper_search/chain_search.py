@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.chains import Array, Cut, Ints, Terms
-from planner.paper_search.formula_tables import PaperModel, Shape
+from planner.paper_search.chains import Cut, Terms
+from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.layouts import layouts
-from planner.problem.objective_arrays import Worths
+from planner.pipelines.plan_shape import PlanShape
+from planner.problem.objective import ObjectiveArrays
+from simulator.arrays import Floats, Ints
 
 REPEATS = (1, 2, 3, 4, 6, 9, 13, 19, 28, 40, 60)
 SHARES = (np.inf, 1.6, 1.25, 1.05)
@@ -39,7 +41,7 @@ BEAM = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class RankedChain:
     """A chain that was cut, with its worth."""
 
     worth: float
@@ -48,7 +50,7 @@ class Candidate:
     starts: tuple[int, ...]
     replicas: int
 
-    def shape(self) -> Shape | None:
+    def shape(self) -> PlanShape | None:
         return self.terms.shape(np.array(self.chain), np.array(self.starts), self.replicas)
 
 
@@ -61,13 +63,13 @@ class ChainSearch:
     """Numbers of pipelines that are worth a try, ascending."""
     steps_back: tuple[int, ...]
     steps_around: tuple[int, ...]
-    worths: Worths
+    worths: ObjectiveArrays
     beam: int
     chains: Ints = field(init=False)
-    estimates: Array = field(init=False)
+    estimates: Floats = field(init=False)
     indices: Ints = field(init=False)
 
-    def refined(self, found: Sequence[Candidate]) -> list[Candidate]:
+    def refined(self, found: Sequence[RankedChain]) -> list[RankedChain]:
         """The same chains with boundaries from a finer choice of limits."""
         chains = self._padded([candidate.chain for candidate in found])
         counts = [candidate.replicas for candidate in found]
@@ -79,14 +81,14 @@ class ChainSearch:
         self.estimates, self.indices = self.rough(self.chains)
         return float(self.estimates.min(initial=np.inf))
 
-    def best_first(self, kept: int, at_most: float) -> list[Candidate]:
+    def best_first(self, kept: int, at_most: float) -> list[RankedChain]:
         order = np.argsort(self.estimates, kind="stable")[:kept]
         order = order[self.estimates[order] <= at_most * ROUGH_SLACK]
         return self.cut(self.chains[order], self.indices[order])
 
     def cut(
         self, chains: Ints, indices: Ints, shares: tuple[float, ...] = SHARES
-    ) -> list[Candidate]:
+    ) -> list[RankedChain]:
         """Chains with the best boundaries, the best first."""
         if not len(chains):
             return []
@@ -98,21 +100,21 @@ class ChainSearch:
         replicas = np.where(possible, self.counts[np.clip(at, 0, last)], 0)
         return self._candidates(self.terms.cut(chains, replicas, shares))
 
-    def _candidates(self, cut: Cut) -> list[Candidate]:
+    def _candidates(self, cut: Cut) -> list[RankedChain]:
         worth = self.worths.exact(cut.seconds, cut.usd_per_s, cut.egress_usd)
-        found: dict[tuple[int, ...], Candidate] = {}
+        found: dict[tuple[int, ...], RankedChain] = {}
         for n in np.argsort(worth, kind="stable").tolist():
             if not np.isfinite(worth[n]) or len(found) == self.beam:
                 break
             chain = tuple(o for o in cut.chains[n].tolist() if o >= 0)
             if chain not in found:
                 starts = tuple(cut.starts[n].tolist())[: len(chain)]
-                found[chain] = Candidate(
+                found[chain] = RankedChain(
                     float(worth[n]), self.terms, chain, starts, int(cut.replicas[n])
                 )
         return list(found.values())
 
-    def improve(self, start: Sequence[Candidate]) -> list[Candidate]:
+    def improve(self, start: Sequence[RankedChain]) -> list[RankedChain]:
         """Change stages of the best chains as long as that helps."""
         beam = list(start[: self.beam])
         seen = {candidate.chain for candidate in beam}
@@ -141,7 +143,7 @@ class ChainSearch:
 
     # -- estimates ------------------------------------------------------------------------------
 
-    def rough(self, chains: Ints) -> tuple[Array, Ints]:
+    def rough(self, chains: Ints) -> tuple[Floats, Ints]:
         """What chains are worth at their best number of pipelines, if layers were like water."""
         terms = self.terms
         stages = (chains >= 0).sum(axis=1)
@@ -182,7 +184,7 @@ class ChainSearch:
         most = self.terms.most_replicas(self.terms.usage(chains))
         return np.searchsorted(self.counts, most, side="right") - 1
 
-    def _sync_rates(self) -> Array:
+    def _sync_rates(self) -> Floats:
         """[count, option]: seconds per byte of a sync of typical size."""
         terms = self.terms
         size = np.array(float(terms.model.gradient_bytes()[-1]) / 8)
@@ -272,13 +274,13 @@ class ChainSearch:
 
 def best_chains(
     model: PaperModel,
-    worths: Worths,
+    worths: ObjectiveArrays,
     *,
     micro_batches: Sequence[int],
     degrees: tuple[int, ...],
     replica_counts: Callable[[int], list[int]],
     effort: Callable[[int], int],
-) -> list[Candidate]:
+) -> list[RankedChain]:
     """The best chains over all layouts and micro batch sizes, the best first."""
     searches = []
     for layout in layouts(model, counts_money=worths.limits.needs_prices):
@@ -305,16 +307,16 @@ def best_chains(
             firsts.append((first[0].worth, search, first))
             best = min(best, first[0].worth)
     firsts.sort(key=lambda each: each[0])
-    found: list[Candidate] = []
+    found: list[RankedChain] = []
     for number, (_, search, first) in enumerate(firsts):
         found += search.refined(search.improve(first)) if number < effort(IMPROVED) else first
     return _varied(found)
 
 
-def _varied(found: Sequence[Candidate]) -> list[Candidate]:
+def _varied(found: Sequence[RankedChain]) -> list[RankedChain]:
     """The best first, but not too many of equal length and micro batch size in a row."""
     rank: Counter[tuple[int, int]] = Counter()
-    ranked: list[tuple[float, int, Candidate]] = []
+    ranked: list[tuple[float, int, RankedChain]] = []
     for candidate in sorted(found, key=lambda c: c.worth):
         alike = (candidate.terms.micro_batch, len(candidate.chain))
         ranked.append((candidate.worth * (1 + VARIED * rank[alike]), len(ranked), candidate))

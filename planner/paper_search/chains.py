@@ -12,17 +12,14 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.paper_search.formula_tables import PaperModel, Run, Shape
+from planner.paper_search.formula_tables import LAYER_ROUNDING, PaperModel
 from planner.paper_search.layouts import Layout, Lots
+from planner.pipelines.plan_shape import PlanShape, Run
+from simulator.arrays import Bools, Floats, Ints
 from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 HALVINGS = 9
-HAIR = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +31,9 @@ class Cut:
     starts: Ints
     """[chain, stage from the last]: first layers."""
     replicas: Ints
-    seconds: Array
-    usd_per_s: Array
-    egress_usd: Array
+    seconds: Floats
+    usd_per_s: Floats
+    egress_usd: Floats
 
 
 class Terms:
@@ -79,7 +76,7 @@ class Terms:
         self._flat = (self.seconds + self._stride * np.arange(len(self.options))[:, None]).ravel()
         self._memory: list[Ints] = []
 
-    def _sends(self) -> tuple[Array, Array]:
+    def _sends(self) -> tuple[Floats, Floats]:
         """Seconds of a message between options at the worst, and dollars on average."""
         count = len(self.options)
         seconds, usd = np.zeros((count, count)), np.zeros((count, count))
@@ -123,7 +120,7 @@ class Terms:
             for one, other in zip(lots, [*lots[1:], lots[0]], strict=True)
         )
 
-    def ring_s(self, resource: Ints, size: Array, replicas: Array) -> Array:
+    def ring_s(self, resource: Ints, size: Floats, replicas: Floats) -> Floats:
         """Seconds to sync so many bytes between replicas on a resource."""
         full, rest = np.divmod(size, BUCKET_BYTES)
         found = np.zeros(np.broadcast_shapes(resource.shape, size.shape, replicas.shape))
@@ -140,7 +137,7 @@ class Terms:
                 found = np.where(here, np.maximum(found, around), found)
         return found
 
-    def usage(self, chains: Ints) -> Array:
+    def usage(self, chains: Ints) -> Floats:
         """[chain, resource]: GPUs of one pipeline."""
         tp = np.where(chains >= 0, self.tp[chains], 0.0)
         return np.stack(
@@ -151,7 +148,7 @@ class Terms:
             axis=1,
         )
 
-    def most_replicas(self, usage: Array) -> Ints:
+    def most_replicas(self, usage: Floats) -> Ints:
         """How many pipelines of such usage the sites hold."""
         found = np.zeros(len(usage), dtype=np.int64)
         for row in self.gpus:
@@ -188,14 +185,14 @@ class Terms:
             np.tile(possible, choices),
         )
 
-    def _sync_scale(self, chains: Ints) -> Array:
+    def _sync_scale(self, chains: Ints) -> Floats:
         """Bytes that a stage syncs in the time in which the slowest syncs its equal share."""
         speed = np.array([max(1e-3, min(link[2] for link in links)) for links in self.links])
         rate = np.where(chains >= 0, speed[self.resource[chains]] * self.sharing[chains], 0.0)
-        found: Array = rate / (rate.sum(axis=1) / (chains >= 0).sum(axis=1))[:, None]
+        found: Floats = rate / (rate.sum(axis=1) / (chains >= 0).sum(axis=1))[:, None]
         return found
 
-    def sent_s(self, chains: Ints, stages: Ints) -> Array:
+    def sent_s(self, chains: Ints, stages: Ints) -> Floats:
         """[chain, stage from the last]: seconds of messages within a stage's level."""
         found = np.zeros(chains.shape)
         count = chains.shape[1]
@@ -210,8 +207,8 @@ class Terms:
         return np.where(chains >= 0, found, 0.0)
 
     def _least_level(
-        self, chains: Ints, stages: Ints, sends: Array, size: Array
-    ) -> tuple[Ints, Mask]:
+        self, chains: Ints, stages: Ints, sends: Floats, size: Floats
+    ) -> tuple[Ints, Bools]:
         """Halve the time limit until it is about the least that the layers fit under."""
         rough = self.rough_level(chains, sends)
         starts = np.zeros(chains.shape, dtype=np.int64)
@@ -231,18 +228,18 @@ class Terms:
             )
         return starts, possible
 
-    def rough_level(self, chains: Ints, sends: Array) -> Array:
+    def rough_level(self, chains: Ints, sends: Floats) -> Floats:
         """The time limit under which the layers would fit if they could be cut anywhere."""
         pace = self.seconds[:, -1] / self.model.layers
         one = np.where(chains >= 0, 1 / pace[chains], 0.0)
         with np.errstate(invalid="ignore"):
             spent = np.where(chains >= 0, sends * one, 0.0).sum(axis=1)
-        found: Array = (self.model.layers + spent) / one.sum(axis=1)
+        found: Floats = (self.model.layers + spent) / one.sum(axis=1)
         return found
 
     def _lay(
-        self, chains: Ints, stages: Ints, level: Array, sends: Array, size: Array
-    ) -> tuple[Ints, Mask]:
+        self, chains: Ints, stages: Ints, level: Floats, sends: Floats, size: Floats
+    ) -> tuple[Ints, Bools]:
         """First layers of stages that take as many layers as they may, the last stage first."""
         layers, gradient = self.model.layers, self.model.gradient_bytes()
         starts = np.zeros(chains.shape, dtype=np.int64)
@@ -252,12 +249,14 @@ class Terms:
             own = chains[:, left]
             active = own >= 0
             budget = level - sends[:, left]
-            reach = self._flat[own * (layers + 1) + end] - np.maximum(budget, 0.0) * (1 + HAIR)
+            reach = self._flat[own * (layers + 1) + end] - np.maximum(budget, 0.0) * (
+                1 + LAYER_ROUNDING
+            )
             lowest = own * self._stride
             start = np.searchsorted(self._flat, np.maximum(reach, lowest)) - own * (layers + 1)
             start = np.maximum(start, self.memory_start(left + 1)[own, end])
             if np.isfinite(size).any():
-                held = gradient[end] - size[:, left] * (1 + HAIR)
+                held = gradient[end] - size[:, left] * (1 + LAYER_ROUNDING)
                 start = np.maximum(start, np.searchsorted(gradient, held))
             start = np.maximum(start, stages - left - 1)
             possible &= ~active | ((start < end) & (budget > 0))
@@ -274,11 +273,11 @@ class Terms:
             rows = []
             for (_, tp), most in zip(self.options, self.capacity, strict=True):
                 row = self.model.memory(tp, self.micro_batch, following)
-                rows.append(np.searchsorted(row, row - most * (1 - HAIR)))
+                rows.append(np.searchsorted(row, row - most * (1 - LAYER_ROUNDING)))
             self._memory.append(np.array(rows))
         return self._memory[left - 1]
 
-    def judge(self, chains: Ints, starts: Ints, replicas: Ints, possible: Mask) -> Cut:
+    def judge(self, chains: Ints, starts: Ints, replicas: Ints, possible: Bools) -> Cut:
         """The formula on chains whose boundaries are set; infinite time where they are not."""
         layers = self.model.layers
         stages = (chains >= 0).sum(axis=1)
@@ -312,7 +311,7 @@ class Terms:
 
     # -- plans ----------------------------------------------------------------------------------
 
-    def shape(self, chain: Ints, starts: Ints, replicas: int) -> Shape | None:
+    def shape(self, chain: Ints, starts: Ints, replicas: int) -> PlanShape | None:
         """A chain as a shape: each site runs as many of the pipelines as it holds."""
         row = [int(o) for o in chain if o >= 0][::-1]
         cuts = (*(int(s) for s in starts[: len(row)][::-1]), self.model.layers)
@@ -325,7 +324,7 @@ class Terms:
             left -= count
         if left:
             return None
-        return Shape(self.micro_batch, cuts, tuple(map(tuple, columns)))
+        return PlanShape(self.micro_batch, cuts, tuple(map(tuple, columns)))
 
     def _most_dealt(
         self, site: tuple[Lots, ...], row: list[int], most: int
@@ -362,10 +361,10 @@ class Terms:
         return runs
 
 
-def _step_s(link: tuple[float, float, float], size: Array) -> Array:
+def _step_s(link: tuple[float, float, float], size: Floats) -> Floats:
     """Seconds of one message, infinite where the fitted bandwidth is not positive."""
     scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
     speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
     time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
-    found: Array = np.where(size > 0, time, 0.0)
+    found: Floats = np.where(size > 0, time, 0.0)
     return found

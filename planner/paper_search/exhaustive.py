@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planner.paper_search.family_bounds import Family
-from planner.paper_search.formula_tables import PaperModel, Run, Shape
+from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.polish import Workbench
+from planner.pipelines.plan_shape import PlanShape, Run
+from planner.problem.bounds import TooManyPlansError
 
 GPUS_MAX = 10
 """Beyond, even the smallest families have too many plans."""
@@ -29,11 +31,7 @@ Option = tuple[int, int]
 """(lot, TP degree)."""
 
 
-class _TooManyError(Exception):
-    """There are more plans than can be looked at."""
-
-
-class Exhaustion:
+class ExhaustiveSearch:
     """Walks through all plans that may be better than the best known."""
 
     def __init__(
@@ -65,14 +63,14 @@ class Exhaustion:
                 if self.bench.best is not None and bound > self.bench.best.worth[0] * (1 + 1e-9):
                     break
                 self._family(micro_batch, replicas, stages)
-        except _TooManyError:
+        except TooManyPlansError:
             return False
         return True
 
     def _count(self, nodes: int) -> None:
         self.nodes += nodes
         if self.nodes > NODES_MAX:
-            raise _TooManyError
+            raise TooManyPlansError
 
     def _ranges(self, family: Family) -> Iterator[tuple[int, int]]:
         """The replica counts that share a bound: up to the next for which one is known."""
@@ -142,7 +140,7 @@ class Exhaustion:
         self._count(JUDGED_COUNT * len(orders))
         for order in orders:
             columns = tuple(runs_of([row[s] for row in order]) for s in range(len(cuts) - 1))
-            self.bench.judge(Shape(micro_batch, cuts, columns))
+            self.bench.judge(PlanShape(micro_batch, cuts, columns))
 
 
 def _is_uniform(cuts: tuple[int, ...]) -> bool:

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.paper_search.formula_tables import PaperModel
+from simulator.arrays import Floats, Ints
 from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +40,25 @@ class Menu:
     micro_batch: int
     options: tuple[Option, ...]
     kinds: tuple[str, ...]
-    gpus: Array
+    gpus: Floats
     """GPUs per kind, over all zones."""
-    seconds: Array
+    seconds: Floats
     """[option, layers + 1]: forward and backward up to each layer."""
-    send_s: Array
+    send_s: Floats
     """[option]: the least time of a message to any neighbour."""
-    capacity_bytes: Array
+    capacity_bytes: Floats
     """[option]: the largest among the kind's lots, less the overhead."""
     update_s: float
     """The least optimizer step."""
-    usd_per_s: Array
+    usd_per_s: Floats
     """[option]: at the least price among the kind's lots; 0 where none is known."""
 
     @property
-    def tp(self) -> Array:
+    def tp(self) -> Floats:
         return np.array([float(option.tp) for option in self.options])
 
     @property
-    def kind(self) -> NDArray[np.int64]:
+    def kind(self) -> Ints:
         return np.array([option.kind for option in self.options])
 
 
@@ -116,14 +114,14 @@ def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> M
 class Rings:
     """Seconds of a gradient all-reduce, by GPU kind, bytes and number of replicas."""
 
-    sizes: Array
+    sizes: Floats
     """All the byte counts that a stage can have, ascending."""
-    seconds: Array
+    seconds: Floats
     """[kind, replicas index, size]."""
-    per_byte: Array
+    per_byte: Floats
     """[kind, replicas index]: the least."""
 
-    def within(self, kind: int, rows: NDArray[np.int64], seconds: Array) -> Array:
+    def within(self, kind: int, rows: Ints, seconds: Floats) -> Floats:
         """The most bytes that a kind can sync in so many seconds, per row of replicas."""
         found = np.zeros(len(rows))
         for row in set(rows.tolist()):
@@ -139,10 +137,10 @@ class Family:
 
     menu: Menu
     rings: Rings
-    replicas: Array
-    bounds: Array
+    replicas: Floats
+    bounds: Floats
     """In seconds."""
-    worth: Array
+    worth: Floats
     """In what is minimised."""
 
 
@@ -151,7 +149,7 @@ Link = tuple[float, float, float]
 
 
 def rings_of(
-    model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Array]
+    model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Floats]
 ) -> Rings:
     """The least times of rings of each kind, for every possible stage.
 
@@ -216,11 +214,11 @@ def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
     return kept
 
 
-def _ring_s(link: Link, sizes: Array, count: Array) -> Array:
+def _ring_s(link: Link, sizes: Floats, count: Floats) -> Floats:
     """[replicas index, size]: infinite where the fitted bandwidth is not positive."""
     full, rest = np.divmod(sizes, BUCKET_BYTES)
 
-    def step_s(size: Array) -> Array:
+    def step_s(size: Floats) -> Floats:
         scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
         speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
         time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)
@@ -228,11 +226,11 @@ def _ring_s(link: Link, sizes: Array, count: Array) -> Array:
 
     bucket_s = step_s(BUCKET_BYTES / count)
     whole_s = np.where(full > 0, np.maximum(full, 1) * bucket_s, 0.0)
-    found: Array = 2 * np.maximum(count - 1, 1) * (step_s(rest / count) + whole_s)
+    found: Floats = 2 * np.maximum(count - 1, 1) * (step_s(rest / count) + whole_s)
     return found
 
 
-def price_directions(kinds: int) -> Array:
+def price_directions(kinds: int) -> Floats:
     """Weights on GPU kinds that sum to one; a bound may try any of them."""
     if kinds == 1:
         return np.ones((1, 1))
@@ -246,13 +244,13 @@ def price_directions(kinds: int) -> Array:
 def bounds_of(
     menu: Menu,
     *,
-    micro_batches: Array,
-    replicas: Array,
-    stages: Array,
-    gradient_bytes: Array,
+    micro_batches: Floats,
+    replicas: Floats,
+    stages: Floats,
+    gradient_bytes: Floats,
     rings: Rings,
-    directions: Array,
-) -> Array:
+    directions: Floats,
+) -> Floats:
     """Lower bounds of the iteration, [replicas index, stages index]."""
     rows = np.concatenate(
         [np.diff(menu.seconds, axis=1), np.diff(gradient_bytes)[None, :]], axis=0
@@ -276,27 +274,25 @@ def bounds_of(
     return best + menu.update_s
 
 
-def distinct_rows(rows: Array) -> tuple[Array, NDArray[np.int64]]:
+def distinct_rows(rows: Floats) -> tuple[Floats, Ints]:
     """The different rows and how often each occurs: equal layers are computed once."""
     found = Counter(map(tuple, rows.tolist()))
     return np.array(list(found)), np.array(list(found.values()))
 
 
-def cheapest_layers(
-    rate: Array, work: Array, times: NDArray[np.int64], more: Array | None = None
-) -> Array:
+def cheapest_layers(rate: Floats, work: Floats, times: Ints, more: Floats | None = None) -> Floats:
     """[...]: the sum over layers of the least ``rate[..., option] * work[option, layer] + more``.
 
     Layers that are equal stand once in ``work``, with how often they occur in ``times``.
     """
-    least: Array | None = None
+    least: Floats | None = None
     for o in range(work.shape[0]):
-        one: Array = rate[..., o, None] * work[o]
+        one: Floats = rate[..., o, None] * work[o]
         if more is not None:
             one += more[..., o, :]
         least = one if least is None else np.minimum(least, one, out=least)
     assert least is not None
-    summed: Array = least @ times
+    summed: Floats = least @ times
     return summed
 
 
@@ -304,11 +300,11 @@ def cost_bounds_of(
     menu: Menu,
     *,
     global_batch: int,
-    replicas: Array,
-    stages: Array,
+    replicas: Floats,
+    stages: Floats,
     gradient_bytes: float,
     rings: Rings,
-) -> Array:
+) -> Floats:
     """Lower bounds of an iteration's dollars, [replicas index, stages index].
 
     A group is paid for as long as the iteration lasts, which is no shorter than its own work on
@@ -320,5 +316,5 @@ def cost_bounds_of(
     per_byte = rings.per_byte.min(axis=0)
     sync = per_byte[:, None] * gradient_bytes / MOST_TP_SHARING_GRADIENTS / stages[None, :]
     waiting = replicas[:, None] * cheapest * (others + stages * (sync + menu.update_s))
-    found: Array = global_batch // menu.micro_batch * work + waiting
+    found: Floats = global_batch // menu.micro_batch * work + waiting
     return found

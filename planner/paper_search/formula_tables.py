@@ -8,14 +8,14 @@ runs alone, so that a plan of thousands of GPUs costs no more to judge than one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.pipelines.plan_shape import PlanShape, Run, paired
 from planner.problem.inventory import Lot
+from simulator.arrays import Floats, Ints
 from simulator.documents.problems import InputError
 from simulator.estimate.paper_formula import (
     BUCKET_BYTES,
@@ -29,32 +29,12 @@ from simulator.layer_costs.profile import Profile
 from simulator.network.network import Network
 from simulator.spec.plan import Pipeline, Plan, Stage
 
-Row = NDArray[np.float64]
-Run = tuple[int, int, int]
-"""(lot, TP degree, how many replicas in a row)."""
+LAYER_ROUNDING = 1e-12
+"""Relative tolerance for sums of layer times, so that rounding never costs a layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A plan in short form: all pipelines have the same boundaries."""
-
-    micro_batch: int
-    cuts: tuple[int, ...]
-    """First layer of each stage, and the number of layers."""
-    columns: tuple[tuple[Run, ...], ...]
-    """Per stage, its replicas in the order of the pipelines."""
-
-    @property
-    def stages(self) -> int:
-        return len(self.columns)
-
-    @property
-    def replicas(self) -> int:
-        return sum(count for _, _, count in self.columns[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class FormulaEstimate:
     """What the formula says of a shape."""
 
     seconds: float
@@ -82,7 +62,7 @@ class PaperModel:
     capacity_bytes: tuple[float, ...]
     """Per lot."""
     global_batch: int
-    _sums: dict[tuple[str, int, int], Row] = field(default_factory=dict)
+    _sums: dict[tuple[str, int, int], Floats] = field(default_factory=dict)
     _sends: dict[tuple[int, int, int, int, float], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,7 +89,7 @@ class PaperModel:
 
     # -- tables ---------------------------------------------------------------------------------
 
-    def seconds(self, gpu: str, tp: int, micro_batch: int) -> Row:
+    def seconds(self, gpu: str, tp: int, micro_batch: int) -> Floats:
         """Forward and backward up to each layer."""
         key = (gpu, tp, micro_batch)
         found = self._sums.get(key)
@@ -125,14 +105,14 @@ class PaperModel:
         """What crosses the boundary in front of layer ``cut``."""
         return self._output[cut - 1] * micro_batch
 
-    def gradient_bytes(self) -> Row:
+    def gradient_bytes(self) -> Floats:
         """Gradients up to each layer, as one device at TP 1 holds them."""
         return self._gradient
 
-    def memory(self, tp: int, micro_batch: int, following: int) -> Row:
+    def memory(self, tp: int, micro_batch: int, following: int) -> Floats:
         """Bytes that grow with layers, up to each layer; ``following`` counts the stage itself."""
         states = STATE_BYTES_PER_PARAMETER * self._parameters[tp]
-        row: Row = states + FLOAT_BYTES * micro_batch * following * self._kept[tp]
+        row: Floats = states + FLOAT_BYTES * micro_batch * following * self._kept[tp]
         return row
 
     @staticmethod
@@ -177,7 +157,7 @@ class PaperModel:
 
     # -- the formula ----------------------------------------------------------------------------
 
-    def judge(self, shape: Shape) -> Verdict:
+    def judge(self, shape: PlanShape) -> FormulaEstimate:
         """Time and money; infinite time where the formula calls a plan invalid."""
         b, replicas, last = shape.micro_batch, shape.replicas, shape.stages - 1
         most, _ = micro_batch_counts(self.global_batch // b, replicas)
@@ -216,9 +196,9 @@ class PaperModel:
         if not math.isfinite(egress):
             total = math.inf  # Nobody knows what it would cost to send there.
         usd = None if hourly is None else hourly / 3600 * total + egress
-        return Verdict(total, usd, egress, tuple(levels), sync, hourly)
+        return FormulaEstimate(total, usd, egress, tuple(levels), sync, hourly)
 
-    def _egress_rates(self, shape: Shape) -> Row:
+    def _egress_rates(self, shape: PlanShape) -> Floats:
         """Dollars that each pipeline's messages cost per micro batch."""
         rates = np.zeros(shape.replicas)
         for s in range(shape.stages - 1):
@@ -230,7 +210,7 @@ class PaperModel:
                     rates[first : first + count] += usd * size
         return rates
 
-    def _counts(self, shape: Shape, rates: Row) -> NDArray[np.int64]:
+    def _counts(self, shape: PlanShape, rates: Floats) -> Ints:
         """Micro batches per pipeline: the time asks for the longest alone, the rest may be shorter.
 
         Where sending costs, the pipelines that cost most run as few as they may.
@@ -246,7 +226,7 @@ class PaperModel:
             left -= min(most - 1, left)
         return counts
 
-    def usd_per_hour(self, shape: Shape) -> float | None:
+    def usd_per_hour(self, shape: PlanShape) -> float | None:
         total = 0.0
         for column in shape.columns:
             for lot, tp, count in column:
@@ -256,7 +236,7 @@ class PaperModel:
                 total += price * tp * count
         return total
 
-    def fits(self, shape: Shape) -> bool:
+    def fits(self, shape: PlanShape) -> bool:
         """The formula's own memory check."""
         for s, column in enumerate(shape.columns):
             first, end = shape.cuts[s], shape.cuts[s + 1]
@@ -272,7 +252,7 @@ class PaperModel:
         """Whether a kind may run a stage at a TP degree: here it always may."""
         return True
 
-    def to_plan(self, shape: Shape) -> Plan:
+    def to_plan(self, shape: PlanShape) -> Plan:
         """The same plan written out pipeline by pipeline."""
         counts = self._counts(shape, self._egress_rates(shape))
         columns = []
@@ -289,28 +269,6 @@ class PaperModel:
                 for count, stages in zip(counts, zip(*columns, strict=True), strict=True)
             ),
         )
-
-
-def paired(
-    column: tuple[Run, ...], after: tuple[Run, ...], /
-) -> Iterator[tuple[tuple[int, int], tuple[int, int], int, int]]:
-    """Which (lot, TP) sends to which, with the first pipeline of the run and its length."""
-    i = j = position = 0
-    left, right = column[0][2], after[0][2]
-    while True:
-        count = min(left, right)
-        yield column[i][:2], after[j][:2], position, count
-        position += count
-        left -= count
-        right -= count
-        if left == 0:
-            i += 1
-            if i == len(column):
-                return
-            left = column[i][2]
-        if right == 0:
-            j += 1
-            right = after[j][2]
 
 
 def _ring(column: tuple[Run, ...]) -> set[tuple[int, int]]:
@@ -330,5 +288,5 @@ def _transfer_s(s: int, last: int, ahead: list[float], back: list[float]) -> flo
     return ahead[s] + back[s - 1]
 
 
-def _running(values: list[float]) -> Row:
+def _running(values: list[float]) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.paper_search.formula_tables import PaperModel, Run, Shape
+from planner.paper_search.formula_tables import PaperModel
+from planner.pipelines.plan_shape import PlanShape, Run
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
 
 
@@ -24,7 +25,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TpChoice:
     """A kind of GPU at a TP degree on one stage."""
 
     tp: int
@@ -66,10 +67,10 @@ class Mixer:
             kind: next(lot for lot in lots if model.lots[lot].gpu == kind) for kind in self.kinds
         }
         # Neighbouring limits often need the very same.
-        self._dealt: dict[tuple[int, tuple[tuple[int, ...], ...]], Shape | None] = {}
+        self._dealt: dict[tuple[int, tuple[tuple[int, ...], ...]], PlanShape | None] = {}
         self.choices = [[self._choices(s, kind) for kind in self.kinds] for s in range(self.stages)]
 
-    def _choices(self, s: int, kind: str) -> list[Choice]:
+    def _choices(self, s: int, kind: str) -> list[TpChoice]:
         model, b = self.model, self.micro_batch
         first, end = self.cuts[s], self.cuts[s + 1]
         lot = self._lot_of[kind]
@@ -94,7 +95,7 @@ class Mixer:
                     level += 2 * back
                 else:
                     level += ahead + back
-            found.append(Choice(tp, level, whole / min(tp, MOST_TP_SHARING_GRADIENTS)))
+            found.append(TpChoice(tp, level, whole / min(tp, MOST_TP_SHARING_GRADIENTS)))
         return found
 
     def levels(self) -> list[float]:
@@ -103,7 +104,7 @@ class Mixer:
 
     def deal(
         self, replicas: int, limits: Sequence[float], synced: Mapping[str, float]
-    ) -> Shape | None:
+    ) -> PlanShape | None:
         """Deal the replicas under a time limit per stage and one of synced bytes per kind."""
         most_bytes = [synced.get(kind, math.inf) * (1 + 1e-9) for kind in self.kinds]
         needs = []
@@ -127,7 +128,7 @@ class Mixer:
             self._dealt[key] = self._spread(replicas, needs)
         return self._dealt[key]
 
-    def _spread(self, replicas: int, needs: list[list[int]]) -> Shape | None:
+    def _spread(self, replicas: int, needs: list[list[int]]) -> PlanShape | None:
         """Give each site as many pipelines as it can run, in the order of the sites."""
         columns: list[list[Run]] = [[] for _ in range(self.stages)]
         left = replicas
@@ -157,7 +158,7 @@ class Mixer:
                 break
         if left:
             return None
-        return Shape(self.micro_batch, self.cuts, tuple(map(tuple, columns)))
+        return PlanShape(self.micro_batch, self.cuts, tuple(map(tuple, columns)))
 
     def _place(
         self, site: Site, count: int, needs: list[list[int]], supply: list[int]

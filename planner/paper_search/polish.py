@@ -8,20 +8,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.paper_search.formula_tables import PaperModel, Shape, Verdict, micro_batch_counts
+from planner.paper_search.formula_tables import FormulaEstimate, PaperModel, micro_batch_counts
 from planner.paper_search.mixing import Mixer, Site
+from planner.pipelines.plan_shape import PlanShape
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
 
 Sites = tuple[Site, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JudgedShape:
     """A shape with its worth: smaller is better."""
 
     worth: tuple[float, ...]
-    shape: Shape
-    verdict: Verdict
+    shape: PlanShape
+    verdict: FormulaEstimate
 
 
 @dataclass(slots=True, eq=False)
@@ -30,20 +31,20 @@ class Workbench:
 
     model: PaperModel
     degrees: tuple[int, ...]
-    worth: Callable[[Verdict, Shape], tuple[float, ...] | None]
+    worth: Callable[[FormulaEstimate, PlanShape], tuple[float, ...] | None]
     by_price: bool
     counts_money: bool
     evaluations: int = 0
-    best: Found | None = None
+    best: JudgedShape | None = None
     budget: int = 10**9
     _mixers: dict[object, Mixer] = field(default_factory=dict)
-    _judged: dict[Shape, Found | None] = field(default_factory=dict)
+    _judged: dict[PlanShape, JudgedShape | None] = field(default_factory=dict)
 
     @property
     def is_spent(self) -> bool:
         return self.evaluations >= self.budget
 
-    def judge(self, shape: Shape) -> Found | None:
+    def judge(self, shape: PlanShape) -> JudgedShape | None:
         """The shape with its worth, or none where it breaks a limit."""
         if shape in self._judged:
             return self._judged[shape]
@@ -52,7 +53,7 @@ class Workbench:
         worth = None
         if math.isfinite(verdict.seconds) and self.model.fits(shape):
             worth = self.worth(verdict, shape)
-        found = None if worth is None else Found(worth, shape, verdict)
+        found = None if worth is None else JudgedShape(worth, shape, verdict)
         self._judged[shape] = found
         if found is not None and (self.best is None or found.worth < self.best.worth):
             self.best = found
@@ -81,7 +82,7 @@ class Workbench:
         replicas: int,
         synced: Mapping[str, float],
         at_most: float = math.inf,
-    ) -> Found | None:
+    ) -> JudgedShape | None:
         """The least common time limit under which replicas can be dealt, then its slack used."""
         mixer = self.mixer(sites, micro_batch, cuts)
         most, _ = micro_batch_counts(self.model.global_batch // micro_batch, replicas)
@@ -125,7 +126,7 @@ class Workbench:
                 break
         return found
 
-    def slide(self, found: Found) -> Found:
+    def slide(self, found: JudgedShape) -> JudgedShape:
         """Move boundaries and reorder sites while that helps; what runs the stages stays."""
         best, improved = found, True
         while improved and not self.is_spent:
@@ -136,7 +137,7 @@ class Workbench:
                     best, improved = tried, True
         return best
 
-    def mix(self, found: Found, sites: Sites, replicas: Sequence[int]) -> Found:
+    def mix(self, found: JudgedShape, sites: Sites, replicas: Sequence[int]) -> JudgedShape:
         """Other numbers of pipelines, whose replicas are dealt to kinds of GPUs as they fit."""
         best, improved = found, True
         while improved and not self.is_spent:
@@ -157,7 +158,7 @@ class Workbench:
                         best, improved = self.slide(tried), True
         return best
 
-    def synced_bytes(self, shape: Shape) -> dict[str, float]:
+    def synced_bytes(self, shape: PlanShape) -> dict[str, float]:
         """The most that a group of each kind syncs, and of kinds that are not used the same."""
         row = self.model.gradient_bytes()
         most: dict[str, float] = {}
@@ -170,7 +171,7 @@ class Workbench:
         return {lot.gpu: most.get(lot.gpu, max(most.values())) for lot in self.model.lots}
 
 
-def _slid(shape: Shape) -> Iterator[Shape]:
+def _slid(shape: PlanShape) -> Iterator[PlanShape]:
     """The same columns with boundaries moved, or with runs of pipelines in another order."""
     for cuts in _moved(shape.cuts):
         yield replace(shape, cuts=cuts)

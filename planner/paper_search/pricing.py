@@ -11,23 +11,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.paper_search.family_bounds import Array, Menu
-from planner.paper_search.formula_tables import PaperModel
+from planner.paper_search.family_bounds import Menu
+from planner.paper_search.formula_tables import LAYER_ROUNDING, PaperModel
+from simulator.arrays import Floats, Ints
 from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
 
 Prices = NDArray[np.float32]
-Reach = NDArray[np.int64]
-_HAIR = 1e-12
-"""Sums of floats differ in their last digits; that must not cost a layer."""
 
 
 def cheapest_pipelines(
     model: PaperModel,
     menu: Menu,
     *,
-    levels_s: Array,
-    gradient_bytes: Array,
-    prices: Array,
+    levels_s: Floats,
+    gradient_bytes: Floats,
+    prices: Floats,
     stages_max: int,
 ) -> Prices:
     """[stages - 1, limit, direction]: the least price of a pipeline, infinite if impossible.
@@ -83,7 +81,7 @@ def cheapest_pipelines(
     return found
 
 
-def _first_reach(menu: Menu, levels_s: Array, left: int) -> Reach:
+def _first_reach(menu: Menu, levels_s: Floats, left: int) -> Ints:
     """[option, limit] from layer 0: a first stage sends less, and nothing if it is the only one."""
     times = 0 if left == 1 else 1 if left <= 3 else 2
     return np.stack(
@@ -94,7 +92,7 @@ def _first_reach(menu: Menu, levels_s: Array, left: int) -> Reach:
     )
 
 
-def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Reach:
+def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Ints:
     """[option, layer] as far as memory goes, with so many stages left, this one included."""
     return np.stack(
         [
@@ -106,8 +104,8 @@ def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Reach:
     )
 
 
-def _reach(running: Array, limits: Array, *, starts: int | None = None) -> Reach:
+def _reach(running: Floats, limits: Floats, *, starts: int | None = None) -> Ints:
     """[limit, layer]: the last boundary such that what lies between stays within the limit."""
     ends = running[None, :starts] + np.maximum(limits, -1.0)[:, None]
-    found = np.searchsorted(running, ends * (1 + _HAIR), side="right")
+    found = np.searchsorted(running, ends * (1 + LAYER_ROUNDING), side="right")
     return np.clip(found - 1, 0, len(running) - 1)

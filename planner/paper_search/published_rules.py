@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from planner.paper_search.formula_tables import PaperModel, Shape
+from planner.paper_search.formula_tables import PaperModel
+from planner.pipelines.plan_shape import PlanShape
 
 SPEEDUP_LEAST = 1.5
 
@@ -24,7 +25,7 @@ class PublishedModel(PaperModel):
     """Per lot."""
     _rules: dict[object, int | None] = field(default_factory=dict)
 
-    def fits(self, shape: Shape) -> bool:
+    def fits(self, shape: PlanShape) -> bool:
         """Whether it fits, and the published planner could have come upon it."""
         sizes = [end - first for first, end in pairwise(shape.cuts)]
         is_even = sizes == sorted(sizes) and sizes[-1] - sizes[0] <= 1

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.bound import Bounds, certify
+from planner.paper_search.bound import certify
 from planner.paper_search.chain_search import best_chains
-from planner.paper_search.exhaustive import Exhaustion
+from planner.paper_search.exhaustive import ExhaustiveSearch
 from planner.paper_search.family_bounds import (
-    Array,
     Family,
     Link,
     bounds_of,
@@ -22,13 +21,15 @@ from planner.paper_search.family_bounds import (
     price_directions,
     rings_of,
 )
-from planner.paper_search.formula_tables import PaperModel, Shape, Verdict
+from planner.paper_search.formula_tables import FormulaEstimate, PaperModel
 from planner.paper_search.mixing import Site
-from planner.paper_search.polish import Found, Workbench
+from planner.paper_search.polish import JudgedShape, Workbench
 from planner.paper_search.selection import Selection, selections
-from planner.problem.inventory import Grant
-from planner.problem.objective import Figures, Limits
-from planner.problem.objective_arrays import Worths
+from planner.pipelines.plan_shape import PlanShape
+from planner.problem.bounds import Bounds
+from planner.problem.inventory import Grant, spot_share
+from planner.problem.objective import Figures, Limits, ObjectiveArrays
+from simulator.arrays import Floats
 
 BUDGET_USUAL = 2000
 """The budget for which these numbers are meant; others scale them."""
@@ -40,18 +41,18 @@ CHAINS = 6
 class Start:
     """A plan to polish, and the sites within which its pipelines stay."""
 
-    found: Found
+    found: JudgedShape
     sites: tuple[Site, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
+class PaperResult:
     """The best shape found, and what every plan takes at least."""
 
-    best: Found | None
+    best: JudgedShape | None
     bounds: Bounds
     evaluations: int
-    found: tuple[Found, ...]
+    found: tuple[JudgedShape, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +79,7 @@ class PaperSearch:
             budget=self.budget,
         )
 
-    def worth(self, verdict: Verdict, shape: Shape) -> tuple[float, ...] | None:
+    def worth(self, verdict: FormulaEstimate, shape: PlanShape) -> tuple[float, ...] | None:
         used = self.used(shape)
         for grant in self.grants:
             if sum(used.get(lot, 0) for lot in grant.lots) > grant.gpus_max:
@@ -86,13 +87,12 @@ class PaperSearch:
         found = self.limits.worth(self.figures(verdict, used))
         return None if found is None else (*found, shape.micro_batch, shape.stages)
 
-    def figures(self, verdict: Verdict, used: Mapping[int, int]) -> Figures:
-        lots = self.model.lots
-        spot = sum(max(0, n - (lots[k].gpus - lots[k].spot_gpus)) for k, n in used.items())
-        return Figures(verdict.seconds, verdict.usd, spot / sum(used.values()))
+    def figures(self, verdict: FormulaEstimate, used: Mapping[int, int]) -> Figures:
+        share = spot_share((self.model.lots[k], count) for k, count in used.items())
+        return Figures(verdict.seconds, verdict.usd, share)
 
     @staticmethod
-    def used(shape: Shape) -> dict[int, int]:
+    def used(shape: PlanShape) -> dict[int, int]:
         """GPUs by lot."""
         used: dict[int, int] = {}
         for column in shape.columns:
@@ -102,16 +102,18 @@ class PaperSearch:
 
     # -- the steps ------------------------------------------------------------------------------
 
-    def run(self) -> Result:
+    def run(self) -> PaperResult:
         """The best plan that the budget allows to find, and bounds for all plans."""
         families = self.hopeful_families()
         found = self.search_uniform(families) if self.is_uniform else self.search()
-        walk = Exhaustion(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
+        walk = ExhaustiveSearch(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
         is_complete = walk.run(families)
         best = self.bench.best
-        return Result(best, self.bound(families, best, is_complete), self.bench.evaluations, found)
+        return PaperResult(
+            best, self.bound(families, best, is_complete), self.bench.evaluations, found
+        )
 
-    def search(self) -> tuple[Found, ...]:
+    def search(self) -> tuple[JudgedShape, ...]:
         """The plans that were polished, as they were before; the best one is the workbench's."""
         starts = self.chained()
         for start in starts:
@@ -123,7 +125,7 @@ class PaperSearch:
         """Plans each of whose stages runs on one kind of GPU at one TP degree."""
         candidates = best_chains(
             self.model,
-            Worths(self.limits),
+            ObjectiveArrays(self.limits),
             micro_batches=self.micro_batches,
             degrees=self.degrees,
             replica_counts=self.replica_counts,
@@ -143,7 +145,7 @@ class PaperSearch:
                 starts.append(Start(self.bench.slide(found), sites))
         return sorted(starts, key=lambda start: start.found.worth)
 
-    def search_uniform(self, families: Sequence[Family]) -> tuple[Found, ...]:
+    def search_uniform(self, families: Sequence[Family]) -> tuple[JudgedShape, ...]:
         """The best plan of each family, whose boundaries are given by its number of stages."""
         order = sorted(
             (float(family.worth[row, column]), family.menu.micro_batch, int(replicas), column + 1)
@@ -152,7 +154,7 @@ class PaperSearch:
             for column in range(family.worth.shape[1])
             if math.isfinite(family.worth[row, column])
         )
-        found: list[Found] = []
+        found: list[JudgedShape] = []
         every = list(selections(self.model))
         kinds = [len({self.model.lots[lot].gpu for lot in one.lots}) for one in every]
         # What one kind can do is soon known, and spares most of what several kinds could.
@@ -169,7 +171,7 @@ class PaperSearch:
 
     def _uniform(
         self, some: Sequence[Selection], micro_batch: int, replicas: int, stages: int
-    ) -> Iterator[Found]:
+    ) -> Iterator[JudgedShape]:
         """The best plan of a family on each selection."""
         known = self.bench.best
         at_most = math.inf
@@ -203,12 +205,12 @@ class PaperSearch:
 
     def hopeful_families(self) -> list[Family]:
         """All families on the best links there are, so that their bounds hold for every plan."""
-        links: dict[Link, Array] = {}
+        links: dict[Link, Floats] = {}
         # The smallest micro batches ask for the most replicas: what follows finds all it needs.
         families = [self._family(b, links) for b in sorted(self.micro_batches)]
         return [family for family in families if family is not None]
 
-    def _family(self, micro_batch: int, links: dict[Link, Array]) -> Family | None:
+    def _family(self, micro_batch: int, links: dict[Link, Floats]) -> Family | None:
         """All the families of one micro batch size."""
         menu = menu_of(self.model, micro_batch, degrees=self.degrees)
         if menu is None:
@@ -243,7 +245,7 @@ class PaperSearch:
             worth = np.where(np.isfinite(bounds), usd, np.inf)
         return Family(menu, rings, replicas, bounds, worth)
 
-    def bound(self, families: list[Family], best: Found | None, is_complete: bool) -> Bounds:
+    def bound(self, families: list[Family], best: JudgedShape | None, is_complete: bool) -> Bounds:
         """What every plan takes at least."""
         seconds = math.inf if best is None else best.verdict.seconds
         objective = math.inf if best is None else best.worth[0]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.paper_search.formula_tables import Shape
-from planner.pipelines.pipeline_template import Array, Step, Template, TemplateMaker
-from planner.problem.inventory import Lot
+from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
+from planner.pipelines.plan_shape import PlanShape
+from planner.problem.inventory import Lot, lots_hold
+from simulator.arrays import Bools, Floats
 from simulator.inputs.plan_check import split_in_proportion
 from simulator.spec.plan import Plan
 
@@ -20,7 +20,7 @@ ROUGH_HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PipelineMix:
     """Templates of one micro batch size with how many pipelines there are of each."""
 
     templates: tuple[Template, ...]
@@ -40,7 +40,7 @@ class Fleet:
         return found
 
 
-def fleet_of(shape: Shape, maker: TemplateMaker) -> Fleet:
+def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
     """A plan with common boundaries as a fleet of templates."""
     columns = [
         [(lot, tp) for lot, tp, count in column for _ in range(count)] for column in shape.columns
@@ -50,10 +50,10 @@ def fleet_of(shape: Shape, maker: TemplateMaker) -> Fleet:
         maker.timed(tuple(Step(lot, tp, "none") for lot, tp in row), shape.micro_batch, shape.cuts)
         for row in rows
     )
-    return Fleet(templates, tuple(rows.values()))
+    return PipelineMix(templates, tuple(rows.values()))
 
 
-def fleet_of_plan(plan: Plan, maker: TemplateMaker) -> Fleet | None:
+def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
     """A plan as a fleet of templates, where no stage of it is split."""
     lot_of = {lot.place: index for index, lot in enumerate(maker.lots)}
     if any(len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
@@ -67,7 +67,7 @@ def fleet_of_plan(plan: Plan, maker: TemplateMaker) -> Fleet | None:
         )
         for stages in rows
     )
-    return Fleet(templates, tuple(rows.values()))
+    return PipelineMix(templates, tuple(rows.values()))
 
 
 def room_for(
@@ -78,58 +78,58 @@ def room_for(
         (lots[lot].gpus - sum(tp_ * n for tp_, n in taken.get(lot, {}).items())) // (tp * groups)
         for (lot, tp), groups in template.gpus.items()
     )
-    while most > 0 and not _holds(template, most, lots, taken):
+    while most > 0 and not _has_room(template, most, lots, taken):
         most -= 1
     return max(most, 0)
 
 
-def _holds(
+def _has_room(
     template: Template, count: int, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
 ) -> bool:
     wanted = {lot: dict(groups) for lot, groups in taken.items()}
     for (lot, tp), groups in template.gpus.items():
         of_lot = wanted.setdefault(lot, {})
         of_lot[tp] = of_lot.get(tp, 0) + groups * count
-    return all(lots[lot].holds(groups) for lot, groups in wanted.items())
+    return lots_hold(lots, wanted)
 
 
-def seconds_of(fleet: Fleet, total: int) -> float:
+def seconds_of(mix: PipelineMix, total: int) -> float:
     """The least time in which the fleet runs so many micro batches, each pipeline at least one."""
-    if fleet.pipelines > total:
+    if mix.pipelines > total:
         return math.inf
-    low = max(t.fill_s for t, n in zip(fleet.templates, fleet.counts, strict=True) if n)
-    if capacity(fleet, low) >= total:
+    low = max(t.fill_s for t, n in zip(mix.templates, mix.counts, strict=True) if n)
+    if capacity(mix, low) >= total:
         return low
-    high = low + total * max(t.level_s for t in fleet.templates)
-    rate = sum(n / t.level_s for t, n in zip(fleet.templates, fleet.counts, strict=True))
-    low = max(low, (total - fleet.pipelines) / rate)
+    high = low + total * max(t.level_s for t in mix.templates)
+    rate = sum(n / t.level_s for t, n in zip(mix.templates, mix.counts, strict=True))
+    low = max(low, (total - mix.pipelines) / rate)
     for _ in range(40):
         middle = (low + high) / 2
-        if capacity(fleet, middle) >= total:
+        if capacity(mix, middle) >= total:
             high = middle
         else:
             low = middle
     return high
 
 
-def rough_seconds(fleets: Sequence[Fleet], totals: Sequence[int]) -> Array:
+def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats:
     """The same of many fleets side by side, within a few parts in ten thousand."""
-    width = max(len(fleet.templates) for fleet in fleets)
+    width = max(len(mix.templates) for mix in mixes)
 
-    def table(of: Callable[[Fleet], Iterable[float]], rest: float) -> Array:
-        rows = [list(of(fleet)) for fleet in fleets]
+    def table(of: Callable[[PipelineMix], Iterable[float]], rest: float) -> Floats:
+        rows = [list(of(mix)) for mix in mixes]
         return np.array([row + [rest] * (width - len(row)) for row in rows], dtype=float)
 
-    count = table(lambda fleet: fleet.counts, 0.0)
-    level = table(lambda fleet: (t.level_s for t in fleet.templates), 1.0)
-    fill = table(lambda fleet: (t.fill_s for t in fleet.templates), 0.0)
+    count = table(lambda mix: mix.counts, 0.0)
+    level = table(lambda mix: (t.level_s for t in mix.templates), 1.0)
+    fill = table(lambda mix: (t.fill_s for t in mix.templates), 0.0)
     total = np.array(totals, dtype=float)
     low = fill.max(axis=1)
     high = low + total * level.max(axis=1)
 
-    def is_enough(seconds: Array) -> NDArray[np.bool_]:
+    def is_enough(seconds: Floats) -> Bools:
         done = 1 + np.floor((seconds[:, None] - fill) / level * (1 + 1e-12))
-        enough: NDArray[np.bool_] = (count * done).sum(axis=1) >= total
+        enough: Bools = (count * done).sum(axis=1) >= total
         return enough
 
     at_once = is_enough(low)
@@ -142,26 +142,23 @@ def rough_seconds(fleets: Sequence[Fleet], totals: Sequence[int]) -> Array:
     return np.where(count.sum(axis=1) > total, np.inf, seconds)
 
 
-def capacity(fleet: Fleet, seconds: float) -> int:
+def capacity(mix: PipelineMix, seconds: float) -> int:
     """Micro batches that the fleet runs in so much time."""
     return sum(
-        n * t.micro_batches_within(seconds)
-        for t, n in zip(fleet.templates, fleet.counts, strict=True)
+        n * t.micro_batches_within(seconds) for t, n in zip(mix.templates, mix.counts, strict=True)
     )
 
 
-def micro_batches_of(fleet: Fleet, total: int) -> tuple[int, ...]:
+def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
     """Micro batches of each pipeline, template by template, that add up to the total."""
-    seconds = seconds_of(fleet, total)
+    seconds = seconds_of(mix, total)
     counts = [
         max(1, t.micro_batches_within(seconds))
-        for t, n in zip(fleet.templates, fleet.counts, strict=True)
+        for t, n in zip(mix.templates, mix.counts, strict=True)
         for _ in range(n)
     ]
-    levels = [
-        t.level_s for t, n in zip(fleet.templates, fleet.counts, strict=True) for _ in range(n)
-    ]
-    fills = [t.fill_s for t, n in zip(fleet.templates, fleet.counts, strict=True) for _ in range(n)]
+    levels = [t.level_s for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n)]
+    fills = [t.fill_s for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n)]
     spare = sum(counts) - total
     # Too many: taken from the pipelines that would end last.
     while spare > 0:
@@ -176,11 +173,11 @@ def micro_batches_of(fleet: Fleet, total: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def plan_of(fleet: Fleet, total: int, lots: Sequence[Lot]) -> Plan:
+def plan_of(mix: PipelineMix, total: int, lots: Sequence[Lot]) -> Plan:
     """The fleet as a plan that runs so many micro batches."""
-    counts = iter(micro_batches_of(fleet, total))
+    counts = iter(micro_batches_of(mix, total))
     pipelines = []
-    for template, n in zip(fleet.templates, fleet.counts, strict=True):
+    for template, n in zip(mix.templates, mix.counts, strict=True):
         of_count = {}
         for _ in range(n):
             micro_batches = next(counts)
@@ -188,4 +185,4 @@ def plan_of(fleet: Fleet, total: int, lots: Sequence[Lot]) -> Plan:
             if micro_batches not in of_count:
                 of_count[micro_batches] = template.pipeline(micro_batches, lots)
             pipelines.append(of_count[micro_batches])
-    return Plan(fleet.templates[0].micro_batch, tuple(pipelines))
+    return Plan(mix.templates[0].micro_batch, tuple(pipelines))

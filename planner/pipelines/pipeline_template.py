@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.problem.inventory import Lot
+from simulator.arrays import Floats
 from simulator.cluster.place_facts import PlaceFacts
 from simulator.estimate.memory import RESERVED_OVER_LIVE
 from simulator.hardware.runtime_constants import platform_of
@@ -19,8 +19,6 @@ from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
 from simulator.spec.job import OPTIMIZER_MOMENTS
 from simulator.spec.plan import Pipeline, Recompute, Stage
-
-Array = NDArray[np.float64]
 
 BACKWARD_SHARE = 2 / 3
 """Of a micro batch's time on a stage, roughly."""
@@ -89,7 +87,7 @@ class TemplateMaker:
     sites: PlaceFacts
     lots: tuple[Lot, ...]
     _seconds: dict[tuple[str, int, int, Recompute], list[float]] = field(default_factory=dict)
-    _rooms: dict[tuple[str, int, int, Recompute, int], Array] = field(default_factory=dict)
+    _rooms: dict[tuple[str, int, int, Recompute, int], Floats] = field(default_factory=dict)
     _parameters: dict[int, list[float]] = field(default_factory=dict)
     _furthest: dict[tuple[Step, int, int], list[int]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
@@ -129,7 +127,7 @@ class TemplateMaker:
             found = self._furthest[key] = (firsts + counts).tolist()
         return found
 
-    def most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Array:
+    def most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Floats:
         """Micro batches of which a device of the step can keep the activations.
 
         By [first layer, end], by the same sums as the memory model.
@@ -145,13 +143,13 @@ class TemplateMaker:
         """What of the number of pipelines memory depends on."""
         return pipelines if self.costs.job.zero else min(pipelines, 2)
 
-    def _most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Array:
+    def _most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Floats:
         costs, job, lot = self.costs, self.costs.job, self.lots[step.lot]
         platform, runtime, layers = platform_of(lot.gpu), costs.runtime, self.costs.layer_count
         first, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         full = job.precision == "fp32"
         moments = OPTIMIZER_MOMENTS[job.optimizer] * 4 + (0 if full else 4)
-        held = _ranges_of(costs.parameters(step.tp))
+        held = range_sums(costs.parameters(step.tp))
         held[0, -1] -= costs.tied_parameters(step.tp)
         shares = pipelines if job.zero else 1
         states = ((4 if full else 2) + 4 + moments / shares) * held
@@ -162,7 +160,7 @@ class TemplateMaker:
             messages = messages + np.minimum(runtime.sync_bucket_bytes, 4 * held)
         elif pipelines > 1:
             messages = messages + 2 * runtime.sync_bucket_bytes
-        kept = _ranges_of(
+        kept = range_sums(
             costs.kept_bytes(tp=step.tp, samples=micro_batch, recompute=step.recompute)
         )
         if runtime.keeps_stage_outputs:
@@ -173,7 +171,7 @@ class TemplateMaker:
         room = room - RESERVED_OVER_LIVE * _largest(work)
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.where(kept > 0, np.floor(room / kept * (1 + 1e-12)), np.inf)
-        fits: Array = np.where((room >= 0) & (first < end), count, 0.0)
+        fits: Floats = np.where((room >= 0) & (first < end), count, 0.0)
         return fits
 
     def template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
@@ -291,14 +289,14 @@ def step_sequences(
                         yield (one,) * ahead + (other,) * behind
 
 
-def _ranges_of(row: Array) -> Array:
+def range_sums(row: Floats) -> Floats:
     """Sums of all ranges, by [first, end]."""
     sums = np.concatenate([[0.0], np.cumsum(row)])
-    ranges: Array = sums[None, :] - sums[:, None]
+    ranges: Floats = sums[None, :] - sums[:, None]
     return ranges
 
 
-def _largest(work: Array) -> Array:
+def _largest(work: Floats) -> Floats:
     """The largest transient of each range; the head's comes on top, as in the memory model."""
     layers = len(work)
     found = np.zeros((layers + 1, layers + 1))

@@ -150,3 +150,17 @@ def are_supplied(
     return all(
         sum(used.get(index, 0) for index in grant.lots) <= grant.gpus_max for grant in grants
     )
+
+
+def lots_hold(lots: Sequence[Lot], wanted: Mapping[int, Mapping[int, int]]) -> bool:
+    """Whether groups, given by lot index and TP degree, fit into the machines of their lots."""
+    return all(lots[lot].holds(groups) for lot, groups in wanted.items())
+
+
+def spot_share(used: Iterable[tuple[Lot, int]]) -> float:
+    """The share of spot GPUs among the GPUs taken; on-demand GPUs of a lot are taken first."""
+    spot = gpus = 0
+    for lot, count in used:
+        spot += max(0, count - (lot.gpus - lot.spot_gpus))
+        gpus += count
+    return spot / gpus

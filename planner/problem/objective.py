@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+import numpy as np
+
+from simulator.arrays import Floats
 from simulator.spec.job import Objective
+
+_Figure = TypeVar("_Figure", float, Floats)
+
+ROUGH_TOLERANCE = 1.15
+"""Factor by which rough figures may break a limit before a plan is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ class Limits:
         if o.max_spot_share is not None and figures.spot_share > o.max_spot_share + 1e-12:
             yield Breach("max_spot_share", o.max_spot_share, figures.spot_share)
 
-    def eased(self) -> Iterator[Limits]:
+    def relaxed(self) -> Iterator[Limits]:
         """Easier questions whose answers may keep all limits: what is limited is the goal."""
         o = self.objective
         if not self.goal_is_cost and (self.usd_max is not None or o.max_usd_per_hour is not None):
@@ -93,6 +102,17 @@ class Limits:
         if self.goal_is_cost and self.seconds_max is not None:
             quick = replace(o, goal="throughput", min_iterations_per_s=None, deadline=None)
             yield replace(self, objective=quick, seconds_left=None)
+
+    def capped(
+        self, seconds: _Figure, usd: _Figure, usd_per_hour: _Figure
+    ) -> list[tuple[_Figure, float]]:
+        """The figures that a limit caps, each with the most that it allows."""
+        limits = (
+            (usd, self.usd_max),
+            (usd_per_hour, self.objective.max_usd_per_hour),
+            (seconds, self.seconds_max),
+        )
+        return [(value, most) for value, most in limits if most is not None]
 
     @property
     def usd_max(self) -> float | None:
@@ -112,3 +132,41 @@ class Limits:
         if self.seconds_left is not None and self.steps:
             found.append(self.seconds_left / self.steps)
         return min(found, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveArrays:
+    """What is minimised, from seconds, dollars per second and dollars of egress."""
+
+    limits: Limits
+
+    def exact(self, seconds: Floats, usd_per_s: Floats, egress_usd: Floats) -> Floats:
+        """The objective, infinite where a limit is broken."""
+        possible = np.isfinite(seconds)
+        finite = np.where(possible, seconds, 1.0)
+        usd = finite * usd_per_s + egress_usd
+        for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
+            possible = possible & (value <= most)
+        found: Floats = np.where(possible, usd if self.limits.goal_is_cost else seconds, np.inf)
+        return found
+
+    def rough(
+        self, seconds: Floats, usd_per_s: Floats, egress_usd: Floats, eased: float = ROUGH_TOLERANCE
+    ) -> Floats:
+        """The objective, worse where a limit is broken by a little (rough is no proof)."""
+        possible = np.isfinite(seconds)
+        if not self.limits.needs_prices and self.limits.seconds_max is None:
+            return seconds
+        finite = np.where(possible, seconds, 1.0)
+        usd = finite * usd_per_s + egress_usd
+        worth = usd if self.limits.goal_is_cost else finite
+        for value, most in self.limits.capped(finite, usd, _hourly(finite, usd)):
+            possible = possible & (value <= most * eased)
+            worth = worth * np.maximum(1.0, value / max(most, 1e-12)) ** 2
+        found: Floats = np.where(possible, worth, np.inf)
+        return found
+
+
+def _hourly(seconds: Floats, usd: Floats) -> Floats:
+    hourly: Floats = usd / np.maximum(seconds, 1e-12) * 3600
+    return hourly

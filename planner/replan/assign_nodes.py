@@ -17,8 +17,6 @@ import numpy as np
 from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import Node, unplaced
 from planner.replan.state_map import (
-    Flags,
-    Floats,
     Span,
     State,
     devices_left,
@@ -26,7 +24,8 @@ from planner.replan.state_map import (
     overlap,
     spans_by_device,
 )
-from planner.replan.transfer_prices import Routes
+from planner.replan.transfers import Routes
+from simulator.arrays import Bools, Floats
 from simulator.inputs.supply_check import PlaceKey
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
@@ -103,10 +102,10 @@ def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
 
 
 def _groups(
-    plan: Plan, nodes: Mapping[str, Node], held: Mapping[str, Flags], state: State
+    plan: Plan, nodes: Mapping[str, Node], held: Mapping[str, Bools], state: State
 ) -> dict[PlaceKey, list[_Group]]:
     """The groups by pool place, large ones first, equal ones side by side."""
-    needs: dict[tuple[int, int], Flags] = {}
+    needs: dict[tuple[int, int], Bools] = {}
     found: defaultdict[PlaceKey, list[_Group]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
@@ -141,12 +140,12 @@ class _FetchUsd:
 
     target: PlaceKey
     nodes: Mapping[str, Node]
-    held: Mapping[str, Flags]
+    held: Mapping[str, Bools]
     state: State
     routes: Routes
 
     def by_unit(self) -> Floats:
-        at_place: dict[PlaceKey, Flags] = {}
+        at_place: dict[PlaceKey, Bools] = {}
         for name, node in self.nodes.items():
             at_place[node.key] = at_place.get(node.key, False) | self.held[name]
         best = np.full(len(self.state.bytes_by_unit), np.inf)
@@ -162,7 +161,7 @@ class _FetchUsd:
 
 
 def _fill(
-    room: _Room, groups: list[_Group], held: Mapping[str, Flags], fetch: _FetchUsd, state: State
+    room: _Room, groups: list[_Group], held: Mapping[str, Bools], fetch: _FetchUsd, state: State
 ) -> bool:
     """Give every group of one pool place a node, large groups first; false if they do not fit."""
     if all(group.home is not None for group in groups):
@@ -195,7 +194,7 @@ def _ship(
     room: _Room,
     groups: list[_Group],
     slots: np.ndarray[tuple[int], np.dtype[np.int64]],
-    held: Mapping[str, Flags],
+    held: Mapping[str, Bools],
     fetch: Floats,
     state: State,
 ) -> None:

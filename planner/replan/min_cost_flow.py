@@ -5,10 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from simulator.arrays import Floats, Ints
 
 
 def cheapest_flow(cost: Floats, supply: Ints, room: Ints, *, start: Ints | None = None) -> Ints:

@@ -9,8 +9,7 @@ from typing import Any
 
 from planner.replan.nodes import Node
 from planner.replan.state_map import State, placed_stages
-from planner.replan.transfer_prices import place_of
-from planner.replan.transfers import Transfers, bytes_between_zones
+from planner.replan.transfers import Transfers, bytes_between_zones, place_of
 from simulator.inputs.supply_check import PlaceKey
 from simulator.network.network import Network
 from simulator.spec.plan import Plan

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.pipelines.pipeline_mix import Fleet, room_for
+from planner.pipelines.pipeline_mix import PipelineMix, room_for
 from planner.pipelines.pipeline_template import MANY, Step, Template
 from planner.problem.inventory import Lot
 from planner.replan.damage import Broken
@@ -19,7 +19,7 @@ FILL_WITH = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drafts:
+class RepairDrafts:
     """Drafts fleets for the GPUs that are there now, from the ones that run."""
 
     atlas: EventSearch
@@ -29,7 +29,7 @@ class Drafts:
     """Micro batches of an iteration."""
     micro_batch: int
 
-    def around(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Fleet]:
+    def around(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[PipelineMix]:
         """Fleets that keep most of what runs, in no order."""
         running = (*base.templates, *(one.template for one in broken))
         near = {step.lot for template in running for step in template.steps}
@@ -47,8 +47,8 @@ class Drafts:
             yield from self._refilled(fewer, spare[:FILL_WITH], near)
 
     def _refilled(
-        self, base: Fleet, spare: Sequence[Template], lots: Collection[int]
-    ) -> Iterator[Fleet]:
+        self, base: PipelineMix, spare: Sequence[Template], lots: Collection[int]
+    ) -> Iterator[PipelineMix]:
         """More of one template; then also of others in these lots; then of anything."""
         near = [t for t in spare if all(step.lot in lots for step in t.steps)]
         for first in spare:
@@ -58,7 +58,7 @@ class Drafts:
         for first in spare[:FILL_WITH]:
             yield self.filled(base, [first, *spare[:FILL_WITH]])
 
-    def filled(self, base: Fleet, templates: Iterable[Template]) -> Fleet:
+    def filled(self, base: PipelineMix, templates: Iterable[Template]) -> PipelineMix:
         """The fleet with as many pipelines more of each template as fit, in this order."""
         counts = dict(zip(base.templates, base.counts, strict=True))
         left, taken = self.total - base.pipelines, base.groups()
@@ -75,16 +75,16 @@ class Drafts:
                 of_lot = taken.setdefault(lot, {})
                 of_lot[tp] = of_lot.get(tp, 0) + groups * more
                 spare[lot] -= tp * groups * more
-        return Fleet(tuple(counts), tuple(counts.values()))
+        return PipelineMix(tuple(counts), tuple(counts.values()))
 
-    def _spare(self, base: Fleet) -> list[int]:
+    def _spare(self, base: PipelineMix) -> list[int]:
         """GPUs by lot that the fleet does not use."""
         spare = [lot.gpus for lot in self.lots]
         for lot, groups in base.groups().items():
             spare[lot] -= sum(tp * count for tp, count in groups.items())
         return spare
 
-    def _fitting(self, base: Fleet, templates: Iterable[Template]) -> list[Template]:
+    def _fitting(self, base: PipelineMix, templates: Iterable[Template]) -> list[Template]:
         """Those of which at least one fits beside what runs, each once."""
         taken, spare = base.groups(), self._spare(base)
         found: dict[Template, None] = {}
@@ -96,7 +96,7 @@ class Drafts:
                 found[template] = None
         return list(found)
 
-    def _known(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Template]:
+    def _known(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
         """What ran before, then what is good by itself on lots with GPUs to spare."""
         yield from (one.template for one in broken)
         yield from base.templates
@@ -109,7 +109,7 @@ class Drafts:
                 mixed = self.atlas.templates(pair, self.micro_batch, self.total)
                 yield from mixed[:MIXED_PER_PAIR]
 
-    def _mended(self, base: Fleet, broken: Sequence[Broken]) -> Iterator[Template]:
+    def _mended(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
         """Broken pipelines without what they lost, or with something else in its place."""
         maker = self.atlas.maker
         for one in dict.fromkeys(broken):
@@ -126,13 +126,13 @@ class Drafts:
                     spare[step.lot] -= step.tp
             for other in self._stand_ins(template.steps[one.lost_stages[0]], spare):
                 steps = tuple(other if s in lost else step for s, step in enumerate(template.steps))
-                if self._holds(steps, template.cuts):
+                if self._fits_memory(steps, template.cuts):
                     yield maker.timed(steps, self.micro_batch, template.cuts)
                 balanced = maker.template(steps, self.micro_batch, self.total)
                 if balanced is not None:
                     yield balanced
 
-    def _holds(self, steps: Sequence[Step], cuts: Sequence[int]) -> bool:
+    def _fits_memory(self, steps: Sequence[Step], cuts: Sequence[int]) -> bool:
         """Whether stages with these boundaries fit their devices."""
         maker, b = self.atlas.maker, self.micro_batch
         return all(
@@ -165,10 +165,10 @@ def _may_fit(template: Template, spare: Sequence[int]) -> bool:
     return all(count <= spare[lot] for lot, count in needs.items())
 
 
-def _one_less(fleet: Fleet, index: int) -> Fleet | None:
-    counts = (*fleet.counts[:index], fleet.counts[index] - 1, *fleet.counts[index + 1 :])
+def _one_less(mix: PipelineMix, index: int) -> PipelineMix | None:
+    counts = (*mix.counts[:index], mix.counts[index] - 1, *mix.counts[index + 1 :])
     if counts[index]:
-        return Fleet(fleet.templates, counts)
-    templates = fleet.templates[:index] + fleet.templates[index + 1 :]
+        return PipelineMix(mix.templates, counts)
+    templates = mix.templates[:index] + mix.templates[index + 1 :]
     rest = counts[:index] + counts[index + 1 :]
-    return Fleet(templates, rest) if templates else None
+    return PipelineMix(templates, rest) if templates else None

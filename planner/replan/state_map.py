@@ -12,15 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.replan.nodes import Node
+from simulator.arrays import Bools, Floats
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.spec.job import OPTIMIZER_MOMENTS
 from simulator.spec.plan import Place, Plan, Stage
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 STATE_BYTES = 4
 """Master weights and each moment are kept in fp32; lower-precision weights are derived."""
@@ -37,7 +34,7 @@ class State:
     def layer_count(self) -> int:
         return len(self.bytes_by_unit) - 1
 
-    def needs(self, layers: tuple[int, int]) -> Flags:
+    def needs(self, layers: tuple[int, int]) -> Bools:
         """The units that a stage with these layers must have."""
         first, end = layers
         found = np.zeros(len(self.bytes_by_unit), dtype=np.bool_)
@@ -67,12 +64,12 @@ def state_of(costs: LayerCosts) -> State:
     return State(np.append(layers, shared), costs.job.max_tp)
 
 
-def held_by_node(running: Plan | None, nodes: Collection[Node], state: State) -> dict[str, Flags]:
+def held_by_node(running: Plan | None, nodes: Collection[Node], state: State) -> dict[str, Bools]:
     """The units on each live node, from the plan that runs."""
     held = {node.id: np.zeros(len(state.bytes_by_unit), dtype=np.bool_) for node in nodes}
     if running is None:
         return held
-    rows: dict[tuple[int, int], Flags] = {}
+    rows: dict[tuple[int, int], Bools] = {}
     for stage, place in placed_stages(running):
         if place.node in held:
             needed = rows.get(stage.layers)

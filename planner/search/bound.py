@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.bound import Bounds
-from planner.paper_search.family_bounds import Array
+from planner.problem.bounds import ROUNDING, Bounds
 from planner.problem.inventory import Grant, Lot
 from planner.problem.objective import Limits
-from planner.search.pipeline_floors import pipeline_prices
-from planner.search.pricing import Reach, batch_counts
+from planner.search.pricing import FOREVER_S, Reach, batch_counts, pipeline_prices
 from planner.search.stage_limits import StageFloors
+from simulator.arrays import Floats
 
 SPAN = 1.01
 """Spans narrower than this are not halved."""
@@ -32,24 +31,21 @@ NARROW = 1.2
 """Families whose numbers of pipelines are this close are not halved."""
 TILTS = (0.6, 1.6)
 """By which factors one GPU kind's price is tried to differ from its speed."""
-FOREVER_S = 1e15
-HAIR = 1e-9
-"""For sums of floats in another order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PipelineRange:
     """Plans of one micro batch size with so many pipelines."""
 
     micro_batch: int
     fewest: int
     most: int
 
-    def halves(self) -> tuple[Family, ...]:
+    def halves(self) -> tuple[PipelineRange, ...]:
         middle = math.isqrt(self.fewest * self.most)
         return (
-            Family(self.micro_batch, self.fewest, middle),
-            Family(self.micro_batch, middle + 1, self.most),
+            PipelineRange(self.micro_batch, self.fewest, middle),
+            PipelineRange(self.micro_batch, middle + 1, self.most),
         )
 
 
@@ -57,7 +53,7 @@ class Family:
 class Tariff:
     """Prices by choice of a stage, and what all GPUs may cost at them."""
 
-    prices: Array
+    prices: Floats
     budget: float
 
 
@@ -118,7 +114,7 @@ class EventBound:
         queue = [root]
         while self.work < self.work_max:
             if not queue or queue[0].worth >= known:
-                return known * (1 - HAIR)
+                return known * (1 - ROUNDING)
             span = heapq.heappop(queue)
             if not span.is_seen:
                 span = self._seen(span, known, is_cost=is_cost)
@@ -130,11 +126,11 @@ class EventBound:
             else:
                 for part in span.halves(is_cost=is_cost):
                     heapq.heappush(queue, part)
-        return min([known, *(span.worth for span in queue[:1])]) * (1 - HAIR)
+        return min([known, *(span.worth for span in queue[:1])]) * (1 - ROUNDING)
 
     def _seen(self, span: _Span, known: float, *, is_cost: bool) -> _Span:
         """The span with the families that are possible in it, and what they are worth."""
-        left: list[Family] = []
+        left: list[PipelineRange] = []
         least = math.inf
         waiting = list(reversed(span.families))
         while waiting:
@@ -156,7 +152,7 @@ class EventBound:
                 break
         return _Span(max(span.worth, least), span.low, span.high, left, is_seen=True)
 
-    def _usd_per_s(self, family: Family, low: float, high: float) -> float:
+    def _usd_per_s(self, family: PipelineRange, low: float, high: float) -> float:
         """The least dollars per second of a family's plans of such times; inf if there is none."""
         b, total = family.micro_batch, self.global_batch // family.micro_batch
         if self._quickest_s(b) > high:
@@ -184,7 +180,7 @@ class EventBound:
                 per_machine=max(lot.gpus_per_machine for lot in self.lots),
             )
             priced = reach.priced(tariff.prices, stages_max=stages_max, floor=floor)
-            price = priced.fleet_price(pipelines, total) * (1 - HAIR)
+            price = priced.pipelines_price(pipelines, total) * (1 - ROUNDING)
             possible &= price <= tariff.budget
             if not possible.any():
                 return math.inf
@@ -228,9 +224,9 @@ class EventBound:
 
     # -- where times begin and end --------------------------------------------------------------
 
-    def _every_family(self) -> list[Family]:
+    def _every_family(self) -> list[PipelineRange]:
         gpus = int(sum(self.gpus.values()))
-        return [Family(b, 1, min(self.global_batch // b, gpus)) for b in self.micro_batches]
+        return [PipelineRange(b, 1, min(self.global_batch // b, gpus)) for b in self.micro_batches]
 
     def _quickest_s(self, micro_batch: int) -> float:
         """All GPUs busy with what they do best, without any pause."""
@@ -271,7 +267,7 @@ class _Span:
     worth: float
     low: float
     high: float
-    families: list[Family]
+    families: list[PipelineRange]
     is_seen: bool = False
 
     def __lt__(self, other: _Span) -> bool:

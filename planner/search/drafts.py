@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from planner.pipelines.pipeline_mix import Fleet, room_for, rough_seconds
+from planner.pipelines.pipeline_mix import PipelineMix, room_for, rough_seconds
 from planner.pipelines.pipeline_template import Step, Template, TemplateMaker, step_sequences
 from planner.problem.inventory import Grant, Lot
 from planner.problem.objective import Limits
-from planner.search.line_up import lines_of
+from planner.search.pricing import quickest_equal_pipelines
 from planner.search.stage_limits import StageFloors
 from simulator.estimate.event_estimator import EventEstimator
 from simulator.hardware.runtime_constants import platform_of
@@ -73,46 +73,46 @@ class EventDrafts:
             per_layer_sync=self.judge.overlaps,
         )
 
-    def ranked(self) -> list[Fleet]:
+    def ranked(self) -> list[PipelineMix]:
         """Fleets by their rough worth."""
-        fleets = list(self.fleets())
-        if not fleets:
+        mixes = list(self.mixes())
+        if not mixes:
             return []
-        totals = [self.job.global_batch // fleet.templates[0].micro_batch for fleet in fleets]
-        seconds = rough_seconds(fleets, totals).tolist()
-        worths = [self.rough(*pair) for pair in zip(fleets, seconds, strict=True)]
-        order = sorted(range(len(fleets)), key=lambda n: (worths[n], n))
-        return [fleets[n] for n in order if worths[n] < math.inf]
+        totals = [self.job.global_batch // mix.templates[0].micro_batch for mix in mixes]
+        seconds = rough_seconds(mixes, totals).tolist()
+        worths = [self.rough(*pair) for pair in zip(mixes, seconds, strict=True)]
+        order = sorted(range(len(mixes)), key=lambda n: (worths[n], n))
+        return [mixes[n] for n in order if worths[n] < math.inf]
 
-    def fleets(self) -> Iterator[Fleet]:
+    def mixes(self) -> Iterator[PipelineMix]:
         """Different fleets to begin with."""
         seen = set()
         for b in self.micro_batches:
             total = self.job.global_batch // b
             pure = {lot: self.templates((lot,), b, total) for lot in range(len(self.lots))}
             for chosen in self.lot_sets():
-                for whole in self._fleets_of(chosen, pure, b, total):
-                    for fleet in self._smaller(whole, total) if whole.counts else ():
-                        if fleet not in seen:
-                            seen.add(fleet)
-                            yield fleet
+                for whole in self._mixes_of(chosen, pure, b, total):
+                    for mix in self._smaller(whole, total) if whole.counts else ():
+                        if mix not in seen:
+                            seen.add(mix)
+                            yield mix
 
-    def _smaller(self, fleet: Fleet, total: int) -> Iterator[Fleet]:
+    def _smaller(self, mix: PipelineMix, total: int) -> Iterator[PipelineMix]:
         """The fleet, and with fewer pipelines: where dollars count, or sums of gradients."""
-        yield fleet
+        yield mix
         if self.limits.needs_prices:
-            for share in SMALLER if len(fleet.counts) == 1 else SMALLER_MIXED:
-                yield replace(fleet, counts=tuple(math.ceil(n * share) for n in fleet.counts))
-        elif len(fleet.counts) == 1:
+            for share in SMALLER if len(mix.counts) == 1 else SMALLER_MIXED:
+                yield replace(mix, counts=tuple(math.ceil(n * share) for n in mix.counts))
+        elif len(mix.counts) == 1:
             # As few as do with so many micro batches each.
-            most = fleet.counts[0]
+            most = mix.counts[0]
             rounds = -(-total // most)
             fewer = [-(-total // (rounds + more)) for more in range(3)]
             # Or so few that the replicas of a stage share a machine.
-            size = max(self.lots[lot].gpus_per_machine for lot, _ in fleet.templates[0].gpus)
+            size = max(self.lots[lot].gpus_per_machine for lot, _ in mix.templates[0].gpus)
             fewer += [n for n in range(2, min(size, most)) if size % n == 0]
             for count in dict.fromkeys(fewer):
-                yield replace(fleet, counts=(count,))
+                yield replace(mix, counts=(count,))
 
     def lot_sets(self) -> list[tuple[int, ...]]:
         """Which lots to use together."""
@@ -172,7 +172,7 @@ class EventDrafts:
             if self.lots[lot].room(tp)
             for recompute in self.recomputes
         ]
-        found: list[Fleet] = []
+        found: list[PipelineMix] = []
         for steps in step_sequences(lots, options, min(STAGES_MAX, self.maker.costs.layer_count)):
             if len(lots) > 1 and len({step.lot for step in steps}) < len(lots):
                 continue
@@ -182,11 +182,11 @@ class EventDrafts:
             count = min(room_for(template, self.lots, {}), total)
             if count:
                 # All the work with nothing but this template, whatever it costs.
-                found += self._smaller(Fleet((template,), (count,)), total)
+                found += self._smaller(PipelineMix((template,), (count,)), total)
         if not found:
             return []
         passes = rough_seconds(found, [total] * len(found)).tolist()
-        worths = [s + self._sync_s(fleet) for s, fleet in zip(passes, found, strict=True)]
+        worths = [s + self._sync_s(mix) for s, mix in zip(passes, found, strict=True)]
         order = sorted(range(len(found)), key=worths.__getitem__)
         return list(dict.fromkeys(found[n].templates[0] for n in order))
 
@@ -196,13 +196,13 @@ class EventDrafts:
             self.job.recompute
         ]
 
-    def _fleets_of(
+    def _mixes_of(
         self,
         chosen: tuple[int, ...],
         pure: dict[int, list[Template]],
         micro_batch: int,
         total: int,
-    ) -> Iterator[Fleet]:
+    ) -> Iterator[PipelineMix]:
         for first in range(TEMPLATES_PER_LOT):
             some = [pure[lot][min(first, len(pure[lot]) - 1)] for lot in chosen if pure[lot]]
             yield self.filled([], some, total)
@@ -219,7 +219,7 @@ class EventDrafts:
                     yield self.filled([mixed], rest, total)
                     yield self.filled([mixed], [], total)
 
-    def filled(self, first: list[Template], rest: list[Template], total: int) -> Fleet:
+    def filled(self, first: list[Template], rest: list[Template], total: int) -> PipelineMix:
         """As many pipelines as fit of each template in turn, and no more than there is work."""
         taken: dict[int, dict[int, int]] = {}
         templates: list[Template] = []
@@ -233,39 +233,34 @@ class EventDrafts:
             for (lot, tp), groups in template.gpus.items():
                 of_lot = taken.setdefault(lot, {})
                 of_lot[tp] = of_lot.get(tp, 0) + groups * count
-        return Fleet(tuple(templates), tuple(counts))
+        return PipelineMix(tuple(templates), tuple(counts))
 
-    def rough(self, fleet: Fleet, seconds: float) -> float:
+    def rough(self, mix: PipelineMix, seconds: float) -> float:
         """Rough seconds or dollars of an iteration, given those of its passes."""
-        seconds += self._sync_s(fleet)
+        seconds += self._sync_s(mix)
         if not self.limits.needs_prices:
             return seconds
         hourly = sum(
             (self.lots[lot].price_usd_per_gpu_hour or 0.0) * tp * groups
-            for lot, of_lot in fleet.groups().items()
+            for lot, of_lot in mix.groups().items()
             for tp, groups in of_lot.items()
         )
         usd = hourly / 3600 * seconds
         worth = usd if self.limits.goal_is_cost else seconds
-        limits = (
-            (usd, self.limits.usd_max),
-            (hourly, self.limits.objective.max_usd_per_hour),
-            (seconds, self.limits.seconds_max),
-        )
-        for value, most in limits:
-            if most is not None and value > most:
+        for value, most in self.limits.capped(seconds, usd, hourly):
+            if value > most:
                 # Rough times are no proof: what breaks a limit comes later, not never.
                 worth *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
         return worth
 
-    def _sync_s(self, fleet: Fleet) -> float:
-        members = fleet.pipelines
+    def _sync_s(self, mix: PipelineMix) -> float:
+        members = mix.pipelines
         if members < 2:
             return 0.0
-        used = sorted({key for template in fleet.templates for key in template.gpus})[:6]
-        synced = [pair for template in fleet.templates for pair in template.synced]
+        used = sorted({key for template in mix.templates for key in template.gpus})[:6]
+        synced = [pair for template in mix.templates for pair in template.synced]
         most = max(size for size, _ in synced)
-        near = self._is_near(fleet, used)
+        near = self._is_near(mix, used)
         piece = min(self.maker.costs.runtime.sync_bucket_bytes, most)
         key = (*used, members, piece, near)
         per_byte = self._syncs.get(key)
@@ -276,13 +271,13 @@ class EventDrafts:
             self._syncs[key] = per_byte
         return max(0.0, *(per_byte * size - home for size, home in synced))
 
-    def _is_near(self, fleet: Fleet, used: list[tuple[int, int]]) -> bool:
+    def _is_near(self, mix: PipelineMix, used: list[tuple[int, int]]) -> bool:
         """Whether all replicas of a stage stand on one machine, where they are side by side."""
         if len({lot for lot, _ in used}) > 1:
             return False
         lot = self.lots[used[0][0]]
-        side_by_side = all(lot.gpus_per_machine % (fleet.pipelines * tp) == 0 for _, tp in used)
-        gpus = sum(tp * n for tp, n in fleet.groups()[used[0][0]].items())
+        side_by_side = all(lot.gpus_per_machine % (mix.pipelines * tp) == 0 for _, tp in used)
+        gpus = sum(tp * n for tp, n in mix.groups()[used[0][0]].items())
         return side_by_side or gpus <= lot.gpus_per_machine
 
     def _step_s(
@@ -305,21 +300,21 @@ class EventDrafts:
         self._steps[key] = found
         return found
 
-    def byfamily_of(self, ranked: list[Fleet], count: int) -> list[Fleet]:
+    def best_per_family_first(self, ranked: list[PipelineMix], count: int) -> list[PipelineMix]:
         """The best of each family before the second of any, for a part of what is judged."""
-        firsts: dict[object, Fleet] = {}
-        for fleet in ranked:
-            firsts.setdefault(family_of(fleet), fleet)
+        firsts: dict[object, PipelineMix] = {}
+        for mix in ranked:
+            firsts.setdefault(family_of(mix), mix)
         some = list(firsts.values())[: int(count * FAMILIES_SHARE)]
         chosen = set(some)
-        return some + [fleet for fleet in ranked if fleet not in chosen]
+        return some + [mix for mix in ranked if mix not in chosen]
 
-    def lines(self, longest_s: float | None) -> list[Fleet]:
+    def equal_pipelines(self, longest_s: float | None) -> list[PipelineMix]:
         """The quickest line-ups of equal pipelines on each of the largest lots.
 
         They take no longer than what is known; where nothing is, as long as they need.
         """
-        found: list[tuple[float, Fleet]] = []
+        found: list[tuple[float, PipelineMix]] = []
         shapes: dict[object, int] = {}
         for index in sorted(range(len(self.lots)), key=lambda n: (-self.lots[n].gpus, n)):
             shapes.setdefault((self.lots[index].gpu, self.lots[index].machine), index)
@@ -334,7 +329,7 @@ class EventDrafts:
             )
             if floors.table_size > LINED_TABLE_MAX:
                 continue
-            for line in lines_of(
+            for line in quickest_equal_pipelines(
                 self.maker,
                 floors,
                 lot,
@@ -345,13 +340,13 @@ class EventDrafts:
                 total = self.job.global_batch // line.template.micro_batch
                 count = min(room_for(line.template, self.lots, {}), line.pipelines, total)
                 if count:
-                    found.append((line.seconds, Fleet((line.template,), (count,))))
+                    found.append((line.seconds, PipelineMix((line.template,), (count,))))
         found.sort(key=lambda pair: pair[0])
-        return [fleet for _, fleet in found[:LINES_MAX]]
+        return [mix for _, mix in found[:LINES_MAX]]
 
 
-def family_of(fleet: Fleet) -> object:
+def family_of(mix: PipelineMix) -> object:
     """What makes plans of one kind: their GPUs, TP degrees, stages and micro batch."""
-    steps = {(step.lot, step.tp) for template in fleet.templates for step in template.steps}
-    stages = {len(template.steps) for template in fleet.templates}
-    return fleet.templates[0].micro_batch, frozenset(steps), frozenset(stages)
+    steps = {(step.lot, step.tp) for template in mix.templates for step in template.steps}
+    stages = {len(template.steps) for template in mix.templates}
+    return mix.templates[0].micro_batch, frozenset(steps), frozenset(stages)

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.family_bounds import Array
 from planner.pipelines.pipeline_template import Step, Template
-from planner.problem.inventory import Lot
+from planner.problem.bounds import ROUNDING, TooManyPlansError
+from planner.problem.inventory import Lot, lots_hold
 from planner.problem.objective import Limits
-from planner.search.stage_limits import Ints, StageFloors
+from planner.search.stage_limits import StageFloors
+from simulator.arrays import Floats, Ints
 from simulator.spec.plan import Recompute
 
 GPUS_MAX = 6
@@ -32,18 +33,13 @@ WORK_MAX = 100_000
 """Sets of pipelines and ways to deal micro batches."""
 ORDER_WORK = 10
 """What a sequence of stages counts as."""
-HAIR = 1e-9
 
 _Groups = tuple[tuple[tuple[int, int], int], ...]
 """How many groups of which (lot, TP degree), sorted."""
 
 
-class _TooManyError(Exception):
-    """There are more plans than can be looked at."""
-
-
 @dataclass(frozen=True, slots=True)
-class Line:
+class BoundedPipeline:
     """A pipeline's stages, and its least seconds for 1, 2, ... micro batches."""
 
     steps: tuple[Step, ...]
@@ -57,7 +53,7 @@ class Deal:
 
     least: float
     micro_batch: int
-    lines: tuple[Line, ...]
+    lines: tuple[BoundedPipeline, ...]
     counts: tuple[int, ...]
 
     def templates(self, floors: StageFloors) -> tuple[Template, ...]:
@@ -98,7 +94,7 @@ def every_deal(
                 some = [one for one in orders if _gpus(one[1]) <= gpus - pipelines + 1]
                 lister = _Lister(floors, limits, some, b, total, pipelines, known, work)
                 found += lister.deals()
-    except _TooManyError:
+    except TooManyPlansError:
         return None
     found.sort(key=lambda deal: deal.least)
     return found
@@ -117,20 +113,20 @@ def _orders(
                 groups: dict[tuple[int, int], int] = {}
                 for each in (*steps, step):
                     groups[each.lot, each.tp] = groups.get((each.lot, each.tp), 0) + 1
-                if _holds(groups, lots):
+                if _fit_together(groups, lots):
                     longer.append((*steps, step))
                     found.append(((*steps, step), tuple(sorted(groups.items()))))
             if len(found) > ORDERS_MAX:
-                raise _TooManyError
+                raise TooManyPlansError
         last = longer
     return found
 
 
-def _holds(groups: dict[tuple[int, int], int], lots: Sequence[Lot]) -> bool:
+def _fit_together(groups: dict[tuple[int, int], int], lots: Sequence[Lot]) -> bool:
     by_lot: dict[int, dict[int, int]] = {}
     for (lot, tp), count in groups.items():
         by_lot.setdefault(lot, {})[tp] = count
-    return all(lots[lot].holds(of_lot) for lot, of_lot in by_lot.items())
+    return lots_hold(lots, by_lot)
 
 
 def _gpus(groups: _Groups) -> int:
@@ -146,7 +142,7 @@ class _Work:
     def add(self, work: int) -> None:
         self.done += work
         if self.done > WORK_MAX:
-            raise _TooManyError
+            raise TooManyPlansError
 
 
 @dataclass(slots=True, eq=False)
@@ -188,13 +184,13 @@ class _Lister:
     def _worth(self, seconds: float, kinds: Sequence[_Groups]) -> float:
         if self.limits.goal_is_cost:
             seconds *= self._usd_per_s(kinds)
-        return seconds * (1 - HAIR)
+        return seconds * (1 - ROUNDING)
 
     def _seconds_max(self, kinds: Sequence[_Groups]) -> float:
         """The longest that plans on these GPUs may take to keep all limits and be no worse."""
         limits, hourly = self.limits, self.limits.objective.max_usd_per_hour
         usd_per_s = self._usd_per_s(kinds)
-        if hourly is not None and usd_per_s * 3600 * (1 - HAIR) > hourly:
+        if hourly is not None and usd_per_s * 3600 * (1 - ROUNDING) > hourly:
             return 0.0
         longest_s = math.inf if limits.seconds_max is None else limits.seconds_max
         usd_max = math.inf if limits.usd_max is None else limits.usd_max
@@ -204,33 +200,33 @@ class _Lister:
             longest_s = min(longest_s, self.known)
         if usd_per_s > 0:
             longest_s = min(longest_s, usd_max / usd_per_s)
-        return longest_s * (1 + HAIR)
+        return longest_s * (1 + ROUNDING)
 
     # -- lines ----------------------------------------------------------------------------------
 
-    def _lines(self) -> dict[_Groups, list[Line]]:
+    def _lines(self) -> dict[_Groups, list[BoundedPipeline]]:
         """By their GPUs, the lines that may be part of a plan no worse than what is known."""
         layers = self.floors.costs.layer_count
-        found: dict[_Groups, list[Line]] = {}
+        found: dict[_Groups, list[BoundedPipeline]] = {}
         for steps, groups in self.orders:
             within_s = self._seconds_max([groups])
             inner = math.comb(layers - 1, len(steps) - 1)
             entries = inner * self.total * len(steps)
             if entries > ENTRIES_MAX:
-                raise _TooManyError
+                raise TooManyPlansError
             self.work.add(ORDER_WORK * len(steps) + entries // 500)
             cuts = np.array(
                 [(0, *c, layers) for c in itertools.combinations(range(1, layers), len(steps) - 1)]
             )
             least_s = self._least_s(steps, cuts)
             for row in np.flatnonzero(least_s[:, 0] <= within_s).tolist():
-                line = Line(steps, tuple(cuts[row].tolist()), least_s[row].tolist())
+                line = BoundedPipeline(steps, tuple(cuts[row].tolist()), least_s[row].tolist())
                 found.setdefault(groups, []).append(line)
         if sum(map(len, found.values())) * self.total > ENTRIES_MAX:
-            raise _TooManyError
+            raise TooManyPlansError
         return found
 
-    def _least_s(self, steps: tuple[Step, ...], cuts: Ints) -> Array:
+    def _least_s(self, steps: tuple[Step, ...], cuts: Ints) -> Floats:
         """Least seconds by [line, micro batches]."""
         floors, b = self.floors, self.micro_batch
         least = np.zeros((len(cuts), self.total))
@@ -261,27 +257,29 @@ class _Lister:
                 for groups in (*chosen, known[index]):
                     for key, count in groups:
                         taken[key] = taken.get(key, 0) + count
-                if _holds(taken, lots):
+                if _fit_together(taken, lots):
                     yield from walk(index, (*chosen, known[index]))
 
         return walk(0, ())
 
-    def _within(self, lines: Sequence[Line], seconds: float) -> list[tuple[Line, int, int]]:
+    def _within(
+        self, lines: Sequence[BoundedPipeline], seconds: float
+    ) -> list[tuple[BoundedPipeline, int, int]]:
         """Lines with their indices and the most micro batches they run in that time."""
         found = [(x, n, bisect_right(x.least_s, seconds)) for n, x in enumerate(lines)]
         return sorted((one for one in found if one[2]), key=lambda one: (-one[2], one[1]))
 
     def _sets(
-        self, some: Sequence[Sequence[tuple[Line, int, int]]]
-    ) -> Iterator[tuple[tuple[Line, int, int], ...]]:
+        self, some: Sequence[Sequence[tuple[BoundedPipeline, int, int]]]
+    ) -> Iterator[tuple[tuple[BoundedPipeline, int, int], ...]]:
         """One line for each pipeline, all of which can run all micro batches together."""
         best = [lines[0][2] if lines else 0 for lines in some]
         if min(best, default=0) == 0:
             return
 
         def walk(
-            chosen: tuple[tuple[Line, int, int], ...], start: int, done: int
-        ) -> Iterator[tuple[tuple[Line, int, int], ...]]:
+            chosen: tuple[tuple[BoundedPipeline, int, int], ...], start: int, done: int
+        ) -> Iterator[tuple[tuple[BoundedPipeline, int, int], ...]]:
             place = len(chosen)
             if place == len(some):
                 yield chosen

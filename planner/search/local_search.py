@@ -8,18 +8,17 @@ and the best of those is changed a little for as long as that helps and the budg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from planner.pipelines.pipeline_mix import Fleet, fleet_of_plan, plan_of, room_for
+from planner.pipelines.pipeline_mix import PipelineMix, mix_of_plan, plan_of, room_for
 from planner.pipelines.pipeline_template import Template
-from planner.problem.inventory import is_supplied
+from planner.problem.inventory import is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.search.drafts import EventDrafts, family_of
 from planner.search.exhaustive import every_deal
-from planner.search.smallest import fewest_gpus
+from planner.search.pricing import fewest_gpus
 from simulator.estimate.result import Estimate
-from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
 EXHAUST_MAX = 1000
@@ -31,11 +30,11 @@ STARTS_MAX = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class JudgedPlan:
     """A fleet's plan with its estimate and worth, which is infinite if it breaks a limit."""
 
     worth: tuple[float, ...]
-    fleet: Fleet
+    mix: PipelineMix
     plan: Plan
     estimate: Estimate
 
@@ -49,7 +48,7 @@ class EventSearch(EventDrafts):
     """One search; it holds what its steps share."""
 
     budget: int
-    seeds: tuple[Fleet, ...] = ()
+    seeds: tuple[PipelineMix, ...] = ()
     """Fleets from elsewhere, to be judged first."""
     given: tuple[Plan, ...] = ()
     """Plans from elsewhere: what is found is no worse than any of them."""
@@ -58,56 +57,56 @@ class EventSearch(EventDrafts):
     evaluations: int = 0
     is_complete: bool = False
     """Whether all plans were looked at, or bounded."""
-    judged: list[Judged] = field(default_factory=list)
-    broken: list[Judged] = field(default_factory=list)
+    judged: list[JudgedPlan] = field(default_factory=list)
+    broken: list[JudgedPlan] = field(default_factory=list)
     """Plans that fit and break a limit, worth the less the further they are from keeping it."""
-    _known: dict[Fleet, Judged | None] = field(default_factory=dict)
+    _known: dict[PipelineMix, JudgedPlan | None] = field(default_factory=dict)
 
-    def run(self) -> Judged | None:
+    def run(self) -> JudgedPlan | None:
         """The best plan that the budget allows to find."""
         gpus = sum(lot.gpus for lot in self.lots)
         if fewest_gpus(self.floors, self.micro_batches, gpus) > gpus:
             self.is_complete = True
             return None
         for plan in self.given:
-            fleet = fleet_of_plan(plan, self.maker)
-            if fleet is not None:
-                self.judge_plan(plan, fleet)
-                self.look_at(fleet)
-        for fleet in self.seeds:
-            self.look_at(fleet)
+            mix = mix_of_plan(plan, self.maker)
+            if mix is not None:
+                self.judge_plan(plan, mix)
+                self.look_at(mix)
+        for mix in self.seeds:
+            self.look_at(mix)
         drafted = max(1, int(self.budget * JUDGED_SHARE))
-        for fleet in self.byfamily_of(self.ranked(), drafted):
+        for mix in self.best_per_family_first(self.ranked(), drafted):
             if self.evaluations >= drafted:
                 break
-            self.look_at(fleet)
+            self.look_at(mix)
         longest_s = min((j.estimate.iteration_s for j in self.judged), default=None)
         if longest_s is None or not self.limits.needs_prices:
-            for fleet in self.lines(longest_s):
-                self.look_at(fleet)
-        climbed: set[Fleet] = set()
+            for mix in self.equal_pipelines(longest_s):
+                self.look_at(mix)
+        climbed: set[PipelineMix] = set()
         while self.evaluations < self.budget:
-            start = next((j for j in self.best_of_families() if j.fleet not in climbed), None)
+            start = next((j for j in self.best_of_families() if j.mix not in climbed), None)
             if start is None:
                 break
             self.climb(start, climbed)
         return self.finished(min(self.judged, key=lambda j: j.worth, default=None))
 
-    def climb(self, start: Judged, climbed: set[Fleet]) -> None:
+    def climb(self, start: JudgedPlan, climbed: set[PipelineMix]) -> None:
         """Change a plan a little for as long as that helps."""
-        best: Judged | None = start
-        while best is not None and best.fleet not in climbed:
-            climbed.add(best.fleet)
+        best: JudgedPlan | None = start
+        while best is not None and best.mix not in climbed:
+            climbed.add(best.mix)
             best = self.better_neighbour(best)
 
-    def best_of_families(self) -> list[Judged]:
+    def best_of_families(self) -> list[JudgedPlan]:
         """The best judged plan of each family, best first; those that keep limits, if any do."""
-        found: dict[object, Judged] = {}
+        found: dict[object, JudgedPlan] = {}
         for judged in sorted(self.judged or self.broken, key=lambda j: j.worth):
-            found.setdefault(family_of(judged.fleet), judged)
+            found.setdefault(family_of(judged.mix), judged)
         return list(found.values())[:STARTS_MAX]
 
-    def finished(self, best: Judged | None) -> Judged | None:
+    def finished(self, best: JudgedPlan | None) -> JudgedPlan | None:
         """The best of all plans, where there are so few that all can be looked at."""
         if best is not None and not self.proves:
             return best
@@ -128,10 +127,10 @@ class EventSearch(EventDrafts):
                 return best
             left -= 1
             templates = deal.templates(self.floors)
-            fleet = Fleet(templates, (1,) * len(templates))
+            mix = PipelineMix(templates, (1,) * len(templates))
             pairs = zip(templates, deal.counts, strict=True)
             found = self.judge_plan(
-                Plan(deal.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), fleet
+                Plan(deal.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), mix
             )
             if found is None or not found.keeps_limits:
                 continue
@@ -142,18 +141,18 @@ class EventSearch(EventDrafts):
 
     # -- judging --------------------------------------------------------------------------------
 
-    def look_at(self, fleet: Fleet) -> Judged | None:
+    def look_at(self, mix: PipelineMix) -> JudgedPlan | None:
         """Judge a fleet in full, once."""
-        if fleet in self._known:
-            return self._known[fleet]
-        total = self.job.global_batch // fleet.templates[0].micro_batch
-        if not 1 <= fleet.pipelines <= total:
+        if mix in self._known:
+            return self._known[mix]
+        total = self.job.global_batch // mix.templates[0].micro_batch
+        if not 1 <= mix.pipelines <= total:
             return None
-        found = self.judge_plan(plan_of(fleet, total, self.lots), fleet)
-        self._known[fleet] = found
+        found = self.judge_plan(plan_of(mix, total, self.lots), mix)
+        self._known[mix] = found
         return found
 
-    def judge_plan(self, plan: Plan, fleet: Fleet) -> Judged | None:
+    def judge_plan(self, plan: Plan, mix: PipelineMix) -> JudgedPlan | None:
         """Judge one plan; none where the GPUs cannot hold it."""
         if not is_supplied(plan, self.lots, self.grants):
             return None
@@ -165,14 +164,14 @@ class EventSearch(EventDrafts):
         worth = self.limits.worth(figures)
         if worth is None:
             excess = max(breach.excess for breach in self.limits.breaches(figures))
-            found = Judged((math.inf, excess, fleet.pipelines), fleet, plan, estimate)
+            found = JudgedPlan((math.inf, excess, mix.pipelines), mix, plan, estimate)
             self.broken.append(found)
         else:
-            found = Judged((*worth, fleet.pipelines), fleet, plan, estimate)
+            found = JudgedPlan((*worth, mix.pipelines), mix, plan, estimate)
             self.judged.append(found)
         return found
 
-    def keeping(self, limits: Limits) -> list[Judged]:
+    def keeping(self, limits: Limits) -> list[JudgedPlan]:
         """The judged plans that keep other limits, with their worth by them."""
         found = []
         for judged in self.judged:
@@ -182,58 +181,55 @@ class EventSearch(EventDrafts):
         return found
 
     def figures(self, plan: Plan, estimate: Estimate) -> Figures:
-        return Figures(estimate.iteration_s, estimate.money.total_usd, self.spot_share(plan))
+        return Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
 
-    def spot_share(self, plan: Plan) -> float:
+    def _spot_share(self, plan: Plan) -> float:
         used: dict[int, int] = {}
         index = {lot.place: k for k, lot in enumerate(self.lots)}
         for pipeline in plan.pipelines:
             for stage in pipeline.stages:
                 lot = index[stage.place]
                 used[lot] = used.get(lot, 0) + stage.tp
-        spot = sum(
-            max(0, n - (self.lots[k].gpus - self.lots[k].spot_gpus)) for k, n in used.items()
-        )
-        return spot / sum(used.values())
+        return spot_share((self.lots[k], count) for k, count in used.items())
 
     # -- small changes --------------------------------------------------------------------------
 
-    def better_neighbour(self, best: Judged) -> Judged | None:
+    def better_neighbour(self, best: JudgedPlan) -> JudgedPlan | None:
         """The first change that helps."""
-        for fleet in self.neighbours(best.fleet):
+        for mix in self.neighbours(best.mix):
             if self.evaluations >= self.budget:
                 return None
-            found = self.look_at(fleet)
+            found = self.look_at(mix)
             if found is not None and found.worth < best.worth:
                 return found
         return None
 
-    def neighbours(self, fleet: Fleet) -> Iterator[Fleet]:
+    def neighbours(self, mix: PipelineMix) -> Iterator[PipelineMix]:
         """Fleets that differ in one thing."""
-        b = fleet.templates[0].micro_batch
+        b = mix.templates[0].micro_batch
         total = self.job.global_batch // b
-        for index, template in enumerate(fleet.templates):
+        for index, template in enumerate(mix.templates):
             for changed in self.variants(template, total):
-                yield self._with(fleet, index, changed, total)
-        for index, count in enumerate(fleet.counts):
+                yield self._with(mix, index, changed, total)
+        for index, count in enumerate(mix.counts):
             for step in (-1, 1):
-                counts = (*fleet.counts[:index], count + step, *fleet.counts[index + 1 :])
+                counts = (*mix.counts[:index], count + step, *mix.counts[index + 1 :])
                 if counts[index]:
-                    yield replace(fleet, counts=counts)
+                    yield replace(mix, counts=counts)
                 elif len(counts) > 1:
-                    yield Fleet(
-                        fleet.templates[:index] + fleet.templates[index + 1 :],
+                    yield PipelineMix(
+                        mix.templates[:index] + mix.templates[index + 1 :],
                         counts[:index] + counts[index + 1 :],
                     )
-        yield from self._smaller(fleet, total)
+        yield from self._smaller(mix, total)
         for lot in range(len(self.lots)):
             for template in self.templates((lot,), b, total):
-                if template in fleet.templates:
+                if template in mix.templates:
                     continue
-                room = room_for(template, self.lots, fleet.groups())
-                count = min(room, total - fleet.pipelines)
+                room = room_for(template, self.lots, mix.groups())
+                count = min(room, total - mix.pipelines)
                 if count > 0:
-                    yield Fleet((*fleet.templates, template), (*fleet.counts, count))
+                    yield PipelineMix((*mix.templates, template), (*mix.counts, count))
 
     def variants(self, template: Template, total: int) -> Iterator[Template]:
         """Templates with one boundary, degree or recomputation changed."""
@@ -262,23 +258,17 @@ class EventSearch(EventDrafts):
                     if other_size is not None:
                         yield other_size
 
-    def _with(self, fleet: Fleet, index: int, template: Template, total: int) -> Fleet:
+    def _with(self, mix: PipelineMix, index: int, template: Template, total: int) -> PipelineMix:
         """The fleet with one template changed, and as many pipelines of it as fit."""
-        templates = list(fleet.templates)
-        counts = list(fleet.counts)
-        others = Fleet(
+        templates = list(mix.templates)
+        counts = list(mix.counts)
+        others = PipelineMix(
             tuple(templates[:index] + templates[index + 1 :]),
             tuple(counts[:index] + counts[index + 1 :]),
         )
         taken = others.groups() if others.templates else {}
         room = min(room_for(template, self.lots, taken), total - others.pipelines)
         if template in others.templates or room <= 0:
-            return others if others.templates else fleet
+            return others if others.templates else mix
         templates[index], counts[index] = template, room
-        return Fleet(tuple(templates), tuple(counts))
-
-
-def micro_batch_sizes(job: Job, most: int = 64) -> tuple[int, ...]:
-    """The sizes to consider: what the job allows, else all divisors of its batch up to some."""
-    sizes: Sequence[int] = job.micro_batches or range(1, most + 1)
-    return tuple(b for b in sizes if job.global_batch % b == 0)
+        return PipelineMix(tuple(templates), tuple(counts))

@@ -8,20 +8,28 @@ as it may; one program over layers answers for all numbers of micro batches at o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.paper_search.family_bounds import Array
+from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
+from planner.search.stage_limits import StageFloors, Times
+from simulator.arrays import Bools, Floats, Ints
 
-Ints = NDArray[np.int64]
 EVERY = 64
 """Up to so many micro batches each number of them is looked at by itself."""
 RATIO = 1.03
 """Beyond, numbers this close to each other are looked at as one."""
+HALVINGS = 8
+TIMES = 12
+"""Times that are tried at once."""
+ROUNDS = 2
+SLOW = 100
+"""How much longer than its work alone a line-up takes at most, where no plan is known."""
+PIPELINES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024)
+FOREVER_S = 1e15
 
 
 def batch_counts(most: int) -> Ints:
@@ -41,7 +49,7 @@ class Reach:
     """[stages behind, choice, first layer, index of the count]."""
 
     @classmethod
-    def of(cls, most: Array, counts: Ints) -> Reach:
+    def of(cls, most: Floats, counts: Ints) -> Reach:
         """From the most micro batches by [stages behind, choice, first layer, end]."""
         behind, choices, _, ends = most.shape
         layers = ends - 1
@@ -56,7 +64,7 @@ class Reach:
         furthest = np.maximum.accumulate(furthest[:, ::-1], axis=1)[:, ::-1][:, 1:]
         return cls(counts, furthest.reshape(behind, choices, layers, len(counts)))
 
-    def priced(self, prices: Array, *, stages_max: int, floor: Array | None = None) -> Priced:
+    def priced(self, prices: Floats, *, stages_max: int, floor: Floats | None = None) -> Priced:
         """The least price of a pipeline for each number of micro batches, or a floor of it."""
         furthest, levels = self.furthest, []
         layers = furthest.shape[2]
@@ -84,15 +92,15 @@ class Priced:
     """The cheapest pipelines at some prices."""
 
     reach: Reach
-    prices: Array
-    levels: tuple[Array, ...]
-    least: Array
+    prices: Floats
+    levels: tuple[Floats, ...]
+    least: Floats
     """By index of the count."""
-    floor: Array
+    floor: Floats
     """The same, or more where something else says so."""
 
     @cached_property
-    def hull(self) -> tuple[Array, Array]:
+    def hull(self) -> tuple[Floats, Floats]:
         """A convex curve that no pipeline's price is below: micro batches, and price there."""
         upto = np.append(self.reach.counts[1:] - 1, self.reach.counts[-1])
         points = [
@@ -107,7 +115,7 @@ class Priced:
             hull.append((x, y))
         return np.array([x for x, _ in hull]), np.array([y for _, y in hull])
 
-    def fleet_price(self, pipelines: Ints, total: int) -> Array:
+    def pipelines_price(self, pipelines: Ints, total: int) -> Floats:
         """The least price of so many pipelines that run so many micro batches together."""
         xs, ys = self.hull
         if not len(xs):
@@ -151,3 +159,190 @@ class Priced:
 def _is_above(one: Sequence[float], other: Sequence[float], third: Sequence[float]) -> bool:
     """Whether the point in the middle lies on or above the line through the two others."""
     return (other[1] - one[1]) * (third[0] - one[0]) >= (third[1] - one[1]) * (other[0] - one[0])
+
+
+def fewest_gpus(floors: StageFloors, micro_batches: Sequence[int], gpus: int) -> float:
+    """GPUs of the smallest pipeline with that many GPUs or fewer; inf if even these are too few.
+
+    Kinds count alike, as if each were there in any number.
+    """
+    prices = np.array([float(choice.tp) for choice in floors.choices])
+    stages_max = min(floors.costs.layer_count, gpus)
+    least = np.inf
+    for b in micro_batches:
+        # One micro batch needs the least memory; shards of optimizer states may be the smallest.
+        for pipelines in (1, gpus):
+            most = floors.most(b, FOREVER_S, pipelines, pipelines)
+            priced = Reach.of(most, batch_counts(1)).priced(prices, stages_max=stages_max)
+            least = min(least, float(priced.least[0]))
+    return float(least) if least <= gpus else np.inf
+
+
+def pipeline_prices(
+    times: Times,
+    prices: Floats,
+    counts: Ints,
+    *,
+    seconds: float,
+    tail_s: float,
+    stages_max: int,
+    per_machine: int,
+) -> Floats:
+    """The least price of a pipeline for each number of micro batches; inf where there is none.
+
+    ``tail_s`` is what follows the last backward at the least.
+    """
+    stages = np.arange(1, stages_max + 1)[:, None]
+    ahead = _Ahead(prices, counts, stages_max, _forward_share(times))
+    hops_s = (stages - 1) * times.hop_s + (stages - 1) // per_machine * times.way_out_s
+    left = seconds - tail_s - float(times.iteration_s.min()) - hops_s
+    message_s = np.where(stages > 1, 2 * float(times.last_send.min()), 0.0)
+    # The first layer may stand where most forwards are ahead, and the last one where none is.
+    columns, repeats = np.unique(times.work[:, 1:], axis=1, return_counts=True)
+    first_s = float(times.work[:, 0].min())
+
+    def is_enough(price: Floats) -> Bools:
+        rounds = ahead.inverse_rounds(price)
+        taken = message_s / rounds + first_s
+        per_price = 1 / (price * rounds)
+        for column, layers in zip(columns.T, repeats.tolist(), strict=True):
+            least = np.full_like(price, np.inf)
+            for work, rate in zip(column.tolist(), prices.tolist(), strict=True):
+                least = np.minimum(least, work * (rate * per_price + 1))
+            taken = taken + layers * least
+        enough: Bools = taken <= left
+        return enough
+
+    low = np.broadcast_to(stages * prices.min(), (stages_max, len(counts)))
+    high = np.broadcast_to(stages * prices.max(), low.shape)
+    found: Floats = _least_that(is_enough, low.astype(float), high.astype(float)).min(axis=0)
+    return found
+
+
+def _least_that(is_enough: Callable[[Floats], Bools], low: Floats, high: Floats) -> Floats:
+    """From below, the least prices that are enough; inf where the highest are not."""
+    possible, at_once = is_enough(high), is_enough(low)
+    floor = low
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = is_enough(middle)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.where(at_once, floor, np.where(possible, low, np.inf))
+
+
+def _forward_share(times: Times) -> float:
+    """The most of a layer's work that is forward, the first layer and the last one apart."""
+    inner = times.forward_work[:, 1:-1] / times.work[:, 1:-1]
+    return float(inner.max(initial=0.0))
+
+
+class _Ahead:
+    """By how much forwards that are ahead ease a pipeline's rounds, at the very most."""
+
+    def __init__(self, prices: Floats, counts: Ints, stages_max: int, share: float) -> None:
+        self.least, self.more = float(prices.min()), float(prices.max() - prices.min())
+        behind = np.arange(stages_max)[:, None]
+        rounds = counts[None, :] - 1 - share * behind
+        with np.errstate(divide="ignore"):
+            # By [stages behind, count]: a stage's share of the time per second of its work.
+            self.each = np.where(rounds > 0, 1 / np.maximum(rounds, 1e-300), np.inf)
+        self.sums = np.concatenate([np.zeros((1, len(counts))), np.cumsum(self.each, axis=0)])
+        self.stages = np.arange(1, stages_max + 1)[:, None]
+        self.column = np.arange(len(counts))[None, :]
+
+    def inverse_rounds(self, price: Floats) -> Floats:
+        """The mean over a pipeline's GPUs, the dearest stages being those furthest ahead."""
+        stages, sums = self.stages, self.sums
+        rest = np.maximum(price - stages * self.least, 0.0)
+        full = np.zeros(price.shape, dtype=np.int64)
+        if self.more > 0:
+            full = np.minimum((rest / self.more).astype(np.int64), stages)
+        whole = np.broadcast_to(sums[1:], price.shape)
+        below = sums[stages - full, self.column]
+        part = self.each[np.maximum(stages - full - 1, 0), self.column]
+        with np.errstate(invalid="ignore"):
+            total = self.least * whole + self.more * (whole - below)
+            total = total + (rest - full * self.more) * part
+        return np.where(np.isfinite(total), total / price, np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualPipelines:
+    """A template, how many pipelines it was made for, and its guessed seconds."""
+
+    seconds: float
+    pipelines: int
+    template: Template
+
+
+def quickest_equal_pipelines(
+    maker: TemplateMaker,
+    floors: StageFloors,
+    lot: int,
+    *,
+    micro_batches: Sequence[int],
+    global_batch: int,
+    longest_s: float | None,
+) -> Iterator[EqualPipelines]:
+    """The best line-ups on a lot that may take no longer than that."""
+    gpus = maker.lots[lot].gpus
+    prices = np.array([float(choice.tp) for choice in floors.choices])
+    for b in micro_batches:
+        total = global_batch // b
+        for pipelines in PIPELINES:
+            if pipelines > min(total, gpus):
+                break
+            found = _quickest(
+                floors,
+                prices,
+                micro_batch=b,
+                count=-(-total // pipelines),
+                pipelines=pipelines,
+                budget=gpus / pipelines,
+                longest_s=longest_s,
+            )
+            if found is not None:
+                seconds, stages = found
+                choices = [floors.choices[choice] for choice, _, _ in stages]
+                steps = tuple(Step(lot, c.tp, c.recompute) for c in choices)
+                cuts = (0, *(end for _, _, end in stages))
+                yield EqualPipelines(seconds, pipelines, maker.timed(steps, b, cuts))
+
+
+def _quickest(
+    floors: StageFloors,
+    prices: Floats,
+    *,
+    micro_batch: int,
+    count: int,
+    pipelines: int,
+    budget: float,
+    longest_s: float | None,
+) -> tuple[float, tuple[tuple[int, int, int], ...]] | None:
+    """The least time in which a pipeline keeps to its budget, and its stages."""
+    work = floors.times(micro_batch).work
+    low = count * float((prices[:, None] * work).min(axis=0).sum()) / budget
+    high = SLOW * low if longest_s is None else longest_s
+    if low > high:
+        return None
+    seconds = floors.seconds(micro_batch, count, pipelines)[:, :, :-1]
+    layers = work.shape[1]
+    stages_max = min(layers, int(budget / prices.min() + 1e-9))
+    found = None
+    for _ in range(ROUNDS):
+        tried = np.geomspace(low, high, TIMES)
+        reached = (seconds[..., None] <= tried).sum(axis=3)
+        furthest = np.where(reached > 0, np.arange(layers)[None, None, :, None] + reached, 0)
+        priced = Reach(np.arange(TIMES), furthest).priced(prices, stages_max=stages_max)
+        enough = np.flatnonzero(priced.least <= budget * (1 + 1e-9))
+        if not len(enough):
+            return found
+        best = int(enough[0])
+        stages = priced.cuts_of(best)
+        if stages is None:
+            return found
+        found = float(tried[best]), stages
+        if best == 0:
+            return found
+        low, high = float(tried[best - 1]), float(tried[best])
+    return found

@@ -14,23 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.paper_search.family_bounds import Array
-from planner.pipelines.pipeline_template import Step, TemplateMaker
+from planner.pipelines.pipeline_template import Step, TemplateMaker, range_sums
 from planner.problem.inventory import Lot
 from planner.search.sync_floor import SyncFloor
+from simulator.arrays import Floats, Ints
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Recompute
-
-Ints = NDArray[np.int64]
 
 BEHIND_MAX = 11
 """Stages with more behind them than this are taken as those with so many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StageOption:
     """How a stage may run, wherever its GPUs are."""
 
     gpu: str
@@ -43,30 +40,30 @@ class Times:
     """What stages of one micro batch size take; arrays are [choice, first layer, end]."""
 
     micro_batch: int
-    choices: tuple[Choice, ...]
-    work: Array
+    choices: tuple[StageOption, ...]
+    work: Floats
     """Computing alone, forward and backward, by [choice, layer]."""
-    forward_work: Array
+    forward_work: Floats
     """The forward's part of it."""
-    forward: Array
+    forward: Floats
     """With what it is held up by messages, as the backward."""
-    backward: Array
-    below_top: Array
+    backward: Floats
+    below_top: Floats
     """The backward of all its layers but the last one."""
-    last_send: Array
+    last_send: Floats
     """Of the last backward, by [choice]."""
-    optimizer: Array
-    ahead: Array
+    optimizer: Floats
+    ahead: Floats
     """By [choice, first layer]: the first micro batch's way through the layers before it."""
-    home: Array
+    home: Floats
     """By [choice, first layer]: the last gradient's way back through them."""
-    behind: Array
+    behind: Floats
     """By [choice, end]: a micro batch's way through the layers behind and back, in one stage."""
     hop_s: float
     """What each further stage adds to that."""
     way_out_s: float
     """What a hop between machines adds to one inside a machine, there and back."""
-    iteration_s: Array
+    iteration_s: Floats
     """By choice, what every iteration takes besides."""
 
     @property
@@ -94,15 +91,15 @@ class StageFloors:
         self.sync = SyncFloor(self.costs, maker.network, lots, degrees, per_layer_sync)
         self.lot_of = {lot.gpu: index for index, lot in reversed(list(enumerate(lots)))}
         self.choices = tuple(
-            Choice(gpu, tp, recompute)
+            StageOption(gpu, tp, recompute)
             for gpu in sorted(self.lot_of)
             for tp in degrees
             if any(lot.gpu == gpu and lot.room(tp) for lot in lots)
             for recompute in recomputes
         )
         self._times: dict[int, Times] = {}
-        self._room: dict[tuple[int, int], Array] = {}
-        self._rests: dict[tuple[int, int], Array] = {}
+        self._room: dict[tuple[int, int], Floats] = {}
+        self._rests: dict[tuple[int, int], Floats] = {}
         self._index = {choice: index for index, choice in enumerate(self.choices)}
 
     @property
@@ -125,7 +122,7 @@ class StageFloors:
         sizes = np.array([costs.output_bytes(n) * micro_batch for n in range(layers)])
         transfers = np.array([self._transfers_s(choice, sizes) for choice in self.choices])
         transfer = transfers.min(axis=0)
-        rows: list[list[Array]] = []
+        rows: list[list[Floats]] = []
         ahead_rows, back_rows = [], []
         for choice in self.choices:
             times = costs.times(choice.gpu, tp=choice.tp, samples=micro_batch)
@@ -138,7 +135,7 @@ class StageFloors:
             )
             ahead_rows.append(times.forward)
             back_rows.append(back)
-            forward, backward = _ranges_of(times.forward), _ranges_of(back)
+            forward, backward = range_sums(times.forward), range_sums(back)
             platform = platform_of(choice.gpu)
             message = platform.message_s
             gather = self._gather_s(choice, sizes)
@@ -149,7 +146,7 @@ class StageFloors:
             backward = backward + has_behind * (message + gather[end]) + message * has_before
             held = costs.parameters(choice.tp)
             both = ~(has_before | has_behind)
-            count = _ranges_of(held) - both * costs.tied_parameters(choice.tp)
+            count = range_sums(held) - both * costs.tied_parameters(choice.tp)
             optimizer = count * times.optimizer_s_per_parameter
             rows.append([forward, backward, below_top, optimizer])
         # By choice, how long the layers of other stages take.
@@ -184,7 +181,7 @@ class StageFloors:
             iteration_s=np.array([platform_of(choice.gpu).iteration_s for choice in self.choices]),
         )
 
-    def _gather_s(self, choice: Choice, sizes: Array) -> Array:
+    def _gather_s(self, choice: StageOption, sizes: Floats) -> Floats:
         """By boundary: how long a group's ranks take to gather what comes over it."""
         if choice.tp == 1:
             return np.zeros(len(sizes) + 1)
@@ -197,7 +194,7 @@ class StageFloors:
             )
         return np.array([0.0, *(found[size] for size in sizes.tolist())])
 
-    def _transfers_s(self, choice: Choice, sizes: Array) -> Array:
+    def _transfers_s(self, choice: StageOption, sizes: Floats) -> Floats:
         """By boundary: the least time of a message over it, from or to such a group."""
         transfer_s = self.sync.transfer_out_s if self.typical else self.sync.transfer_s
         inner = [transfer_s(choice.gpu, choice.tp, size) for size in sizes[:-1].tolist()]
@@ -205,7 +202,7 @@ class StageFloors:
 
     # -- micro batches in a given time ----------------------------------------------------------
 
-    def most(self, micro_batch: int, seconds: float, fewest: int, most: int) -> Array:
+    def most(self, micro_batch: int, seconds: float, fewest: int, most: int) -> Floats:
         """Micro batches by [stages behind, choice, first layer, end], with so many pipelines."""
         times = self.times(micro_batch)
         forward, backward = times.forward, times.backward
@@ -239,7 +236,7 @@ class StageFloors:
         ranged = np.arange(layers + 1)[:, None] < np.arange(layers + 1)[None, :]
         return np.where(ranged, np.maximum(count, 0.0), 0.0)
 
-    def _sync(self, fewest: int, most: int) -> Array:
+    def _sync(self, fewest: int, most: int) -> Floats:
         """By [choice, layer]."""
         return np.stack([self.sync.by_layer(c.gpu, c.tp, fewest, most) for c in self.choices])
 
@@ -250,7 +247,7 @@ class StageFloors:
         shares = most if self.costs.job.zero else 1
         return float(min(sync)) + float(times.optimizer[:, 0, 1].min()) / shares
 
-    def seconds(self, micro_batch: int, count: int, pipelines: int) -> Array:
+    def seconds(self, micro_batch: int, count: int, pipelines: int) -> Floats:
         """Least seconds by [stages behind, choice, first layer, end] for that many micro batches.
 
         Of one of so many pipelines; inf where memory does not hold them.
@@ -267,7 +264,7 @@ class StageFloors:
         spent = np.maximum(straight[None], np.where(k > 0, np.maximum(waiting, rounds), 0.0)) + rest
         ranged = np.arange(times.layers + 1)[:, None] < np.arange(times.layers + 1)[None, :]
         fits = room[None] >= np.minimum(count, k + 1)
-        seconds: Array = np.where(ranged & fits, spent, np.inf)
+        seconds: Floats = np.where(ranged & fits, spent, np.inf)
         return seconds
 
     def stage_s(
@@ -278,7 +275,7 @@ class StageFloors:
         *,
         behind: int,
         where: tuple[int, Ints, Ints],
-    ) -> Array:
+    ) -> Floats:
         """The same of stages at (choice, first layers, ends), by [stage, 1 ... most micro batches].
 
         There are exactly so many stages behind them.
@@ -296,13 +293,13 @@ class StageFloors:
             later = np.maximum(n - behind - 1, 0)
             spent = np.maximum(spent, forward + back + n * backward + later * forward)
             spent = np.maximum(spent, -(-n // (behind + 1)) * (forward + backward + back))
-        seconds: Array = np.where(room >= np.minimum(n, behind + 1), spent + rest, np.inf)
+        seconds: Floats = np.where(room >= np.minimum(n, behind + 1), spent + rest, np.inf)
         return seconds
 
     def index_of(self, gpu: str, tp: int, recompute: Recompute) -> int:
-        return self._index[Choice(gpu, tp, recompute)]
+        return self._index[StageOption(gpu, tp, recompute)]
 
-    def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Array, Array]:
+    def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Floats, Floats]:
         """What a stage takes besides its passes, and the micro batches it may hold at once.
 
         By [choice, first layer, end], in one of so many pipelines.
@@ -316,23 +313,23 @@ class StageFloors:
             self._rests[key] = tail + times.iteration_s[:, None, None] + times.ahead[:, :, None]
         return self._rests[key], self._in_flight(micro_batch, pipelines, pipelines)
 
-    def _tail(self, times: Times, sync: Array, optimizer: Array) -> Array:
+    def _tail(self, times: Times, sync: Floats, optimizer: Floats) -> Floats:
         """Least seconds from the end of a stage's last backward to that of the iteration."""
         layers = times.layers
         start = optimizer[:, 0, 1].min() + sync[:, 0].min()
         home = np.broadcast_to((times.home + start)[:, :, None], optimizer.shape).copy()
         home[:, 0, :] = sync[:, :1] + optimizer[:, 0, :]
-        ranges = np.stack([_ranges_of(row) for row in sync])
+        ranges = np.stack([range_sums(row) for row in sync])
         if not self.per_layer_sync:
-            serial: Array = np.maximum(home, ranges + optimizer)
+            serial: Floats = np.maximum(home, ranges + optimizer)
             return serial
         # The topmost layer is summed while those below are still at their last backward.
         sent = times.last_send[:, None, None] * (np.arange(layers + 1) > 0)[None, :, None]
         beside = np.maximum(ranges - times.below_top - sent, 0.0)
-        tail: Array = np.maximum(home, beside + optimizer)
+        tail: Floats = np.maximum(home, beside + optimizer)
         return tail
 
-    def _in_flight(self, micro_batch: int, fewest: int, most: int) -> Array:
+    def _in_flight(self, micro_batch: int, fewest: int, most: int) -> Floats:
         """Micro batches that a stage may hold at once, by [choice, first layer, end]."""
         # Fewer buffers for one pipeline, smaller optimizer shards for many.
         pipelines = 1 if fewest == 1 and not self.costs.job.zero else most
@@ -351,14 +348,7 @@ class StageFloors:
         return self._room[key]
 
 
-def _up_to(row: Array) -> Array:
+def _up_to(row: Floats) -> Floats:
     """Sums of all entries before each index."""
-    sums: Array = np.concatenate([[0.0], np.cumsum(row)])
+    sums: Floats = np.concatenate([[0.0], np.cumsum(row)])
     return sums
-
-
-def _ranges_of(row: Array) -> Array:
-    """Sums of all ranges, by [first, end]."""
-    sums = _up_to(row)
-    ranges: Array = sums[None, :] - sums[:, None]
-    return ranges

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.family_bounds import Array
 from planner.problem.inventory import Lot
-from simulator.arrays import Ints
+from simulator.arrays import Floats, Ints
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.network.network import Network
@@ -47,8 +46,8 @@ class SyncFloor:
     """The different links inside zones."""
     _far: dict[object, Way] = field(default_factory=dict)
     _by_zone: Counter[str] = field(default_factory=Counter)
-    _known: dict[object, Array] = field(default_factory=dict)
-    _sizes: dict[int, tuple[Array, Ints]] = field(default_factory=dict)
+    _known: dict[object, Floats] = field(default_factory=dict)
+    _sizes: dict[int, tuple[Floats, Ints]] = field(default_factory=dict)
     _transfers: dict[tuple[str, int, float], float] = field(default_factory=dict)
     _known_rates: dict[object, tuple[list[float], list[float]]] = field(default_factory=dict)
 
@@ -70,7 +69,7 @@ class SyncFloor:
         distance = catalogue.distance(sender.zone, receiver.zone, regions)
         return sender.gpu, sender.machine, receiver.gpu, receiver.machine, distance
 
-    def by_layer(self, gpu: str, tp: int, fewest: int, most: int) -> Array:
+    def by_layer(self, gpu: str, tp: int, fewest: int, most: int) -> Floats:
         """For a group of ``tp`` GPUs of a kind, where there are so many pipelines."""
         key = ("floor", gpu, tp, fewest, most)
         if key not in self._known:
@@ -119,7 +118,7 @@ class SyncFloor:
         """Coarser where there are many links to ask about."""
         return PIPELINES_RATIO if len(self._near) + len(self._far) <= WAYS_MAX else COARSE_RATIO
 
-    def _of_range(self, gpu: str, tp: int, low: int, high: int) -> Array:
+    def _of_range(self, gpu: str, tp: int, low: int, high: int) -> Floats:
         """As many steps as for ``low`` pipelines, each as short as for ``high``."""
         if low < 2:
             return np.zeros(self.costs.layer_count)
@@ -139,15 +138,15 @@ class SyncFloor:
             )
             rings.append(2 * (low - 1) * np.maximum(across, far_s))
             rings.append(2 * far_s + self._inside_zones(-(-low // zones), high, machine))
-        least: Array = np.min(rings, axis=0)
+        least: Floats = np.min(rings, axis=0)
         return least
 
-    def _inside_zones(self, fewest: int, most: int, machine: int) -> Array:
+    def _inside_zones(self, fewest: int, most: int, machine: int) -> Floats:
         """Reducing and gathering in the zone that has the most pipelines."""
         if fewest <= machine:
             return np.zeros(self.costs.layer_count)
         near = self._into("near")
-        least: Array = np.min(
+        least: Floats = np.min(
             [
                 2 * (a - 1) * self._step(near, self.degrees, b)
                 for a, b in _ranges(fewest, most, self._ratio)
@@ -165,7 +164,7 @@ class SyncFloor:
             ways = tuple(way for way in every.values() if gpu in (None, way[1].gpu))
         return _Ways(where, gpu, ways)
 
-    def _step(self, ways: _Ways, flows: Sequence[int], shards: int) -> Array:
+    def _step(self, ways: _Ways, flows: Sequence[int], shards: int) -> Floats:
         """One step by layer, over the best of these links and numbers of flows."""
         key = (ways.where, ways.gpu, max(flows), shards)
         if key not in self._known:
@@ -179,12 +178,12 @@ class SyncFloor:
             self._known[key] = least
         return self._known[key]
 
-    def _over_layers(self, way: Way, flows: int, shards: int, same_node: bool) -> Array:
+    def _over_layers(self, way: Way, flows: int, shards: int, same_node: bool) -> Floats:
         sizes, number = self._rank_bytes(flows)
         seconds = [self._bytes_s(way, flows, size, shards, same_node) for size in sizes.tolist()]
         return np.array(seconds)[number]
 
-    def _rank_bytes(self, flows: int) -> tuple[Array, Ints]:
+    def _rank_bytes(self, flows: int) -> tuple[Floats, Ints]:
         """The different sizes of layers' gradients on one of so many ranks, and each layer's."""
         if flows not in self._sizes:
             costs = self.costs

@@ -13,9 +13,9 @@ import click
 
 from planner.api import find_plan, plan_job
 from planner.problem.question import Question, read_ahead
-from planner.problem.search_cache import Tables
 from planner.replay.plan_library import DEFAULT_SEARCHES
 from planner.replay.run_replay import POLICIES, Replay, replayed
+from planner.search.search_cache import SearchCache
 from sailord.cli.errors import Finite
 from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
 from sailord.plots.figure import check_picture
@@ -128,7 +128,7 @@ def replay(
         the_trace,
         costs,
         taken=machines_taken(the_trace, the_cluster, seed),
-        search=lambda asked: find_plan(asked, Tables()),
+        search=lambda asked: find_plan(asked, SearchCache()),
         searches=searches,
     )
     shown = [tale for tale in result.tales if tale.policy in wanted]

@@ -18,7 +18,7 @@ from simulator.estimate.pass_order import held_at_most
 from simulator.estimate.result import DeviceMemory
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
-from simulator.spec.job import OPTIMIZER_MOMENTS
+from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place, Plan, Recompute
 
 RESERVED_OVER_LIVE = 2.0
@@ -28,6 +28,12 @@ Forward and backward ask for blocks of different sizes, and freed ones are kept.
 peak memory of 13 runs of OPT-350M with Megatron-DeepSpeed (SOSP'25 artefact), together with the
 context of the two platforms.
 """
+
+
+def state_bytes_per_parameter(job: Job) -> int:
+    """Bytes of weight, gradient, optimizer moments and, in 16 bit, the fp32 copy of the weight."""
+    weight, copy = (4, 0) if job.precision == "fp32" else (2, 4)
+    return weight + 4 + 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
 
 
 class MemoryModel:

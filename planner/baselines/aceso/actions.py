@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from planner.baselines.aceso.cost import Config, Judged, Model, OwnStage
+from planner.baselines.aceso.cost import AcesoConfig, AcesoJudged, AcesoModel, AcesoStage
 
 # How each action moves the target's time, memory and communication; the order matters.
 ACTIONS: dict[str, tuple[int, int, int]] = {
@@ -18,7 +18,7 @@ ACTIONS: dict[str, tuple[int, int, int]] = {
     "inc_mbs": (-1, 1, 0),
     "dec_mbs": (1, -1, 0),
 }
-_Way = tuple[float, OwnStage]
+_Way = tuple[float, AcesoStage]
 """What a stage would take (ms), changed so."""
 ROUNDS_MAX = 5
 """Partners to which operators are moved in one action."""
@@ -26,23 +26,23 @@ SIZES_MAX = 8
 """Most GPUs of a stage in the public program."""
 
 
-def bottleneck(judged: Judged) -> int:
+def bottleneck(judged: AcesoJudged) -> int:
     """The slowest stage, or over the memory limit the one that holds most."""
     worth = judged.times_ms if judged.fits else judged.memory_mb
     return max(range(len(worth)), key=lambda stage: (worth[stage], -stage))
 
 
 @dataclass(slots=True)
-class Actions:
+class AcesoActions:
     """Applies actions to configurations, and remembers which partners were tried."""
 
-    model: Model
-    tried: set[tuple[Config, int, int]] = field(default_factory=set)
+    model: AcesoModel
+    tried: set[tuple[AcesoConfig, int, int]] = field(default_factory=set)
     """Configuration, target and partner between which operators were moved already."""
     _resizings: dict[object, tuple[_Way | None, _Way | None]] = field(default_factory=dict)
     """Of stages, the quickest way to half and to twice the GPUs."""
 
-    def apply(self, action: str, config: Config, target: int) -> Config | None:
+    def apply(self, action: str, config: AcesoConfig, target: int) -> AcesoConfig | None:
         """The configuration after an action, or nothing where it cannot be done."""
         verb, what = action.split("_")
         if what == "op":
@@ -61,7 +61,7 @@ class Actions:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _shed(self, config: Config, target: int) -> Config | None:
+    def _shed(self, config: AcesoConfig, target: int) -> AcesoConfig | None:
         """Move operators towards stages with time, or memory, to spare."""
         start, by_time = config, self.model.judge(config).fits
         for _ in range(ROUNDS_MAX):
@@ -83,7 +83,7 @@ class Actions:
             target = bottleneck(self.model.judge(config))
         return None if config == start else config
 
-    def _partner(self, judged: Judged, target: int) -> int | None:
+    def _partner(self, judged: AcesoJudged, target: int) -> int | None:
         worth = judged.efficient_ms if judged.fits else [-mb for mb in judged.memory_mb]
         open_stages = [
             stage
@@ -94,7 +94,7 @@ class Actions:
         ]
         return max(open_stages, key=lambda stage: (worth[stage], -stage), default=None)
 
-    def _goals(self, judged: Judged, target: int, partner: int) -> list[float]:
+    def _goals(self, judged: AcesoJudged, target: int, partner: int) -> list[float]:
         if not judged.fits:
             return [self.model.inputs.memory_mb]
         most = judged.compute_ms[target]
@@ -102,8 +102,8 @@ class Actions:
         return [most - gap * share for share in (0.4, 0.2, 0.0)]
 
     def _shifted(
-        self, config: Config, target: int, partner: int, goal: float, *, by_time: bool
-    ) -> Config | None:
+        self, config: AcesoConfig, target: int, partner: int, goal: float, *, by_time: bool
+    ) -> AcesoConfig | None:
         """From target to partner each stage passes on as few operators as bring it below goal."""
         stages = list(config.stages)
         step = 1 if partner > target else -1
@@ -129,7 +129,7 @@ class Actions:
             return None
         return replace(config, stages=tuple(stages))
 
-    def _worth(self, stage: OwnStage, config: Config, index: int, *, by_time: bool) -> float:
+    def _worth(self, stage: AcesoStage, config: AcesoConfig, index: int, *, by_time: bool) -> float:
         if by_time:
             return self.model.predicted_ms(stage, config.micro_batch)
         behind = len(config.stages) - 1 - index
@@ -137,7 +137,7 @@ class Actions:
 
     # -- GPUs -------------------------------------------------------------------------------------
 
-    def _traded(self, config: Config, target: int, changed: OwnStage) -> Config | None:
+    def _traded(self, config: AcesoConfig, target: int, changed: AcesoStage) -> AcesoConfig | None:
         """Change the target's GPUs, and those of others so that the number of all stays."""
         if not self._is_possible(changed, config):
             return None
@@ -157,11 +157,11 @@ class Actions:
         return None
 
     def _sorted_others(
-        self, config: Config, target: int
-    ) -> tuple[list[tuple[int, OwnStage]], list[tuple[int, OwnStage]]]:
+        self, config: AcesoConfig, target: int
+    ) -> tuple[list[tuple[int, AcesoStage]], list[tuple[int, AcesoStage]]]:
         """The others on half the GPUs, least time first, and on twice as many, most time first."""
-        halves: list[tuple[float, int, OwnStage]] = []
-        doubles: list[tuple[float, int, OwnStage]] = []
+        halves: list[tuple[float, int, AcesoStage]] = []
+        doubles: list[tuple[float, int, AcesoStage]] = []
         for index, stage in enumerate(config.stages):
             if index == target:
                 continue
@@ -179,7 +179,10 @@ class Actions:
         return [one[1:] for one in halves], [one[1:] for one in doubles]
 
     def _best_way(
-        self, stage: OwnStage, change: Callable[[OwnStage, str], OwnStage | None], config: Config
+        self,
+        stage: AcesoStage,
+        change: Callable[[AcesoStage, str], AcesoStage | None],
+        config: AcesoConfig,
     ) -> _Way | None:
         """The quickest of the ways to change a stage's GPUs."""
         ways = [way for way in (change(stage, "tp"), change(stage, "dp")) if way]
@@ -194,11 +197,11 @@ class Actions:
 
     def _balanced(
         self,
-        config: Config,
-        stages: dict[int, OwnStage],
-        givers: list[tuple[int, OwnStage]],
-        takers: list[tuple[int, OwnStage]],
-    ) -> tuple[dict[int, OwnStage], int]:
+        config: AcesoConfig,
+        stages: dict[int, AcesoStage],
+        givers: list[tuple[int, AcesoStage]],
+        takers: list[tuple[int, AcesoStage]],
+    ) -> tuple[dict[int, AcesoStage], int]:
         """Let further stages give what is still missing, then others take what is left over.
 
         Also says how many GPUs are spare in the end, fewer than 0 where some are missing.
@@ -216,7 +219,7 @@ class Actions:
                 spare -= wanted
         return stages, spare
 
-    def _is_possible(self, stage: OwnStage, config: Config) -> bool:
+    def _is_possible(self, stage: AcesoStage, config: AcesoConfig) -> bool:
         inputs = self.model.inputs
         return (
             stage.t <= inputs.tp_max
@@ -225,7 +228,7 @@ class Actions:
             and self.model.key(stage, config.micro_batch) is not None
         )
 
-    def _keeps_nodes(self, config: Config) -> bool:
+    def _keeps_nodes(self, config: AcesoConfig) -> bool:
         """No stage reaches from one node into the next, unless it has whole nodes."""
         node = self.model.inputs.gpus_per_node
         ends = list(accumulate((stage.gpus for stage in config.stages), initial=0))
@@ -236,7 +239,7 @@ class Actions:
 
     # -- micro batches ----------------------------------------------------------------------------
 
-    def _resized(self, config: Config, *, grow: bool) -> Config | None:
+    def _resized(self, config: AcesoConfig, *, grow: bool) -> AcesoConfig | None:
         """The next micro batch size; every stage chooses its degrees anew."""
         sizes = self.model.inputs.micro_batches
         position = sizes.index(config.micro_batch) + (1 if grow else -1)
@@ -253,26 +256,26 @@ class Actions:
             if not ways:
                 return None
             stages.append(min(ways)[1])
-        return Config(sizes[position], tuple(stages))
+        return AcesoConfig(sizes[position], tuple(stages))
 
-    def _price(self, stage: OwnStage, micro_batch: int, behind: int) -> float:
+    def _price(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
         price = self.model.predicted_ms(stage, micro_batch) * stage.gpus
         memory = self.model.memory_mb(stage, micro_batch, behind=behind)
         return price + (10 * memory if memory > self.model.inputs.memory_mb else 0.0)
 
 
-def _degrees(stage: OwnStage, tp_max: int) -> Iterator[OwnStage]:
+def _degrees(stage: AcesoStage, tp_max: int) -> Iterator[AcesoStage]:
     t = 1
     while t <= tp_max and stage.gpus % t == 0:
         yield _with(stage, t=t, d=stage.gpus // t)
         t *= 2
 
 
-def _with(stage: OwnStage, *, t: int, d: int) -> OwnStage:
-    return OwnStage(stage.first, stage.end, t, d)
+def _with(stage: AcesoStage, *, t: int, d: int) -> AcesoStage:
+    return AcesoStage(stage.first, stage.end, t, d)
 
 
-def _doubled(stage: OwnStage, what: str) -> OwnStage:
+def _doubled(stage: AcesoStage, what: str) -> AcesoStage:
     return (
         _with(stage, t=2 * stage.t, d=stage.d)
         if what == "tp"
@@ -280,7 +283,7 @@ def _doubled(stage: OwnStage, what: str) -> OwnStage:
     )
 
 
-def _halved(stage: OwnStage, what: str) -> OwnStage | None:
+def _halved(stage: AcesoStage, what: str) -> AcesoStage | None:
     degree = stage.t if what == "tp" else stage.d
     if degree % 2:
         return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.baselines.aceso.cost import Inputs, Key, OwnPlan, Row
-from planner.baselines.shared import equal_gpus as fleets
-from planner.baselines.shared.equal_gpus import Fleet, Shape
+from planner.baselines.aceso.cost import AcesoInputs, AcesoPlan, Key, Row
+from planner.baselines.shared import equal_gpus
+from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.baselines.shared.equal_nodes import bytes_per_s_within
 from planner.compare.interface import Case, Mode
 from simulator.models.layers import FLOAT_BYTES
@@ -18,7 +18,7 @@ TOKEN_BYTES = 4
 """What the first operator receives per token."""
 
 
-def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> Inputs:
+def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInputs:
     """What Aceso would be told of a fleet.
 
     ``published`` tries the four usual micro batch sizes, of all replicas together; ``fixed`` as
@@ -26,8 +26,8 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> Inputs:
     """
     job, costs = case.job, case.costs
     width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]
-    recompute = fleets.recompute_of(job)
-    degrees = fleets.tp_degrees(case, fleet.gpus_per_machine)
+    recompute = equal_gpus.recompute_of(job)
+    degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
     rows: dict[str, dict[Key, Row]] = {name: {} for name in _ROWS}
     sent = [costs.output_bytes(layer) / MB for layer in range(costs.layer_count)]
     received = [TOKEN_BYTES * job.sequence / MB, *sent[:-1]]
@@ -49,10 +49,10 @@ def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> Inputs:
     largest = max(SAMPLES) * (fleet.gpus if mode == "fixed" else 1)
     sizes = [1 << k for k in range(largest.bit_length()) if job.global_batch % (1 << k) == 0]
     halves = 1 if job.precision == "fp32" else 2
-    return Inputs(
+    return AcesoInputs(
         **rows,
         within_mb_per_ms=bytes_per_s_within(case, fleet.place) / 1e3 / MB,
-        between_mb_per_ms=fleets.bytes_per_s_between(case, fleet) / 1e3 / MB,
+        between_mb_per_ms=equal_gpus.bytes_per_s_between(case, fleet) / 1e3 / MB,
         gpus=fleet.gpus,
         gpus_per_node=fleet.gpus_per_machine,
         memory_mb=case.sites.capacity_bytes(fleet.place) / MB,
@@ -77,22 +77,22 @@ _ROWS = (
 )
 
 
-def to_plan(own: OwnPlan, job: Job, fleet: Fleet) -> Plan | str:
+def to_plan(own: AcesoPlan, job: Job, fleet: Fleet) -> Plan | str:
     """The plan in common terms, or why it has no such form.
 
     As many pipelines as all data degrees allow; what is left of a degree splits a micro batch.
     """
     shapes = [
-        Shape((stage.first, stage.end), stage.t, stage.d, fleets.recompute_of(job))
+        ReplicatedStage((stage.first, stage.end), stage.t, stage.d, equal_gpus.recompute_of(job))
         for stage in own.config.stages
     ]
-    pipelines, one = fleets.folded(shapes)
+    pipelines, one = equal_gpus.folded(shapes)
     size, rest = divmod(own.config.micro_batch, pipelines)
     assert rest == 0, "every data degree divides the micro batch"
-    counts = fleets.even_counts(job, size=size, pipelines=pipelines)
+    counts = equal_gpus.even_counts(job, size=size, pipelines=pipelines)
     if isinstance(counts, str):
         return counts
-    stages = fleets.hand_out_stages(fleet, [one] * pipelines)
+    stages = equal_gpus.hand_out_stages(fleet, [one] * pipelines)
     if stages is None:
         return "its TP groups do not fit into the machines"
     return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))

@@ -13,7 +13,7 @@ Row = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class AcesoInputs:
     """What Aceso knows: a profile of every operator on one kind of GPU, and two bandwidths."""
 
     forward_ms: Mapping[Key, Row]
@@ -43,7 +43,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Repairs:
+class AcesoRepairs:
     """Which defects of the public program are mended."""
 
     all_gpus: bool = True
@@ -56,11 +56,11 @@ class Repairs:
     """Else a stage has at most eight GPUs."""
 
 
-FIXED = Repairs()
-PUBLISHED = Repairs(False, False, False, False)
+FIXED = AcesoRepairs()
+PUBLISHED = AcesoRepairs(False, False, False, False)
 
 
-class OwnStage(NamedTuple):
+class AcesoStage(NamedTuple):
     """Operators ``first`` to ``end - 1`` on ``d`` replicas of ``t`` GPUs."""
 
     first: int
@@ -74,11 +74,11 @@ class OwnStage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Config:
+class AcesoConfig:
     """A state of the search: one micro batch size for all, and the stages."""
 
     micro_batch: int
-    stages: tuple[OwnStage, ...]
+    stages: tuple[AcesoStage, ...]
 
     @property
     def gpus(self) -> int:
@@ -86,32 +86,32 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class AcesoPlan:
     """The best configuration of a number of stages."""
 
     ms: float
-    config: Config
+    config: AcesoConfig
 
 
-class Model:
+class AcesoModel:
     """Answers what stages and configurations cost; each stage is judged once."""
 
-    def __init__(self, inputs: Inputs, repairs: Repairs = FIXED) -> None:
+    def __init__(self, inputs: AcesoInputs, repairs: AcesoRepairs = FIXED) -> None:
         self.inputs, self.repairs = inputs, repairs
         self.samples_max = max(b for b, _ in inputs.forward_ms)
         self._last = inputs.operators
-        self._compute: dict[tuple[OwnStage, int], float] = {}
-        self._predicted: dict[tuple[OwnStage, int], float] = {}
-        self._memory: dict[tuple[OwnStage, int, int], float] = {}
-        self._judged: dict[Config, Judged] = {}
+        self._compute: dict[tuple[AcesoStage, int], float] = {}
+        self._predicted: dict[tuple[AcesoStage, int], float] = {}
+        self._memory: dict[tuple[AcesoStage, int, int], float] = {}
+        self._judged: dict[AcesoConfig, AcesoJudged] = {}
 
-    def key(self, stage: OwnStage, micro_batch: int) -> Key | None:
+    def key(self, stage: AcesoStage, micro_batch: int) -> Key | None:
         """The profile's entry of a stage, or nothing where there is none."""
         samples, rest = divmod(micro_batch, stage.d)
         key = samples, stage.t
         return key if rest == 0 and key in self.inputs.forward_ms else None
 
-    def compute_ms(self, stage: OwnStage, micro_batch: int) -> float:
+    def compute_ms(self, stage: AcesoStage, micro_batch: int) -> float:
         """Forward and backward of one micro batch."""
         found = self._compute.get((stage, micro_batch))
         if found is None:
@@ -123,14 +123,14 @@ class Model:
             self._compute[stage, micro_batch] = found
         return found
 
-    def whole_ms(self, stage: OwnStage, micro_batch: int) -> float:
+    def whole_ms(self, stage: AcesoStage, micro_batch: int) -> float:
         """The same on one GPU; micro batches beyond the profile take in proportion."""
         samples = min(micro_batch, self.samples_max)
-        alone = OwnStage(stage.first, stage.end, 1, 1)
+        alone = AcesoStage(stage.first, stage.end, 1, 1)
         return self.compute_ms(alone, samples) * micro_batch / samples
 
     def message_ms(
-        self, stage: OwnStage, micro_batch: int, *, slow_in: bool = False, slow_out: bool = False
+        self, stage: AcesoStage, micro_batch: int, *, slow_in: bool = False, slow_out: bool = False
     ) -> float:
         """Receiving a stage's input and sending its output, over links within or between nodes."""
         inputs, key = self.inputs, self.key(stage, micro_batch)
@@ -141,7 +141,7 @@ class Model:
             return into
         return into + inputs.out_mb[key][stage.end - 1] / speeds[slow_out]
 
-    def predicted_ms(self, stage: OwnStage, micro_batch: int) -> float:
+    def predicted_ms(self, stage: AcesoStage, micro_batch: int) -> float:
         """What actions expect of a stage (quirk, kept: as if all links were within a node)."""
         found = self._predicted.get((stage, micro_batch))
         if found is None:
@@ -149,7 +149,7 @@ class Model:
             self._predicted[stage, micro_batch] = found
         return found
 
-    def memory_mb(self, stage: OwnStage, micro_batch: int, *, behind: int) -> float:
+    def memory_mb(self, stage: AcesoStage, micro_batch: int, *, behind: int) -> float:
         """What each GPU of a stage holds that has so many stages behind it."""
         found = self._memory.get((stage, micro_batch, behind))
         if found is None:
@@ -158,7 +158,7 @@ class Model:
             )
         return found
 
-    def _held(self, stage: OwnStage, micro_batch: int, behind: int) -> float:
+    def _held(self, stage: AcesoStage, micro_batch: int, behind: int) -> float:
         inputs, key = self.inputs, self.key(stage, micro_batch)
         assert key is not None, (stage, micro_batch)
         layers = slice(stage.first, stage.end)
@@ -173,7 +173,7 @@ class Model:
         copies = 1 + inputs.copies_main + 1 + inputs.copies_optimizer
         return weights * copies + held * (behind + 1) + max(scratch, weights)
 
-    def sync_ms(self, stage: OwnStage) -> float:
+    def sync_ms(self, stage: AcesoStage) -> float:
         """Summing a stage's gradients around a ring."""
         if not self.repairs.sync or stage.d == 1:
             return 0.0
@@ -183,17 +183,17 @@ class Model:
         speed = inputs.between_mb_per_ms if far else inputs.within_mb_per_ms
         return 2 * (stage.d - 1) / stage.d * weights / speed
 
-    def judge(self, config: Config) -> Judged:
+    def judge(self, config: AcesoConfig) -> AcesoJudged:
         found = self._judged.get(config)
         if found is None:
-            found = self._judged[config] = Judged(config, self)
+            found = self._judged[config] = AcesoJudged(config, self)
         return found
 
 
-class Judged:
+class AcesoJudged:
     """A configuration with all that the search asks of it, per stage."""
 
-    def __init__(self, config: Config, model: Model) -> None:
+    def __init__(self, config: AcesoConfig, model: AcesoModel) -> None:
         self.config, self.model = config, model
         inputs, size, stages = model.inputs, config.micro_batch, config.stages
         ranks, node = 0, inputs.gpus_per_node
@@ -242,7 +242,7 @@ class Judged:
             room = (limit - memory) / memory * self.times_ms[index]
             idle = ahead if room > ahead else room + (ahead - room) / 2
             size = min(self.config.micro_batch, self.model.samples_max)
-            alone = OwnStage(stage.first, stage.end, 1, 1)
+            alone = AcesoStage(stage.first, stage.end, 1, 1)
             slow_in, slow_out = self.slow[index]
             message = self.model.message_ms(alone, size, slow_in=slow_in, slow_out=slow_out)
             whole = (self.model.compute_ms(alone, size) + message) * self.config.micro_batch / size

@@ -16,20 +16,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from planner.baselines.aceso.actions import ACTIONS, Actions
+from planner.baselines.aceso.actions import ACTIONS, AcesoActions
 from planner.baselines.aceso.adapter import inputs_from, to_plan
 from planner.baselines.aceso.cost import (
     FIXED,
     PUBLISHED,
-    Config,
-    Inputs,
-    Judged,
-    Model,
-    OwnPlan,
-    OwnStage,
-    Repairs,
+    AcesoConfig,
+    AcesoInputs,
+    AcesoJudged,
+    AcesoModel,
+    AcesoPlan,
+    AcesoRepairs,
+    AcesoStage,
 )
-from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared import equal_gpus
 from planner.compare.interface import Case, Mode, Proposal
 
 PROMISING = 1.2
@@ -38,7 +38,9 @@ RETURNS_MAX = 5
 """Times that the search comes back to an explored configuration when nothing else is left."""
 
 
-def initial(inputs: Inputs, stages: int, *, repairs: Repairs = FIXED) -> Config | None:
+def initial(
+    inputs: AcesoInputs, stages: int, *, repairs: AcesoRepairs = FIXED
+) -> AcesoConfig | None:
     """Operators in equal numbers, GPUs doubled in turns, tensor parallelism only where possible."""
     most = inputs.gpus if repairs.all_gpus else inputs.tp_max
     gpus = [1] * stages
@@ -55,16 +57,16 @@ def initial(inputs: Inputs, stages: int, *, repairs: Repairs = FIXED) -> Config 
     ends = [each * stage for stage in range(stages)] + [inputs.operators]
     degrees = [min(count, inputs.tp_max) for count in gpus]
     parts = tuple(
-        OwnStage(ends[i], ends[i + 1], degrees[i], gpus[i] // degrees[i]) for i in range(stages)
+        AcesoStage(ends[i], ends[i + 1], degrees[i], gpus[i] // degrees[i]) for i in range(stages)
     )
-    model = Model(inputs, repairs)
+    model = AcesoModel(inputs, repairs)
     for size in inputs.micro_batches:
         if all(model.key(stage, size) is not None for stage in parts):
-            return Config(size, parts)
+            return AcesoConfig(size, parts)
     return None
 
 
-def action_groups(judged: Judged, target: int) -> list[list[str]]:
+def action_groups(judged: AcesoJudged, target: int) -> list[list[str]]:
     """Actions by what the target has too much of, the likeliest to help first."""
     if not judged.fits:
         return [[action for action, (_, memory, _) in ACTIONS.items() if memory < 0]]
@@ -102,30 +104,30 @@ def _share(values: list[float], target: int) -> float:
 
 
 @dataclass(slots=True)
-class Search:
+class AcesoSearch:
     """One search, for one number of stages."""
 
-    model: Model
+    model: AcesoModel
     hops_max: int
     trials_max: int
     configurations_max: int | None = None
-    actions: Actions = field(init=False)
+    actions: AcesoActions = field(init=False)
     best_ms: float = math.inf
-    seen: dict[Config, None] = field(default_factory=dict)
-    expanded: set[Config] = field(default_factory=set)
-    unexplored: dict[Config, None] = field(default_factory=dict)
-    explored: dict[Config, int] = field(default_factory=dict)
+    seen: dict[AcesoConfig, None] = field(default_factory=dict)
+    expanded: set[AcesoConfig] = field(default_factory=set)
+    unexplored: dict[AcesoConfig, None] = field(default_factory=dict)
+    explored: dict[AcesoConfig, int] = field(default_factory=dict)
     """Configurations that were expanded, and how often the search came back to them."""
-    visited: set[tuple[Config, int]] = field(default_factory=set)
+    visited: set[tuple[AcesoConfig, int]] = field(default_factory=set)
     """Configurations with the targets that were relieved in them."""
 
     def __post_init__(self) -> None:
-        self.actions = Actions(self.model)
+        self.actions = AcesoActions(self.model)
 
-    def run(self, start: Config) -> Config:
+    def run(self, start: AcesoConfig) -> AcesoConfig:
         """The best configuration that the trials come across."""
         self._see(start)
-        config: Config | None = start
+        config: AcesoConfig | None = start
         again = False
         for _ in range(self.trials_max):
             assert config is not None, "the loop ends where there is no configuration"
@@ -137,7 +139,7 @@ class Search:
                 break
         return self._best(self.seen)
 
-    def _trial(self, config: Config, *, again: bool) -> Config | None:
+    def _trial(self, config: AcesoConfig, *, again: bool) -> AcesoConfig | None:
         """Relieve one target after another until something gets better."""
         judged = self.model.judge(config)
         for _ in config.stages:
@@ -151,7 +153,9 @@ class Search:
                     return smallest
         return None
 
-    def _hop(self, config: Config, depth: int, goal_ms: float, *, again: bool) -> Config | None:
+    def _hop(
+        self, config: AcesoConfig, depth: int, goal_ms: float, *, again: bool
+    ) -> AcesoConfig | None:
         """Apply groups of actions until one beats the goal, if need be several in a row."""
         if depth == self.hops_max or self._is_spent():
             return None
@@ -183,7 +187,7 @@ class Search:
     def _is_spent(self) -> bool:
         return self.configurations_max is not None and len(self.seen) >= self.configurations_max
 
-    def _target(self, judged: Judged, *, again: bool) -> int | None:
+    def _target(self, judged: AcesoJudged, *, again: bool) -> int | None:
         """The worst stage that was not a target here before."""
         config = judged.config
         worth = judged.times_ms if judged.fits else judged.memory_mb
@@ -198,7 +202,7 @@ class Search:
         self.visited.add((config, target))
         return target
 
-    def _see(self, config: Config) -> None:
+    def _see(self, config: AcesoConfig) -> None:
         judged = self.model.judge(config)
         self.seen[config] = None
         if judged.fits:
@@ -206,7 +210,7 @@ class Search:
         if judged.ms < PROMISING * self.best_ms and config not in self.expanded:
             self.unexplored[config] = None
 
-    def _resumed(self) -> tuple[Config | None, bool]:
+    def _resumed(self) -> tuple[AcesoConfig | None, bool]:
         """The most promising configuration left, else an old one that is looked at afresh."""
         if self.unexplored:
             config = self._best(self.unexplored)
@@ -219,10 +223,10 @@ class Search:
         self.explored[config] += 1
         return config, True
 
-    def _best(self, configs: Iterable[Config]) -> Config:
+    def _best(self, configs: Iterable[AcesoConfig]) -> AcesoConfig:
         """The fastest that fits, else the one that needs least memory."""
 
-        def worth(config: Config) -> tuple[bool, float, Config]:
+        def worth(config: AcesoConfig) -> tuple[bool, float, AcesoConfig]:
             judged = self.model.judge(config)
             return not judged.fits, judged.ms if judged.fits else max(judged.memory_mb), config
 
@@ -230,25 +234,25 @@ class Search:
 
 
 def search(
-    inputs: Inputs,
+    inputs: AcesoInputs,
     stage_counts: Iterable[int],
     *,
-    repairs: Repairs = FIXED,
+    repairs: AcesoRepairs = FIXED,
     hops_max: int = 3,
     trials_max: int = 30,
     configurations_max: int | None = None,
-) -> list[OwnPlan]:
+) -> list[AcesoPlan]:
     """The best plan of each number of stages that fits in memory, the fastest first."""
     found = []
     for stages in stage_counts:
         start = initial(inputs, stages, repairs=repairs)
         if start is None:
             continue
-        model = Model(inputs, repairs)
-        config = Search(model, hops_max, trials_max, configurations_max).run(start)
+        model = AcesoModel(inputs, repairs)
+        config = AcesoSearch(model, hops_max, trials_max, configurations_max).run(start)
         judged = model.judge(config)
         if judged.fits:
-            found.append(OwnPlan(judged.ms, config))
+            found.append(AcesoPlan(judged.ms, config))
     return sorted(found, key=lambda plan: (plan.ms, plan.config.gpus, plan.config))
 
 
@@ -265,7 +269,7 @@ class AcesoPlanner:
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
         """The best plan for every number of stages and GPU kind, best first by its estimate."""
         found = []
-        for fleet in fleets.fleets_of(case):
+        for fleet in equal_gpus.fleets_of(case):
             inputs = inputs_from(case, fleet, mode=mode)
             plans = search(
                 inputs,
@@ -276,7 +280,7 @@ class AcesoPlanner:
                 configurations_max=self.configurations_max,
             )
             found += [
-                (own.config.gpus, fleets.proposal(own.ms / 1e3, to_plan(own, case.job, fleet)))
+                (own.config.gpus, equal_gpus.proposal(own.ms / 1e3, to_plan(own, case.job, fleet)))
                 for own in plans
             ]
-        return fleets.ranked(found)
+        return equal_gpus.ranked(found)

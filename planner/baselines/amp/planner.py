@@ -39,7 +39,7 @@ Partition = Literal["equal", "program"]
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class AmpInputs:
     """What AMP knows; rows have one number per layer."""
 
     gpus_per_node: int
@@ -68,7 +68,7 @@ class Degrees:
     cuts: tuple[int, ...] = ()
 
 
-def candidates(inputs: Inputs, mode: Mode = "fixed") -> list[Degrees]:
+def candidates(inputs: AmpInputs, mode: Mode = "fixed") -> list[Degrees]:
     """All degrees in the order in which AMP looks at them: by micro batch, then as found."""
     size, nodes = inputs.gpus_per_node, len(inputs.between_floats_per_s)
     while nodes and inputs.global_batch % (size * nodes):
@@ -87,7 +87,7 @@ def candidates(inputs: Inputs, mode: Mode = "fixed") -> list[Degrees]:
     return [degrees for found in by_micro_batch.values() for degrees in found]
 
 
-def seconds_of(inputs: Inputs, plan: Degrees, mode: Mode = "fixed") -> float:
+def seconds_of(inputs: AmpInputs, plan: Degrees, mode: Mode = "fixed") -> float:
     """One iteration: the fill, the slowest stage for each micro batch, cuts and gradients."""
     row = inputs.layer_seconds.get(plan.tp)
     if row is None:
@@ -104,7 +104,7 @@ def seconds_of(inputs: Inputs, plan: Degrees, mode: Mode = "fixed") -> float:
     return pipeline + _gradient_seconds(inputs, plan, mode)
 
 
-def _cut_seconds(inputs: Inputs, plan: Degrees, *, layer: int, stage: int) -> float:
+def _cut_seconds(inputs: AmpInputs, plan: Degrees, *, layer: int, stage: int) -> float:
     """From a stage to the next: the slowest of the tensor links, mean over the replicas."""
     floats = plan.micro_batch_size * inputs.output_floats[layer]
     replicas = [
@@ -118,7 +118,7 @@ def _cut_seconds(inputs: Inputs, plan: Degrees, *, layer: int, stage: int) -> fl
     return sum(replicas) / plan.dp
 
 
-def _gradient_seconds(inputs: Inputs, plan: Degrees, mode: Mode) -> float:
+def _gradient_seconds(inputs: AmpInputs, plan: Degrees, mode: Mode) -> float:
     """The slowest ring all-reduce over stages and tensor positions."""
     slowest = 0.0
     for stage, (first, end) in enumerate(pairwise(plan.cuts)):
@@ -139,7 +139,7 @@ def _rank(plan: Degrees, stage: int, replica: int, tensor: int) -> int:
     return (stage * plan.dp + replica) * plan.tp + tensor
 
 
-def _floats_per_s(inputs: Inputs, one: int, other: int) -> float:
+def _floats_per_s(inputs: AmpInputs, one: int, other: int) -> float:
     here, there = one // inputs.gpus_per_node, other // inputs.gpus_per_node
     if here == there:
         return inputs.within_floats_per_s[here]
@@ -149,7 +149,7 @@ def _floats_per_s(inputs: Inputs, one: int, other: int) -> float:
 # -- where the layers are cut ---------------------------------------------------------------------
 
 
-def cut_layers(inputs: Inputs, degrees: Degrees, mode: Mode) -> tuple[int, ...]:
+def cut_layers(inputs: AmpInputs, degrees: Degrees, mode: Mode) -> tuple[int, ...]:
     """Layer boundaries of these degrees, by the rule that the inputs name."""
     count, stages = len(inputs.output_floats), degrees.pp
     row = inputs.layer_seconds.get(degrees.tp)
@@ -210,7 +210,7 @@ def partition(
     return value + sum(layer_seconds), lengths
 
 
-def search(inputs: Inputs, mode: Mode = "fixed") -> list[tuple[float, Degrees]]:
+def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, Degrees]]:
     """All candidates with their cuts and times, best first, ties as they were found."""
     plans = [
         replace(degrees, cuts=cut_layers(inputs, degrees, mode))
@@ -223,7 +223,7 @@ def search(inputs: Inputs, mode: Mode = "fixed") -> list[tuple[float, Degrees]]:
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> Inputs:
+def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
     """AMP's numbers for these nodes."""
     width = FLOAT_BYTES[case.job.precision]
     degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
@@ -239,7 +239,7 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> Inputs:
             rows[gpu] = (times.forward + times.backward).tolist()
         everyone = [rows[place.gpu] for place in nodes.places]
         seconds[tp] = [sum(layer) / len(everyone) for layer in zip(*everyone, strict=True)]
-    return Inputs(
+    return AmpInputs(
         gpus_per_node=nodes.gpus_per_node,
         between_floats_per_s=tuple(between[place] / width for place in nodes.places),
         within_floats_per_s=tuple(

@@ -36,7 +36,7 @@ from simulator.spec.plan import Place, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class AtlasRegion:
     """A region and how many GPUs each of its zones has."""
 
     name: str
@@ -44,10 +44,10 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class AtlasInputs:
     """What the enumeration runs over."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[AtlasRegion, ...]
     tp: int
     layer_count: int
     global_batch: int
@@ -55,7 +55,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AtlasLayout:
     """Atlas' own plan: the region of every stage, with all its replicas."""
 
     pp: int
@@ -66,7 +66,7 @@ class Layout:
 
 
 def place_stages(
-    regions: Sequence[Region], *, pp: int, dp: int, tp: int, mode: Mode
+    regions: Sequence[AtlasRegion], *, pp: int, dp: int, tp: int, mode: Mode
 ) -> tuple[str, ...] | None:
     """Fill regions with stages, most GPUs first; ``None`` if stages remain."""
     placed: list[str] = []
@@ -80,7 +80,9 @@ def place_stages(
     return tuple(placed) if len(placed) == pp else None
 
 
-def layouts(inputs: Inputs, mode: Mode, shape_fits: Callable[[int, int], bool]) -> Iterator[Layout]:
+def layouts(
+    inputs: AtlasInputs, mode: Mode, shape_fits: Callable[[int, int], bool]
+) -> Iterator[AtlasLayout]:
     """All layouts; ``shape_fits`` says whether so many stages hold such a micro batch."""
     for pp in range(1, inputs.layer_count):
         for size in sorted(inputs.micro_batches):
@@ -93,15 +95,15 @@ def layouts(inputs: Inputs, mode: Mode, shape_fits: Callable[[int, int], bool]) 
                 regions = place_stages(inputs.regions, pp=pp, dp=dp, tp=inputs.tp, mode=mode)
                 if regions is None:
                     break  # More replicas need no less room.
-                yield Layout(pp, dp, inputs.tp, size, regions)
+                yield AtlasLayout(pp, dp, inputs.tp, size, regions)
 
 
 def search(
-    inputs: Inputs,
+    inputs: AtlasInputs,
     mode: Mode,
     shape_fits: Callable[[int, int], bool],
-    seconds: Callable[[Layout], float],
-) -> list[tuple[float, Layout]]:
+    seconds: Callable[[AtlasLayout], float],
+) -> list[tuple[float, AtlasLayout]]:
     """Every layout with its time, the fastest first."""
     scored = [(seconds(layout), layout) for layout in layouts(inputs, mode, shape_fits)]
     return sorted(
@@ -112,7 +114,7 @@ def search(
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> Inputs | None:
+def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
     """The regions of one GPU kind, by name; ``None`` where no machine serves."""
     degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
     if not nodes.places or not degrees:
@@ -129,8 +131,8 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> Inputs | None:
     regions: dict[str, list[int]] = {}
     for zone, gpus in sorted(zones.items()):
         regions.setdefault(_region(case, zone), []).append(gpus)
-    return Inputs(
-        regions=tuple(Region(name, tuple(counts)) for name, counts in sorted(regions.items())),
+    return AtlasInputs(
+        regions=tuple(AtlasRegion(name, tuple(counts)) for name, counts in sorted(regions.items())),
         tp=degrees[-1],
         layer_count=case.costs.layer_count,
         global_batch=case.job.global_batch,
@@ -143,7 +145,7 @@ def _region(case: Case, zone: str) -> str:
     return declared.get(zone) or case.cluster.catalogue.zones.get(zone) or zone
 
 
-def to_plan(layout: Layout, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(layout: AtlasLayout, case: Case, nodes: Nodes) -> Plan | str:
     """The layout in the common form: the zones of a region are filled one after the other."""
     free: dict[str, list[Place]] = {}
     for place in nodes.groups(layout.tp):
@@ -180,7 +182,7 @@ class AtlasPlanner:
             inputs = inputs_from(case, nodes, mode)
             if inputs is None:
                 continue
-            plans: dict[Layout, Plan | str] = {}
+            plans: dict[AtlasLayout, Plan | str] = {}
 
             def shape_fits(pp: int, size: int, nodes: Nodes = nodes, tp: int = inputs.tp) -> bool:
                 """One pipeline is judged, wherever it stands: it has the most in flight."""
@@ -196,7 +198,9 @@ class AtlasPlanner:
                 return isinstance(plan, Plan) and fits(case, plan)
 
             def seconds(
-                layout: Layout, nodes: Nodes = nodes, plans: dict[Layout, Plan | str] = plans
+                layout: AtlasLayout,
+                nodes: Nodes = nodes,
+                plans: dict[AtlasLayout, Plan | str] = plans,
             ) -> float:
                 plan = plans[layout] = to_plan(layout, case, nodes)
                 return math.inf if isinstance(plan, str) else simulator.estimate(plan).iteration_s

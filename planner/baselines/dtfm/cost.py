@@ -19,7 +19,7 @@ Partition = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
+class DtfmInputs:
     """What DTFM knows: links between all pairs of devices, two sizes, and the degrees."""
 
     delay_ms: Array
@@ -38,7 +38,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class DtfmPlan:
     """A partition, the order of its groups, and what their links cost."""
 
     seconds: float
@@ -51,27 +51,27 @@ class OwnPlan:
 # Cost ------------------------------------------------------------------------------------------
 
 
-def link_seconds(inputs: Inputs, size_gb: float) -> Array:
+def link_seconds(inputs: DtfmInputs, size_gb: float) -> Array:
     """Seconds that a message takes between each pair of devices."""
     seconds: Array = inputs.delay_ms / 1e3 + size_gb * 8 / inputs.bandwidth_gbit_per_s
     return seconds
 
 
-class Costs:
+class DtfmCosts:
     """Judges partitions of one job; the link tables are computed once."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: DtfmInputs) -> None:
         self.inputs = inputs
         self.send = link_seconds(inputs, inputs.activation_gb)
         self.share = 2 * link_seconds(inputs, inputs.gradient_gb / inputs.replicas)
         for table in (self.send, self.share):
             np.fill_diagonal(table, 0.0)
 
-    def plan(self, partition: Partition) -> OwnPlan:
+    def plan(self, partition: Partition) -> DtfmPlan:
         """The plan with the cheapest order of these groups."""
         shares = self.data_parallel(partition)
         pipeline, order = self.pipeline(partition)
-        return OwnPlan(shares + 2 * pipeline, shares, pipeline, partition, order)
+        return DtfmPlan(shares + 2 * pipeline, shares, pipeline, partition, order)
 
     def data_parallel(self, partition: Partition) -> float:
         """The busiest device of all groups exchanges its share with every other of its group."""

@@ -25,12 +25,12 @@ from planner.baselines.dtfm.cost import (
     SENTINEL_S,
     STAGES_MAX,
     Array,
-    Costs,
-    Inputs,
-    OwnPlan,
+    DtfmCosts,
+    DtfmInputs,
+    DtfmPlan,
     Partition,
 )
-from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_nodes import equal_cuts
 from planner.baselines.shared.seeded_random import Draws
 from planner.compare.interface import Case, Mode, Proposal
@@ -41,17 +41,17 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 
 def search(
-    inputs: Inputs,
+    inputs: DtfmInputs,
     draws: Draws,
     *,
     mode: Mode = "fixed",
     population: int = 10,
     trials: int = 40,
-) -> list[OwnPlan]:
+) -> list[DtfmPlan]:
     """All different plans that the genetic search saw, the cheapest first."""
-    costs = Costs(inputs)
+    costs = DtfmCosts(inputs)
     size = inputs.replicas
-    living: list[tuple[list[int], OwnPlan]] = []
+    living: list[tuple[list[int], DtfmPlan]] = []
     for _ in range(population):
         labels = [0] * inputs.devices
         for position, device in enumerate(draws.shuffled(inputs.devices)):
@@ -88,7 +88,7 @@ def groups(labels: Sequence[int], count: int) -> Partition:
 
 
 def crossed(
-    one: Sequence[int], other: Sequence[int], inputs: Inputs, draws: Draws, *, points: int = 5
+    one: Sequence[int], other: Sequence[int], inputs: DtfmInputs, draws: Draws, *, points: int = 5
 ) -> list[int]:
     """The second parent with a few labels of the first, repaired where groups overflow."""
     child = list(other)
@@ -104,7 +104,7 @@ def crossed(
     return child
 
 
-def improved(labels: list[int], inputs: Inputs, send: Array) -> list[int]:
+def improved(labels: list[int], inputs: DtfmInputs, send: Array) -> list[int]:
     """Move devices around cycles of groups, as far as the moves gain in sum.
 
     What a device gains by a move is the mean cost of its links to the new group, which become
@@ -127,7 +127,7 @@ def improved(labels: list[int], inputs: Inputs, send: Array) -> list[int]:
 
 
 def move_around(
-    labels: Sequence[int], inputs: Inputs, send: Array, locked: set[int], touched: set[int]
+    labels: Sequence[int], inputs: DtfmInputs, send: Array, locked: set[int], touched: set[int]
 ) -> tuple[list[int], float] | None:
     """One cycle of moves, cut behind its best prefix, and what that gains."""
     current = list(labels)
@@ -161,7 +161,7 @@ def move_around(
 
 
 def _gains(
-    labels: Sequence[int], inputs: Inputs, send: Array, locked: set[int]
+    labels: Sequence[int], inputs: DtfmInputs, send: Array, locked: set[int]
 ) -> tuple[Array, dict[int, int]]:
     """Per group, the one device that may move, and what it gains by moving to each other."""
     member = np.zeros((inputs.devices, inputs.stages))
@@ -188,7 +188,7 @@ def _gains(
 
 def devices_of(case: Case, tp: int) -> list[tuple[Place, int]]:
     """The place and the machine's number of every TP group that the cluster has room for."""
-    machines = [machine for fleet in fleets.fleets_of(case) for machine in fleet.machines]
+    machines = [machine for fleet in equal_gpus.fleets_of(case) for machine in fleet.machines]
     return [
         (place, number) for number, (place, gpus) in enumerate(machines) for _ in range(gpus // tp)
     ]
@@ -231,13 +231,13 @@ def inputs_from(
     stages: int,
     micro_batch_size: int,
     mode: Mode = "fixed",
-) -> Inputs:
+) -> DtfmInputs:
     """What DTFM would be told: the largest boundary and the stage with most parameters."""
     costs = case.costs
     cuts = equal_cuts(costs.layer_count, stages)
     sizes = FLOAT_BYTES[case.job.precision] * costs.parameters(tp)
     sent = max((costs.output_bytes(end - 1) for end in cuts[1:-1]), default=0.0)
-    inputs = Inputs(
+    inputs = DtfmInputs(
         delay_ms,
         bandwidth_gbit_per_s,
         activation_gb=micro_batch_size * sent / 1e9,
@@ -256,7 +256,7 @@ def inputs_from(
     )
 
 
-def chains(own: OwnPlan, costs: Costs) -> list[list[int]]:
+def chains(own: DtfmPlan, costs: DtfmCosts) -> list[list[int]]:
     """The devices of each pipeline, from stage to stage by the pairings of the groups."""
     first, *others = (own.partition[group] for group in own.order)
     found = [[device] for device in first]
@@ -279,10 +279,10 @@ def to_plan(
     micro_batch_size: int,
 ) -> Plan | str:
     """The plan in common terms, or why it has no such form."""
-    counts = fleets.even_counts(case.job, size=micro_batch_size, pipelines=len(chained))
+    counts = equal_gpus.even_counts(case.job, size=micro_batch_size, pipelines=len(chained))
     if isinstance(counts, str):
         return counts
-    recompute = fleets.recompute_of(case.job)
+    recompute = equal_gpus.recompute_of(case.job)
     ranges = list(pairwise(equal_cuts(case.costs.layer_count, len(chained[0]))))
     pipelines = (
         Pipeline(
@@ -314,7 +314,7 @@ def compute_seconds(
                 tp=tp,
                 samples=micro_batch_size,
                 layers=layers,
-                recompute=fleets.recompute_of(case.job),
+                recompute=equal_gpus.recompute_of(case.job),
             )
         )
         for chain in chained
@@ -336,13 +336,13 @@ class DtfmPlanner:
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
         """The best plan of each shape and size, best first by DTFM's estimate."""
         largest = max((pool.gpus_per_machine for pool in case.cluster.pools), default=1)
-        degrees = fleets.tp_degrees(case, largest) if mode == "fixed" else (1,)
+        degrees = equal_gpus.tp_degrees(case, largest) if mode == "fixed" else (1,)
         found = []
         for tp in degrees:
             devices = devices_of(case, tp)
             delay, bandwidth = links(case, devices)
             for stages in _depths(case.costs.layer_count, len(devices), mode):
-                for size in fleets.micro_batch_sizes(case.job):
+                for size in equal_gpus.micro_batch_sizes(case.job):
                     inputs = inputs_from(
                         case,
                         delay,
@@ -355,12 +355,12 @@ class DtfmPlanner:
                     found.append(
                         (tp * len(devices), self._best(case, inputs, devices, tp, size, mode))
                     )
-        return fleets.ranked(found)
+        return equal_gpus.ranked(found)
 
     def _best(
         self,
         case: Case,
-        inputs: Inputs,
+        inputs: DtfmInputs,
         devices: Sequence[tuple[Place, int]],
         tp: int,
         size: int,
@@ -373,12 +373,12 @@ class DtfmPlanner:
             population=self.population,
             trials=self.trials,
         )[0]
-        chained = chains(own, Costs(inputs))
+        chained = chains(own, DtfmCosts(inputs))
         plan = to_plan(chained, case, devices, tp=tp, micro_batch_size=size)
         seconds = own.seconds
         if mode == "fixed":
             seconds += compute_seconds(case, chained, devices, tp=tp, micro_batch_size=size)
-        return fleets.proposal(seconds, plan)
+        return equal_gpus.proposal(seconds, plan)
 
 
 def _depths(layers: int, devices: int, mode: Mode) -> Iterator[int]:

@@ -20,7 +20,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class FlashFlexInputs:
     """What FlashFlex knows."""
 
     devices: tuple[Device, ...]
@@ -43,7 +43,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPipeline:
+class FlashFlexPipeline:
     """Stages of device numbers, with the blocks of each."""
 
     stages: tuple[tuple[int, ...], ...]
@@ -51,17 +51,17 @@ class OwnPipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class FlashFlexPlan:
     """Pipelines, and what an iteration of them takes by FlashFlex's own formula."""
 
     seconds: float
-    pipelines: tuple[OwnPipeline, ...]
+    pipelines: tuple[FlashFlexPipeline, ...]
 
 
 # Time ------------------------------------------------------------------------------------------
 
 
-def stage_seconds(inputs: Inputs, group: Sequence[int], layers: int) -> float:
+def stage_seconds(inputs: FlashFlexInputs, group: Sequence[int], layers: int) -> float:
     """Work of the blocks at the speed of the first device, and their TP all-reduces."""
     h, s, n = inputs.hidden, inputs.sequence, len(group)
     shape = 1 + s / (6 * h) + inputs.vocabulary / (16 * inputs.layers * h)
@@ -69,11 +69,11 @@ def stage_seconds(inputs: Inputs, group: Sequence[int], layers: int) -> float:
     return layers * (work + 8 * _slowest_sum(inputs, group, _message(inputs) / n))
 
 
-def _message(inputs: Inputs) -> float:
+def _message(inputs: FlashFlexInputs) -> float:
     return inputs.micro_batch * inputs.sequence * inputs.hidden * inputs.value_bytes
 
 
-def _slowest_sum(inputs: Inputs, group: Sequence[int], bytes_each: float) -> float:
+def _slowest_sum(inputs: FlashFlexInputs, group: Sequence[int], bytes_each: float) -> float:
     """What the worst connected member takes to send so much to each of the others."""
     return max(
         sum(bytes_each / inputs.bytes_per_s(one, other) for other in group if other != one)
@@ -81,7 +81,7 @@ def _slowest_sum(inputs: Inputs, group: Sequence[int], bytes_each: float) -> flo
     )
 
 
-def hop_seconds(inputs: Inputs, before: Sequence[int], after: Sequence[int]) -> float:
+def hop_seconds(inputs: FlashFlexInputs, before: Sequence[int], after: Sequence[int]) -> float:
     """A micro batch over the best link to the next stage and on to all of it, and back."""
     size = _message(inputs)
     return 2 * min(
@@ -94,7 +94,9 @@ def hop_seconds(inputs: Inputs, before: Sequence[int], after: Sequence[int]) -> 
     )
 
 
-def pipeline_seconds(inputs: Inputs, pipeline: OwnPipeline, micro_batches: int) -> float:
+def pipeline_seconds(
+    inputs: FlashFlexInputs, pipeline: FlashFlexPipeline, micro_batches: int
+) -> float:
     """The columns of a GPipe diagram, each as long as its longest active stage and hop."""
     times = [
         stage_seconds(inputs, group, layers)
@@ -108,7 +110,7 @@ def pipeline_seconds(inputs: Inputs, pipeline: OwnPipeline, micro_batches: int) 
     )
 
 
-def sync_seconds(inputs: Inputs, pipelines: Sequence[OwnPipeline]) -> float:
+def sync_seconds(inputs: FlashFlexInputs, pipelines: Sequence[FlashFlexPipeline]) -> float:
     """Summing the gradients of each block among the pipelines, block after block."""
     if len(pipelines) < 2:
         return 0.0
@@ -129,7 +131,7 @@ def sync_seconds(inputs: Inputs, pipelines: Sequence[OwnPipeline]) -> float:
     return total
 
 
-def plan_seconds(inputs: Inputs, pipelines: Sequence[OwnPipeline]) -> float:
+def plan_seconds(inputs: FlashFlexInputs, pipelines: Sequence[FlashFlexPipeline]) -> float:
     """An iteration: the slowest pipeline, then the gradients."""
     micro_batches = -(-inputs.batch // (inputs.micro_batch * len(pipelines)))
     slowest = max(pipeline_seconds(inputs, p, micro_batches) for p in pipelines)
@@ -140,7 +142,7 @@ def plan_seconds(inputs: Inputs, pipelines: Sequence[OwnPipeline]) -> float:
 
 
 def stage_gb(
-    inputs: Inputs, layers: int, tp: int, *, first: bool, last: bool
+    inputs: FlashFlexInputs, layers: int, tp: int, *, first: bool, last: bool
 ) -> tuple[float, float]:
     """What each device of a stage holds: parameters with states, a micro batch's activations."""
     h, e, sample = inputs.hidden, inputs.value_bytes, inputs.micro_batch * inputs.sequence
@@ -152,7 +154,7 @@ def stage_gb(
     return 4 * e * values / GB, e * (layers * sample * h / tp + 2 * sample * h) / GB
 
 
-def fits(inputs: Inputs, pipeline: OwnPipeline) -> bool:
+def fits(inputs: FlashFlexInputs, pipeline: FlashFlexPipeline) -> bool:
     """Whether every stage has the memory that it needs, by its devices' mean."""
     ends = len(pipeline.stages) - 1
     for index, (group, layers) in enumerate(zip(pipeline.stages, pipeline.layers, strict=True)):
@@ -162,6 +164,6 @@ def fits(inputs: Inputs, pipeline: OwnPipeline) -> bool:
     return True
 
 
-def memory_gb(inputs: Inputs, group: Sequence[int]) -> float:
+def memory_gb(inputs: FlashFlexInputs, group: Sequence[int]) -> float:
     """What the GPUs of a group have together."""
     return sum(inputs.devices[device].memory_gb for device in group)

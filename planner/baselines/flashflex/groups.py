@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from planner.baselines.flashflex.cost import Inputs, OwnPipeline, memory_gb, pipeline_seconds
+from planner.baselines.flashflex.cost import (
+    FlashFlexInputs,
+    FlashFlexPipeline,
+    memory_gb,
+    pipeline_seconds,
+)
 from planner.compare.interface import Mode
 
 MENU: dict[int, tuple[tuple[int, ...], ...]] = {
@@ -22,7 +27,7 @@ MENU: dict[int, tuple[tuple[int, ...], ...]] = {
 
 
 def tp_groups(
-    inputs: Inputs,
+    inputs: FlashFlexInputs,
     group: Sequence[int],
     micro_batches: int,
     *,
@@ -46,7 +51,7 @@ def tp_groups(
 
 
 def _best_of_menu(
-    inputs: Inputs, members: Sequence[int], micro_batches: int, *, widest: bool
+    inputs: FlashFlexInputs, members: Sequence[int], micro_batches: int, *, widest: bool
 ) -> tuple[tuple[int, ...], ...]:
     menu = [sizes for sizes in MENU[len(members)] if set(sizes) <= set(inputs.tp_degrees)]
     best = None
@@ -56,7 +61,7 @@ def _best_of_menu(
         stages = tuple(tuple(members[first:end]) for first, end in pairwise(ends))
         layers = split_layers(inputs, stages, mode="published")
         assert layers is not None, "only fixed plans refuse empty stages"
-        seconds = pipeline_seconds(inputs, OwnPipeline(stages, layers), micro_batches)
+        seconds = pipeline_seconds(inputs, FlashFlexPipeline(stages, layers), micro_batches)
         if best is None or seconds < best[0]:
             best = (seconds, stages)
     assert best is not None, "a menu has at least one entry"
@@ -64,7 +69,7 @@ def _best_of_menu(
 
 
 def split_layers(
-    inputs: Inputs, stages: Sequence[Sequence[int]], *, mode: Mode
+    inputs: FlashFlexInputs, stages: Sequence[Sequence[int]], *, mode: Mode
 ) -> tuple[int, ...] | None:
     """Blocks in the proportion of memory; what remains goes by decreasing memory.
 

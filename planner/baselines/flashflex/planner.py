@@ -21,15 +21,15 @@ import numpy as np
 from planner.baselines.flashflex.cost import (
     GB,
     Device,
-    Inputs,
-    OwnPipeline,
-    OwnPlan,
+    FlashFlexInputs,
+    FlashFlexPipeline,
+    FlashFlexPlan,
     fits,
     pipeline_seconds,
     plan_seconds,
 )
 from planner.baselines.flashflex.groups import MENU, split_layers, tp_groups
-from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet
 from planner.baselines.shared.equal_nodes import bytes_per_s_between, bytes_per_s_within
 from planner.baselines.shared.graph_partition import Matrix, graph_parts
@@ -48,16 +48,16 @@ GROUPS = (1, 2, 3)
 
 
 def search(
-    inputs: Inputs,
+    inputs: FlashFlexInputs,
     pipeline_counts: Sequence[int],
     *,
     mode: Mode = "fixed",
     draws: int = 1,
     seed: int = 0,
-) -> list[OwnPlan]:
+) -> list[FlashFlexPlan]:
     """The plans that fit, the fastest first; ``draws`` and ``seed`` matter to ``published``."""
     dice = Draws(seed)
-    found: set[tuple[OwnPipeline, ...]] = set()
+    found: set[tuple[FlashFlexPipeline, ...]] = set()
     for count in pipeline_counts:
         choices = [(groups,) * count for groups in GROUPS]
         if mode == "published":
@@ -70,16 +70,16 @@ def search(
             # A pipeline of many slow GPUs may have more stages than blocks.
             plans = _plans(inputs, pipeline_parts(inputs, count, even=True), choices, mode)
         found |= plans
-    priced = [OwnPlan(plan_seconds(inputs, plan), plan) for plan in found]
+    priced = [FlashFlexPlan(plan_seconds(inputs, plan), plan) for plan in found]
     return sorted(priced, key=lambda plan: (plan.seconds, len(plan.pipelines), repr(plan)))
 
 
 def _plans(
-    inputs: Inputs,
+    inputs: FlashFlexInputs,
     parts: Sequence[Sequence[int]],
     choices: Sequence[Sequence[int]],
     mode: Mode,
-) -> set[tuple[OwnPipeline, ...]]:
+) -> set[tuple[FlashFlexPipeline, ...]]:
     """What can be made of these GPUs per pipeline with so many groups each, where it fits."""
     found = set()
     for choice in choices:
@@ -94,7 +94,7 @@ def _plans(
 
 
 def pipeline_parts(
-    inputs: Inputs, count: int, *, mode: Mode = "fixed", even: bool = False
+    inputs: FlashFlexInputs, count: int, *, mode: Mode = "fixed", even: bool = False
 ) -> list[list[int]]:
     """GPUs of each pipeline: slow links are dear to cut, fast ones are left to the gradients.
 
@@ -108,7 +108,7 @@ def pipeline_parts(
     return graph_parts(weights, edges, count)
 
 
-def _bandwidths(inputs: Inputs) -> Matrix:
+def _bandwidths(inputs: FlashFlexInputs) -> Matrix:
     machines = np.array([device.machine for device in inputs.devices])
     within = np.array([device.within_bytes_per_s for device in inputs.devices])
     same = machines[:, None] == machines[None, :]
@@ -116,8 +116,8 @@ def _bandwidths(inputs: Inputs) -> Matrix:
 
 
 def lay_out(
-    inputs: Inputs, part: Sequence[int], *, groups: int, count: int, mode: Mode
-) -> OwnPipeline | None:
+    inputs: FlashFlexInputs, part: Sequence[int], *, groups: int, count: int, mode: Mode
+) -> FlashFlexPipeline | None:
     """Groups, their order, TP groups and layers of one pipeline; nothing where none can be."""
     bandwidths = _bandwidths(inputs)[np.ix_(part, part)]
     np.fill_diagonal(bandwidths, 0.0)
@@ -137,7 +137,7 @@ def lay_out(
         layers = split_layers(inputs, path, mode=mode)
         if layers is None:
             return None
-        found.append(OwnPipeline(path, layers))
+        found.append(FlashFlexPipeline(path, layers))
     return min(found, key=lambda pipeline: pipeline_seconds(inputs, pipeline, micro_batches))
 
 
@@ -157,7 +157,7 @@ def stage_orders(between: Sequence[Sequence[float]], *, mode: Mode) -> list[tupl
 # From and to the common terms ------------------------------------------------------------------
 
 
-def inputs_from(case: Case, kinds: Sequence[Fleet]) -> Inputs:
+def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
     """What FlashFlex would be told of all machines; the slowest link between any two is the one."""
     job = case.job
     places = tuple(dict.fromkeys(machine_places(kinds)))
@@ -170,7 +170,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet]) -> Inputs:
             bytes_per_s_within(case, place),
         )
         devices += [device] * size
-    return Inputs(
+    return FlashFlexInputs(
         devices=tuple(devices),
         between_bytes_per_s=min(bytes_per_s_between(case, a, b) for a in places for b in places),
         layers=case.costs.layer_count - 2,
@@ -179,8 +179,8 @@ def inputs_from(case: Case, kinds: Sequence[Fleet]) -> Inputs:
         vocabulary=job.model.vocab,
         value_bytes=FLOAT_BYTES[job.precision],
         batch=job.global_batch,
-        micro_batch=min(fleets.micro_batch_sizes(job), default=1),
-        tp_degrees=fleets.tp_degrees(case, max(MENU)),
+        micro_batch=min(equal_gpus.micro_batch_sizes(job), default=1),
+        tp_degrees=equal_gpus.tp_degrees(case, max(MENU)),
     )
 
 
@@ -189,10 +189,12 @@ def machine_places(kinds: Sequence[Fleet]) -> list[Place]:
     return [place for fleet in kinds for place, _ in fleet.machines]
 
 
-def to_plan(own: OwnPlan, inputs: Inputs, job: Job, machines: Sequence[Place]) -> Plan | str:
+def to_plan(
+    own: FlashFlexPlan, inputs: FlashFlexInputs, job: Job, machines: Sequence[Place]
+) -> Plan | str:
     """The plan in common terms, or why it has no such form; embedding and head join the ends."""
     pipelines = len(own.pipelines)
-    counts = fleets.even_counts(job, size=inputs.micro_batch, pipelines=pipelines)
+    counts = equal_gpus.even_counts(job, size=inputs.micro_batch, pipelines=pipelines)
     if isinstance(counts, str):
         return counts
     rows = []
@@ -207,7 +209,7 @@ def to_plan(own: OwnPlan, inputs: Inputs, job: Job, machines: Sequence[Place]) -
                     layers,
                     len(group),
                     (machines[inputs.devices[group[0]].machine],),
-                    fleets.recompute_of(job),
+                    equal_gpus.recompute_of(job),
                 )
                 for layers, group in zip(pairwise(cuts), pipeline.stages, strict=True)
             )
@@ -227,15 +229,15 @@ class FlashFlexPlanner:
 
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
         """The plans for all numbers of pipelines, best first by FlashFlex's estimate."""
-        kinds = fleets.fleets_of(case)
+        kinds = equal_gpus.fleets_of(case)
         if not kinds or case.costs.layer_count < 3:
             return []  # No GPU, or nothing stands between the embedding and the head.
         inputs, machines = inputs_from(case, kinds), machine_places(kinds)
         counts = self._counts(len(inputs.devices), case.job.global_batch // inputs.micro_batch)
-        return fleets.ranked(
+        return equal_gpus.ranked(
             (
                 len(inputs.devices),
-                fleets.proposal(own.seconds, to_plan(own, inputs, case.job, machines)),
+                equal_gpus.proposal(own.seconds, to_plan(own, inputs, case.job, machines)),
             )
             for own in search(inputs, counts, mode=mode, draws=self.draws, seed=self.seed)
         )

@@ -21,9 +21,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from planner.baselines.shared import equal_gpus as fleets
-from planner.baselines.shared.equal_gpus import Fleet, Shape
+from planner.baselines.shared import equal_gpus
+from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan
@@ -45,7 +46,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class GalvatronInputs:
     """What Galvatron knows of a job on equal devices; sizes in MB of 2^20 bytes."""
 
     layers: int
@@ -85,7 +86,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class GalvatronPlan:
     """A pipeline of equal device counts, with a strategy per layer."""
 
     seconds: float
@@ -99,7 +100,7 @@ class OwnPlan:
 
 
 def layer_seconds(
-    inputs: Inputs, strategy: Strategy, samples: float, *, sync: bool = True
+    inputs: GalvatronInputs, strategy: Strategy, samples: float, *, sync: bool = True
 ) -> float:
     """Seconds of a layer for so many samples over all replicas; with ``sync``, in the last pass."""
     t, d = strategy.t, strategy.d
@@ -123,7 +124,7 @@ def layer_seconds(
     return milliseconds / 1000
 
 
-def _bandwidth(inputs: Inputs, strategy: Strategy, *, of_tp: bool) -> float:
+def _bandwidth(inputs: GalvatronInputs, strategy: Strategy, *, of_tp: bool) -> float:
     table = inputs.all_reduce_gb_per_s
     ranks = strategy.t if of_tp else strategy.d
     if strategy.t == 1 or strategy.d == 1:
@@ -131,14 +132,14 @@ def _bandwidth(inputs: Inputs, strategy: Strategy, *, of_tp: bool) -> float:
     return table[ranks, strategy.consecutive == of_tp]
 
 
-def _overlapped(inputs: Inputs, compute_ms: float, sync_ms: float) -> float:
+def _overlapped(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
     """Both slow each other down while both run; then the longer one goes on alone."""
     both = min(compute_ms, sync_ms)
     return both * inputs.overlap_slowdown + max(compute_ms, sync_ms) - both
 
 
 def pipeline_seconds(
-    inputs: Inputs, strategies: Sequence[Strategy], *, division: Sequence[int], chunks: int
+    inputs: GalvatronInputs, strategies: Sequence[Strategy], *, division: Sequence[int], chunks: int
 ) -> float:
     """Seconds of an iteration: the slowest stage's rhythm, and gradient sums that stick out."""
     samples = inputs.batch / chunks
@@ -155,14 +156,16 @@ def pipeline_seconds(
     return max(passes) * (chunks - 1 + len(division)) + max(0.0, late)
 
 
-def layer_mb(inputs: Inputs, strategy: Strategy, *, stage: int, stages: int, chunks: int) -> float:
+def layer_mb(
+    inputs: GalvatronInputs, strategy: Strategy, *, stage: int, stages: int, chunks: int
+) -> float:
     """Memory of a layer on one device: states, and the activations of the samples in flight."""
     states = inputs.parameter_mb * inputs.states_per_parameter / strategy.t
     held = inputs.batch / strategy.d * _in_flight_share(stage, stages, chunks)
     return states + inputs.activation_mb[strategy.t] * held
 
 
-def other_mb(inputs: Inputs, *, stage: int, stages: int, chunks: int) -> float:
+def other_mb(inputs: GalvatronInputs, *, stage: int, stages: int, chunks: int) -> float:
     """Memory of a stage's devices beside its layers."""
     if stages == 1:
         other = inputs.whole
@@ -180,7 +183,9 @@ def _in_flight_share(stage: int, stages: int, chunks: int) -> float:
     return min(stages - stage, chunks) / chunks
 
 
-def switch_seconds(inputs: Inputs, before: Strategy, after: Strategy, samples: float) -> float:
+def switch_seconds(
+    inputs: GalvatronInputs, before: Strategy, after: Strategy, samples: float
+) -> float:
     """Seconds to bring a layer's output into the form in which the next strategy takes it."""
     t, both = after.t, before.t > 1 < before.d and after.t > 1 < after.d
     other_ranks = both and before.consecutive != after.consecutive
@@ -228,7 +233,7 @@ def choose(
     return total, tuple(reversed(chosen)), memory - room + left
 
 
-def search(inputs: Inputs, *, mode: Mode = "fixed") -> list[OwnPlan]:
+def search(inputs: GalvatronInputs, *, mode: Mode = "fixed") -> list[GalvatronPlan]:
     """The best plan of each number of micro batches, best first."""
     plans = []
     for chunks in inputs.chunk_counts:
@@ -239,12 +244,12 @@ def search(inputs: Inputs, *, mode: Mode = "fixed") -> list[OwnPlan]:
     return sorted(plans, key=_rank)
 
 
-def _rank(plan: OwnPlan) -> tuple[float, int, int]:
+def _rank(plan: GalvatronPlan) -> tuple[float, int, int]:
     """By time, and where that differs in rounding alone, by fewer micro batches and stages."""
     return round(plan.seconds, 12), plan.chunks, len(plan.division)
 
 
-def _depths(inputs: Inputs, chunks: int, mode: Mode) -> list[int]:
+def _depths(inputs: GalvatronInputs, chunks: int, mode: Mode) -> list[int]:
     """The numbers of stages whose micro batches have a profiled size."""
     depths = [p for p in _powers(inputs.devices) if p <= inputs.layers]
     size = {p: inputs.batch / (inputs.devices // p) / chunks for p in depths}
@@ -253,7 +258,7 @@ def _depths(inputs: Inputs, chunks: int, mode: Mode) -> list[int]:
     return [p for p in depths if size[p] in MICRO_BATCHES]
 
 
-def _plan(inputs: Inputs, stages: int, chunks: int) -> OwnPlan | None:
+def _plan(inputs: GalvatronInputs, stages: int, chunks: int) -> GalvatronPlan | None:
     samples = inputs.batch / chunks
     options = list(strategies(inputs, stages))
     inter = [[switch_seconds(inputs, a, b, samples) for b in options] for a in options]
@@ -277,10 +282,10 @@ def _plan(inputs: Inputs, stages: int, chunks: int) -> OwnPlan | None:
             return None
         chosen += [options[s] for s in found[1]]
     seconds = pipeline_seconds(inputs, chosen, division=division, chunks=chunks)
-    return OwnPlan(seconds, chunks, division, tuple(chosen))
+    return GalvatronPlan(seconds, chunks, division, tuple(chosen))
 
 
-def strategies(inputs: Inputs, stages: int) -> Iterator[Strategy]:
+def strategies(inputs: GalvatronInputs, stages: int) -> Iterator[Strategy]:
     """All ways to use the devices of one of so many stages, narrow TP first."""
     devices = inputs.devices // stages
     for t in _powers(min(devices, inputs.tp_max)):
@@ -297,17 +302,17 @@ def _powers(most: int) -> list[int]:
 # From and to the common terms ------------------------------------------------------------------
 
 
-def inputs_from(case: Case, fleet: Fleet) -> Inputs:
+def inputs_from(case: Case, fleet: Fleet) -> GalvatronInputs:
     """What Galvatron would be told of a fleet."""
     job, costs = case.job, case.costs
     width = FLOAT_BYTES[job.precision]
     blocks = slice(1, costs.layer_count - 1)
-    degrees = fleets.tp_degrees(case, fleet.gpus_per_machine)
+    degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
     parameter_mb = width * costs.parameters(1) / MB
-    recompute = fleets.recompute_of(job)
+    recompute = equal_gpus.recompute_of(job)
     kept = {t: costs.kept_bytes(tp=t, samples=1, recompute=recompute) / MB for t in degrees}
     forward = costs.times(fleet.gpu, tp=1, samples=1).forward
-    states = fleets.state_bytes_per_parameter(job) / width
+    states = state_bytes_per_parameter(job) / width
     first = Memory(states * float(parameter_mb[0]), float(kept[1][0]))
     last = Memory(states * float(parameter_mb[-1]), float(kept[1][-1]))
     whole = Memory(
@@ -316,7 +321,7 @@ def inputs_from(case: Case, fleet: Fleet) -> Inputs:
     )
     devices = 1 << (fleet.gpus.bit_length() - 1)
     chunks = [c for c in _powers(job.global_batch) if job.global_batch % c == 0]
-    return Inputs(
+    return GalvatronInputs(
         layers=costs.layer_count - 2,
         forward_ms=1e3 * float(forward[blocks].mean()),
         parameter_mb=float(parameter_mb[blocks].mean()),
@@ -338,7 +343,7 @@ def inputs_from(case: Case, fleet: Fleet) -> Inputs:
 
 def _all_reduce_table(case: Case, fleet: Fleet, devices: int) -> dict[tuple[int, bool], float]:
     """Consecutive ranks share a machine while they fit; strided ones only if all ranks do."""
-    between = fleets.bytes_per_s_between(case, fleet) / MB / 1e3
+    between = equal_gpus.bytes_per_s_between(case, fleet) / MB / 1e3
     size, within = fleet.gpus_per_machine, math.inf
     if size > 1:
         message = 64e6
@@ -351,7 +356,7 @@ def _all_reduce_table(case: Case, fleet: Fleet, devices: int) -> dict[tuple[int,
     }
 
 
-def to_plan(own: OwnPlan, job: Job, fleet: Fleet, *, mode: Mode = "fixed") -> Plan | str:
+def to_plan(own: GalvatronPlan, job: Job, fleet: Fleet, *, mode: Mode = "fixed") -> Plan | str:
     """The plan in common terms, or why it has no such form; embedding and head join the ends."""
     ends = list(accumulate(own.division, initial=0))
     samples, rest = divmod(job.global_batch, own.chunks)
@@ -366,15 +371,15 @@ def to_plan(own: OwnPlan, job: Job, fleet: Fleet, *, mode: Mode = "fixed") -> Pl
             return f"the layers of stage {stage} differ in their TP degree"
         ((t, d),) = mine
         whole = (first + (stage > 0), end + 1 + (stage == len(own.division) - 1))
-        shapes.append(Shape(whole, t, d, fleets.recompute_of(job)))
-    pipelines, one = fleets.folded(shapes)
+        shapes.append(ReplicatedStage(whole, t, d, equal_gpus.recompute_of(job)))
+    pipelines, one = equal_gpus.folded(shapes)
     if any(samples % shape.replicas for shape in shapes):
         return f"its micro batches of {samples} samples do not divide among the replicas"
     size = samples // pipelines
-    counts = fleets.even_counts(job, size=size, pipelines=pipelines)
+    counts = equal_gpus.even_counts(job, size=size, pipelines=pipelines)
     if isinstance(counts, str):
         return counts
-    stages = fleets.hand_out_stages(fleet, [one] * pipelines)
+    stages = equal_gpus.hand_out_stages(fleet, [one] * pipelines)
     if stages is None:
         return "its TP groups do not fit into the machines"
     return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))
@@ -391,9 +396,9 @@ class GalvatronPlanner:
         found = []
         if case.costs.layer_count < 3:
             return []  # Nothing stands between the embedding and the head.
-        for fleet in fleets.fleets_of(case):
+        for fleet in equal_gpus.fleets_of(case):
             inputs = inputs_from(case, fleet)
             for own in search(inputs, mode=mode):
                 plan = to_plan(own, case.job, fleet, mode=mode)
-                found.append((inputs.devices, fleets.proposal(own.seconds, plan)))
-        return fleets.ranked(found)
+                found.append((inputs.devices, equal_gpus.proposal(own.seconds, plan)))
+        return equal_gpus.ranked(found)

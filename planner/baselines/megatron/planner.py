@@ -38,7 +38,7 @@ STATE_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class MegatronInputs:
     """What the rule looks at; rows have one number per layer."""
 
     gpus: int
@@ -58,7 +58,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MegatronShape:
     """The rule's own plan."""
 
     tp: int
@@ -67,7 +67,7 @@ class Shape:
     micro_batch_size: int
 
 
-def stage_bytes_max(inputs: Inputs, shape: Shape) -> float:
+def stage_bytes_max(inputs: MegatronInputs, shape: MegatronShape) -> float:
     """Memory of the fullest stage, by hand."""
     parameters = inputs.parameters[shape.tp]
     kept = inputs.kept_bytes[shape.tp, shape.micro_batch_size]
@@ -79,12 +79,14 @@ def stage_bytes_max(inputs: Inputs, shape: Shape) -> float:
     )
 
 
-def fits_by_hand(inputs: Inputs, shape: Shape) -> bool:
+def fits_by_hand(inputs: MegatronInputs, shape: MegatronShape) -> bool:
     """Whether the fullest stage stays within the smallest GPU."""
     return stage_bytes_max(inputs, shape) <= inputs.memory_bytes
 
 
-def search(inputs: Inputs, shape_fits: Callable[[Shape], bool]) -> Shape | None:
+def search(
+    inputs: MegatronInputs, shape_fits: Callable[[MegatronShape], bool]
+) -> MegatronShape | None:
     """The first shape that fits, with its largest micro batch; ``None`` when nothing does."""
     degrees = [tp for tp in sorted(inputs.parameters) if inputs.gpus_per_node % tp == 0]
     if not degrees or inputs.gpus == 0:
@@ -98,7 +100,7 @@ def search(inputs: Inputs, shape_fits: Callable[[Shape], bool]) -> Shape | None:
         dp = inputs.gpus // (tp * pp)
         for size in sorted(inputs.micro_batches, reverse=True):
             if inputs.global_batch % (dp * size) == 0:
-                shape = Shape(tp, pp, dp, size)
+                shape = MegatronShape(tp, pp, dp, size)
                 if shape_fits(shape):
                     return shape
     return None
@@ -107,12 +109,12 @@ def search(inputs: Inputs, shape_fits: Callable[[Shape], bool]) -> Shape | None:
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes) -> Inputs:
+def inputs_from(case: Case, nodes: Nodes) -> MegatronInputs:
     """The rule's numbers for these nodes of a case."""
     costs, sizes = case.costs, micro_batch_sizes(case.job)
     degrees = tp_degrees(case, nodes.gpus_per_node)
     recompute = recompute_of(case.job)
-    return Inputs(
+    return MegatronInputs(
         gpus=nodes.gpus,
         gpus_per_node=nodes.gpus_per_node,
         memory_bytes=min((case.sites.capacity_bytes(place) for place in nodes.places), default=0.0),
@@ -127,7 +129,7 @@ def inputs_from(case: Case, nodes: Nodes) -> Inputs:
     )
 
 
-def to_plan(shape: Shape, case: Case, nodes: Nodes) -> Plan | str:
+def to_plan(shape: MegatronShape, case: Case, nodes: Nodes) -> Plan | str:
     """The shape in the common form."""
     return even_plan(
         nodes.groups(shape.tp),
@@ -140,13 +142,13 @@ def to_plan(shape: Shape, case: Case, nodes: Nodes) -> Plan | str:
     )
 
 
-def shape_for(case: Case, nodes: Nodes, mode: Mode) -> Shape | None:
+def shape_for(case: Case, nodes: Nodes, mode: Mode) -> MegatronShape | None:
     """What the rule says of these nodes."""
     inputs = inputs_from(case, nodes)
     if mode == "published":
         return search(inputs, lambda shape: fits_by_hand(inputs, shape))
 
-    def really_fits(shape: Shape) -> bool:
+    def really_fits(shape: MegatronShape) -> bool:
         plan = to_plan(shape, case, nodes)
         return isinstance(plan, Plan) and fits(case, plan)
 

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 from planner.baselines.metis.cost import (
     BYTES_PER_MS,
-    Inputs,
     Key,
-    Node,
-    OwnPlan,
+    MetisInputs,
+    MetisNode,
+    MetisPlan,
     Ranks,
     Strategy,
     replica_shares,
 )
-from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared import equal_gpus
 from planner.baselines.shared.equal_gpus import Fleet
 from planner.baselines.shared.equal_nodes import bytes_per_s_between, bytes_per_s_within
 from planner.compare.interface import Case, Mode
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Stage
@@ -28,16 +29,16 @@ SAMPLES = (1, 2, 4, 8)
 MB = 2.0**20
 
 
-def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> Inputs:
+def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> MetisInputs:
     """What Metis would be told of all GPU kinds of a cluster."""
     job, costs = case.job, case.costs
-    recompute = fleets.recompute_of(job)
-    states = fleets.state_bytes_per_parameter(job)
+    recompute = equal_gpus.recompute_of(job)
+    states = state_bytes_per_parameter(job)
     layer_ms: dict[Key, tuple[float, ...]] = {}
     layer_mb: dict[Key, tuple[float, ...]] = {}
     tp_max = 1
     for fleet in kinds:
-        for t in fleets.tp_degrees(case, max(size for _, size in fleet.machines)):
+        for t in equal_gpus.tp_degrees(case, max(size for _, size in fleet.machines)):
             tp_max = max(tp_max, t)
             for b in SAMPLES:
                 times = costs.times(fleet.gpu, tp=t, samples=b)
@@ -50,7 +51,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
                 layer_mb[fleet.gpu, t, b] = tuple(float(h) / MB for h in held)
     parameters = [float(p) for p in costs.parameters(1)]
     step = costs.times(kinds[0].gpu, tp=1, samples=1).optimizer_s_per_parameter * sum(parameters)
-    return Inputs(
+    return MetisInputs(
         layer_ms=layer_ms,
         layer_mb=layer_mb,
         sync_ms=dict.fromkeys(layer_ms, 0.0),
@@ -68,7 +69,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
     )
 
 
-def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[Node, ...]:
+def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[MetisNode, ...]:
     """One node per machine; its way out is as fast as that to the worst connected of all others."""
     places = tuple(dict.fromkeys(place for fleet in kinds for place, _ in fleet.machines))
     unit = 1e3 * BYTES_PER_MS
@@ -76,7 +77,7 @@ def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[Node, ...]:
         place: min(bytes_per_s_between(case, place, other) for other in places) for place in places
     }
     return tuple(
-        Node(
+        MetisNode(
             fleet.gpu,
             size,
             bytes_per_s_within(case, place) / unit,
@@ -88,7 +89,7 @@ def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[Node, ...]:
     )
 
 
-def to_plan(own: OwnPlan, inputs: Inputs, job: Job, kinds: Sequence[Fleet]) -> Plan | str:
+def to_plan(own: MetisPlan, inputs: MetisInputs, job: Job, kinds: Sequence[Fleet]) -> Plan | str:
     """The plan in common terms, or why it has no such form.
 
     Equal replicas become as many pipelines as all stages allow; uneven shares of a mixed group
@@ -128,9 +129,11 @@ def to_plan(own: OwnPlan, inputs: Inputs, job: Job, kinds: Sequence[Fleet]) -> P
             mine = slice(row * each, (row + 1) * each)
             split = shares[stage][mine] if pipelines == 1 else (1,) * each
             rows[row].append(
-                Stage(layers, t, tuple(places[mine]), fleets.recompute_of(job), _smallest(split))
+                Stage(
+                    layers, t, tuple(places[mine]), equal_gpus.recompute_of(job), _smallest(split)
+                )
             )
-    counts = fleets.even_counts(job, size=samples // pipelines, pipelines=pipelines)
+    counts = equal_gpus.even_counts(job, size=samples // pipelines, pipelines=pipelines)
     if isinstance(counts, str):
         return counts
     assert counts == [own.batches] * pipelines, counts
@@ -138,7 +141,7 @@ def to_plan(own: OwnPlan, inputs: Inputs, job: Job, kinds: Sequence[Fleet]) -> P
 
 
 def _shares(
-    inputs: Inputs, kinds: Sequence[str], strategy: Strategy, samples: int
+    inputs: MetisInputs, kinds: Sequence[str], strategy: Strategy, samples: int
 ) -> tuple[int, ...]:
     """What each replica of a stage takes of a micro batch, in samples."""
     if len(set(kinds)) == 1:

@@ -17,7 +17,7 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class MetisNode:
     """A machine: its kind of GPU, how many, the speed of its links, the memory of each GPU."""
 
     kind: str
@@ -28,7 +28,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class MetisInputs:
     """What Metis knows."""
 
     layer_ms: Mapping[Key, tuple[float, ...]]
@@ -40,7 +40,7 @@ class Inputs:
     batch_ms: float
     """Making one micro batch."""
     parameter_bytes: tuple[float, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[MetisNode, ...]
     batch: int
     sequence: int
     hidden: int
@@ -57,7 +57,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Repairs:
+class MetisRepairs:
     """Which defects of the public program are mended."""
 
     stage_count: bool = True
@@ -76,12 +76,12 @@ class Repairs:
     """Else a sync time of zero counts as missing, and the plan is dropped."""
 
 
-FIXED = Repairs()
-PUBLISHED = Repairs(False, False, False, False, False, False, False)
+FIXED = MetisRepairs()
+PUBLISHED = MetisRepairs(False, False, False, False, False, False, False)
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class MetisPlan:
     """Groups of consecutive ranks; the ranks run over the kinds in the order given."""
 
     kinds: tuple[str, ...]
@@ -98,7 +98,7 @@ class OwnPlan:
 class Ranks:
     """The GPUs in one order of kinds, cut into groups."""
 
-    def __init__(self, inputs: Inputs, kinds: Sequence[str], groups: Sequence[int]) -> None:
+    def __init__(self, inputs: MetisInputs, kinds: Sequence[str], groups: Sequence[int]) -> None:
         nodes = [node for kind in kinds for node in inputs.nodes if node.kind == kind]
         homes = [(index, node) for index, node in enumerate(nodes) for _ in range(node.gpus)]
         ends = list(accumulate(groups, initial=0))
@@ -109,7 +109,7 @@ class Ranks:
         return [node.kind for _, node in self.groups[stage]]
 
 
-def gb_per_s(homes: Sequence[tuple[int, Node]], repairs: Repairs) -> float:
+def gb_per_s(homes: Sequence[tuple[int, MetisNode]], repairs: MetisRepairs) -> float:
     """Bandwidth among ranks: within their one machine, else the slowest link between machines."""
     if repairs.bandwidth and len({index for index, _ in homes}) > 1:
         return min(node.between_gb_per_s for _, node in homes)
@@ -120,7 +120,7 @@ def gb_per_s(homes: Sequence[tuple[int, Node]], repairs: Repairs) -> float:
 
 
 def replica_shares(
-    inputs: Inputs, kinds: Sequence[str], strategy: Strategy, samples: int
+    inputs: MetisInputs, kinds: Sequence[str], strategy: Strategy, samples: int
 ) -> list[tuple[str, int]]:
     """The kind of each replica's first device, and its samples by that device's speed."""
     d, t = strategy
@@ -130,7 +130,7 @@ def replica_shares(
 
 
 def group_ms(
-    inputs: Inputs,
+    inputs: MetisInputs,
     kinds: Sequence[str],
     strategy: Strategy,
     *,
@@ -148,7 +148,7 @@ def group_ms(
     )
 
 
-def plan_ms(inputs: Inputs, plan: OwnPlan, *, repairs: Repairs = FIXED) -> float | None:
+def plan_ms(inputs: MetisInputs, plan: MetisPlan, *, repairs: MetisRepairs = FIXED) -> float | None:
     """An iteration, or nothing where the profile lacks an entry."""
     ranks = Ranks(inputs, plan.kinds, plan.groups)
     try:
@@ -157,7 +157,7 @@ def plan_ms(inputs: Inputs, plan: OwnPlan, *, repairs: Repairs = FIXED) -> float
         return None
 
 
-def _plan_ms(inputs: Inputs, plan: OwnPlan, ranks: Ranks, repairs: Repairs) -> float:
+def _plan_ms(inputs: MetisInputs, plan: MetisPlan, ranks: Ranks, repairs: MetisRepairs) -> float:
     times, updates, syncs, cuts = [], [], [], []
     for stage in range(plan.stages_costed):
         d, t = strategy = plan.strategies[stage]
@@ -194,14 +194,14 @@ def _plan_ms(inputs: Inputs, plan: OwnPlan, ranks: Ranks, repairs: Repairs) -> f
 
 
 def stage_mb(
-    inputs: Inputs,
+    inputs: MetisInputs,
     ranks: Ranks,
     stage: int,
     strategy: Strategy,
     batches: int,
     layers: tuple[int, int],
     *,
-    repairs: Repairs,
+    repairs: MetisRepairs,
 ) -> tuple[float, float]:
     """Memory that a stage has and needs: of its tightest GPU, or as published of all together."""
     d, t = strategy
@@ -227,7 +227,7 @@ def stage_mb(
     return sum(node.memory_mb for _, node in ranks.groups[stage]), 0.001 + 5 * held
 
 
-def _held_mb(inputs: Inputs, key: Key, layers: tuple[int, int]) -> float:
+def _held_mb(inputs: MetisInputs, key: Key, layers: tuple[int, int]) -> float:
     """What a GPU holds, by the next larger profiled micro batch, or twice the next smaller one."""
     kind, t, share = key
     larger = 1 << max(share - 1, 0).bit_length()

@@ -18,17 +18,17 @@ from planner.baselines.metis.balancer import adapt_capacities, balance_layers
 from planner.baselines.metis.cost import (
     FIXED,
     PUBLISHED,
-    Inputs,
-    OwnPlan,
+    MetisInputs,
+    MetisPlan,
+    MetisRepairs,
     Ranks,
-    Repairs,
     Strategy,
     group_ms,
     plan_ms,
     stage_mb,
 )
 from planner.baselines.metis.groups import device_groups
-from planner.baselines.shared import equal_gpus as fleets
+from planner.baselines.shared import equal_gpus
 from planner.compare.interface import Case, Mode, Proposal
 
 ATTEMPTS_MAX = 3
@@ -39,8 +39,8 @@ ATTEMPTS_MAX = 3
 
 
 def search(
-    inputs: Inputs, *, repairs: Repairs = FIXED, groups_max: int | None = None
-) -> list[OwnPlan]:
+    inputs: MetisInputs, *, repairs: MetisRepairs = FIXED, groups_max: int | None = None
+) -> list[MetisPlan]:
     """All plans that have a cost, the fastest first.
 
     ``groups_max`` bounds the device groups tried per order of kinds and number of stages.
@@ -54,8 +54,8 @@ def search(
 
 
 def candidates(
-    inputs: Inputs, *, repairs: Repairs = FIXED, groups_max: int | None = None
-) -> Iterator[OwnPlan]:
+    inputs: MetisInputs, *, repairs: MetisRepairs = FIXED, groups_max: int | None = None
+) -> Iterator[MetisPlan]:
     """Order of kinds outermost, then number of stages, groups, numbers of micro batches."""
     gpus = sum(node.gpus for node in inputs.nodes)
     counts = [n for n in range(inputs.batch, 0, -1) if inputs.batch % n == 0]
@@ -77,13 +77,13 @@ def candidates(
 
 
 def strategies(
-    inputs: Inputs,
+    inputs: MetisInputs,
     kinds: tuple[str, ...],
     groups: tuple[int, ...],
     batches: int,
     *,
-    repairs: Repairs = FIXED,
-) -> Iterator[OwnPlan]:
+    repairs: MetisRepairs = FIXED,
+) -> Iterator[MetisPlan]:
     """Degrees inside the stages, from all data towards all tensor parallel, that fit in memory."""
     ranks = Ranks(inputs, kinds, groups)
     chosen: list[Strategy] = [(group, 1) for group in groups]
@@ -97,7 +97,7 @@ def strategies(
             cuts, room, attempts = partition(inputs, ranks, chosen, batches, repairs=repairs)
             whole = cuts is not None and cuts[-1] == inputs.layers
             if cuts is not None and (whole or not repairs.whole_layers):
-                yield OwnPlan(kinds, groups, tuple(chosen), batches, cuts, len(groups), attempts)
+                yield MetisPlan(kinds, groups, tuple(chosen), batches, cuts, len(groups), attempts)
                 if attempts == 1 and not repairs.goes_on:
                     return
         worth = room or [1 / d for d, _ in chosen]
@@ -110,12 +110,12 @@ def strategies(
 
 
 def partition(
-    inputs: Inputs,
+    inputs: MetisInputs,
     ranks: Ranks,
     chosen: Sequence[Strategy],
     batches: int,
     *,
-    repairs: Repairs = FIXED,
+    repairs: MetisRepairs = FIXED,
 ) -> tuple[tuple[int, ...] | None, list[float] | None, int]:
     """Cuts that balance speed and fit in memory, the memory left over, the attempts made."""
     try:
@@ -125,7 +125,11 @@ def partition(
 
 
 def _partition(
-    inputs: Inputs, ranks: Ranks, chosen: Sequence[Strategy], batches: int, repairs: Repairs
+    inputs: MetisInputs,
+    ranks: Ranks,
+    chosen: Sequence[Strategy],
+    batches: int,
+    repairs: MetisRepairs,
 ) -> tuple[tuple[int, ...] | None, list[float] | None, int]:
     everything = (0, inputs.layers)
     speeds = [
@@ -163,14 +167,14 @@ class MetisPlanner:
 
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
         """The plans for all orders of the GPU kinds, best first by Metis' estimate."""
-        kinds = fleets.fleets_of(case)
+        kinds = equal_gpus.fleets_of(case)
         if not kinds:
             return []
         inputs = inputs_from(case, kinds, mode=mode)
         # Layers' times are whole here, so that zero is the true sync time and not a missing one.
         repairs = FIXED if mode == "fixed" else replace(PUBLISHED, zero_sync=True)
         gpus = sum(fleet.gpus for fleet in kinds)
-        return fleets.ranked(
-            (gpus, fleets.proposal(own.ms / 1e3, to_plan(own, inputs, case.job, kinds)))
+        return equal_gpus.ranked(
+            (gpus, equal_gpus.proposal(own.ms / 1e3, to_plan(own, inputs, case.job, kinds)))
             for own in search(inputs, repairs=repairs, groups_max=self.groups_max)
         )

@@ -22,8 +22,8 @@ from itertools import combinations, islice
 import numpy as np
 import numpy.typing as npt
 
-from planner.baselines.shared import equal_gpus as fleets
-from planner.baselines.shared.equal_gpus import Fleet, Shape
+from planner.baselines.shared import equal_gpus
+from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
 from simulator.inputs.plan_check import split_in_proportion
 from simulator.models.layers import FLOAT_BYTES
@@ -35,7 +35,7 @@ STATES_PER_PARAMETER = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class OobleckInputs:
     """What Oobleck knows of a job on equal nodes; any unit of time will do."""
 
     forward: tuple[float, ...]
@@ -58,7 +58,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class OobleckTemplate:
     """A pipeline for a number of nodes: its stages as (first layer, last layer, GPUs)."""
 
     nodes: int
@@ -71,13 +71,13 @@ class Template:
 class Instances:
     """Equal pipelines of one template, each with its number of micro batches."""
 
-    template: Template
+    template: OobleckTemplate
     count: int
     micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class OobleckPlan:
     """A mix of templates that uses all nodes, and Oobleck's time for an iteration."""
 
     time: float
@@ -87,7 +87,7 @@ class OwnPlan:
 # Cost ------------------------------------------------------------------------------------------
 
 
-def stage_time(inputs: Inputs, first: int, last: int, gpus: int) -> float:
+def stage_time(inputs: OobleckInputs, first: int, last: int, gpus: int) -> float:
     """Forward and backward of a stage within one node, with an all-reduce per layer in each."""
     work = sum(inputs.forward[first : last + 1]) + sum(inputs.backward[first : last + 1])
     return work / gpus + 2 * sum(inputs.within[gpus][first : last + 1])
@@ -136,15 +136,15 @@ class _Pipelines:
         return left.split(first, cut) + right.split(cut, end)
 
 
-class Templates:
+class OobleckTemplates:
     """Templates of one job, found by splitting nodes, then halving the GPUs of the last node."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: OobleckInputs) -> None:
         self.inputs = inputs
         self.layers = len(inputs.forward)
         self._found: dict[tuple[int, int, int], _Pipelines | None] = {}
 
-    def template(self, nodes: int) -> Template | None:
+    def template(self, nodes: int) -> OobleckTemplate | None:
         """The best pipeline for so many nodes, the one of fewest stages among equals."""
         best = None
         for stages in range(nodes, self.layers + 1):
@@ -154,7 +154,7 @@ class Templates:
             time = float(found.total[0, self.layers])
             if math.isfinite(time) and (best is None or time < best.time):
                 slowest = int(found.slowest_index[0, self.layers])
-                best = Template(nodes, time, slowest, tuple(found.split(0, self.layers)))
+                best = OobleckTemplate(nodes, time, slowest, tuple(found.split(0, self.layers)))
         return best
 
     def _pipelines(self, stages: int, nodes: int, gpus: int) -> _Pipelines | None:
@@ -223,7 +223,7 @@ def _joined(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pip
 # Instances -------------------------------------------------------------------------------------
 
 
-def search(inputs: Inputs) -> list[OwnPlan]:
+def search(inputs: OobleckInputs) -> list[OobleckPlan]:
     """All mixes of templates that use every node, the fastest first."""
     fewest = math.ceil(sum(inputs.memory_bytes) / inputs.node_memory_bytes)
     most = min(
@@ -231,13 +231,13 @@ def search(inputs: Inputs) -> list[OwnPlan]:
         inputs.template_nodes_max,
         len(inputs.forward),
     )
-    templates = Templates(inputs)
+    templates = OobleckTemplates(inputs)
     found = [templates.template(nodes) for nodes in range(max(fewest, 1), most + 1)]
     known = [template for template in found if template is not None]
     return instantiate(inputs, known)
 
 
-def instantiate(inputs: Inputs, templates: Sequence[Template]) -> list[OwnPlan]:
+def instantiate(inputs: OobleckInputs, templates: Sequence[OobleckTemplate]) -> list[OobleckPlan]:
     """The mixes of these templates that use every node, the fastest first."""
     plans = []
     for counts in islice(_mixes(templates, inputs.nodes), inputs.mixes_max):
@@ -255,11 +255,11 @@ def instantiate(inputs: Inputs, templates: Sequence[Template]) -> list[OwnPlan]:
         )
         # The whole template's time per micro batch is far too much (quirk, kept): it ranks.
         time = max(one.template.time * one.micro_batches for one in mix)
-        plans.append(OwnPlan(time + inputs.between[pipelines], mix))
+        plans.append(OobleckPlan(time + inputs.between[pipelines], mix))
     return sorted(plans, key=lambda plan: plan.time)
 
 
-def _mixes(templates: Sequence[Template], nodes: int) -> Iterator[dict[int, int]]:
+def _mixes(templates: Sequence[OobleckTemplate], nodes: int) -> Iterator[dict[int, int]]:
     """How many of which templates use all nodes exactly, those of few kinds first."""
     for kinds in range(1, len(templates) + 1):
         for chosen in combinations(range(len(templates)), kinds):
@@ -331,16 +331,16 @@ def _sums(ranges: Sequence[range], counts: Sequence[int], total: int) -> Iterato
 # From and to the common terms ------------------------------------------------------------------
 
 
-def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> Inputs:
+def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> OobleckInputs:
     """What Oobleck would be told of a fleet."""
     job, costs = case.job, case.costs
     size = 1 << (fleet.gpus_per_machine.bit_length() - 1)
     nodes = sum(gpus // size for _, gpus in fleet.machines)
     times = costs.times(fleet.gpu, tp=1, samples=micro_batch_size)
     sizes = FLOAT_BYTES[job.precision] * costs.parameters(1)
-    kept = costs.kept_bytes(tp=1, samples=micro_batch_size, recompute=fleets.recompute_of(job))
-    bandwidth = fleets.bytes_per_s_between(case, fleet)
-    return Inputs(
+    kept = costs.kept_bytes(tp=1, samples=micro_batch_size, recompute=equal_gpus.recompute_of(job))
+    bandwidth = equal_gpus.bytes_per_s_between(case, fleet)
+    return OobleckInputs(
         forward=tuple(times.forward.tolist()),
         backward=tuple(times.backward.tolist()),
         within={
@@ -363,28 +363,28 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> Inputs:
 
 
 def to_plan(
-    own: OwnPlan, job: Job, fleet: Fleet, *, micro_batch_size: int, degrees: Collection[int]
+    own: OobleckPlan, job: Job, fleet: Fleet, *, micro_batch_size: int, degrees: Collection[int]
 ) -> Plan | str:
     """The plan in common terms, with TP of these degrees, or why it has no such form."""
-    recompute = fleets.recompute_of(job)
-    rows: list[list[Shape]] = []
+    recompute = equal_gpus.recompute_of(job)
+    rows: list[list[ReplicatedStage]] = []
     weights: list[int] = []
     for one in own.mix:
         shapes = [
-            Shape((first, last + 1), gpus, 1, recompute)
+            ReplicatedStage((first, last + 1), gpus, 1, recompute)
             if gpus in degrees
-            else Shape((first, last + 1), 1, gpus, recompute)
+            else ReplicatedStage((first, last + 1), 1, gpus, recompute)
             for first, last, gpus in one.template.stages
         ]
         rows += [shapes] * one.count
         weights += [one.micro_batches] * one.count
     size = math.lcm(micro_batch_size, *(shape.replicas for row in rows for shape in row))
-    counts = fleets.even_counts(job, size=size, pipelines=len(rows))
+    counts = equal_gpus.even_counts(job, size=size, pipelines=len(rows))
     if isinstance(counts, str):
         return counts
     if size != micro_batch_size:
         weights = split_in_proportion(job.global_batch // size, weights)
-    stages = fleets.hand_out_stages(fleet, rows)
+    stages = equal_gpus.hand_out_stages(fleet, rows)
     if stages is None:
         return "its nodes do not fit into the machines"
     return Plan(size, tuple(map(Pipeline, weights, map(tuple, stages))))
@@ -400,10 +400,10 @@ class OobleckPlanner:
         """The plans of all kinds and micro batch sizes, best first; both modes are one."""
         del mode
         found = []
-        for fleet in fleets.fleets_of(case):
-            degrees = fleets.tp_degrees(case, fleet.gpus_per_machine)
-            for size in fleets.micro_batch_sizes(case.job):
+        for fleet in equal_gpus.fleets_of(case):
+            degrees = equal_gpus.tp_degrees(case, fleet.gpus_per_machine)
+            for size in equal_gpus.micro_batch_sizes(case.job):
                 for own in search(inputs_from(case, fleet, micro_batch_size=size)):
                     plan = to_plan(own, case.job, fleet, micro_batch_size=size, degrees=degrees)
-                    found.append((fleet.gpus, fleets.proposal(own.time, plan)))
-        return fleets.ranked(found)
+                    found.append((fleet.gpus, equal_gpus.proposal(own.time, plan)))
+        return equal_gpus.ranked(found)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.baselines.shared import equal_gpus as fleets
-from planner.baselines.shared.equal_gpus import Fleet, Shape
+from planner.baselines.shared import equal_gpus
+from planner.baselines.shared.equal_gpus import Fleet, ReplicatedStage
 from planner.compare.interface import Case, Mode, Proposal
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.models.layers import FLOAT_BYTES
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Plan, Recompute
@@ -49,7 +50,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class PiperInputs:
     """What Piper knows of a job on equal devices."""
 
     layers: tuple[Mapping[int, tuple[Variant, ...]], ...]
@@ -63,7 +64,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnStage:
+class PiperStage:
     """Layers ``first`` to ``last``, both inclusive, on ``d`` replicas of ``t`` devices."""
 
     first: int
@@ -75,11 +76,11 @@ class OwnStage:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlan:
+class PiperPlan:
     """Stages from first to last, and the seconds per sample in the steady state."""
 
     seconds_per_sample: float
-    stages: tuple[OwnStage, ...]
+    stages: tuple[PiperStage, ...]
 
     @property
     def devices(self) -> int:
@@ -89,7 +90,7 @@ class OwnPlan:
 # Cost ------------------------------------------------------------------------------------------
 
 
-def stage_seconds(inputs: Inputs, stage: OwnStage) -> float:
+def stage_seconds(inputs: PiperInputs, stage: PiperStage) -> float:
     """Seconds per sample that a stage adds: work, both cut edges, its share of gradient sums."""
     bandwidth, d = inputs.bandwidth_bytes_per_s, stage.d
     chosen = _chosen(inputs, stage)
@@ -103,22 +104,22 @@ def stage_seconds(inputs: Inputs, stage: OwnStage) -> float:
     return sum(variant.seconds for variant in chosen) / d + cut / (d * bandwidth) + sync
 
 
-def plan_seconds(inputs: Inputs, stages: Sequence[OwnStage]) -> float:
+def plan_seconds(inputs: PiperInputs, stages: Sequence[PiperStage]) -> float:
     """Seconds per sample: those of the slowest stage (quirk, kept: no fill, no drain)."""
     return max(stage_seconds(inputs, stage) for stage in stages)
 
 
-def in_flight(stages: Sequence[OwnStage], index: int) -> int:
+def in_flight(stages: Sequence[PiperStage], index: int) -> int:
     """Samples that a replica of a stage holds at most: those that later stages work on."""
     return math.ceil(sum(stage.d for stage in stages[index:]) / stages[index].d)
 
 
-def stage_bytes(inputs: Inputs, stage: OwnStage, *, in_flight: int) -> float:
+def stage_bytes(inputs: PiperInputs, stage: PiperStage, *, in_flight: int) -> float:
     """Memory of one device of a stage."""
     return sum(_bytes(variant, in_flight) for variant in _chosen(inputs, stage))
 
 
-def _chosen(inputs: Inputs, stage: OwnStage) -> list[Variant]:
+def _chosen(inputs: PiperInputs, stage: PiperStage) -> list[Variant]:
     layers = inputs.layers[stage.first : stage.last + 1]
     return [layer[stage.t][v] for layer, v in zip(layers, stage.variants, strict=True)]
 
@@ -158,7 +159,7 @@ def choose_variants(
 # Search ----------------------------------------------------------------------------------------
 
 
-def search(inputs: Inputs, *, mode: Mode = "fixed") -> list[OwnPlan]:
+def search(inputs: PiperInputs, *, mode: Mode = "fixed") -> list[PiperPlan]:
     """The best plan, or with ``fixed`` that of each frontier point, the fastest first."""
     tables = _Tables(inputs)
     final = tables.best[0]
@@ -174,7 +175,7 @@ def search(inputs: Inputs, *, mode: Mode = "fixed") -> list[OwnPlan]:
         fewer_replicas[:, 1:] = final[:, :-1]
         points = np.argwhere(final < np.minimum(fewer_devices, fewer_replicas))
     found = {tables.stages(int(k), int(s)): float(final[k, s]) for k, s in points}
-    plans = [OwnPlan(seconds, stages) for stages, seconds in found.items()]
+    plans = [PiperPlan(seconds, stages) for stages, seconds in found.items()]
     return sorted(plans, key=lambda plan: (plan.seconds_per_sample, plan.devices))
 
 
@@ -185,7 +186,7 @@ class _Tables:
     recurrence does; ``best`` is the least over all smaller budgets.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: PiperInputs) -> None:
         self.inputs = inputs
         self.count = len(inputs.layers)
         replicas = min(inputs.micro_batches, inputs.devices)
@@ -200,7 +201,7 @@ class _Tables:
         ]
         self.rows, self.columns = inputs.devices + 1, replicas + 1
         self._variants: dict[tuple[int, int, int, int], tuple[int, ...] | None] = {}
-        self._seconds: dict[OwnStage, float] = {}
+        self._seconds: dict[PiperStage, float] = {}
         self.raw: dict[int, Array] = {}
         self.move: dict[int, npt.NDArray[np.int64]] = {}
         self.best: dict[int, Array] = {self.count: np.zeros((self.rows, self.columns))}
@@ -230,7 +231,7 @@ class _Tables:
             self._seconds[stage] = stage_seconds(self.inputs, stage)
         return self._seconds[stage]
 
-    def _stage(self, first: int, end: int, d: int, t: int, s: int) -> OwnStage | None:
+    def _stage(self, first: int, end: int, d: int, t: int, s: int) -> PiperStage | None:
         """The stage as it fits in memory when it and all later ones are ``s`` replicas."""
         held = -(-s // d)
         key = (first, end, t, held)
@@ -246,11 +247,11 @@ class _Tables:
                 else None
             )
         variants = self._variants[key]
-        return None if variants is None else OwnStage(first, end - 1, d, t, variants)
+        return None if variants is None else PiperStage(first, end - 1, d, t, variants)
 
-    def stages(self, k: int, s: int) -> tuple[OwnStage, ...]:
+    def stages(self, k: int, s: int) -> tuple[PiperStage, ...]:
         """Walk back from a budget to the stages that reach its best value."""
-        found: list[OwnStage] = []
+        found: list[PiperStage] = []
         first = 0
         while first < self.count:
             reached = self.raw[first][: k + 1, : s + 1] == self.best[first][k, s]
@@ -266,12 +267,12 @@ class _Tables:
 # From and to the common terms ------------------------------------------------------------------
 
 
-def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> Inputs:
+def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInputs:
     """What Piper would be told of a fleet; its sample is one micro batch of that size."""
     job, costs = case.job, case.costs
     count = costs.layer_count
     layers: list[dict[int, tuple[Variant, ...]]] = [{} for _ in range(count)]
-    for t in fleets.tp_degrees(case, fleet.gpus_per_machine):
+    for t in equal_gpus.tp_degrees(case, fleet.gpus_per_machine):
         times = costs.times(fleet.gpu, tp=t, samples=micro_batch_size)
         parameters = costs.parameters(t)
         kept = {
@@ -286,14 +287,14 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> Inputs:
                     seconds=ahead + back + (again if way == "full" else 0.0),
                     parameter_bytes=FLOAT_BYTES[job.precision] * float(parameters[i]),
                     kept_bytes=float(kept[way][i]),
-                    fixed_bytes=fleets.state_bytes_per_parameter(job) * float(parameters[i]),
+                    fixed_bytes=state_bytes_per_parameter(job) * float(parameters[i]),
                 )
                 for way in kept
             )
-    return Inputs(
+    return PiperInputs(
         layers=tuple(layers),
         edge_bytes=tuple(micro_batch_size * costs.output_bytes(i) for i in range(count - 1)),
-        bandwidth_bytes_per_s=fleets.bytes_per_s_between(case, fleet),
+        bandwidth_bytes_per_s=equal_gpus.bytes_per_s_between(case, fleet),
         devices=fleet.gpus,
         micro_batches=job.global_batch // micro_batch_size,
         memory_bytes=case.sites.capacity_bytes(fleet.place),
@@ -305,7 +306,7 @@ def _ways(job: Job) -> tuple[Recompute, ...]:
 
 
 def to_plan(
-    own: OwnPlan, inputs: Inputs, job: Job, fleet: Fleet, *, micro_batch_size: int
+    own: PiperPlan, inputs: PiperInputs, job: Job, fleet: Fleet, *, micro_batch_size: int
 ) -> Plan | str:
     """The plan in common terms, or why it has no such form.
 
@@ -324,13 +325,13 @@ def to_plan(
         if len(set(matters)) > 1:
             return f"recomputes {sum(matters)} of the layers {stage.first} to {stage.last} only"
         recompute: Recompute = "full" if job.recompute == "full" or any(matters) else "none"
-        shapes.append(Shape((stage.first, stage.last + 1), stage.t, stage.d, recompute))
-    pipelines, one = fleets.folded(shapes)
+        shapes.append(ReplicatedStage((stage.first, stage.last + 1), stage.t, stage.d, recompute))
+    pipelines, one = equal_gpus.folded(shapes)
     size = micro_batch_size * math.lcm(*(shape.replicas for shape in one))
-    counts = fleets.even_counts(job, size=size, pipelines=pipelines)
+    counts = equal_gpus.even_counts(job, size=size, pipelines=pipelines)
     if isinstance(counts, str):
         return counts
-    stages = fleets.hand_out_stages(fleet, [one] * pipelines)
+    stages = equal_gpus.hand_out_stages(fleet, [one] * pipelines)
     if stages is None:
         return "its TP groups do not fit into the machines"
     return Plan(size, tuple(map(Pipeline, counts, map(tuple, stages))))
@@ -345,12 +346,12 @@ class PiperPlanner:
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
         """The plans of all kinds and micro batch sizes, best first by Piper's estimate."""
         found = []
-        sizes = fleets.micro_batch_sizes(case.job)
-        for fleet in fleets.fleets_of(case):
+        sizes = equal_gpus.micro_batch_sizes(case.job)
+        for fleet in equal_gpus.fleets_of(case):
             for size in sizes[:1] if mode == "published" else sizes:
                 inputs = inputs_from(case, fleet, micro_batch_size=size)
                 for own in search(inputs, mode=mode):
                     plan = to_plan(own, inputs, case.job, fleet, micro_batch_size=size)
                     seconds = own.seconds_per_sample * inputs.micro_batches
-                    found.append((own.devices, fleets.proposal(seconds, plan)))
-        return fleets.ranked(found)
+                    found.append((own.devices, equal_gpus.proposal(seconds, plan)))
+        return equal_gpus.ranked(found)

@@ -41,7 +41,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
+class Sosp25Inputs:
     """All that the algorithm knows of a case."""
 
     global_batch: int
@@ -96,7 +96,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class Sosp25Region:
     """Where the replicas of a stage are thought to stand."""
 
     zones: tuple[int, ...]
@@ -106,7 +106,11 @@ class Region:
 
 
 def stage_part(
-    inputs: Inputs, b: int, cut: tuple[int, int], column: tuple[Run, ...], region: Region
+    inputs: Sosp25Inputs,
+    b: int,
+    cut: tuple[int, int],
+    column: tuple[Run, ...],
+    region: Sosp25Region,
 ) -> Part:
     """One stage by itself, as if it were the whole plan."""
     first, end = cut
@@ -133,7 +137,7 @@ def stage_part(
 
 
 def _sync_s(
-    inputs: Inputs, column: tuple[Run, ...], region: Region, size: float, replicas: int
+    inputs: Sosp25Inputs, column: tuple[Run, ...], region: Sosp25Region, size: float, replicas: int
 ) -> float:
     """The gradient all-reduce over the links of the slowest kind, as their largest speeds rank."""
     ends = {(region.home if region.home is not None else end[0], *end[1:]): 0 for end, _ in column}
@@ -153,7 +157,7 @@ def _sync_s(
     return 2 * (replicas - 1) * step
 
 
-def joined(inputs: Inputs, b: int, boundary: int, stage: Part, rest: Part) -> Part:
+def joined(inputs: Sosp25Inputs, b: int, boundary: int, stage: Part, rest: Part) -> Part:
     """A stage in front of a part."""
     replicas = sum(count for _, count in stage.column)
     most = math.ceil(inputs.global_batch / (b * replicas))

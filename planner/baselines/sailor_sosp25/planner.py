@@ -33,8 +33,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.baselines.sailor_sosp25.cost import End, Inputs, Kind
-from planner.baselines.sailor_sosp25.search import Found, Goal, search
+from planner.baselines.sailor_sosp25.cost import End, Kind, Sosp25Inputs
+from planner.baselines.sailor_sosp25.search import Sosp25Goal, Sosp25Plan, search
 from planner.baselines.shared.equal_gpus import (
     Fleet,
     even_counts,
@@ -56,14 +56,14 @@ PROBE_BYTES = 2.0**30
 """A link's largest bandwidth is that of so large a message."""
 
 
-def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Inputs:
+def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs:
     """The numbers it knows: measured where a profile has them, computed where there is none."""
     width = FLOAT_BYTES[case.job.precision]
     costs = case.costs
     # Among zones of a size the published answers take the last by name first.
     zones = sorted({place.zone for fleet in fleets for place, _ in fleet.machines}, reverse=True)
     links = _Links(case, zones, [fleet.gpu for fleet in fleets], mode)
-    return Inputs(
+    return Sosp25Inputs(
         global_batch=case.job.global_batch,
         float_bytes=width,
         kinds=tuple(_kind(case, fleet, mode) for fleet in fleets),
@@ -168,7 +168,9 @@ class _Links:
         )
 
 
-def to_plan(found: Found, case: Case, fleets: Sequence[Fleet], zones: Sequence[str]) -> Plan | str:
+def to_plan(
+    found: Sosp25Plan, case: Case, fleets: Sequence[Fleet], zones: Sequence[str]
+) -> Plan | str:
     """The plan in the common form, or why there is none."""
     replicas = sum(count for _, count in found.columns[0])
     counts = even_counts(case.job, size=found.micro_batch, pipelines=replicas)
@@ -216,9 +218,9 @@ class SailorPaperPlanner:
         objective = case.job.objective
         if objective.goal == "cost":
             least = objective.min_iterations_per_s
-            goal = Goal(by_cost=True, seconds_max=1 / least if least else math.inf)
+            goal = Sosp25Goal(by_cost=True, seconds_max=1 / least if least else math.inf)
         else:
-            goal = Goal(usd_max=objective.max_usd_per_iteration or math.inf)
+            goal = Sosp25Goal(usd_max=objective.max_usd_per_iteration or math.inf)
         found = dict.fromkeys(search(inputs, goal, mode))
         return [
             replace(proposal(one.seconds, to_plan(one, case, fleets, zones)), usd=one.usd)

@@ -10,8 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from planner.baselines.sailor_sosp25.cost import Inputs, Part, Region, Run, joined, stage_part
-from planner.baselines.sailor_sosp25.stages import Shape
+from planner.baselines.sailor_sosp25.cost import (
+    Part,
+    Run,
+    Sosp25Inputs,
+    Sosp25Region,
+    joined,
+    stage_part,
+)
+from planner.baselines.sailor_sosp25.stages import Sosp25Shape
 from planner.compare.interface import Mode
 
 BUDGET_STEPS = 100
@@ -25,7 +32,7 @@ Order = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Sosp25Goal:
     """It knows one limit per goal: dollars for the quickest, seconds for the cheapest plan."""
 
     by_cost: bool = False
@@ -34,7 +41,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Sosp25Plan:
     """Its own plan."""
 
     seconds: float
@@ -48,7 +55,7 @@ class Found:
         return sum(tp * count for column in self.columns for (_, _, tp), count in column)
 
 
-def search(inputs: Inputs, goal: Goal, mode: Mode) -> list[Found]:
+def search(inputs: Sosp25Inputs, goal: Sosp25Goal, mode: Mode) -> list[Sosp25Plan]:
     """All plans it comes upon, best first."""
     walk = _Walk(inputs, goal, mode)
     found = []
@@ -69,8 +76,8 @@ class _SpentError(Exception):
 class _Walk:
     """One search, with what it remembers."""
 
-    inputs: Inputs
-    goal: Goal
+    inputs: Sosp25Inputs
+    goal: Sosp25Goal
     mode: Mode
     regions: dict[str, tuple[int, ...]] = field(init=False)
     orders: list[Order] = field(init=False)
@@ -110,9 +117,9 @@ class _Walk:
 
     # -- the outer loops -------------------------------------------------------------------------
 
-    def plans(self, stages: int, b: int) -> Iterator[Found]:
+    def plans(self, stages: int, b: int) -> Iterator[Sosp25Plan]:
         """The plans of so many stages: over regions, then over replicas until it gets worse."""
-        shape = Shape.of(self.inputs, stages, b, self.mode)
+        shape = Sosp25Shape.of(self.inputs, stages, b, self.mode)
         for order in self.orders:
             best = math.inf
             for replicas in self.replicas(b):
@@ -131,7 +138,7 @@ class _Walk:
                     break
                 if kept:
                     best = worth
-                    yield Found(part.seconds, part.usd, b, shape.cuts, tuple(part.columns()))
+                    yield Sosp25Plan(part.seconds, part.usd, b, shape.cuts, tuple(part.columns()))
 
     def replicas(self, b: int) -> list[int]:
         """The fewest replicas for each number of micro batches, in the order of the goal."""
@@ -149,7 +156,7 @@ class _Walk:
     # -- the program over stages -----------------------------------------------------------------
 
     def solve(
-        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> Part | None:
         """The stages from ``s`` on, on what is left of the first region and all of the others."""
         zones = itertools.chain(left, *map(self._all_of, order[1:]))
@@ -169,7 +176,7 @@ class _Walk:
         return self.known[key]
 
     def _last(
-        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> Part | None:
         best: Part | None = None
         seen = set()
@@ -190,7 +197,7 @@ class _Walk:
         return best
 
     def _before_others(
-        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> Part | None:
         if self.goal.by_cost and self.mode == "published":
             return None  # Kept: no budget is ever kept where cost is the goal.
@@ -209,7 +216,7 @@ class _Walk:
         return best
 
     def _tries(
-        self, shape: Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
+        self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> Iterator[tuple[float, int, Part, Order, Left]]:
         """Ways to run stage ``s``: a bound of the time, the stage, and what is left behind it."""
         before = math.nan
@@ -240,7 +247,7 @@ class _Walk:
             yield bound, index, stage, regions, rest
 
     def _joined(
-        self, shape: Shape, s: int, stage: Part, order: Order, left: Left, usd_max: float
+        self, shape: Sosp25Shape, s: int, stage: Part, order: Order, left: Left, usd_max: float
     ) -> Part | None:
         """The stage with the best that can follow within the budget."""
         replicas = sum(count for _, count in stage.column)
@@ -316,7 +323,7 @@ class _Walk:
         return tuple(column), tuple(map(tuple, rest))
 
     def _mixed_s(
-        self, shape: Shape, s: int, replicas: int, region: str, kinds: tuple[bool, ...]
+        self, shape: Sosp25Shape, s: int, replicas: int, region: str, kinds: tuple[bool, ...]
     ) -> float:
         """The time of a stage on these kinds, as if all stood in the region's first zone."""
         key = (shape.b, s, shape.stages, replicas, region, kinds)
@@ -325,11 +332,11 @@ class _Walk:
             ends = [(home, k, shape.tps[s][k]) for k, is_used in enumerate(kinds) if is_used]
             column = ((ends[0], replicas - len(ends) + 1), *((end, 1) for end in ends[1:]))
             cut = (shape.cuts[s], shape.cuts[s + 1])
-            stage = stage_part(self.inputs, shape.b, cut, column, Region((home,), home))
+            stage = stage_part(self.inputs, shape.b, cut, column, Sosp25Region((home,), home))
             self.times[key] = stage.seconds
         return self.times[key]
 
-    def _stage(self, shape: Shape, s: int, column: tuple[Run, ...], region: str) -> Part:
+    def _stage(self, shape: Sosp25Shape, s: int, column: tuple[Run, ...], region: str) -> Part:
         zones = tuple(dict.fromkeys(zone for (zone, _, _), _ in column))
         home = None
         if self.mode == "published":
@@ -339,7 +346,9 @@ class _Walk:
         cut = (shape.cuts[s], shape.cuts[s + 1])
         key = (shape.b, cut, column)
         if key not in self.stages:
-            self.stages[key] = stage_part(self.inputs, shape.b, cut, column, Region(zones, home))
+            self.stages[key] = stage_part(
+                self.inputs, shape.b, cut, column, Sosp25Region(zones, home)
+            )
         return self.stages[key]
 
 

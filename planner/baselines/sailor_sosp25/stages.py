@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from planner.baselines.sailor_sosp25.cost import Inputs, Kind
+from planner.baselines.sailor_sosp25.cost import Kind, Sosp25Inputs
 from planner.baselines.shared.equal_nodes import equal_cuts
 from planner.compare.interface import Mode
 
@@ -19,7 +19,7 @@ SPEEDUP_LEAST = 1.5
 
 
 def stage_fits(
-    inputs: Inputs, kind: Kind, tp: int, b: int, cut: tuple[int, int], following: int
+    inputs: Sosp25Inputs, kind: Kind, tp: int, b: int, cut: tuple[int, int], following: int
 ) -> bool:
     """The memory check: one micro batch is in flight for the stage and each that follows."""
     first, end = cut
@@ -30,7 +30,7 @@ def stage_fits(
 
 
 def tp_by_rule(
-    inputs: Inputs, kind: int, b: int, cut: tuple[int, int], following: int, mode: Mode
+    inputs: Sosp25Inputs, kind: int, b: int, cut: tuple[int, int], following: int, mode: Mode
 ) -> int | None:
     """The TP degree of a stage on a GPU kind: what memory asks for, or what still speeds it up.
 
@@ -55,7 +55,7 @@ def tp_by_rule(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Sosp25Shape:
     """Stages of a micro batch: boundaries, TP by kind, and what they take at least."""
 
     b: int
@@ -72,13 +72,13 @@ class Shape:
     def stages(self) -> int:
         return len(self.tps)
 
-    def least_s(self, inputs: Inputs, replicas: int) -> float:
+    def least_s(self, inputs: Sosp25Inputs, replicas: int) -> float:
         """No plan of so many replicas is quicker."""
         most = math.ceil(inputs.global_batch / (self.b * replicas))
         return (most - 1) * self.straggler_least[0] + self.compute_least[0]
 
     @classmethod
-    def of(cls, inputs: Inputs, stages: int, b: int, mode: Mode) -> Shape:
+    def of(cls, inputs: Sosp25Inputs, stages: int, b: int, mode: Mode) -> Sosp25Shape:
         cuts = equal_cuts(inputs.layers, stages)
         ranges = list(itertools.pairwise(cuts))
         kinds = range(len(inputs.kinds))

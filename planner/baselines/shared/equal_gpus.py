@@ -11,7 +11,7 @@ from itertools import groupby
 from planner.compare.interface import Case, Proposal
 from simulator.inputs.plan_check import split_in_proportion, tp_problem
 from simulator.inputs.plan_file import plan_text
-from simulator.spec.job import OPTIMIZER_MOMENTS, Job
+from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan, Recompute, Stage
 
 
@@ -105,14 +105,8 @@ def recompute_of(job: Job) -> Recompute:
     return "full" if job.recompute == "full" else "none"
 
 
-def state_bytes_per_parameter(job: Job) -> int:
-    """Weight, gradient, the optimizer's moments and, in 16 bit, the exact copy of the weight."""
-    weight, copy = (4, 0) if job.precision == "fp32" else (2, 4)
-    return weight + 4 + 4 * OPTIMIZER_MOMENTS[job.optimizer] + copy
-
-
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ReplicatedStage:
     """A stage before it has places: so many replicas of a TP group on a range of layers."""
 
     layers: tuple[int, int]
@@ -121,7 +115,9 @@ class Shape:
     recompute: Recompute = "none"
 
 
-def hand_out_stages(fleet: Fleet, pipelines: Sequence[Sequence[Shape]]) -> list[list[Stage]] | None:
+def hand_out_stages(
+    fleet: Fleet, pipelines: Sequence[Sequence[ReplicatedStage]]
+) -> list[list[Stage]] | None:
     """Give every replica of every stage its place, the replicas of a stage side by side."""
     depth = max(len(shapes) for shapes in pipelines)
     order = [(s, p) for s in range(depth) for p, row in enumerate(pipelines) if s < len(row)]
@@ -140,7 +136,7 @@ def hand_out_stages(fleet: Fleet, pipelines: Sequence[Sequence[Shape]]) -> list[
     return stages
 
 
-def folded(shapes: Sequence[Shape]) -> tuple[int, list[Shape]]:
+def folded(shapes: Sequence[ReplicatedStage]) -> tuple[int, list[ReplicatedStage]]:
     """As many equal pipelines as all replica counts allow, and the stages of one of them.
 
     Stages of 2, 2 and 4 replicas are two pipelines whose last stage is split in two.

@@ -23,7 +23,6 @@ from planner.baselines.shared.equal_gpus import (
     micro_batch_sizes,
     proposal,
     ranked,
-    state_bytes_per_parameter,
 )
 from planner.baselines.shared.equal_nodes import (
     Nodes,
@@ -36,13 +35,14 @@ from planner.baselines.shared.equal_nodes import (
 )
 from planner.baselines.varuna.pipeline import Pipeline, simulate_us
 from planner.compare.interface import Case, Mode, Proposal
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.spec.plan import Plan, Recompute
 
 Row = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class VarunaInputs:
     """What Varuna knows; rows have one number per layer (a cut point stands behind each)."""
 
     gpus: int
@@ -77,7 +77,7 @@ class Depth:
 # -- the search -----------------------------------------------------------------------------------
 
 
-def stage_bytes_max(inputs: Inputs, pp: int, micro_batch_size: int) -> float:
+def stage_bytes_max(inputs: VarunaInputs, pp: int, micro_batch_size: int) -> float:
     """Memory of the fullest stage: all but the last output is freed and recomputed."""
     held, output = inputs.held_bytes[micro_batch_size], inputs.output_bytes[micro_batch_size]
     each = inputs.layer_count // pp
@@ -89,7 +89,7 @@ def stage_bytes_max(inputs: Inputs, pp: int, micro_batch_size: int) -> float:
     )
 
 
-def pipeline_of(inputs: Inputs, depth: Depth) -> Pipeline:
+def pipeline_of(inputs: VarunaInputs, depth: Depth) -> Pipeline:
     """What the simulator is told of a plan; messages and sums in whole microseconds."""
     size, each = depth.micro_batch_size, inputs.layer_count // depth.pp
     firsts = range(0, inputs.layer_count, each)
@@ -109,7 +109,7 @@ def pipeline_of(inputs: Inputs, depth: Depth) -> Pipeline:
     )
 
 
-def depths(inputs: Inputs) -> list[Depth]:
+def depths(inputs: VarunaInputs) -> list[Depth]:
     """One plan per depth, with the largest micro batch that fits; none where not even one does."""
     found = []
     for pp in divisors(inputs.layer_count):
@@ -122,7 +122,7 @@ def depths(inputs: Inputs) -> list[Depth]:
     return found
 
 
-def search(inputs: Inputs, mode: Mode = "fixed") -> list[tuple[float, Depth]]:
+def search(inputs: VarunaInputs, mode: Mode = "fixed") -> list[tuple[float, Depth]]:
     """All plans with their microseconds, best first; deadlocked ones are gone."""
     timed = [(simulate_us(pipeline_of(inputs, depth), mode), depth) for depth in depths(inputs)]
     kept = [(us, depth) for us, depth in timed if us is not None]
@@ -132,7 +132,7 @@ def search(inputs: Inputs, mode: Mode = "fixed") -> list[tuple[float, Depth]]:
 # -- the case -------------------------------------------------------------------------------------
 
 
-def inputs_from(case: Case, nodes: Nodes) -> Inputs:
+def inputs_from(case: Case, nodes: Nodes) -> VarunaInputs:
     """Varuna's numbers for nodes of one GPU kind."""
     costs, place = case.costs, nodes.places[0]
     state = state_bytes_per_parameter(case.job) * costs.parameters(1)
@@ -145,7 +145,7 @@ def inputs_from(case: Case, nodes: Nodes) -> Inputs:
         held[size] = (state + kept).tolist()
         output[size] = [size * costs.output_bytes(layer) for layer in range(costs.layer_count)]
     places = tuple(dict.fromkeys(nodes.places))
-    return Inputs(
+    return VarunaInputs(
         gpus=nodes.gpus,
         gpus_per_node=nodes.gpus_per_node,
         global_batch=case.job.global_batch,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from planner.baselines.megatron.planner import Shape, shape_for
+from planner.baselines.megatron.planner import MegatronShape, shape_for
 from planner.baselines.shared.equal_gpus import proposal, recompute_of
 from planner.baselines.shared.equal_nodes import equal_nodes, gpu_kinds
 from planner.compare.interface import Case, Mode, Proposal
@@ -25,7 +25,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class WhaleInputs:
     """What is balanced, and over what."""
 
     micro_batches: int
@@ -94,7 +94,7 @@ def split_layers(layer_costs: Sequence[float], weights: Sequence[float]) -> tupl
 
 
 def balance(
-    inputs: Inputs, rooms: Callable[[tuple[int, ...]], Sequence[int]] | None = None
+    inputs: WhaleInputs, rooms: Callable[[tuple[int, ...]], Sequence[int]] | None = None
 ) -> Split | None:
     """Cut the layers, then share out the batch; ``rooms`` tells what each replica can take."""
     cuts = split_layers(inputs.layer_costs, [sum(stage) for stage in inputs.speeds])
@@ -111,14 +111,14 @@ def balance(
 # -- the case -------------------------------------------------------------------------------------
 
 
-def groups_of(case: Case, shape: Shape) -> tuple[tuple[Place, ...], ...]:
+def groups_of(case: Case, shape: MegatronShape) -> tuple[tuple[Place, ...], ...]:
     """Where the groups of each stage stand, those with the most memory in the first stage."""
     nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
     groups = sorted(nodes.groups(shape.tp), key=case.sites.capacity_bytes, reverse=True)
     return tuple(tuple(groups[s * shape.dp : (s + 1) * shape.dp]) for s in range(shape.pp))
 
 
-def inputs_from(case: Case, shape: Shape) -> Inputs:
+def inputs_from(case: Case, shape: MegatronShape) -> WhaleInputs:
     """Speeds are those of the whole model; layers are weighed on the slowest kind."""
     groups = groups_of(case, shape)
     rows = {}
@@ -126,14 +126,14 @@ def inputs_from(case: Case, shape: Shape) -> Inputs:
         times = case.costs.times(gpu, tp=shape.tp, samples=shape.micro_batch_size)
         rows[gpu] = (times.forward + times.backward).tolist()
     slowest = max(rows, key=lambda gpu: sum(rows[gpu]))
-    return Inputs(
+    return WhaleInputs(
         micro_batches=case.job.global_batch // shape.micro_batch_size,
         layer_costs=tuple(rows[slowest]),
         speeds=tuple(tuple(1 / sum(rows[place.gpu]) for place in stage) for stage in groups),
     )
 
 
-def rooms_of(case: Case, shape: Shape, cuts: tuple[int, ...]) -> list[int]:
+def rooms_of(case: Case, shape: MegatronShape, cuts: tuple[int, ...]) -> list[int]:
     """How many micro batches fit into each replica.
 
     No more than one per stage is ever in flight, so whoever holds that many takes any number.
@@ -149,7 +149,7 @@ def rooms_of(case: Case, shape: Shape, cuts: tuple[int, ...]) -> list[int]:
     return [total if room == min(shape.pp, total) else room for room in rooms]
 
 
-def to_plan(split: Split, case: Case, shape: Shape) -> Plan:
+def to_plan(split: Split, case: Case, shape: MegatronShape) -> Plan:
     """The split in the common form, where every pipeline may have its own count."""
     groups = groups_of(case, shape)
     return Plan(

@@ -6,10 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from planner.baselines.aceso.actions import Actions, bottleneck
+from planner.baselines.aceso.actions import AcesoActions, bottleneck
 from planner.baselines.aceso.adapter import inputs_from, to_plan
-from planner.baselines.aceso.cost import FIXED, PUBLISHED, Config, Inputs, Model, OwnPlan, OwnStage
-from planner.baselines.aceso.planner import AcesoPlanner, Search, action_groups, initial, search
+from planner.baselines.aceso.cost import (
+    FIXED,
+    PUBLISHED,
+    AcesoConfig,
+    AcesoInputs,
+    AcesoModel,
+    AcesoPlan,
+    AcesoStage,
+)
+from planner.baselines.aceso.planner import (
+    AcesoPlanner,
+    AcesoSearch,
+    action_groups,
+    initial,
+    search,
+)
 from planner.baselines.shared.equal_gpus import fleets_of
 from simulator.inputs.plan_check import check_plan
 from tests.planner.baselines.golden_inputs import load_golden, load_toy
@@ -19,14 +33,14 @@ TWO_KINDS = (pool("A100-40", 8, per_machine=4), pool("V100-16", 4, per_machine=4
 NO_MESSAGES = {"within_mb_per_ms": float("inf"), "between_mb_per_ms": float("inf")}
 
 
-def inputs_of(*ms: float, **changes) -> Inputs:
+def inputs_of(*ms: float, **changes) -> AcesoInputs:
     """Operators of so many milliseconds per sample, a third of it forward; tp halves them."""
     keys = [(b, t) for b in (1, 2, 4) for t in (1, 2)]
 
     def rows(value):
         return {key: (value(*key),) * len(ms) for key in keys}
 
-    given = Inputs(
+    given = AcesoInputs(
         forward_ms={(b, t): tuple(x * b / t / 3 for x in ms) for b, t in keys},
         backward_ms={(b, t): tuple(x * b / t * 2 / 3 for x in ms) for b, t in keys},
         in_mb=rows(lambda b, _: 2.0 * b),
@@ -47,16 +61,16 @@ def inputs_of(*ms: float, **changes) -> Inputs:
     return replace(given, **changes)
 
 
-def config_of(micro_batch: int, *stages: tuple[int, int, int]) -> Config:
+def config_of(micro_batch: int, *stages: tuple[int, int, int]) -> AcesoConfig:
     """Stages by their number of operators, tensor and data degree."""
     parts, first = [], 0
     for count, t, d in stages:
-        parts.append(OwnStage(first, first + count, t, d))
+        parts.append(AcesoStage(first, first + count, t, d))
         first += count
-    return Config(micro_batch, tuple(parts))
+    return AcesoConfig(micro_batch, tuple(parts))
 
 
-def shape(config: Config | None) -> list[tuple[int, int, int]] | None:
+def shape(config: AcesoConfig | None) -> list[tuple[int, int, int]] | None:
     return config and [(stage.end - stage.first, stage.t, stage.d) for stage in config.stages]
 
 
@@ -65,34 +79,34 @@ def shape(config: Config | None) -> list[tuple[int, int, int]] | None:
 
 def test_a_stage_pays_for_work_and_messages_in_every_step():
     inputs, config = inputs_of(3.0, 3.0, 6.0), config_of(2, (2, 2, 1), (1, 1, 2))
-    judged = Model(inputs, PUBLISHED).judge(config)
+    judged = AcesoModel(inputs, PUBLISHED).judge(config)
     # Work of 6 x 2 / 2 and 6 ms; 4 MB come in at 4 MB/ms and leave between the nodes at 1; then
     # 2 MB per replica come and leave between nodes, the last for nobody.
     assert judged.step_ms == pytest.approx([6 + 1 + 4, 6 + 2 + 2])
     assert judged.times_ms == pytest.approx([11 * 3 + 21, 10 * 3 + 21])
-    fixed = Model(inputs, FIXED).judge(config)
+    fixed = AcesoModel(inputs, FIXED).judge(config)
     # Two replicas of 6 MB sum their gradients within a node: 2 x 1/2 x 6 / 4.
     assert fixed.step_ms == pytest.approx([11, 8])
     assert fixed.times_ms == pytest.approx([11 * 3 + 19, 8 * 3 + 19 + 1.5])
 
 
 def test_memory_counts_stages_behind_and_forgets_the_last_operators_scratch():
-    model = Model(inputs_of(1.0, 1.0, 1.0))
+    model = AcesoModel(inputs_of(1.0, 1.0, 1.0))
     # Four copies of 12 MB, input and activations of 2 + 8 MB twice, and 12 MB for gradients in
     # transit rather than 9 of scratch; one operator alone has no scratch at all.
-    assert model.memory_mb(OwnStage(0, 2, 1, 1), 1, behind=1) == 4 * 12 + 2 * 10 + 12
-    small = Model(inputs_of(1.0, 1.0, weights_mb={(1, 1): (1.0, 1.0)}))
-    assert small.memory_mb(OwnStage(0, 2, 1, 1), 1, behind=0) == 4 * 2 + 10 + 9
-    assert small.memory_mb(OwnStage(0, 1, 1, 1), 1, behind=0) == 4 * 1 + 6 + 1
+    assert model.memory_mb(AcesoStage(0, 2, 1, 1), 1, behind=1) == 4 * 12 + 2 * 10 + 12
+    small = AcesoModel(inputs_of(1.0, 1.0, weights_mb={(1, 1): (1.0, 1.0)}))
+    assert small.memory_mb(AcesoStage(0, 2, 1, 1), 1, behind=0) == 4 * 2 + 10 + 9
+    assert small.memory_mb(AcesoStage(0, 1, 1, 1), 1, behind=0) == 4 * 1 + 6 + 1
 
 
 def test_shares_of_ideal_and_lost_time():
     inputs = inputs_of(4.0, 4.0, **NO_MESSAGES)
-    judged = Model(inputs).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
+    judged = AcesoModel(inputs).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
     assert judged.ideal_ms == pytest.approx([4.0, 4.0])
     assert judged.loss_ms == pytest.approx([0.0, 0.0])
     slow = replace(inputs, forward_ms={**inputs.forward_ms, (1, 1): (3.0, 4 / 3)})
-    judged = Model(slow).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
+    judged = AcesoModel(slow).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
     assert judged.loss_ms == pytest.approx([3.0 + 8 / 3 - 4.0, 0.0])
 
 
@@ -100,33 +114,33 @@ def test_shares_of_ideal_and_lost_time():
 
 
 def test_operators_move_to_the_stage_with_most_time_to_spare():
-    model = Model(inputs_of(*[3.0] * 9, **NO_MESSAGES))
+    model = AcesoModel(inputs_of(*[3.0] * 9, **NO_MESSAGES))
     start = config_of(1, (7, 1, 1), (1, 1, 1), (1, 1, 1))
     # The first stage sheds towards the nearer idle one, then on to the next until all are alike.
-    assert shape(Actions(model).apply("dec_op", start, 0)) == [(3, 1, 1)] * 3
+    assert shape(AcesoActions(model).apply("dec_op", start, 0)) == [(3, 1, 1)] * 3
 
 
 def test_an_even_split_sheds_nothing():
-    model = Model(inputs_of(*[3.0] * 4, **NO_MESSAGES))
-    assert Actions(model).apply("dec_op", config_of(1, (2, 1, 1), (2, 1, 1)), 0) is None
+    model = AcesoModel(inputs_of(*[3.0] * 4, **NO_MESSAGES))
+    assert AcesoActions(model).apply("dec_op", config_of(1, (2, 1, 1), (2, 1, 1)), 0) is None
 
 
 def test_a_stage_doubles_at_the_cost_of_the_least_busy():
-    model = Model(inputs_of(*[3.0] * 6, gpus=4, gpus_per_node=4, **NO_MESSAGES))
+    model = AcesoModel(inputs_of(*[3.0] * 6, gpus=4, gpus_per_node=4, **NO_MESSAGES))
     start = config_of(2, (4, 1, 1), (1, 1, 1), (1, 2, 1))
     # The third gives one of its two GPUs; the second has but one.
-    assert shape(Actions(model).apply("inc_tp", start, 0)) == [(4, 2, 1), (1, 1, 1), (1, 1, 1)]
-    assert shape(Actions(model).apply("inc_dp", start, 0)) == [(4, 1, 2), (1, 1, 1), (1, 1, 1)]
-    assert Actions(model).apply("dec_tp", start, 0) is None
-    assert shape(Actions(model).apply("dec_tp", start, 2)) == [(4, 1, 2), (1, 1, 1), (1, 1, 1)]
+    assert shape(AcesoActions(model).apply("inc_tp", start, 0)) == [(4, 2, 1), (1, 1, 1), (1, 1, 1)]
+    assert shape(AcesoActions(model).apply("inc_dp", start, 0)) == [(4, 1, 2), (1, 1, 1), (1, 1, 1)]
+    assert AcesoActions(model).apply("dec_tp", start, 0) is None
+    assert shape(AcesoActions(model).apply("dec_tp", start, 2)) == [(4, 1, 2), (1, 1, 1), (1, 1, 1)]
 
 
 def test_no_stage_reaches_across_nodes():
     inputs = inputs_of(*[3.0] * 6, gpus=4, gpus_per_node=2, **NO_MESSAGES)
     start = config_of(2, (1, 1, 1), (1, 1, 1), (4, 2, 1))
     # The middle one would get GPUs of both nodes.
-    assert Actions(Model(inputs)).apply("inc_tp", start, 1) is None
-    wide = Actions(Model(replace(inputs, gpus_per_node=4)))
+    assert AcesoActions(AcesoModel(inputs)).apply("inc_tp", start, 1) is None
+    wide = AcesoActions(AcesoModel(replace(inputs, gpus_per_node=4)))
     assert shape(wide.apply("inc_tp", start, 1)) == [(1, 1, 1), (1, 2, 1), (4, 1, 1)]
 
 
@@ -134,21 +148,21 @@ def test_another_micro_batch_chooses_degrees_anew():
     # Two samples on two GPUs: tensor parallelism is half as efficient here as two replicas.
     inputs = inputs_of(*[3.0] * 2, **NO_MESSAGES)
     inputs = replace(inputs, forward_ms={k: (k[0] * 2.0,) * 2 for k in inputs.forward_ms})
-    actions, start = Actions(Model(inputs)), config_of(1, (1, 2, 1), (1, 2, 1))
+    actions, start = AcesoActions(AcesoModel(inputs)), config_of(1, (1, 2, 1), (1, 2, 1))
     assert shape(actions.apply("inc_mbs", start, 0)) == [(1, 1, 2), (1, 1, 2)]
     assert actions.apply("dec_mbs", start, 0) is None
 
 
 def test_groups_of_actions_follow_what_there_is_too_much_of():
     inputs = inputs_of(4.0, 1.0, **NO_MESSAGES)
-    judged = Model(inputs).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
+    judged = AcesoModel(inputs).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
     assert bottleneck(judged) == 0
     ideal_first = action_groups(judged, 0)
     assert ideal_first[0] == ["dec_op", "inc_dp", "inc_tp", "inc_mbs"]
     assert sorted(a for group in ideal_first for a in group) == sorted(
         ["dec_op", "inc_dp", "dec_dp", "inc_tp", "dec_tp", "inc_mbs", "dec_mbs"]
     )
-    full = Model(replace(inputs, memory_mb=1.0)).judge(judged.config)
+    full = AcesoModel(replace(inputs, memory_mb=1.0)).judge(judged.config)
     assert action_groups(full, 0) == [["dec_op", "inc_dp", "inc_tp", "dec_mbs"]]
 
 
@@ -175,7 +189,7 @@ def test_a_search_gets_below_the_memory_limit():
     # Halves need 4 x 18 + 2 x 10 + 18 = 110 and 70; a front of one operator 72, and 104 behind.
     inputs = inputs_of(*[3.0] * 4, **NO_MESSAGES, gpus=2, memory_mb=105.0)
     heavy = replace(inputs, weights_mb=dict.fromkeys(inputs.weights_mb, (12.0, 6.0, 6.0, 6.0)))
-    halves = Model(heavy).judge(config_of(1, (2, 1, 1), (2, 1, 1)))
+    halves = AcesoModel(heavy).judge(config_of(1, (2, 1, 1), (2, 1, 1)))
     assert halves.memory_mb == [110, 70]
     assert not halves.fits
     (best,) = search(heavy, [2])
@@ -184,18 +198,18 @@ def test_a_search_gets_below_the_memory_limit():
 
 def test_fewer_configurations_may_be_allowed():
     inputs = inputs_of(*[3.0] * 7, 9.0)
-    model = Model(inputs)
-    one = Search(model, hops_max=3, trials_max=30, configurations_max=1)
+    model = AcesoModel(inputs)
+    one = AcesoSearch(model, hops_max=3, trials_max=30, configurations_max=1)
     start = initial(inputs, 3)
     assert one.run(start) == start
-    many = Search(model, hops_max=3, trials_max=30)
+    many = AcesoSearch(model, hops_max=3, trials_max=30)
     assert model.judge(many.run(start)).ms < model.judge(start).ms
 
 
 def test_unequal_degrees_become_split_stages():
     case = small_case(*TWO_KINDS)
     fleet = fleets_of(case)[0]
-    plan = to_plan(OwnPlan(1.0, config_of(8, (10, 2, 2), (16, 1, 4))), case.job, fleet)
+    plan = to_plan(AcesoPlan(1.0, config_of(8, (10, 2, 2), (16, 1, 4))), case.job, fleet)
     assert not isinstance(plan, str)
     assert plan.micro_batch_size == 4
     assert [p.micro_batches for p in plan.pipelines] == [8, 8]
@@ -223,8 +237,8 @@ def test_fixed_estimates_know_of_gradient_sums():
     case = small_case(TWO_KINDS[0])
     inputs = inputs_from(case, fleets_of(case)[0])
     config = config_of(8, (26, 1, 8))
-    silent = Model(inputs, replace(FIXED, sync=False)).judge(config).ms
-    summed = Model(inputs).judge(config).ms - silent
+    silent = AcesoModel(inputs, replace(FIXED, sync=False)).judge(config).ms
+    summed = AcesoModel(inputs).judge(config).ms - silent
     weights = sum(inputs.weights_mb[1, 1])
     assert summed == pytest.approx(2 * 7 / 8 * weights / inputs.between_mb_per_ms)
 
@@ -232,13 +246,13 @@ def test_fixed_estimates_know_of_gradient_sums():
 # Golden results ---------------------------------------------------------------------------------
 
 
-def golden_inputs(reference, memory_mb: float = 40960) -> Inputs:
+def golden_inputs(reference, memory_mb: float = 40960) -> AcesoInputs:
     toy = load_toy(reference)
     keys = [(b, t) for b in (1, 2, 4, 8) for t in (1, 2, 4)]
     sent = [4 * floats / 2**20 for floats in toy.output_floats()]
     weights = [4 * floats / 2**20 for floats in toy.parameters()]
     times = {"gpu": "A100-40"}
-    return Inputs(
+    return AcesoInputs(
         forward_ms={k: tuple(toy.forward_ms(**times, tp=k[1], samples=k[0])) for k in keys},
         backward_ms={k: tuple(toy.backward_ms(**times, tp=k[1], samples=k[0])) for k in keys},
         in_mb={k: tuple(k[0] * mb for mb in (4 * 512 / 2**20, *sent[:-1])) for k in keys},
@@ -260,17 +274,17 @@ def golden_inputs(reference, memory_mb: float = 40960) -> Inputs:
     )
 
 
-def golden_config(entry) -> Config:
+def golden_config(entry) -> AcesoConfig:
     stages = (
-        OwnStage(stage["layers"][0], stage["layers"][1] + 1, stage["tp"], stage["dp"])
+        AcesoStage(stage["layers"][0], stage["layers"][1] + 1, stage["tp"], stage["dp"])
         for stage in entry["stages"]
     )
-    return Config(entry["micro_bs"], tuple(stages))
+    return AcesoConfig(entry["micro_bs"], tuple(stages))
 
 
 def test_golden_costs_of_given_plans(reference):
     model, given = (
-        Model(golden_inputs(reference), PUBLISHED),
+        AcesoModel(golden_inputs(reference), PUBLISHED),
         load_golden(reference, "aceso")["given_plans"],
     )
     assert len(given) == 6
@@ -289,14 +303,14 @@ def test_golden_costs_of_given_plans(reference):
 
 
 def test_golden_primitives(reference):
-    model = Model(golden_inputs(reference), PUBLISHED)
+    model = AcesoModel(golden_inputs(reference), PUBLISHED)
     for entry in load_golden(reference, "aceso")["primitives"]:
         given, wanted = entry["from"], entry["result"]
         start = config_of(
             given["micro_bs"],
             *zip(given["layers"], given["tp"], given["dp"], strict=True),
         )
-        found = Actions(model).apply(entry["action"], start, entry["bottleneck"])
+        found = AcesoActions(model).apply(entry["action"], start, entry["bottleneck"])
         assert found == (wanted and golden_config(wanted)), entry
 
 
@@ -304,7 +318,7 @@ def test_golden_primitives(reference):
 def test_golden_searches(reference, memory_mb):
     inputs = golden_inputs(reference, memory_mb)
     golden = load_golden(reference, "aceso")["search"][f"mem_{memory_mb}MB_hops3_trials30"]
-    model = Model(inputs, PUBLISHED)
+    model = AcesoModel(inputs, PUBLISHED)
     for stages, entry in golden.items():
         start = initial(inputs, int(stages), repairs=PUBLISHED)
         assert start == golden_config(entry["initial"])

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.baselines.amp.planner import (
+    AmpInputs,
     AmpPlanner,
     Degrees,
-    Inputs,
     candidates,
     cut_layers,
     partition,
@@ -25,7 +25,7 @@ from tests.planner.baselines.golden_inputs import Toy, load_golden, load_toy
 from tests.planner.baselines.small_case import pool, small_case
 
 MODES = ("fixed", "published")
-SMALL = Inputs(
+SMALL = AmpInputs(
     gpus_per_node=2,
     between_floats_per_s=(10.0, 10.0),
     within_floats_per_s=(100.0, 100.0),
@@ -37,13 +37,13 @@ SMALL = Inputs(
 )
 
 
-def golden_inputs(toy: Toy, cluster: str, rule: str) -> Inputs:
+def golden_inputs(toy: Toy, cluster: str, rule: str) -> AmpInputs:
     kinds = [node["gpu"] for node in toy.raw["clusters"][cluster]["nodes"]]
     rows = {
         tp: [[3 * ms / 1000 for ms in toy.forward_ms(gpu, tp=tp, samples=1)] for gpu in kinds]
         for tp in (1, 2, 4)
     }
-    return Inputs(
+    return AmpInputs(
         gpus_per_node=4,
         between_floats_per_s=(2.5e9,) * 2,
         within_floats_per_s=(math.inf,) * 2,

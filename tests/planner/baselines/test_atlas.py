@@ -7,10 +7,10 @@ import math
 import pytest
 
 from planner.baselines.atlas.planner import (
+    AtlasInputs,
+    AtlasLayout,
     AtlasPlanner,
-    Inputs,
-    Layout,
-    Region,
+    AtlasRegion,
     inputs_from,
     layouts,
     place_stages,
@@ -31,41 +31,41 @@ MODES = ("fixed", "published")
 def test_golden_placements(reference, mode):
     golden = load_golden(reference, "atlas")
     for case in golden["cases"]:
-        regions = [Region(name, (gpus,)) for name, gpus in case["gpus_per_region"].items()]
+        regions = [AtlasRegion(name, (gpus,)) for name, gpus in case["gpus_per_region"].items()]
         placed = place_stages(regions, pp=case["pp"], dp=case["dp"], tp=case["tp"], mode=mode)
         wanted = case["stage_regions"]
         assert placed == (None if wanted is None else tuple(wanted))
     regions = [
-        Region(name, (gpus,)) for name, gpus in golden["cases"][0]["gpus_per_region"].items()
+        AtlasRegion(name, (gpus,)) for name, gpus in golden["cases"][0]["gpus_per_region"].items()
     ]
     counts = golden["number_of_placeable_(pp,dp)_with_pp_1..13_dp_1..32"]
     for tp, count in counts.items():
-        inputs = Inputs(tuple(regions), int(tp), 14, 33 if mode == "published" else 32, (1,))
+        inputs = AtlasInputs(tuple(regions), int(tp), 14, 33 if mode == "published" else 32, (1,))
         assert sum(1 for _ in layouts(inputs, mode, lambda *_: True)) == count
 
 
 @pytest.mark.parametrize(("mode", "placed"), [("published", ("r",)), ("fixed", None)])
 def test_published_mode_counts_gpus_that_no_group_can_have(mode, placed):
     # Two zones of three GPUs hold two groups of two between them, not three.
-    assert place_stages([Region("r", (3, 3))], pp=1, dp=3, tp=2, mode=mode) == placed
+    assert place_stages([AtlasRegion("r", (3, 3))], pp=1, dp=3, tp=2, mode=mode) == placed
 
 
 @pytest.mark.parametrize(("mode", "largest"), [("published", 3), ("fixed", 4)])
 def test_published_mode_never_tries_the_largest_number_of_replicas(mode, largest):
-    inputs = Inputs((Region("r", (8,)),), 1, 2, 4, (1,))
+    inputs = AtlasInputs((AtlasRegion("r", (8,)),), 1, 2, 4, (1,))
     assert [found.dp for found in layouts(inputs, mode, lambda *_: True)] == [
         *range(1, largest + 1)
     ]
 
 
 def test_equal_regions_keep_their_order_and_larger_ones_come_first():
-    regions = [Region("b", (2,)), Region("a", (2,)), Region("c", (1, 2))]
+    regions = [AtlasRegion("b", (2,)), AtlasRegion("a", (2,)), AtlasRegion("c", (1, 2))]
     placed = place_stages(regions, pp=6, dp=1, tp=1, mode="fixed")
     assert placed == ("c", "c", "c", "b", "b", "a")
 
 
 def test_larger_micro_batches_are_not_tried_once_one_does_not_fit():
-    inputs = Inputs((Region("r", (1,)),), 1, 2, 8, (1, 2, 4, 8))
+    inputs = AtlasInputs((AtlasRegion("r", (1,)),), 1, 2, 8, (1, 2, 4, 8))
     asked = []
 
     def shape_fits(pp: int, size: int) -> bool:
@@ -77,11 +77,11 @@ def test_larger_micro_batches_are_not_tried_once_one_does_not_fit():
 
 
 def test_the_fastest_layout_comes_first():
-    inputs = Inputs((Region("r", (4,)),), 1, 4, 4, (1,))
+    inputs = AtlasInputs((AtlasRegion("r", (4,)),), 1, 4, 4, (1,))
     found = search(inputs, "fixed", lambda *_: True, lambda layout: -layout.pp * layout.dp)
     assert [-seconds for seconds, _ in found] == [4, 4, 3, 3, 2, 2, 1]
-    assert found[0][1] == Layout(1, 4, 1, 1, ("r",))
-    assert found[1][1] == Layout(2, 2, 1, 1, ("r", "r"))
+    assert found[0][1] == AtlasLayout(1, 4, 1, 1, ("r",))
+    assert found[1][1] == AtlasLayout(2, 2, 1, 1, ("r", "r"))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -115,7 +115,7 @@ def test_the_zones_of_a_region_are_filled_one_after_the_other():
     zones = ("us-central1-a", "us-central1-b")
     case = small_case(*(pool("A100-40", 4, per_machine=4, zone=zone) for zone in zones))
     nodes = equal_nodes(case.cluster, ["A100-40"])
-    plan = to_plan(Layout(2, 1, 4, 1, ("us-central1",) * 2), case, nodes)
+    plan = to_plan(AtlasLayout(2, 1, 4, 1, ("us-central1",) * 2), case, nodes)
     assert isinstance(plan, Plan)
     assert [stage.place.zone for stage in plan.pipelines[0].stages] == list(zones)
 
@@ -127,11 +127,11 @@ def test_a_region_that_runs_out_is_a_reason_not_a_plan():
     nodes = equal_nodes(case.cluster, ["A100-40"])
     inputs = inputs_from(case, nodes, "published")
     assert inputs is not None
-    assert inputs.regions == (Region("us-central1", (6, 6)),)
+    assert inputs.regions == (AtlasRegion("us-central1", (6, 6)),)
     found = AtlasPlanner().proposals(case, "published")
     reasons = [one for one in found if one.plan is None]
     assert reasons
     assert all(one.seconds == math.inf and "run out" in one.why_not for one in reasons)
     assert all(one.plan for one in AtlasPlanner().proposals(case, "fixed"))
-    layout = Layout(1, 3, 4, 1, ("us-central1",))
+    layout = AtlasLayout(1, 3, 4, 1, ("us-central1",))
     assert isinstance(to_plan(layout, case, nodes), str)

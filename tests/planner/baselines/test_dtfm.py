@@ -11,7 +11,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from planner.baselines.dtfm.cost import SENTINEL_S, Costs, Inputs, cheapest_path, perfect_matching
+from planner.baselines.dtfm.cost import (
+    SENTINEL_S,
+    DtfmCosts,
+    DtfmInputs,
+    cheapest_path,
+    perfect_matching,
+)
 from planner.baselines.dtfm.planner import (
     Draws,
     DtfmPlanner,
@@ -37,17 +43,21 @@ FAR = (
 )
 
 
-def hand_inputs(bandwidth, *, stages: int, delay: float = 0.0, activation: float = 1e-3) -> Inputs:
+def hand_inputs(
+    bandwidth, *, stages: int, delay: float = 0.0, activation: float = 1e-3
+) -> DtfmInputs:
     table = np.array(bandwidth, dtype=float)
     count = len(table)
-    return Inputs(np.full((count, count), delay), table, activation, 1.0, stages, count // stages)
+    return DtfmInputs(
+        np.full((count, count), delay), table, activation, 1.0, stages, count // stages
+    )
 
 
 def sites(*site_of_device: int, near: float = 100.0, far: float = 1.0) -> list[list[float]]:
     return [[near if a == b else far for b in site_of_device] for a in site_of_device]
 
 
-def random_inputs(rng: random.Random, *, stages: int, replicas: int) -> Inputs:
+def random_inputs(rng: random.Random, *, stages: int, replicas: int) -> DtfmInputs:
     count = stages * replicas
     table = np.array([[rng.uniform(1, 50) for _ in range(count)] for _ in range(count)])
     table = np.minimum(table, table.T)
@@ -55,14 +65,14 @@ def random_inputs(rng: random.Random, *, stages: int, replicas: int) -> Inputs:
 
 
 def test_the_busiest_device_pays_for_all_others_of_its_group():
-    costs = Costs(hand_inputs(sites(0, 0, 1), stages=1, delay=3.0))
+    costs = DtfmCosts(hand_inputs(sites(0, 0, 1), stages=1, delay=3.0))
     # Device 2 exchanges a third of a GB with two others: 2 x 2 x (3 ms + 8 / 3 s).
     assert costs.data_parallel(((0, 1, 2),)) == pytest.approx(4 * (0.003 + 8 / 3))
 
 
 def test_a_plan_pays_each_boundary_twice():
     inputs = hand_inputs(sites(0, 0, 1, 1), stages=2)
-    plan = Costs(inputs).plan(((0, 1), (2, 3)))
+    plan = DtfmCosts(inputs).plan(((0, 1), (2, 3)))
     assert plan.data_parallel_s == pytest.approx(2 * 0.5 * 8 / 100)
     assert plan.pipeline_s == pytest.approx(8e-3)
     assert plan.seconds == pytest.approx(plan.data_parallel_s + 2 * plan.pipeline_s)
@@ -73,7 +83,7 @@ def test_matchings_are_the_best_of_all():
     for size in (1, 2, 3, 5):
         for _ in range(20):
             inputs = random_inputs(rng, stages=2, replicas=size)
-            costs = Costs(inputs)
+            costs = DtfmCosts(inputs)
             here, there = tuple(range(size)), tuple(range(size, 2 * size))
             value, partner = costs.matching(here, there)
             best = min(
@@ -140,7 +150,7 @@ def test_children_and_moves_keep_the_groups_balanced():
         for _ in range(10):
             other = [labels[device] for device in draws.shuffled(len(labels))]
             child = crossed(labels, other, inputs, draws)
-            moved = improved(child, inputs, Costs(inputs).send)
+            moved = improved(child, inputs, DtfmCosts(inputs).send)
             for result in (child, moved):
                 assert Counter(result) == dict.fromkeys(range(stages), replicas)
 
@@ -149,7 +159,7 @@ def test_a_cycle_moves_the_best_connected_while_that_gains():
     inputs = hand_inputs(sites(0, 0, 0, 1, 1, 1), stages=2)
     near, far = 0.08e-3, 8e-3
     locked, touched = set(), set()
-    found = move_around([0, 0, 1, 0, 1, 1], inputs, Costs(inputs).send, locked, touched)
+    found = move_around([0, 0, 1, 0, 1, 1], inputs, DtfmCosts(inputs).send, locked, touched)
     assert found is not None
     # Device 0 leaves for {2, 4, 5}, and in exchange device 2 joins {1, 3}.
     assert found[0] == [1, 0, 0, 0, 1, 1]
@@ -162,22 +172,22 @@ def test_a_cycle_moves_the_best_connected_while_that_gains():
 def test_a_cycle_that_gains_nothing_is_undone():
     # All links between groups are cheap, and those within are not.
     inputs = hand_inputs([[1, 1, 9, 9], [1, 1, 9, 9], [9, 9, 1, 1], [9, 9, 1, 1]], stages=2)
-    found = move_around([0, 0, 1, 1], inputs, Costs(inputs).send, set(), set())
+    found = move_around([0, 0, 1, 1], inputs, DtfmCosts(inputs).send, set(), set())
     assert found == ([0, 0, 1, 1], 0.0)
 
 
 def test_the_last_cycle_never_counts():
     inputs = hand_inputs(sites(0, 0, 0, 1, 1, 1), stages=2)
     labels = [0, 0, 1, 0, 1, 1]
-    assert improved(labels, inputs, Costs(inputs).send) == labels
+    assert improved(labels, inputs, DtfmCosts(inputs).send) == labels
     inputs = hand_inputs(sites(0, 0, 1, 1, 2, 2, 3, 3), stages=4)
     labels = [0, 0, 1, 1, 2, 2, 3, 3]
-    assert improved(labels, inputs, Costs(inputs).send) != labels
+    assert improved(labels, inputs, DtfmCosts(inputs).send) != labels
 
 
 def test_pipelines_follow_the_pairings():
     inputs = hand_inputs(sites(0, 1, 1, 0, 0, 1), stages=3)
-    costs = Costs(inputs)
+    costs = DtfmCosts(inputs)
     plan = costs.plan(((0, 1), (2, 3), (4, 5)))
     for chain in chains(plan, costs):
         assert len({(0, 1, 1, 0, 0, 1)[device] for device in chain}) == 1
@@ -259,7 +269,7 @@ def test_a_batch_too_small_for_all_devices_has_no_plan():
 # Golden results ---------------------------------------------------------------------------------
 
 
-def golden_case(reference, name: str) -> tuple[Inputs, dict]:
+def golden_case(reference, name: str) -> tuple[DtfmInputs, dict]:
     raw = load_golden(reference, "dtfm")
     given, case = raw["inputs"], raw["cases"][name]
     network, shape = name.split("/")
@@ -276,7 +286,7 @@ def golden_case(reference, name: str) -> tuple[Inputs, dict]:
         pair = [near["delay"], near["bandwidth"]] if one == other else table[f"{one}-{other}"]
         delay[a, b], bandwidth[a, b] = pair
     sizes = case["send_activation_GB"], case["send_gradient_GB"]
-    return Inputs(delay, bandwidth, *sizes, stages, replicas), case
+    return DtfmInputs(delay, bandwidth, *sizes, stages, replicas), case
 
 
 CASES = [f"{net}/{pd}" for net in ("three_sites", "two_nodes") for pd in ("pp2_dp4", "pp4_dp2")]
@@ -285,7 +295,7 @@ CASES = [f"{net}/{pd}" for net in ("three_sites", "two_nodes") for pd in ("pp2_d
 @pytest.mark.parametrize("name", CASES)
 def test_golden_costs_of_given_partitions(reference, name):
     inputs, case = golden_case(reference, name)
-    costs = Costs(inputs)
+    costs = DtfmCosts(inputs)
     for given in case["given"]:
         plan = costs.plan(tuple(map(tuple, given["partition"])))
         assert plan.data_parallel_s == pytest.approx(given["data_parallel_cost_s"], rel=1e-9)
@@ -308,7 +318,7 @@ def partitions(devices: list[int], size: int):
 @pytest.mark.parametrize("name", CASES)
 def test_golden_optimum_and_search(reference, name):
     inputs, case = golden_case(reference, name)
-    costs = Costs(inputs)
+    costs = DtfmCosts(inputs)
     totals = [costs.plan(p).seconds for p in partitions(list(range(8)), inputs.replicas)]
     assert len(totals) == case["partitions"]
     optimum = case["optimum_total"]
@@ -327,10 +337,10 @@ def test_golden_quirk_of_the_matching(reference):
     here, there = quirk["partition"]
     published = replace(inputs, sentinel_s=SENTINEL_S)
     for one in (inputs, published):
-        value = Costs(one).matching(here, there)[0]
+        value = DtfmCosts(one).matching(here, there)[0]
         assert value == pytest.approx(quirk["activation_1e-3_cost"], rel=1e-9)
-    huge = Costs(replace(published, activation_gb=1e6)).matching(here, there)[0]
+    huge = DtfmCosts(replace(published, activation_gb=1e6)).matching(here, there)[0]
     assert huge == pytest.approx(quirk["activation_1e6_cost"], rel=1e-9)
-    right = Costs(replace(inputs, activation_gb=1e6)).matching(here, there)[0]
+    right = DtfmCosts(replace(inputs, activation_gb=1e6)).matching(here, there)[0]
     ratio = right / quirk["activation_1e-3_cost"]
     assert ratio == pytest.approx(quirk["correct_ratio"], rel=1e-9)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.baselines.shared.equal_gpus import (
-    Shape,
+    ReplicatedStage,
     bytes_per_s_between,
     even_counts,
     fleets_of,
@@ -17,9 +17,9 @@ from planner.baselines.shared.equal_gpus import (
     micro_batch_sizes,
     proposal,
     ranked,
-    state_bytes_per_parameter,
     tp_degrees,
 )
+from simulator.estimate.memory import state_bytes_per_parameter
 from simulator.spec.plan import Pipeline, Plan
 from tests.planner.baselines.small_case import pool, small_case
 
@@ -78,7 +78,7 @@ def test_a_group_that_no_order_fits_is_refused_and_any_other_is_not():
 
 def test_stages_get_their_replicas_side_by_side():
     a100, _ = fleets_of(small_case(*MIXED))
-    shapes = [Shape((0, 5), 2, 1), Shape((5, 26), 2, 1)]
+    shapes = [ReplicatedStage((0, 5), 2, 1), ReplicatedStage((5, 26), 2, 1)]
     found = hand_out_stages(a100, [shapes] * 2)
     assert found is not None
     # Both first stages, then both second ones: the last group of the first zone is a second.
@@ -92,7 +92,7 @@ def test_stages_get_their_replicas_side_by_side():
     [((4, 4), 4, [1, 1]), ((2, 4, 2), 2, [1, 2, 1]), ((3, 2), 1, [3, 2])],
 )
 def test_equal_degrees_are_pipelines_and_the_rest_is_split(replicas, pipelines, each):
-    count, one = folded([Shape((i, i + 1), 1, n) for i, n in enumerate(replicas)])
+    count, one = folded([ReplicatedStage((i, i + 1), 1, n) for i, n in enumerate(replicas)])
     assert (count, [shape.replicas for shape in one]) == (pipelines, each)
 
 

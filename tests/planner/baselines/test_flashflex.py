@@ -10,9 +10,9 @@ import pytest
 from planner.baselines.flashflex.cost import (
     GB,
     Device,
-    Inputs,
-    OwnPipeline,
-    OwnPlan,
+    FlashFlexInputs,
+    FlashFlexPipeline,
+    FlashFlexPlan,
     fits,
     hop_seconds,
     pipeline_seconds,
@@ -42,11 +42,11 @@ FAST = Device(0, 150 * 2.0**40, 40.0, 200 * GB)
 SLOW = Device(1, 75 * 2.0**40, 16.0, 100 * GB)
 
 
-def inputs_of(*devices: Device, **changes) -> Inputs:
+def inputs_of(*devices: Device, **changes) -> FlashFlexInputs:
     """The toy of the golden results on these devices."""
     given = {"between_bytes_per_s": 10 * GB, "layers": 12, "hidden": 1024, "sequence": 512}
     given |= {"vocabulary": 32000, "value_bytes": 4, "batch": 32}
-    return Inputs(devices, **(given | changes))
+    return FlashFlexInputs(devices, **(given | changes))
 
 
 HETERO = inputs_of(*[FAST] * 4, *[SLOW] * 4)
@@ -76,13 +76,13 @@ def test_a_pipeline_takes_the_longest_active_stage_of_every_column():
         hidden=1, sequence=1, vocabulary=0, value_bytes=0,
     )  # fmt: skip
     # Stages of 84, 252 and 168; with two micro batches the columns are 1, 12, 23 and 3.
-    pipeline = OwnPipeline(((0,), (1,), (2,)), (1, 3, 2))
+    pipeline = FlashFlexPipeline(((0,), (1,), (2,)), (1, 3, 2))
     assert pipeline_seconds(inputs, pipeline, 2) == pytest.approx(84 * (1 + 3 + 3 + 2))
 
 
 def test_each_block_is_summed_on_its_own():
-    one = OwnPipeline(((0, 1),), (12,))
-    other = OwnPipeline(((4,), (2,)), (6, 6))
+    one = FlashFlexPipeline(((0, 1),), (12,))
+    other = FlashFlexPipeline(((4,), (2,)), (6, 6))
     # Degrees 2 and 1: two rings for each block, over the slow link for half of the blocks.
     size = 12 * 1024**2 * 4 / (1 * 2)
     wanted = 6 * 2 * 2 * size / (10 * GB) + 6 * 2 * 2 * size / (200 * GB)
@@ -95,7 +95,7 @@ def test_a_pipeline_fits_where_each_stage_does():
     enough = states + activations
     for memory, wanted in ((enough + 1e-9, True), (enough - 1e-9, False)):
         inputs = inputs_of(Device(0, 1.0, memory, 1.0))
-        assert fits(inputs, OwnPipeline(((0,),), (12,))) == wanted
+        assert fits(inputs, FlashFlexPipeline(((0,),), (12,))) == wanted
 
 
 def test_no_balanced_halves_are_lighter_to_cut():
@@ -166,7 +166,7 @@ def test_an_empty_stage_has_no_common_form():
     case = small_case(*TWO_KINDS)
     kinds = fleets_of(case)
     inputs = inputs_from(case, kinds)
-    own = OwnPlan(1.0, (OwnPipeline(((0,), (4,)), (24, 0)),))
+    own = FlashFlexPlan(1.0, (FlashFlexPipeline(((0,), (4,)), (24, 0)),))
     reason = to_plan(own, inputs, case.job, machine_places(kinds))
     assert reason == "stage 1 of a pipeline has no blocks"
 
@@ -175,8 +175,8 @@ def test_unequal_pipelines_become_a_plan():
     case = small_case(*TWO_KINDS)
     kinds = fleets_of(case)
     inputs = inputs_from(case, kinds)
-    pipelines = (OwnPipeline(((0, 1),), (24,)), OwnPipeline(((2,), (4, 5)), (14, 10)))
-    plan = to_plan(OwnPlan(1.0, pipelines), inputs, case.job, machine_places(kinds))
+    pipelines = (FlashFlexPipeline(((0, 1),), (24,)), FlashFlexPipeline(((2,), (4, 5)), (14, 10)))
+    plan = to_plan(FlashFlexPlan(1.0, pipelines), inputs, case.job, machine_places(kinds))
     assert not isinstance(plan, str)
     assert [[s.layers for s in p.stages] for p in plan.pipelines] == [
         [(0, 26)],
@@ -211,7 +211,7 @@ def test_golden_costs_of_given_plans(reference):
     for entry in given:
         inputs = HETERO if entry["cluster"] == "hetero8" else HOMO
         pipelines = [
-            OwnPipeline(tuple(map(tuple, stages)), tuple(layers))
+            FlashFlexPipeline(tuple(map(tuple, stages)), tuple(layers))
             for stages, layers in entry["pipelines[stages of device ids, layers per stage]"]
         ]
         count = 32 // len(pipelines)

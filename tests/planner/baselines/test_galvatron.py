@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from planner.baselines.galvatron.planner import (
+    GalvatronInputs,
+    GalvatronPlan,
     GalvatronPlanner,
-    Inputs,
     Memory,
-    OwnPlan,
     Strategy,
     choose,
     inputs_from,
@@ -32,7 +32,7 @@ from tests.planner.baselines.small_case import pool, small_case
 
 TWO_KINDS = (pool("A100-40", 8, per_machine=4), pool("V100-16", 6, per_machine=4))
 
-HAND = Inputs(
+HAND = GalvatronInputs(
     layers=4,
     forward_ms=1.0,
     parameter_mb=10.0,
@@ -134,7 +134,7 @@ def test_a_large_memory_is_not_used_in_full():
 def test_stages_of_other_degrees_become_split_stages():
     case = small_case(*TWO_KINDS)
     fleet = fleets_of(case)[0]
-    own = OwnPlan(1.0, 16, (12, 12), (Strategy(4, 1),) * 12 + (Strategy(1, 4),) * 12)
+    own = GalvatronPlan(1.0, 16, (12, 12), (Strategy(4, 1),) * 12 + (Strategy(1, 4),) * 12)
     plan = to_plan(own, case.job, fleet)
     assert not isinstance(plan, str)
     (pipeline,) = plan.pipelines
@@ -151,7 +151,7 @@ def test_stages_of_other_degrees_become_split_stages():
 
 def test_layers_that_differ_within_a_stage_have_no_common_form():
     case = small_case(*TWO_KINDS)
-    own = OwnPlan(1.0, 16, (24,), (Strategy(4, 2),) * 12 + (Strategy(2, 4),) * 12)
+    own = GalvatronPlan(1.0, 16, (24,), (Strategy(4, 2),) * 12 + (Strategy(2, 4),) * 12)
     reason = to_plan(own, case.job, fleets_of(case)[0])
     assert reason == "the layers of stage 0 differ in their TP degree"
 
@@ -159,7 +159,7 @@ def test_layers_that_differ_within_a_stage_have_no_common_form():
 def test_micro_batches_must_divide_among_the_replicas():
     case = small_case(*TWO_KINDS)
     fleet = fleets_of(case)[0]
-    own = OwnPlan(1.0, 16, (12, 12), (Strategy(1, 4),) * 12 + (Strategy(4, 1),) * 12)
+    own = GalvatronPlan(1.0, 16, (12, 12), (Strategy(1, 4),) * 12 + (Strategy(4, 1),) * 12)
     assert not isinstance(to_plan(own, case.job, fleet), str)
     reason = to_plan(replace(own, chunks=32), case.job, fleet)
     assert reason == "its micro batches of 2 samples do not divide among the replicas"
@@ -192,7 +192,7 @@ def test_inputs_of_a_fleet_tell_machines_from_the_network():
 # Golden results ---------------------------------------------------------------------------------
 
 
-def golden_inputs(reference) -> Inputs:
+def golden_inputs(reference) -> GalvatronInputs:
     given = load_golden(reference, "galvatron")["inputs"]
 
     def other(key: str) -> Memory:
@@ -203,7 +203,7 @@ def golden_inputs(reference) -> Inputs:
     for key, bandwidth in given["allreduce_GB_s"].items():
         ranks, _, near = key.split("_")
         table[int(ranks), near == "1"] = bandwidth
-    return Inputs(
+    return GalvatronInputs(
         layers=given["layernum"],
         forward_ms=given["forward_ms_per_sample_per_layer"],
         parameter_mb=given["parameter_size_mb"],

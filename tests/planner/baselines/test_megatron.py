@@ -10,9 +10,9 @@ import pytest
 from planner.baselines.amp.planner import AmpPlanner
 from planner.baselines.atlas.planner import AtlasPlanner
 from planner.baselines.megatron.planner import (
-    Inputs,
+    MegatronInputs,
     MegatronPlanner,
-    Shape,
+    MegatronShape,
     fits_by_hand,
     search,
     stage_bytes_max,
@@ -25,7 +25,7 @@ from simulator.models.families import build_model
 from tests.planner.baselines.golden_inputs import load_golden, load_toy
 from tests.planner.baselines.small_case import pool, small_case
 
-INPUTS = Inputs(
+INPUTS = MegatronInputs(
     gpus=8,
     gpus_per_node=4,
     memory_bytes=200.0,
@@ -40,7 +40,7 @@ def test_golden(reference):
     golden, toy = load_golden(reference, "megatron_rule"), load_toy(reference)
     degrees, sizes = (1, 2, 4), (1, 2, 4, 8)
     for case in golden["cases"]:
-        inputs = Inputs(
+        inputs = MegatronInputs(
             gpus=case["gpus"],
             gpus_per_node=case["gpus_per_node"],
             memory_bytes=case["memory_GiB"] * 2**30,
@@ -54,27 +54,27 @@ def test_golden(reference):
         if wanted is None:
             assert shape is None
         else:
-            assert shape == Shape(wanted["tp"], wanted["pp"], wanted["dp"], wanted["mbs"])
+            assert shape == MegatronShape(wanted["tp"], wanted["pp"], wanted["dp"], wanted["mbs"])
             bytes_max = stage_bytes_max(inputs, shape)
             assert bytes_max == pytest.approx(wanted["max_stage_bytes"], rel=1e-9)
 
 
 def test_memory_of_a_pipeline_by_hand():
     # Two stages of two layers; the first keeps two micro batches, the second one.
-    assert stage_bytes_max(INPUTS, Shape(1, 2, 4, 1)) == 16 * 16 + 4 * 2
+    assert stage_bytes_max(INPUTS, MegatronShape(1, 2, 4, 1)) == 16 * 16 + 4 * 2
     # With a single micro batch nothing more than that is in flight.
-    assert stage_bytes_max(INPUTS, Shape(1, 2, 4, 2)) == 16 * 16 + 8 * 1
+    assert stage_bytes_max(INPUTS, MegatronShape(1, 2, 4, 2)) == 16 * 16 + 8 * 1
 
 
 @pytest.mark.parametrize(
     ("memory", "shape"),
     [
-        (530, Shape(1, 1, 8, 1)),
-        (519, Shape(2, 1, 4, 2)),  # Plain data parallelism needs 512 + 8.
-        (263, Shape(2, 1, 4, 1)),
-        (259, Shape(4, 1, 2, 2)),
-        (100, Shape(4, 2, 1, 2)),
-        (67, Shape(4, 2, 1, 1)),  # 64 of state, and two micro batches in flight of 1 each.
+        (530, MegatronShape(1, 1, 8, 1)),
+        (519, MegatronShape(2, 1, 4, 2)),  # Plain data parallelism needs 512 + 8.
+        (263, MegatronShape(2, 1, 4, 1)),
+        (259, MegatronShape(4, 1, 2, 2)),
+        (100, MegatronShape(4, 2, 1, 2)),
+        (67, MegatronShape(4, 2, 1, 1)),  # 64 of state, and two micro batches in flight of 1 each.
         (65, None),
     ],
 )

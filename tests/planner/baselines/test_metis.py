@@ -17,9 +17,9 @@ from planner.baselines.metis.balancer import (
 from planner.baselines.metis.cost import (
     FIXED,
     PUBLISHED,
-    Inputs,
-    Node,
-    OwnPlan,
+    MetisInputs,
+    MetisNode,
+    MetisPlan,
     Ranks,
     group_ms,
     plan_ms,
@@ -39,10 +39,10 @@ GIB_PER_MS = 2.0**20
 TWO_KINDS = (pool("A100-40", 4, per_machine=4), pool("V100-16", 4, per_machine=4))
 
 
-def inputs_of(*nodes: Node, layers: int = 4, **changes) -> Inputs:
+def inputs_of(*nodes: MetisNode, layers: int = 4, **changes) -> MetisInputs:
     """Layers of one millisecond per sample on kind ``a`` and two on ``b``; tp halves them."""
     keys = [(kind, t, b) for kind in "ab" for t in (1, 2) for b in (1, 2, 4)]
-    given = Inputs(
+    given = MetisInputs(
         layer_ms={k: ({"a": 1.0, "b": 2.0}[k[0]] * k[2] / k[1],) * layers for k in keys},
         layer_mb={k: (10.0 * k[2] / k[1],) * layers for k in keys},
         sync_ms=dict.fromkeys(keys, 0.5),
@@ -96,8 +96,8 @@ def test_capacity_moves_to_where_there_is_memory():
 
 
 def test_a_plan_pays_for_steady_state_fill_sync_update_gradients_and_cuts():
-    inputs = inputs_of(Node("a", 2, 4.0, 1.0, 1e6), Node("b", 2, 2.0, 0.5, 1e6))
-    plan = OwnPlan(("a", "b"), (2, 2), ((2, 1), (1, 2)), 2, (0, 3, 4), 2)
+    inputs = inputs_of(MetisNode("a", 2, 4.0, 1.0, 1e6), MetisNode("b", 2, 2.0, 0.5, 1e6))
+    plan = MetisPlan(("a", "b"), (2, 2), ((2, 1), (1, 2)), 2, (0, 3, 4), 2)
     # Stages of 3 x 2 ms and 1 x 2 x 4 / 2 ms; sync 0.5 and making 0.25 per micro batch; an
     # update of 8 x 3 / 4; gradients of 3 parts over 4 GB/s; 2 samples over the slower way out,
     # as wide as the vocabulary over the first stage's one tensor rank, for the head is next.
@@ -109,16 +109,16 @@ def test_a_plan_pays_for_steady_state_fill_sync_update_gradients_and_cuts():
 
 
 def test_replicas_on_two_machines_sum_gradients_between_them():
-    inputs = inputs_of(Node("a", 1, 4.0, 1.0, 1e6), Node("a", 1, 4.0, 1.0, 1e6))
-    plan = OwnPlan(("a",), (2,), ((2, 1),), 2, (0, 4), 1)
+    inputs = inputs_of(MetisNode("a", 1, 4.0, 1.0, 1e6), MetisNode("a", 1, 4.0, 1.0, 1e6))
+    plan = MetisPlan(("a",), (2,), ((2, 1),), 2, (0, 4), 1)
     repaired, linked = plan_ms(inputs, plan), plan_ms(inputs, plan, repairs=LINKED)
     assert repaired is not None
     assert repaired - linked == pytest.approx(4.0 / 1.0 - 4.0 / 4.0)  # In a group of one: 4 GB/s.
 
 
 def test_a_missing_profile_drops_the_plan():
-    inputs = inputs_of(Node("a", 2, 4.0, 1.0, 1e6))
-    plan = OwnPlan(("a",), (2,), ((1, 2),), 1, (0, 4), 1)
+    inputs = inputs_of(MetisNode("a", 2, 4.0, 1.0, 1e6))
+    plan = MetisPlan(("a",), (2,), ((1, 2),), 1, (0, 4), 1)
     assert plan_ms(inputs, plan) is None  # Micro batches of 8.
     silent = replace(inputs, sync_ms=dict.fromkeys(inputs.sync_ms, 0.0))
     plan = replace(plan, batches=2)
@@ -127,7 +127,7 @@ def test_a_missing_profile_drops_the_plan():
 
 
 def test_memory_is_that_of_the_tightest_gpu_or_as_published_of_the_group():
-    inputs = inputs_of(Node("a", 1, 4.0, 1.0, 100.0), Node("b", 1, 4.0, 1.0, 30.0))
+    inputs = inputs_of(MetisNode("a", 1, 4.0, 1.0, 100.0), MetisNode("b", 1, 4.0, 1.0, 30.0))
     ranks = Ranks(inputs, ("a", "b"), (2,))
 
     def mb(repairs, samples):
@@ -141,7 +141,7 @@ def test_memory_is_that_of_the_tightest_gpu_or_as_published_of_the_group():
 
 
 def test_published_stops_at_the_first_strategy_that_fits():
-    inputs = inputs_of(Node("a", 4, 4.0, 1.0, 1e6), tp_max=4)
+    inputs = inputs_of(MetisNode("a", 4, 4.0, 1.0, 1e6), tp_max=4)
     fixed = [plan.strategies for plan in strategies(inputs, ("a",), (2, 2), 4)]
     assert fixed == [((2, 1), (2, 1)), ((1, 2), (2, 1)), ((1, 2), (1, 2))]
     published = strategies(inputs, ("a",), (2, 2), 4, repairs=PUBLISHED)
@@ -152,7 +152,7 @@ def test_a_mixed_group_becomes_a_split_stage():
     case = small_case(*TWO_KINDS)
     kinds = fleets_of(case)
     inputs = inputs_from(case, kinds)
-    own = OwnPlan(("A100-40", "V100-16"), (8,), ((4, 2),), 4, (0, 26), 1)
+    own = MetisPlan(("A100-40", "V100-16"), (8,), ((4, 2),), 4, (0, 26), 1)
     plan = to_plan(own, inputs, case.job, kinds)
     assert not isinstance(plan, str), plan
     (pipeline,) = plan.pipelines
@@ -167,7 +167,7 @@ def test_a_mixed_group_becomes_a_split_stage():
 def test_equal_replicas_become_pipelines():
     case = small_case(*TWO_KINDS)
     kinds = fleets_of(case)
-    own = OwnPlan(("A100-40", "V100-16"), (4, 4), ((2, 2), (4, 1)), 8, (0, 20, 26), 2)
+    own = MetisPlan(("A100-40", "V100-16"), (4, 4), ((2, 2), (4, 1)), 8, (0, 20, 26), 2)
     plan = to_plan(own, inputs_from(case, kinds), case.job, kinds)
     assert not isinstance(plan, str), plan
     assert [p.micro_batches for p in plan.pipelines] == [8, 8]
@@ -179,9 +179,12 @@ def test_equal_replicas_become_pipelines():
 @pytest.mark.parametrize(
     ("own", "reason"),
     [
-        (OwnPlan(("A100-40",), (4,), ((4, 1),), 8, (0, 25), 1), "its partition ends at layer 25"),
-        (OwnPlan(("A100-40",), (4,), ((4, 1),), 32, (0, 26), 1), "micro batches of 2 samples do"),
-        (OwnPlan(("A100-40",), (2, 2), ((2, 1),) * 2, 8, (0, 26, 26), 2), "stage 1 has no layers"),
+        (MetisPlan(("A100-40",), (4,), ((4, 1),), 8, (0, 25), 1), "its partition ends at layer 25"),
+        (MetisPlan(("A100-40",), (4,), ((4, 1),), 32, (0, 26), 1), "micro batches of 2 samples do"),
+        (
+            MetisPlan(("A100-40",), (2, 2), ((2, 1),) * 2, 8, (0, 26, 26), 2),
+            "stage 1 has no layers",
+        ),
     ],
 )
 def test_plans_without_a_common_form_say_why(own, reason):
@@ -209,7 +212,7 @@ def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
 # Golden results ---------------------------------------------------------------------------------
 
 
-def golden_inputs(reference, memory_gb: tuple[int, int] = (40, 16)) -> Inputs:
+def golden_inputs(reference, memory_gb: tuple[int, int] = (40, 16)) -> MetisInputs:
     toy = load_toy(reference)
     parameters = toy.parameters()
     layer_ms, layer_mb = {}, {}
@@ -223,7 +226,7 @@ def golden_inputs(reference, memory_gb: tuple[int, int] = (40, 16)) -> Inputs:
                 layer_mb[kind, t, b] = tuple(
                     16 * p / t / 2**20 + k / 2**20 for p, k in zip(parameters, kept, strict=True)
                 )
-    return Inputs(
+    return MetisInputs(
         layer_ms=layer_ms,
         layer_mb=layer_mb,
         sync_ms=dict.fromkeys(layer_ms, 0.5),
@@ -231,8 +234,8 @@ def golden_inputs(reference, memory_gb: tuple[int, int] = (40, 16)) -> Inputs:
         batch_ms=0.1,
         parameter_bytes=tuple(4 * p for p in parameters),
         nodes=(
-            Node("A100", 4, 200, 10, memory_gb[0] * 1024),
-            Node("V100", 4, 100, 10, memory_gb[1] * 1024),
+            MetisNode("A100", 4, 200, 10, memory_gb[0] * 1024),
+            MetisNode("V100", 4, 100, 10, memory_gb[1] * 1024),
         ),
         batch=32,
         sequence=512,
@@ -283,7 +286,7 @@ def test_golden_costs_of_given_plans(reference):
     for entry in given:
         groups, cuts = tuple(entry["device_groups"]), tuple(entry["layer_partition"])
         kinds, batches = tuple(entry["node_sequence"]), entry["batches"]
-        own = OwnPlan(kinds, groups, pairs(entry), batches, cuts, len(groups))
+        own = MetisPlan(kinds, groups, pairs(entry), batches, cuts, len(groups))
         for repairs, key in ((COUNTED, "as_published"), (LINKED, "fixed")):
             wanted = pytest.approx(entry[f"cost_ms_bandwidth_{key}"], rel=1e-9)
             assert plan_ms(inputs, own, repairs=repairs) == wanted

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from planner.baselines.oobleck.planner import (
-    Inputs,
     Instances,
+    OobleckInputs,
+    OobleckPlan,
     OobleckPlanner,
-    OwnPlan,
-    Template,
-    Templates,
+    OobleckTemplate,
+    OobleckTemplates,
     deviation,
     instantiate,
     pipeline_time,
@@ -32,10 +32,12 @@ from tests.planner.baselines.small_case import pool, small_case
 TWO_KINDS = (pool("A100-40", 16, per_machine=4), pool("V100-16", 6, per_machine=4))
 
 
-def equal_layers(*forward: float, nodes: int = 1, gpus: int = 1, micro_batches: int = 8) -> Inputs:
+def equal_layers(
+    *forward: float, nodes: int = 1, gpus: int = 1, micro_batches: int = 8
+) -> OobleckInputs:
     """Layers whose backward takes twice their forward, and free all-reduces."""
     count = len(forward)
-    return Inputs(
+    return OobleckInputs(
         forward=forward,
         backward=tuple(2 * ahead for ahead in forward),
         within={1 << k: (0.0,) * count for k in range(gpus.bit_length())},
@@ -71,7 +73,7 @@ def test_templates_are_as_good_as_any_cut_of_nodes():
             pipeline_time([stage_time(inputs, 0, cut - 1, 1), stage_time(inputs, cut, 5, 1)])
             for cut in range(1, 6)
         )
-        template = Templates(inputs).template(2)
+        template = OobleckTemplates(inputs).template(2)
         assert template is not None
         assert (template.time, template.slowest) == wanted
 
@@ -80,7 +82,7 @@ def test_the_time_of_a_template_is_that_of_its_stages():
     inputs = equal_layers(3.0, 1.0, 2.0, 5.0, 1.0, 4.0, 2.0, 2.0, nodes=3, gpus=4)
     inputs = replace(inputs, within={g: (0.4 * (g - 1),) * 8 for g in (1, 2, 4)})
     for nodes in (1, 2, 3):
-        template = Templates(inputs).template(nodes)
+        template = OobleckTemplates(inputs).template(nodes)
         assert template is not None
         times = [stage_time(inputs, *stage) for stage in template.stages]
         assert pipeline_time(times) == (pytest.approx(template.time), template.slowest)
@@ -91,7 +93,7 @@ def test_the_time_of_a_template_is_that_of_its_stages():
 
 def test_an_odd_number_of_gpus_is_not_halved():
     inputs = replace(equal_layers(1.0, 1.0, gpus=2), gpus_per_node=3)
-    assert Templates(inputs).template(1) is None
+    assert OobleckTemplates(inputs).template(1) is None
 
 
 def test_shares_are_those_that_trying_all_finds():
@@ -118,7 +120,7 @@ def test_shares_are_those_that_trying_all_finds():
 
 
 def test_mixes_use_every_node_and_pay_for_their_gradient_sums():
-    templates = [Template(n, 12.0 * n, 0, ((0, 0, 1),) * n) for n in (1, 2, 3)]
+    templates = [OobleckTemplate(n, 12.0 * n, 0, ((0, 0, 1),) * n) for n in (1, 2, 3)]
     inputs = replace(equal_layers(1.0, nodes=4, micro_batches=12), between=(0, 0, 7, 100, 200))
     plans = instantiate(inputs, templates)
     mixes = {tuple((i.template.nodes, i.count) for i in plan.mix) for plan in plans}
@@ -145,9 +147,9 @@ def test_templates_hold_the_model_and_leave_room_for_copies():
 def test_stages_of_several_gpus_are_tp_groups_or_split():
     case = small_case(*TWO_KINDS)
     fleet = fleets_of(case)[0]
-    one = Template(1, 1.0, 0, ((0, 12, 2), (13, 25, 2)))
-    other = Template(1, 1.0, 0, ((0, 25, 4),))
-    own = OwnPlan(1.0, (Instances(one, 3, 12), Instances(other, 1, 28)))
+    one = OobleckTemplate(1, 1.0, 0, ((0, 12, 2), (13, 25, 2)))
+    other = OobleckTemplate(1, 1.0, 0, ((0, 25, 4),))
+    own = OobleckPlan(1.0, (Instances(one, 3, 12), Instances(other, 1, 28)))
     plan = to_plan(own, case.job, fleet, micro_batch_size=1, degrees=(1, 2, 4))
     assert not isinstance(plan, str)
     assert [p.micro_batches for p in plan.pipelines] == [12, 12, 12, 28]
@@ -177,10 +179,10 @@ def test_proposals_of_a_real_case_are_sound_and_sorted():
 # Golden results ---------------------------------------------------------------------------------
 
 
-def golden_inputs(reference, *, nodes: int, gpus: int) -> Inputs:
+def golden_inputs(reference, *, nodes: int, gpus: int) -> OobleckInputs:
     toy = load_toy(reference)
     count = len(toy.kinds)
-    return Inputs(
+    return OobleckInputs(
         forward=tuple(toy.forward_ms("A100-40", tp=1, samples=1)),
         backward=tuple(toy.backward_ms("A100-40", tp=1, samples=1)),
         within={g: (0.05 * (g - 1),) * count for g in (1, 2, 4)},
@@ -197,7 +199,7 @@ def test_golden_templates(reference):
     wanted = load_golden(reference, "oobleck")["templates"]
     for one in wanted:
         inputs = golden_inputs(reference, nodes=one["nodes"], gpus=one["gpus_per_node"])
-        template = Templates(inputs).template(one["nodes"])
+        template = OobleckTemplates(inputs).template(one["nodes"])
         assert template is not None
         assert template.time == pytest.approx(one["t_ms"], rel=1e-9)
         assert template.slowest == one["kstar"]
@@ -208,7 +210,7 @@ def test_golden_templates(reference):
 def test_golden_instances(reference):
     wanted = load_golden(reference, "oobleck")["instantiation"]
     inputs = golden_inputs(reference, nodes=wanted["nodes"], gpus=1)
-    found = [Templates(inputs).template(nodes) for nodes in wanted["template_nodes"]]
+    found = [OobleckTemplates(inputs).template(nodes) for nodes in wanted["template_nodes"]]
     templates = [template for template in found if template is not None]
     assert [len(template.stages) for template in templates] == wanted["template_stages"]
     plans = instantiate(inputs, templates)

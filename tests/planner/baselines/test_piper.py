@@ -8,10 +8,10 @@ import math
 import pytest
 
 from planner.baselines.piper.planner import (
-    Inputs,
-    OwnPlan,
-    OwnStage,
+    PiperInputs,
+    PiperPlan,
     PiperPlanner,
+    PiperStage,
     Variant,
     choose_variants,
     in_flight,
@@ -32,23 +32,27 @@ TWO_KINDS = (pool("A100-40", 8, per_machine=4), pool("V100-16", 6, per_machine=4
 
 def chain(
     *seconds: float, devices: int, micro_batches: int, kept: float = 0.0, memory: float = 1.0
-) -> Inputs:
+) -> PiperInputs:
     """Layers without parameters that send a byte each over a link of a byte per second."""
     layers = tuple({1: (Variant(s, 0.0, kept, 0.0),)} for s in seconds)
-    return Inputs(layers, (1.0,) * (len(seconds) - 1), 1.0, devices, micro_batches, memory)
+    return PiperInputs(layers, (1.0,) * (len(seconds) - 1), 1.0, devices, micro_batches, memory)
 
 
 def test_a_stage_pays_for_work_both_cuts_and_a_parameter_server():
     layers = tuple({1: (Variant(seconds, 6.0, 0.0, 0.0),)} for seconds in (1.0, 2.0, 3.0))
-    inputs = Inputs(layers, (10.0, 20.0), 2.0, 4, 4, 1.0)
-    middle = OwnStage(1, 1, 2, 1, (0,))
+    inputs = PiperInputs(layers, (10.0, 20.0), 2.0, 4, 4, 1.0)
+    middle = PiperStage(1, 1, 2, 1, (0,))
     # 2 / 2 of work, 2 (10 + 20) / (2 x 2) of cuts, 4 (2 - 1) 6 / (2 x 4 x 2) of gradients.
     assert stage_seconds(inputs, middle) == 1.0 + 15.0 + 1.5
-    assert stage_seconds(inputs, OwnStage(0, 2, 1, 1, (0, 0, 0))) == 6.0
+    assert stage_seconds(inputs, PiperStage(0, 2, 1, 1, (0, 0, 0))) == 6.0
 
 
 def test_earlier_stages_hold_more_samples():
-    stages = [OwnStage(0, 0, 1, 1, (0,)), OwnStage(1, 1, 2, 1, (0,)), OwnStage(2, 2, 2, 1, (0,))]
+    stages = [
+        PiperStage(0, 0, 1, 1, (0,)),
+        PiperStage(1, 1, 2, 1, (0,)),
+        PiperStage(2, 2, 2, 1, (0,)),
+    ]
     assert [in_flight(stages, i) for i in range(3)] == [5, 2, 1]
 
 
@@ -66,7 +70,7 @@ def test_swaps_go_by_time_per_byte_and_may_overshoot(memory, chosen):
 def test_an_unused_device_stays_unused():
     # Each cut costs more than it saves, and a second replica is free: two devices of three.
     (best,) = search(chain(1.0, 1.0, devices=3, micro_batches=2), mode="published")
-    assert best == OwnPlan(1.0, (OwnStage(0, 1, 2, 1, (0, 0)),))
+    assert best == PiperPlan(1.0, (PiperStage(0, 1, 2, 1, (0, 0)),))
 
 
 def test_each_point_of_the_frontier_has_its_plan():
@@ -96,7 +100,7 @@ def test_no_cut_of_a_small_chain_is_better_than_the_search():
             if sum(degrees) > 5:
                 continue
             stages = [
-                OwnStage(first, last, d, 1, (0,) * (last - first + 1))
+                PiperStage(first, last, d, 1, (0,) * (last - first + 1))
                 for first, last, d in zip(firsts, ends, degrees, strict=True)
             ]
             fits = all(
@@ -113,7 +117,7 @@ def test_unequal_degrees_become_split_stages():
     case = small_case(*TWO_KINDS)
     fleet = fleets_of(case)[0]
     inputs = inputs_from(case, fleet, micro_batch_size=1)
-    own = OwnPlan(1.0, (OwnStage(0, 9, 2, 1, (0,) * 10), OwnStage(10, 25, 4, 1, (0,) * 16)))
+    own = PiperPlan(1.0, (PiperStage(0, 9, 2, 1, (0,) * 10), PiperStage(10, 25, 4, 1, (0,) * 16)))
     plan = to_plan(own, inputs, case.job, fleet, micro_batch_size=1)
     assert not isinstance(plan, str)
     assert plan.micro_batch_size == 2
@@ -126,7 +130,7 @@ def test_a_stage_recomputed_in_part_has_no_common_form():
     case = small_case(*TWO_KINDS, recompute="auto")
     fleet = fleets_of(case)[0]
     inputs = inputs_from(case, fleet, micro_batch_size=1)
-    own = OwnPlan(1.0, (OwnStage(0, 25, 1, 1, (0, 1) + (0,) * 24),))
+    own = PiperPlan(1.0, (PiperStage(0, 25, 1, 1, (0, 1) + (0,) * 24),))
     reason = to_plan(own, inputs, case.job, fleet, micro_batch_size=1)
     assert reason == "recomputes 1 of the layers 0 to 25 only"
 
@@ -150,7 +154,7 @@ def test_proposals_of_a_real_case_are_sound_and_sorted(mode):
 # Golden results ---------------------------------------------------------------------------------
 
 
-def golden_inputs(reference, case) -> Inputs:
+def golden_inputs(reference, case) -> PiperInputs:
     toy, given = load_toy(reference), case["inputs"]
     parameters, kept, sent = toy.parameters(), toy.kept_bytes(), toy.output_floats()
 
@@ -164,7 +168,7 @@ def golden_inputs(reference, case) -> Inputs:
 
     widths = (1, 2, 4) if given["tensor_parallel"] else (1,)
     count = len(toy.kinds)
-    return Inputs(
+    return PiperInputs(
         layers=tuple({t: variants(i, t) for t in widths} for i in range(count)),
         edge_bytes=tuple(4 * floats for floats in sent[:-1]),
         bandwidth_bytes_per_s=1e10,
@@ -180,7 +184,7 @@ def test_golden_costs_of_given_plans(reference):
         inputs = golden_inputs(reference, case)
         for entry in case["given_plans"]:
             stages = [
-                OwnStage(first, last, d, t, (int(variant != "vanilla"),) * (last - first + 1))
+                PiperStage(first, last, d, t, (int(variant != "vanilla"),) * (last - first + 1))
                 for first, last, d, t, variant in entry["plan"]
             ]
             wanted = pytest.approx(entry["time_per_sample_s"], rel=1e-9)

@@ -13,16 +13,16 @@ import pytest
 
 from planner.baselines.sailor_sosp25.cost import (
     End,
-    Inputs,
     Kind,
-    Region,
+    Sosp25Inputs,
+    Sosp25Region,
     joined,
     pairs,
     stage_part,
 )
 from planner.baselines.sailor_sosp25.planner import SailorPaperPlanner
-from planner.baselines.sailor_sosp25.search import Goal, search
-from planner.baselines.sailor_sosp25.stages import Shape, tp_by_rule
+from planner.baselines.sailor_sosp25.search import Sosp25Goal, search
+from planner.baselines.sailor_sosp25.stages import Sosp25Shape, tp_by_rule
 from planner.compare.interface import Case, Mode
 from simulator.api import Measurements, load_measurements, network_of
 from simulator.arrays import Floats
@@ -129,14 +129,14 @@ def kind(name: str, each_s: float, *, capacity: float = 1e12, usd_per_s: float =
     return Kind(name, usd_per_s, capacity, seconds, dict.fromkeys(seconds, 0.5))
 
 
-def inputs(*kinds: Kind, zones: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Inputs:
+def inputs(*kinds: Kind, zones: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Sosp25Inputs:
     """Layers of 1 GB of parameters and of activations, on links of 1 GB/s."""
 
     def send_s(_: End, __: End, size: float) -> float:
         return size / SPEED
 
     row: Floats = ROW * 2.5e8
-    return Inputs(
+    return Sosp25Inputs(
         global_batch=8,
         float_bytes=4,
         kinds=kinds,
@@ -175,7 +175,7 @@ def test_what_was_not_measured_is_free_as_published() -> None:
 def test_two_stages_put_together() -> None:
     """Two replicas, four micro batches of 1: stages of 2 s and 4 s, a boundary of 1 s."""
     case = inputs(kind("a", 1.0), kind("b", 2.0), zones=(("z", "r", (8, 8)),))
-    here = Region((0,))
+    here = Sosp25Region((0,))
     front = stage_part(case, 1, (0, 2), (((0, FAST, 1), 2),), here)
     back = stage_part(case, 1, (2, 4), (((0, SLOW_KIND, 1), 2),), here)
     # 2 GB of gradients between two: each sends half of them twice, in four buckets.
@@ -194,7 +194,7 @@ def test_the_kth_replica_sends_to_the_kth() -> None:
 
 def test_layers_are_even_and_the_rest_goes_to_the_last_stages() -> None:
     one = inputs(kind("a", 1.0), zones=(("z", "r", (8,)),))
-    assert Shape.of(one, 3, 1, "fixed").cuts == (0, 1, 2, 4)
+    assert Sosp25Shape.of(one, 3, 1, "fixed").cuts == (0, 1, 2, 4)
 
 
 def test_published_plans_may_take_what_is_not_there() -> None:
@@ -204,7 +204,7 @@ def test_published_plans_may_take_what_is_not_there() -> None:
     taken = {
         mode: {
             zone
-            for found in search(case, Goal(), mode)
+            for found in search(case, Sosp25Goal(), mode)
             for (zone, one, _), _ in found.columns[-1]
             if one == FAST
         }
@@ -216,7 +216,7 @@ def test_published_plans_may_take_what_is_not_there() -> None:
 def test_with_cost_as_the_goal_only_one_stage_was_searched() -> None:
     case = inputs(kind("a", 1.0), zones=(("z", "r", (4,)),))
     stages = {
-        mode: {len(f.columns) for f in search(case, Goal(by_cost=True), mode)}
+        mode: {len(f.columns) for f in search(case, Sosp25Goal(by_cost=True), mode)}
         for mode in ("published", "fixed")
     }
     assert stages == {"published": {1}, "fixed": {1, 2}}, "of two GPUs each"
@@ -224,7 +224,7 @@ def test_with_cost_as_the_goal_only_one_stage_was_searched() -> None:
 
 def test_replicas_go_down_until_it_gets_worse_and_a_budget_is_kept() -> None:
     case = inputs(kind("a", 1.0), zones=(("z", "r", (8,)),))
-    free = search(case, Goal(), "fixed")
+    free = search(case, Sosp25Goal(), "fixed")
     families: dict[tuple[int, int], list[tuple[int, float]]] = {}
     for one in free:
         replicas = sum(count for _, count in one.columns[0])
@@ -233,7 +233,7 @@ def test_replicas_go_down_until_it_gets_worse_and_a_budget_is_kept() -> None:
     for family in families.values():
         seconds = [second for _, second in sorted(family)]
         assert seconds == sorted(seconds, reverse=True), "fewer replicas only while they help"
-    tight = Goal(usd_max=0.95 * free[0].usd)
+    tight = Sosp25Goal(usd_max=0.95 * free[0].usd)
     found = search(case, tight, "fixed")
     assert found
     assert all(f.usd <= tight.usd_max for f in found)

@@ -13,7 +13,7 @@ from planner.baselines.varuna import pipeline as varuna_pipeline
 from planner.baselines.varuna.pipeline import Pipeline, own_orders, simulate_us, turns
 from planner.baselines.varuna.planner import (
     Depth,
-    Inputs,
+    VarunaInputs,
     VarunaPlanner,
     depths,
     pipeline_of,
@@ -29,9 +29,9 @@ SIZES = (1, 2, 4, 8)
 EVEN = Pipeline((1.0,) * 3, (2.0,) * 3, 4, 0.0, 0.0, 4, 0.0)
 
 
-def golden_inputs(toy: Toy, memory_bytes: float) -> Inputs:
+def golden_inputs(toy: Toy, memory_bytes: float) -> VarunaInputs:
     gpu = "A100-40"
-    return Inputs(
+    return VarunaInputs(
         gpus=8,
         gpus_per_node=4,
         global_batch=32,
@@ -157,8 +157,8 @@ def test_two_waiting_gradients_deadlock_the_published_simulation_alone():
     assert simulate_us(slow_first, "fixed") == 4 * 27
 
 
-def small_inputs(**changes: object) -> Inputs:
-    inputs = Inputs(
+def small_inputs(**changes: object) -> VarunaInputs:
+    inputs = VarunaInputs(
         gpus=4,
         gpus_per_node=2,
         global_batch=8,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.baselines.megatron.planner import Shape
+from planner.baselines.megatron.planner import MegatronShape
 from planner.baselines.whale.planner import (
-    Inputs,
     Split,
+    WhaleInputs,
     WhalePlanner,
     balance,
     rooms_of,
@@ -81,10 +81,10 @@ def test_cuts_take_the_nearest_boundary_and_leave_no_stage_empty():
 
 
 def test_layers_follow_stages_and_micro_batches_follow_replicas():
-    inputs = Inputs(12, (1.0,) * 6, speeds=((2.0, 2.0), (1.0, 1.0)))
+    inputs = WhaleInputs(12, (1.0,) * 6, speeds=((2.0, 2.0), (1.0, 1.0)))
     assert balance(inputs) == Split((0, 4, 6), (6, 6))
     # The second replica's last stage is half as fast as the first one's.
-    inputs = Inputs(100, (1.0,) * 7, speeds=((2.0, 2.0), (2.0, 1.0)))
+    inputs = WhaleInputs(100, (1.0,) * 7, speeds=((2.0, 2.0), (2.0, 1.0)))
     assert balance(inputs) == Split((0, 4, 7), (60, 40))  # 2 in 4 layers, 1 in 3.
     assert balance(inputs, lambda cuts: [cuts[1], 100]) == Split((0, 4, 7), (4, 96))
 
@@ -102,7 +102,7 @@ class Capacity:
 def test_a_replica_takes_as_many_micro_batches_as_it_can_have_in_flight():
     case, shape, cuts = (
         small_case(pool("A100-40", 4, per_machine=4)),
-        Shape(1, 2, 2, 1),
+        MegatronShape(1, 2, 2, 1),
         (0, 22, 26),
     )
     held = []
@@ -117,7 +117,7 @@ def test_a_replica_takes_as_many_micro_batches_as_it_can_have_in_flight():
 
 
 def test_a_replica_without_micro_batches_stays_idle():
-    case, shape = small_case(pool("A100-40", 4, per_machine=4)), Shape(1, 2, 2, 1)
+    case, shape = small_case(pool("A100-40", 4, per_machine=4)), MegatronShape(1, 2, 2, 1)
     plan = to_plan(Split((0, 13, 26), (64, 0)), case, shape)
     assert [pipeline.micro_batches for pipeline in plan.pipelines] == [64]
     assert check_plan(plan, case.job, case.cluster) == ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from planner.api import plan_job, tp_degrees
+from planner.api import plan_job
 from planner.problem.inventory import Lot
+from planner.problem.job_options import tp_degrees
 from planner.problem.question import Question
 from simulator.api import Measurements
 from simulator.cluster.cluster import Cluster, Pool

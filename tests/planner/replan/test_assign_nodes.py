@@ -14,8 +14,7 @@ from planner.replan.assign_nodes import assign, with_homes
 from planner.replan.min_cost_flow import cheapest_flow
 from planner.replan.nodes import Node
 from planner.replan.state_map import State, held_by_node
-from planner.replan.transfer_prices import Routes
-from planner.replan.transfers import transfers_of
+from planner.replan.transfers import Routes, transfers_of
 from simulator.hardware.catalogue import load_catalogue
 from simulator.network.network import MeasuredNetwork, Network
 from simulator.spec.plan import Pipeline, Place, Plan, Stage

@@ -14,7 +14,7 @@ from simulator.spec.job import RecomputePolicy
 from simulator.spec.plan import Plan
 
 
-class Remembering(EventEstimator):
+class CachedEstimator(EventEstimator):
     """The event estimator that judges each plan once."""
 
     def __init__(self, judge: EventEstimator) -> None:
@@ -29,7 +29,7 @@ class Remembering(EventEstimator):
 
 
 @dataclass(slots=True, eq=False)
-class Tables:
+class SearchCache:
     """Kept from one search to the next; the job's objective and limits may differ between them."""
 
     judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
@@ -52,5 +52,5 @@ class Tables:
             )
             assert isinstance(judge, EventEstimator)
             maker = TemplateMaker(judge.costs, judge.network, judge.sites, lots)
-            self._made[key] = (Remembering(judge), maker)
+            self._made[key] = (CachedEstimator(judge), maker)
         return self._made[key]

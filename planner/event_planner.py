@@ -1,0 +1,153 @@
+"""Plans under the event estimator: collect starting plans, run the search, bound the result."""
+
+from __future__ import annotations
+
+from planner.baselines.megatron.planner import MegatronPlanner
+from planner.baselines.varuna.planner import VarunaPlanner
+from planner.baselines.whale.planner import WhalePlanner
+from planner.compare.interface import Case
+from planner.explain.reasons import explain_event
+from planner.formula_planner import formula_search
+from planner.pipelines.pipeline_mix import PipelineMix, mix_of_shape
+from planner.pipelines.pipeline_template import TemplateMaker
+from planner.problem.bounds import Bounds
+from planner.problem.inventory import Lot, grants_of
+from planner.problem.job_options import micro_batch_sizes, tp_degrees
+from planner.problem.objective import Limits
+from planner.problem.question import DEFAULT_BUDGETS, Answer, Question
+from planner.search.bound import EventBound
+from planner.search.local_search import EventSearch, JudgedPlan
+from planner.search.search_cache import SearchCache
+from simulator.documents.problems import InputError, Problem
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.inputs.plan_check import check_plan
+from simulator.inputs.plan_file import complete_plan
+from simulator.spec.plan import Plan
+
+FORMULA_PLACES_MAX = 6
+"""With more (zone, GPU kind) pairs than this, no starting plans come from the paper's formula."""
+FORMULA_PLANS_MAX = 8
+"""Starting plans taken from the search under the paper's formula."""
+BASELINE_PLANS_MAX = 3
+"""Starting plans taken from each of the quick baseline planners."""
+SMALL_BUDGET = 400
+"""Plans judged by default on up to 64 GPUs."""
+
+
+def plan_by_events(
+    question: Question, lots: tuple[Lot, ...], limits: Limits, cache: SearchCache
+) -> Answer:
+    """Find the best plan under the event estimator."""
+    job, cluster = question.job, question.cluster
+    if question.space == "paper":
+        raise InputError(
+            Problem(
+                "--space",
+                '"paper" is a space of the paper estimator only',
+                "use --estimator paper, or --space full",
+            )
+        )
+    judge, maker = cache.event(question, lots)
+    given = _baseline_plans(question, judge)
+
+    def searched(within: Limits, given: tuple[Plan, ...]) -> tuple[EventSearch, JudgedPlan | None]:
+        search = EventSearch(
+            job,
+            lots,
+            grants_of(cluster, lots),
+            maker,
+            judge,
+            within,
+            micro_batch_sizes(job),
+            tp_degrees(job),
+            question.budget or _default_budget(lots),
+            _formula_plans(question, lots, within, maker),
+            given,
+            question.proves,
+        )
+        best = search.run()
+        # The cost frontier reads these: a plan that keeps only the relaxed limits is left out.
+        cache.judged += [(judged.plan, judged.estimate) for judged in search.keeping(limits)]
+        return search, best
+
+    search, best = searched(limits, given)
+    evaluations = search.evaluations
+    if best is None and not search.is_complete:
+        for easier in limits.relaxed():
+            other, _ = searched(easier, given)
+            evaluations += other.evaluations
+            keeping = sorted(other.keeping(limits), key=lambda judged: judged.worth)
+            if keeping:
+                plans = tuple(judged.plan for judged in keeping[:BASELINE_PLANS_MAX])
+                search, best = searched(limits, plans)
+                evaluations += search.evaluations
+    if best is None:
+        return Answer(None, None, evaluations, 0.0, 0.0, job.objective.goal)
+    bounds = _bounds(search, best)
+    figures = (evaluations, bounds.objective, bounds.seconds)
+    rejected, why = explain_event(search, best)
+    return Answer(
+        best.plan, best.estimate, *figures, job.objective.goal, rejected=rejected, why=why
+    )
+
+
+def _default_budget(lots: tuple[Lot, ...]) -> int:
+    """Plans to judge: more on few GPUs, where judging a plan takes less time."""
+    gpus = sum(lot.gpus for lot in lots)
+    return max(DEFAULT_BUDGETS["event"], min(SMALL_BUDGET, SMALL_BUDGET * 64 // gpus))
+
+
+def _formula_plans(
+    question: Question, lots: tuple[Lot, ...], limits: Limits, maker: TemplateMaker
+) -> tuple[PipelineMix, ...]:
+    """Starting plans that are good under the formula; none unless all links are measured."""
+    job, measured = question.job, question.measurements.network.raw_between
+    ends = {(lot.zone, lot.gpu) for lot in lots}
+    known = all((one, other) in measured for one in ends for other in ends)
+    if (
+        job.profile is None
+        or job.recompute == "full"
+        or not known
+        or len(ends) > FORMULA_PLACES_MAX
+    ):
+        return ()
+    profile = question.measurements.profile(job.profile, catalogue=question.cluster.catalogue)
+    if 1 not in profile.sizes or not any(gpu in profile.gpus() for _, gpu in ends):
+        return ()
+    search = formula_search(question, lots, limits, profile)
+    found = search.search()
+    best = search.bench.best
+    chosen = ([best] if best is not None else []) + list(found[:FORMULA_PLANS_MAX])
+    return tuple(dict.fromkeys(mix_of_shape(one.shape, maker) for one in chosen))
+
+
+def _baseline_plans(question: Question, judge: EventEstimator) -> tuple[Plan, ...]:
+    """The first valid plans of three quick baselines, so that the answer is never worse."""
+    case = Case(question.job, question.cluster, judge.costs, judge.network, judge.sites)
+    found = []
+    for planner in (MegatronPlanner(), WhalePlanner(), VarunaPlanner()):
+        try:
+            proposals = planner.proposals(case, "fixed")
+        except InputError:
+            continue  # This baseline does not support the case.
+        plans = (one.plan for one in proposals[:BASELINE_PLANS_MAX] if one.plan is not None)
+        complete = (complete_plan(plan, question.cluster) for plan in plans)
+        found += [p for p in complete if not check_plan(p, question.job, question.cluster)]
+    return tuple(found)
+
+
+def _bounds(search: EventSearch, best: JudgedPlan) -> Bounds:
+    """Lower bounds of the searched space; exact where all plans were judged."""
+    bound = EventBound(
+        search.floors,
+        search.lots,
+        search.grants,
+        search.limits,
+        search.job.global_batch,
+        search.micro_batches,
+    )
+    bounds = bound.bounds(best.estimate.iteration_s, best.worth[0])
+    if not search.is_complete:
+        return bounds
+    seconds = bounds.seconds if search.limits.goal_is_cost else best.worth[0]
+    return Bounds(seconds, best.worth[0])

@@ -1,0 +1,210 @@
+"""The search for the next plan after a change: draft mixes, place them on the nodes, judge them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.pipelines.pipeline_mix import PipelineMix, plan_of, rough_seconds
+from planner.pipelines.pipeline_template import Template
+from planner.problem.inventory import Lot, grants_of, is_supplied
+from planner.problem.objective import Figures
+from planner.replan.assign_nodes import assign
+from planner.replan.damage import Running, damage
+from planner.replan.nodes import Node, lots_on
+from planner.replan.repairs import RepairDrafts
+from planner.replan.replan_tables import ReplanTables
+from planner.replan.state_map import placed_stages
+from simulator.estimate.result import Estimate
+from simulator.inputs.plan_check import split_in_proportion
+from simulator.spec.plan import Pipeline, Plan
+
+ROUGH_OTHER_CUTS = 1.1
+"""Factor on the rough time of a mix whose boundaries differ from those of the running pipelines."""
+ROUGH_WORSE_MAX = 1.5
+"""A mix whose rough time exceeds that of the survivors by this factor is not judged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPlan:
+    """A plan on nodes, with its estimate and its worth; smaller is better."""
+
+    worth: tuple[float, ...]
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclass(eq=False)
+class ReplanSearch:
+    """One question: what it shares between the plans that are judged."""
+
+    tables: ReplanTables
+    running: Running
+    nodes: tuple[Node, ...]
+    budget: int
+    evaluations: int = 0
+    lots: tuple[Lot, ...] = field(init=False)
+    needed: str | None = field(init=False, default=None)
+    has_losses: bool = field(init=False)
+    _seen: dict[PipelineMix, PlacedPlan | None] = field(default_factory=dict)
+    _mix_by_plan_id: dict[int, PipelineMix] = field(default_factory=dict)
+    _simple: Plan | None = None
+
+    def __post_init__(self) -> None:
+        unknown = {n.key for n in self.nodes} - {
+            (x.gpu, x.machine, x.zone) for x in self.tables.lots
+        }
+        assert not unknown, f"made for other pools than {sorted(unknown)}"
+        self.lots = lots_on(self.tables.lots, self.nodes)
+        self._damage = damage(self.running, self.nodes)
+        self._grants = grants_of(self.tables.cluster, self.lots)
+        self._spot = {node.id for node in self.nodes if node.spot}
+        b = self.running.plan.micro_batch_size
+        self._total = self.tables.job.global_batch // b
+        self._drafts = RepairDrafts(self.tables.atlas, self.lots, self._total, b)
+        self.has_losses = bool(self._damage.broken)
+        if self.has_losses:
+            lost = len(self._damage.broken)
+            self.needed = f"{lost} of {len(self.running.plan.pipelines)} pipelines lost devices"
+
+    def first(self) -> PlacedPlan | None:
+        """The best of what survives and of a few fleets around it."""
+        simple = self.survivors()
+        found = [simple] if simple is not None else []
+        found += self._best_of(self._base())
+        return min(found, key=by_worth, default=None)
+
+    def around(self, best: PlacedPlan) -> PlacedPlan | None:
+        """Something better near a plan, or none."""
+        mix = self._mix_by_plan_id.get(id(best.plan)) or self._base()
+        found = min(self._best_of(mix), key=by_worth, default=None)
+        return found if found is not None and found.worth < best.worth else None
+
+    def placed(self, plan: Plan) -> PlacedPlan | None:
+        """Judge a plan on the nodes where it moves least; none if it breaks a limit there."""
+        if not is_supplied(plan, self.lots, self._grants):
+            return None
+        on_nodes = assign(
+            plan,
+            self.nodes,
+            running=self.running.plan,
+            state=self.tables.state,
+            routes=self.tables.routes,
+        )
+        if on_nodes is None or on_nodes == self._simple:
+            return None
+        return self._judged(on_nodes)
+
+    def _judged(self, plan: Plan) -> PlacedPlan | None:
+        self.evaluations += 1
+        assert plan.samples_per_iteration == self.tables.job.global_batch
+        estimate = (
+            self.running.estimate if plan == self.running.plan else self.tables.judge.estimate(plan)
+        )
+        if not estimate.fits:
+            return None
+        figures = Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
+        worth = self.tables.limits.worth(figures)
+        if worth is None:
+            return None
+        return PlacedPlan((*worth, len(plan.pipelines)), plan, estimate)
+
+    def _spot_share(self, plan: Plan) -> float:
+        devices: Counter[bool] = Counter()
+        for stage, place in placed_stages(plan):
+            devices[place.node in self._spot] += stage.tp
+        return devices[True] / devices.total()
+
+    def survivors(self) -> PlacedPlan | None:
+        """The running plan with the broken pipelines dropped and nothing else changed."""
+        plan, alive = self.running.plan, self._damage.alive
+        if not alive or len(alive) > self._total:
+            return None
+        kept = [plan.pipelines[p] for p in alive]
+        if len(kept) < len(plan.pipelines):
+            counts = split_in_proportion(self._total, [pipeline.micro_batches for pipeline in kept])
+            kept = [Pipeline(n, p.stages) for n, p in zip(counts, kept, strict=True)]
+            plan = replace(plan, pipelines=tuple(kept))
+        self._simple = plan
+        found = self._judged(plan)
+        if found is None and self.needed is None:
+            self.needed = "what runs does not fit its devices, or breaks a limit of the job"
+        return found
+
+    def _base(self) -> PipelineMix:
+        """What survives, which may be nothing."""
+        templates = Counter(self.running.templates[p] for p in self._damage.alive)
+        return PipelineMix(tuple(templates), tuple(templates.values()))
+
+    def _best_of(self, base: PipelineMix) -> Iterable[PlacedPlan]:
+        """Judge the fleets around one that promise most, the fleet itself among them."""
+        if self.evaluations >= self.budget:
+            return
+        drafted = dict.fromkeys([base, *self._drafts.around(base, self._damage.broken)])
+        drafted.pop(PipelineMix((), ()), None)
+        fresh = [f for f in drafted if f not in self._seen and f.pipelines <= self._total]
+        for mix in self._ranked(fresh, base):
+            if self.evaluations >= self.budget:
+                return
+            found = self.placed(self._at_home(mix))
+            self._seen[mix] = found
+            if found is not None:
+                self._mix_by_plan_id[id(found.plan)] = mix
+                yield found
+
+    def _ranked(self, mixes: Sequence[PipelineMix], base: PipelineMix) -> list[PipelineMix]:
+        """The most promising first: two in the pools that run now for one that uses others.
+
+        Rough times are fair among fleets of the same pools only, so the two do not compete.
+        """
+        running = self.running.templates
+        used = {step.lot for template in running for step in template.steps}
+        cuts = {template.cuts for template in running}
+        some = [*mixes, *([base] if base.templates else ())]
+        if not some:
+            return []
+        seconds = rough_seconds(some, [self._total] * len(some)).tolist()
+        roughly = list(map(self.tables.atlas.rough, some, seconds))
+        most = ROUGH_WORSE_MAX * roughly.pop() if base.templates else math.inf
+        now = dict(zip(base.templates, base.counts, strict=True))
+        order: tuple[list[tuple[float, int, int, PipelineMix]], ...] = ([], [])
+        for number, (mix, rough) in enumerate(zip(mixes, roughly, strict=True)):
+            if rough > most:
+                continue
+            # Layers that all pipelines cut alike are summed with the fewest messages.
+            is_odd = any(template.cuts not in cuts for template in mix.templates)
+            worth = rough * ROUGH_OTHER_CUTS if is_odd else rough
+            counts = dict(zip(mix.templates, mix.counts, strict=True))
+            changes = sum(abs(counts.get(t, 0) - now.get(t, 0)) for t in {**counts, **now})
+            strays = any(s.lot not in used for t in mix.templates for s in t.steps)
+            order[strays].append((worth, changes, number, mix))
+        places = [
+            (3 * place + 2 if strays else place + place // 2, mix)
+            for strays, some in enumerate(order)
+            for place, (*_, mix) in enumerate(sorted(some, key=lambda one: one[:3]))
+        ]
+        return [mix for _, mix in sorted(places, key=lambda pair: pair[0])]
+
+    def _at_home(self, mix: PipelineMix) -> Plan:
+        """The fleet as a plan, with the pipelines that run on where they run."""
+        homes: defaultdict[Template, list[int]] = defaultdict(list)
+        for p in self._damage.alive:
+            homes[self.running.templates[p]].append(p)
+        plan = plan_of(mix, self._total, self.lots)
+        made = (t for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n))
+        pipelines = []
+        for pipeline, template in zip(plan.pipelines, made, strict=True):
+            here = homes.get(template)
+            if here:
+                stages = self.running.plan.pipelines[here.pop(0)].stages
+                pipelines.append(Pipeline(pipeline.micro_batches, stages))
+            else:
+                pipelines.append(pipeline)
+        return replace(plan, pipelines=tuple(pipelines))
+
+
+def by_worth(placed: PlacedPlan) -> tuple[float, ...]:
+    """Sort key: the best plan first."""
+    return placed.worth

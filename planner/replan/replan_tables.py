@@ -1,0 +1,111 @@
+"""What replanning one job computes once: estimator, templates, state sizes, transfer prices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.pipelines.pipeline_template import Template, TemplateMaker
+from planner.problem.inventory import Lot, lots_of
+from planner.problem.job_options import micro_batch_sizes, tp_degrees
+from planner.problem.objective import Limits
+from planner.replan.assign_nodes import assign
+from planner.replan.damage import Running, check_replannable, template_of
+from planner.replan.move_cost import DEFAULT_TIMES, MoveTimes
+from planner.replan.nodes import Node, is_placed
+from planner.replan.repairs import template_lots
+from planner.replan.state_map import State, state_of
+from planner.replan.transfers import Routes
+from planner.search.local_search import EventSearch
+from simulator.api import Measurements, estimator
+from simulator.cluster.cluster import Cluster
+from simulator.estimate.event_estimator import EventEstimator
+from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+
+UNPRICED_USD_PER_GPU_HOUR = 2.0
+"""Assumed price where none is known; it only weighs a second of downtime against egress."""
+
+
+@dataclass(eq=False)
+class ReplanTables:
+    """Tables for one job and the pools that its cluster may have.
+
+    Building them takes time, so they are made once. Prices, links and machine types are fixed;
+    the nodes that are up come with each question.
+    """
+
+    job: Job
+    cluster: Cluster
+    measurements: Measurements
+    seconds_left: float | None = None
+    times: MoveTimes = DEFAULT_TIMES
+    judge: EventEstimator = field(init=False)
+    limits: Limits = field(init=False)
+    lots: tuple[Lot, ...] = field(init=False)
+    state: State = field(init=False)
+    routes: Routes = field(init=False)
+    atlas: EventSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        judge = estimator(
+            "event", job=self.job, cluster=self.cluster, measurements=self.measurements
+        )
+        assert isinstance(judge, EventEstimator)
+        self.judge = judge
+        self.limits = Limits(self.job.objective, self.job.steps, self.seconds_left)
+        # Pools with nothing up at the moment count as one machine, so that they have a place.
+        pools = tuple(replace(p, gpus=p.gpus or p.gpus_per_machine) for p in self.cluster.pools)
+        self.lots = lots_of(replace(self.cluster, pools=pools), judge.sites)
+        self.state = state_of(judge.costs)
+        self.atlas = EventSearch(
+            self.job,
+            self.lots,
+            (),
+            TemplateMaker(judge.costs, judge.network, judge.sites, self.lots),
+            judge,
+            self.limits,
+            micro_batch_sizes(self.job),
+            tp_degrees(self.job),
+            0,
+        )
+        hourly = sum(
+            lot.gpus
+            * (
+                UNPRICED_USD_PER_GPU_HOUR
+                if lot.price_usd_per_gpu_hour is None
+                else lot.price_usd_per_gpu_hour
+            )
+            for lot in self.lots
+        )
+        self.routes = Routes(judge.network, hourly / 3600)
+
+    # -- the running plan -----------------------------------------------------------------------
+
+    def place(self, plan: Plan, nodes: Sequence[Node]) -> Plan | None:
+        """Nodes and devices for a plan that does not run yet; none if it has no room there."""
+        return assign(plan, nodes, running=None, state=self.state, routes=self.routes)
+
+    def look_at(self, plan: Plan) -> Running:
+        """Make ready for questions about a placed plan, before anything happens to it."""
+        lot_of = {(lot.gpu, lot.machine, lot.zone): k for k, lot in enumerate(self.lots)}
+        check_replannable(plan, lot_of)
+        assert is_placed(plan), "place a plan before it is replanned"
+        self._prepare(plan.micro_batch_size)
+        maker, known = self.atlas.maker, dict[object, Template]()
+        templates = []
+        for pipeline in plan.pipelines:
+            key = tuple(
+                (s.layers, s.tp, s.recompute, s.place.gpu, s.place.machine, s.place.zone)
+                for s in pipeline.stages
+            )
+            if key not in known:
+                known[key] = template_of(pipeline, plan.micro_batch_size, maker, lot_of)
+            templates.append(known[key])
+        return Running(plan, self.judge.estimate(plan), tuple(templates))
+
+    def _prepare(self, micro_batch: int) -> None:
+        """Make the templates that may be asked for, so that no question waits for them."""
+        total = self.job.global_batch // micro_batch
+        for lots in template_lots(self.lots):
+            self.atlas.templates(lots, micro_batch, total)
