@@ -20,7 +20,8 @@ from pathlib import Path
 from replan import POOLS, ZONES, quantile
 
 from agents.protocol.records import NodeId, NodeRecord
-from sailord.planning.pool import Found, PlanningService, Request
+from sailord.planning.messages import FoundPlan, PlanRequest
+from sailord.planning.pool import PlannerPool
 from sailord.text.table import table
 
 JOB = """[model]
@@ -65,18 +66,18 @@ def cluster_file(folder: Path) -> Path:
     return file
 
 
-async def timed(service: PlanningService, request: Request) -> tuple[float, Found]:
+async def timed(service: PlannerPool, request: PlanRequest) -> tuple[float, FoundPlan]:
     """How long the answer takes, and the answer."""
     began = time.perf_counter()
     found = await service.ask(request, timeout_s=TIMEOUT_S)
     took_s = time.perf_counter() - began
-    assert isinstance(found, Found), found
+    assert isinstance(found, FoundPlan), found
     return took_s, found
 
 
-async def measure(first: Request, repeat: int) -> list[list[str]]:
+async def measure(first: PlanRequest, repeat: int) -> list[list[str]]:
     """One line for each way to be asked."""
-    service = PlanningService()
+    service = PlannerPool()
     try:
         took_s, found = await timed(service, first)
         rows = [["a first plan, start", "1", *cells([took_s])]]
@@ -85,7 +86,7 @@ async def measure(first: Request, repeat: int) -> list[list[str]]:
         left = [
             replace(running, nodes=tuple(n for n in first.nodes if n.id != id_)) for id_ in members
         ]
-        fresh = PlanningService()
+        fresh = PlannerPool()
         took_s, _ = await timed(fresh, left[0])
         fresh.close()
         rows.append(["a lost node, start", "1", *cells([took_s])])
@@ -95,18 +96,18 @@ async def measure(first: Request, repeat: int) -> list[list[str]]:
             ["a lost node, with tables", str(len(left)), *cells(await all_of(service, left))]
         )
         began = time.perf_counter()
-        service.foresee(running)
-        while service.foreseen < len(found.proposal.members):
+        service.precompute(running)
+        while service.precomputed_losses < len(found.proposal.members):
             await asyncio.sleep(0.05)
         ahead_s = time.perf_counter() - began
         rows.append(["a lost node, foreseen", str(len(left)), *cells(await all_of(service, left))])
-        print(f"looking ahead: {service.foreseen} losses in {ahead_s:.1f} s")
+        print(f"looking ahead: {service.precomputed_losses} losses in {ahead_s:.1f} s")
         return rows
     finally:
         service.close()
 
 
-async def all_of(service: PlanningService, questions: list[Request]) -> list[float]:
+async def all_of(service: PlannerPool, questions: list[PlanRequest]) -> list[float]:
     """Ask one after the other."""
     return [(await timed(service, question))[0] for question in questions]
 
@@ -123,7 +124,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=40)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        first = Request(
+        first = PlanRequest(
             JOB, cluster_file(Path(folder)), given.profiles, records(given.nodes), None, (), False
         )
         rows = asyncio.run(measure(first, given.repeat))

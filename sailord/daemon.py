@@ -85,7 +85,7 @@ class Daemon:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until told to stop."""
         works = [
-            self.shell.planning.warm(),
+            self.shell.planning.preload(),
             self.shell.run(),
             self._lead(),
             self._look(),
@@ -223,8 +223,7 @@ class Daemon:
                 await asyncio.wait_for(self.woken.wait(), LOOK_S)
 
     def _see(self, world: World) -> None:
-        now, was_away = self.clock.now(), self.api.store_away_since is not None
-        self.api.store_away_since, self.api.world = None, world
+        now, was_away = self.clock.now(), self.shell.store.mark_available()
         if was_away:
             log.info("the store is back", cause="StoreReturned")
         for fault in world.unreadable:
@@ -246,9 +245,7 @@ class Daemon:
             feed(IntentGiven(now, fresh[0], tuple(fresh[1:])))
 
     def _see_away(self, error: StoreError) -> None:
-        self.api.store_trouble = str(error)
-        if self.api.store_away_since is None:
-            self.api.store_away_since = self.clock.now()
+        if self.shell.store.mark_unavailable(str(error), at=self.clock.now()):
             log.warning("the store is away", cause=type(error).__name__, error=str(error))
             self._tell_ready("the store is away")
 
@@ -319,10 +316,7 @@ def _assemble(config: Config, store: Store, state: StateFolder, key: bytes) -> D
     if config.provider is not None:
         provider = open_provider(config.provider, config.cluster, clock.now)
         own = Gateway(store, keys)
-        procurer = Procurer(
-            config, provider, config.capacity, shell, own, clock,
-            lambda: api.store_away_since is not None,
-        )  # fmt: skip
+        procurer = Procurer(config, provider, config.capacity, shell, shell.planning, own, clock)
         api.procurer = procurer
     return Daemon(
         config, store, state, clock, gateway, election, shell, api, outgoing, procurer, woken

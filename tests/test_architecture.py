@@ -395,7 +395,7 @@ def test_importing_the_torch_free_packages_loads_no_torch():
     [
         ("simulator.spec.plan", "from planner import api", layer_breaches),
         ("simulator.models.layers", "from simulator.spec.job import Job", layer_breaches),
-        ("sailord.core.decide", "from sailord.planning.pool import Desk", layer_breaches),
+        ("sailord.core.decide", "from sailord.planning.pool import PlannerPool", layer_breaches),
         ("simulator.spec.plan", "from planner import search", layer_breaches),
         ("planner.search.bound", "import sailord.cli.main", layer_breaches),
         ("sailord.controller.loop", "from agents.devices import probe", layer_breaches),

@@ -20,7 +20,7 @@ from agents.store import StoreError, StoreUnavailable
 from sailord.api.load_limits import BODY_S, DOOR, BodyLate, Door
 from sailord.api.types import Problems, ProblemView
 from sailord.capacity.loop import Procurer
-from sailord.cluster_records import Gateway, World
+from sailord.cluster_records import Gateway
 from sailord.config import Config
 from sailord.controller.election import Leader
 from sailord.controller.loop import Shell
@@ -74,11 +74,6 @@ class Api:
     procurer: Procurer | None = None
     """Only where a provider is configured."""
     leader: Leader | None = None
-    store_away_since: float | None = None
-    store_trouble: str = ""
-    """What it said last, or what became of the call."""
-    world: World | None = None
-    """As last read."""
     plans_seen: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = field(
         default_factory=dict
     )
@@ -92,8 +87,9 @@ class Api:
     @property
     def gateway(self) -> Gateway:
         """The way to the store; while it is known to be away, nobody waits for it."""
-        if self.store_away_since is not None:
-            raise StoreUnavailable(self.store_trouble or "it does not answer")
+        store = self.shell.store
+        if not store.is_available:
+            raise StoreUnavailable(store.error or "it does not answer")
         return self.own_gateway
 
     def allows(self, sender: str) -> bool:

@@ -29,8 +29,8 @@ from sailord.core.nodes import Node
 from sailord.core.order_validation import objection
 from sailord.core.state import State
 from sailord.notify.feed import Happening
-from sailord.planning.job_warnings import doubts
-from sailord.planning.pool import job_shape, read_job, saving_of
+from sailord.planning.job_spec import job_shape, read_job, saving_of
+from sailord.planning.job_warnings import warnings_of
 from simulator.documents.fields import quote
 from simulator.documents.problems import InputError, Problem, nearest
 
@@ -60,7 +60,7 @@ async def livez(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """Somebody leads, and the store answers."""
     api = request.app[API]
-    if api.store_away_since is not None:
+    if not api.shell.store.is_available:
         return refusal(503, Problem("the store", "is away", "see whether it runs"))
     if api.leader is None:
         return refusal(503, Problem("sailord", "nobody leads yet", "wait for a lease's time"))
@@ -98,9 +98,9 @@ async def status(request: web.Request) -> web.Response:
 
 
 def _store_view(api: Api) -> types.StoreView:
-    since = api.store_away_since
-    trouble = api.shell.refused if since is None else api.store_trouble
-    return types.StoreView(since is None, since, trouble)
+    store = api.shell.store
+    trouble = store.refused_write if store.is_available else store.error
+    return types.StoreView(store.is_available, store.unavailable_since, trouble)
 
 
 async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -144,7 +144,7 @@ async def _read_history(api: Api, job: JobId) -> tuple[tuple[Transition, ...], f
             for each in remembered
             if each.kind == "transition"
         )
-        return lines, api.store_away_since or api.clock.now()
+        return lines, api.shell.store.unavailable_since or api.clock.now()
 
 
 # ---- jobs ---------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ async def submit_job(request: web.Request) -> web.Response:
     if api.shell.state.term is not None:
         # Who submits may ask for it at once.
         await _until(lambda: render.job_view(api.shell.shown, id_) is not None)
-    warnings = await asyncio.to_thread(doubts, job)
+    warnings = await asyncio.to_thread(warnings_of, job)
     told = types.Submitted(**render.fields_of(record), warnings=warnings)
     return answer(told, status=201, headers={"Location": f"/v1/jobs/{id_}"})
 

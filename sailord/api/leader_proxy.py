@@ -46,7 +46,7 @@ async def pass_on(request: web.Request, handler: Handler) -> web.StreamResponse:
     is_ours = route is None or route in OWN_VIEW
     if is_ours or api.shell.state.term is not None:
         return await handler(request)
-    leader, is_away = api.leader, api.store_away_since is not None
+    leader, is_away = api.leader, not api.shell.store.is_available
     if leader is None or leader.address == api.config.address or MARK in request.headers:
         # While the store is away nobody knows more than who led last; who never did knows nothing.
         if route in WITHOUT_LEADER or (is_away and api.shell.shown.term is not None):

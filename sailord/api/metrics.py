@@ -27,7 +27,7 @@ def _lines(api: Api) -> Iterator[str]:
     yield from _metric("sailor_leads", "gauge", "1 where this sailord leads.",
                        [("", float(shell.state.term is not None))])  # fmt: skip
     yield from _metric("sailor_store_up", "gauge", "1 while the store answers.",
-                       [("", float(api.store_away_since is None))])  # fmt: skip
+                       [("", float(shell.store.is_available))])  # fmt: skip
     yield from _metric("sailor_step", "gauge", "Steps done by the active job.", [("", step)])
     yield from _metric("sailor_generation", "gauge", "Generation of the active job.",
                        [("", 0 if generation is None else generation.number)])  # fmt: skip
@@ -47,7 +47,7 @@ def _lines(api: Api) -> Iterator[str]:
     yield from _metric("sailor_plans_total", "counter", "Questions asked of the planner.",
                        [("", shell.replans)])  # fmt: skip
     yield from _metric("sailor_plans_foreseen", "gauge", "Losses whose next plan is known.",
-                       [("", shell.planning.foreseen)])  # fmt: skip
+                       [("", shell.planning.precomputed_losses)])  # fmt: skip
     yield from _metric("sailor_decision_seconds", "summary", "A decision, over the last ones.",
                        _quantiles(shell.decision_s))  # fmt: skip
     yield from _metric("sailor_event_to_decision_seconds", "summary",

@@ -20,6 +20,7 @@ from agents.daemon.tasks import Tasks
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Intent, JobId
 from agents.store import Put, StoreError
+from sailord.capacity.cluster_view import ClusterView
 from sailord.capacity.core.budget import usd_left, usd_per_hour_most
 from sailord.capacity.core.decide import books_of, decide
 from sailord.capacity.core.model import (
@@ -47,9 +48,9 @@ from sailord.capacity.core.model import (
 from sailord.capacity.core.planner_view import agents_of, question_of, target_of
 from sailord.cluster_records import Gateway
 from sailord.config import Config
-from sailord.controller.loop import Shell
 from sailord.core.state import Held
-from sailord.planning.pool import Wanted, WantedPool, WantRequest
+from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
+from sailord.planning.pool import PlannerPool
 from sailord.providers.interface import Ask, Deleted, InDoubt, Notice, Provider, ProviderError
 from simulator.documents.problems import InputError
 
@@ -82,10 +83,10 @@ class Procurer:
     config: Config
     provider: Provider
     policy: Policy
-    shell: Shell
+    cluster: ClusterView
+    planner: PlannerPool
     gateway: Gateway
     clock: Clock
-    is_store_away: Callable[[], bool]
     new_id: Callable[[], str] = lambda: str(uuid.uuid4())
     """Something that nobody ever gave before, nor will."""
     state: Capacity = field(init=False)
@@ -179,15 +180,15 @@ class Procurer:
 
     async def _tick(self) -> None:
         while True:
-            term, now = self.shell.state.term, self.clock.now()
+            term, now = self.cluster.state.term, self.clock.now()
             if self._term is not None and term != self._term:
                 self._term = None
                 self._feed(SteppedDown(now))
             if self._term is None and term is not None:
                 await self._take_over(term)
             if self._term is not None:
-                if not self.is_store_away():
-                    agents, in_use = agents_of(self.shell.state)
+                if self.cluster.is_store_available:
+                    agents, in_use = agents_of(self.cluster.state)
                     self._feed(AgentsCounted(now, agents, in_use))
                 self._feed(Passed(now))
             await asyncio.sleep(TICK_S)
@@ -328,7 +329,7 @@ class Procurer:
                 return
 
     async def _pause(self, why: str) -> None:
-        active = self.shell.state.active
+        active = self.cluster.state.active
         if active is not None:
             id_ = f"capacity-budget-{self._term}-{active.job.id}"
             await self._give(Intent(id_, "pause", active.job.id, reason=why))
@@ -336,14 +337,14 @@ class Procurer:
     # ---- the planner --------------------------------------------------------------------------
 
     async def _want(self) -> None:
-        active, now = self.shell.state.active, self.clock.now()
+        active, now = self.cluster.state.active, self.clock.now()
         if active is not None and isinstance(active.phase, Held):
             return  # A person decides; what it has in memory stays.
         if active is None or self.state.stop:
             self._asked = ()
             self._feed(Targeted(now, {}))
             return
-        pools = question_of(self.state, self.provider.pools, self.shell.state)
+        pools = question_of(self.state, self.provider.pools, self.cluster.state)
         key = (active.job.id, pools)
         if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
             return
@@ -352,21 +353,23 @@ class Procurer:
             return
         self._asked, self._asked_at = key, now
         log.info("capacity wanted", why=wanted.why, counts=wanted.counts)
-        after = question_of(self.state, self.provider.pools, self.shell.state)
+        after = question_of(self.state, self.provider.pools, self.cluster.state)
         if _up(after) != _up(pools):
             self._asked = ()  # What came meanwhile was not in the question: it is no surplus yet.
         elif wanted.counts is not None:
             target = target_of(self.provider.pools, pools, wanted.counts)
             self._feed(Targeted(self.clock.now(), target))
 
-    async def _ask_planner(self, job: JobId, pools: tuple[WantedPool, ...]) -> Wanted | None:
+    async def _ask_planner(
+        self, job: JobId, pools: tuple[PoolSupply, ...]
+    ) -> CapacityAnswer | None:
         try:
             spec = await self.gateway.read_spec(job)
         except StoreError:
             return None
         if spec is None:
             return None
-        request = WantRequest(
+        request = CapacityRequest(
             spec=spec,
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
@@ -375,9 +378,9 @@ class Procurer:
             move_s=MOVE_S,
             usd_left=usd_left(self.state),
             mix=self.policy.mix,
-            past=self.shell.observed.past(self.shell.state),
+            past=self.cluster.move_context,
         )
-        return await self.shell.planning.want(request, timeout_s=WANT_TIMEOUT_S)
+        return await self.planner.ask_capacity(request, timeout_s=WANT_TIMEOUT_S)
 
 
 def _there(state: Capacity) -> tuple[frozenset[str], frozenset[str]]:
@@ -386,6 +389,6 @@ def _there(state: Capacity) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(up), frozenset(state.asks)
 
 
-def _up(pools: tuple[WantedPool, ...]) -> list[WantedPool]:
+def _up(pools: tuple[PoolSupply, ...]) -> list[PoolSupply]:
     """What is there, without what could be had."""
     return [replace(pool, obtainable=0, usd_per_hour=None) for pool in pools]

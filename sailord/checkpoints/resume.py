@@ -20,7 +20,7 @@ from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, ma
 from sailord.checkpoints.object_storage import Storage, StorageError, open_storage
 from sailord.checkpoints.verify import compose, faults_of
 from sailord.core.checkpoint_records import WriteManifest
-from sailord.planning.pool import job_shape, read_job
+from sailord.planning.job_spec import job_shape, read_job
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import differences, model_of

@@ -26,7 +26,7 @@ from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
 from sailord.cli.cluster import FAILED, active_job, online, show
 from sailord.client import Client, ServerProblem, part
-from sailord.planning.pool import read_job, saving_of
+from sailord.planning.job_spec import read_job, saving_of
 from sailord.text import cluster_text as text
 from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem

@@ -41,6 +41,7 @@ from sailord.config import Config
 from sailord.controller.agent_client import Calls
 from sailord.controller.probe_cache import Releasing
 from sailord.controller.step_rate import Pace
+from sailord.controller.store_health import StoreHealth
 from sailord.core import invariants
 from sailord.core.checkpoint_records import (
     CheckDurable,
@@ -82,8 +83,9 @@ from sailord.core.state import (
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox, generation_opened, job_left
-from sailord.planning.machine_lifetimes import Observed
-from sailord.planning.pool import Found, PlanningService, Request, Unanswered, the_same_again
+from sailord.planning.machine_lifetimes import MachineLifetimes
+from sailord.planning.messages import FoundPlan, MoveContext, NoAnswer, PlanRequest, repeat_plan
+from sailord.planning.pool import PlannerPool
 
 log = structlog.get_logger("sailord")
 
@@ -105,21 +107,20 @@ class Shell:
     calls: Calls
     clock: Clock
     feed: Feed
-    planning: PlanningService = field(default_factory=PlanningService)
+    planning: PlannerPool = field(default_factory=PlannerPool)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     state: State = field(init=False)
     shown: State = field(init=False)
     """What we knew while we last led: for those who only look."""
     teller: Teller = field(init=False)
     outbox: Outbox = field(init=False)
-    plans: dict[str, Found] = field(default_factory=dict)
+    plans: dict[str, FoundPlan] = field(default_factory=dict)
     """Answers of the planner that may yet have to be stored, by hash."""
     decision_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     waited_s: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
     pace: Pace = field(default_factory=Pace)
-    observed: Observed = field(default_factory=Observed)
-    refused: str = ""
-    """Why the store does not take the write at hand, however often it is asked."""
+    observed: MachineLifetimes = field(default_factory=MachineLifetimes)
+    store: StoreHealth = field(default_factory=StoreHealth)
     decisions: int = 0
     replans: int = 0
     resign_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,7 +186,7 @@ class Shell:
             self.waited_s.append(done - since)
             self.teller.look(before, self.state)
             self.pace.look(self.state)
-            self.observed.look(self.state)
+            self.observed.observe(self.state)
             self._foresee()
             for command in commands:
                 reached(*_place(command, self.state))
@@ -193,6 +194,16 @@ class Shell:
             if isinstance(event, Ticked):
                 # Fed by who decides, so that one who is stuck is started anew.
                 notify("WATCHDOG=1")
+
+    @property
+    def move_context(self) -> MoveContext:
+        """What the planner needs to judge a reconfiguration now."""
+        return self.observed.context(self.state)
+
+    @property
+    def is_store_available(self) -> bool:
+        """Whether the store answers."""
+        return self.store.is_available
 
     def standing(self) -> dict[str, object]:
         """Say what every line of the log is about."""
@@ -239,7 +250,7 @@ class Shell:
             term, write = await self._writes.get()
             while term == self.state.term and not await self._try_write(term, write):
                 await asyncio.sleep(RETRY_S)
-            self.refused = ""
+            self.store.refused_write = ""
 
     async def _try_write(self, term: int, write: Write) -> bool:
         """Whether the write is settled, one way or the other."""
@@ -264,7 +275,7 @@ class Shell:
                     assert_never(write)
         except StoreError as error:
             cause, said = type(error).__name__, str(error)
-            self.refused = said if isinstance(error, StoreRefused) else ""
+            self.store.refused_write = said if isinstance(error, StoreRefused) else ""
             log.warning("the store did not take a write", cause=cause, error=said, term=term)
             return False
         except WireError as error:
@@ -348,19 +359,19 @@ class Shell:
         try:
             found = await self._ask_planner(command)
         except StoreError as error:
-            found = Unanswered(f"the store does not say what the job is: {error}")
+            found = NoAnswer(f"the store does not say what the job is: {error}")
         why_not = found if isinstance(found, str) else ""
         took = {"request": command.request, "seconds": round(time.monotonic() - begun, 2)}
         log.info("the planner answered", job=command.job, cause=cause, why_not=why_not, **took)
         now = self.clock.now()
         if isinstance(found, str):
-            is_known = not isinstance(found, Unanswered)
+            is_known = not isinstance(found, NoAnswer)
             self.feed_event(PlanRefused(now, command.request, found, is_known))
             return
         self.plans[found.proposal.plan] = found
         self.feed_event(PlanFound(now, command.request, found.proposal))
 
-    async def _ask_planner(self, command: RequestPlan) -> Found | str:
+    async def _ask_planner(self, command: RequestPlan) -> FoundPlan | str:
         if command.repeats and command.running is not None:
             again = await self._repeated(command.running)
             if again is not None:
@@ -380,14 +391,14 @@ class Shell:
             return "the job's file is gone from the store"
         return await self.planning.ask(request, timeout_s=self.config.options.plan_s)
 
-    async def _repeated(self, record: GenerationRecord) -> Found | None:
+    async def _repeated(self, record: GenerationRecord) -> FoundPlan | None:
         """The plan that ran last; ``None``: it is not known well enough."""
         known = self.plans.get(record.plan)
         if known is not None:
-            return the_same_again(record, known.plan, known.about)
+            return repeat_plan(record, known.plan, known.about)
         plan = await self.gateway.read_plan(record.job, record.plan)
         about = await self.gateway.read_about(record.job, record.plan)
-        return None if plan is None else the_same_again(record, plan, about)
+        return None if plan is None else repeat_plan(record, plan, about)
 
     async def _request(
         self,
@@ -397,10 +408,10 @@ class Shell:
         *,
         is_safe: bool = False,
         is_urgent: bool = False,
-    ) -> Request | None:
+    ) -> PlanRequest | None:
         """A question with all that belongs to it; none if nobody knows the job any more."""
         nodes = self.state.nodes
-        past = self.observed.past(self.state)
+        past = self.move_context
         spec = await self.gateway.read_spec(job)
         if spec is None:
             return None
@@ -409,7 +420,7 @@ class Shell:
         if running is not None:
             text = await self._plan_text(job, running)
             ran_on += [n.record for id_ in running.members if (n := nodes.get(id_)) is not None]
-        return Request(
+        return PlanRequest(
             spec=spec,
             cluster_file=self.config.cluster_file,
             profiles=self.config.profiles,
@@ -437,7 +448,7 @@ class Shell:
         except StoreError:
             return  # Then a loss is answered when it is asked about.
         if request is not None:
-            self.planning.foresee(request)
+            self.planning.precompute(request)
 
     async def _plan_text(self, job: JobId, record: GenerationRecord) -> bytes | None:
         known = self.plans.get(record.plan)

@@ -1,8 +1,8 @@
-"""Which machines to want: the planner chooses among what is up and what could be had.
+"""Chooses which machines to rent: the planner picks among those that are up or obtainable.
 
-The question is put with machines that are not there yet. Those that the best plan stands on are
-wanted, if the plan is enough better than the best one on what is up to be worth waiting and
-moving for; the lives of spot machines in each zone count in that.
+The planner is asked twice: with the machines that are up, and with obtainable ones added. The
+additional machines are wanted if the better plan repays waiting and reconfiguring for them, given
+how long Spot machines live in each zone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from planner.move_policy.decide_move import DEFAULT_RULES, Offer, judge_move
 from planner.move_policy.move_gain import pool_name
 from planner.problem.question import Answer, Question, read_ahead
 from planner.replan.nodes import Node, cluster_with
+from sailord.planning.job_spec import read_job
+from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.planning.plan_search import cluster_of
-from sailord.planning.pool import Wanted, WantedPool, WantRequest, read_job
-from sailord.planning.spot_mix import Place, shared_out
+from sailord.planning.spot_mix import Place, split_by_pool
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import InputError
@@ -27,25 +28,29 @@ from simulator.estimate.result import Estimate
 from simulator.spec.job import Job
 
 
-def want(request: WantRequest) -> Wanted:
-    """Say how many machines of each pool there should be, and why."""
+def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
+    """Return how many machines of each pool there should be, and why."""
     try:
         job = _within_budget(read_job(request.spec), request.usd_per_hour_max)
-        up, hoped = _nodes_of(request.pools, "up"), _nodes_of(request.pools, "more")
-        if not up and not hoped:
-            return Wanted(None, "nothing is up, and nothing can be had at this moment")
-        cluster = _priced(cluster_of(request.cluster_file, (*up, *hoped)), request.pools)
+        up, obtainable = _nodes_of(request.pools, "up"), _nodes_of(request.pools, "obtainable")
+        if not up and not obtainable:
+            return CapacityAnswer(None, "no machine is up or obtainable")
+        cluster = _priced(cluster_of(request.cluster_file, (*up, *obtainable)), request.pools)
         measurements = read_ahead(
             load_measurements(request.profiles, catalogue=cluster.catalogue), job, cluster.catalogue
         )
         now = plan_job(Question(job, cluster_with(cluster, up), measurements)) if up else None
-        best = plan_job(Question(job, cluster_with(cluster, (*up, *hoped)), measurements))
+        best = plan_job(Question(job, cluster_with(cluster, (*up, *obtainable)), measurements))
     except InputError as error:
-        return Wanted(None, "; ".join(map(str, error.problems)))
+        return CapacityAnswer(None, "; ".join(map(str, error.problems)))
     if best.plan is None or best.estimate is None:
-        return Wanted(None, "; ".join(map(str, best.problems)) or "no plan fits what can be had")
+        return CapacityAnswer(
+            None, "; ".join(map(str, best.problems)) or "no plan fits the obtainable machines"
+        )
     if now is None or now.plan is None or now.estimate is None:
-        return Wanted(_counts(best, request), "nothing that is up is enough")
+        return CapacityAnswer(
+            _counts(best, request), "the machines that are up are not enough for the job"
+        )
     verdict = judge_move(
         _offer(now, best, job, request),
         request.past.history,
@@ -53,8 +58,8 @@ def want(request: WantRequest) -> Wanted:
         rules=DEFAULT_RULES,
     )
     if verdict.moves:
-        return Wanted(_counts(best, request), verdict.reason)
-    return Wanted(_counts(now, request), verdict.reason)
+        return CapacityAnswer(_counts(best, request), verdict.reason)
+    return CapacityAnswer(_counts(now, request), verdict.reason)
 
 
 def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:
@@ -65,7 +70,7 @@ def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:
     return replace(job, objective=replace(job.objective, max_usd_per_hour=most))
 
 
-def _nodes_of(pools: Sequence[WantedPool], which: str) -> tuple[Node, ...]:
+def _nodes_of(pools: Sequence[PoolSupply], which: str) -> tuple[Node, ...]:
     return tuple(
         Node(f"{which}-{p.zone}-{p.machine}-{number}-{p.spot}", p.gpu, p.machine, p.zone, p.gpus,
              p.spot)
@@ -74,8 +79,8 @@ def _nodes_of(pools: Sequence[WantedPool], which: str) -> tuple[Node, ...]:
     )  # fmt: skip
 
 
-def _priced(cluster: Cluster, pools: Sequence[WantedPool]) -> Cluster:
-    """The cluster at the provider's prices, where it names them."""
+def _priced(cluster: Cluster, pools: Sequence[PoolSupply]) -> Cluster:
+    """The cluster at the provider's prices, where the provider has prices."""
     prices = {(p.gpu, p.machine, p.zone, p.spot): p.usd_per_hour for p in pools}
     gpus = {(p.gpu, p.machine, p.zone, p.spot): p.gpus for p in pools}
     found = []
@@ -90,18 +95,18 @@ def _priced(cluster: Cluster, pools: Sequence[WantedPool]) -> Cluster:
     return replace(cluster, pools=tuple(found))
 
 
-def _counts(answer: Answer, request: WantRequest) -> tuple[int, ...]:
-    """How many machines of each pool a plan stands on; what it leaves out is not wanted."""
+def _counts(answer: Answer, request: CapacityRequest) -> tuple[int, ...]:
+    """How many machines of each pool the plan uses."""
     assert answer.plan is not None
     gpus: Counter[Place] = Counter()
     for pipeline in answer.plan.pipelines:
         for stage in pipeline.stages:
             for place in stage.places:
                 gpus[place.gpu, place.machine, place.zone] += stage.tp
-    return shared_out(gpus, request.pools, request.mix)
+    return split_by_pool(gpus, request.pools, request.mix)
 
 
-def _offer(now: Answer, best: Answer, job: Job, request: WantRequest) -> Offer:
+def _offer(now: Answer, best: Answer, job: Job, request: CapacityRequest) -> Offer:
     assert now.estimate is not None
     assert best.estimate is not None
     old, new = now.estimate, best.estimate
@@ -123,6 +128,6 @@ def _offer(now: Answer, best: Answer, job: Job, request: WantRequest) -> Offer:
 
 
 def _seconds_left(estimate: Estimate, usd_left: float | None) -> float | None:
-    """How long a plan could run on what is left of a budget."""
+    """How long the plan could run on the rest of the budget."""
     usd = estimate.money.total_usd
     return None if usd_left is None or not usd else usd_left / usd * estimate.iteration_s

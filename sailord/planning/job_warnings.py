@@ -1,4 +1,4 @@
-"""What of a submitted job cannot be seen from here, and may be missing where its workers look."""
+"""Warns about files of a submitted job that are not visible on sailord's host."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from pathlib import Path
 from simulator.spec.job import Job
 
 
-def doubts(job: Job) -> tuple[str, ...]:
-    """A sentence for each file that the job names and that may not be found.
+def warnings_of(job: Job) -> tuple[str, ...]:
+    """One sentence for each file that the job names and that may be missing on its nodes.
 
-    Only the nodes know what they hold, so that none of this is a mistake: a file that is missing
-    here may be there, and the other way round. A name that is relative means something only to
-    an agent, unlike for ``python -m worker run``, where it is looked up beside the job's file.
+    These are warnings, not errors: only the nodes must have the files. A relative name is resolved
+    by each agent, while ``python -m worker run`` resolves it beside the job's file.
     """
     named = {
         "[data] tokens": job.data.tokens,
@@ -21,19 +20,17 @@ def doubts(job: Job) -> tuple[str, ...]:
         "[model] weights": job.weights,
     }
     return tuple(
-        f"{key}: {name} {why}" for key, name in named.items() if name and (why := _doubt(name))
+        f"{key}: {name} {why}" for key, name in named.items() if name and (why := _warning(name))
     )
 
 
-def _doubt(name: str) -> str:
+def _warning(name: str) -> str:
     path = Path(name)
     if not path.is_absolute():
-        return (
-            "is looked up on each node in the folder that its agent's configuration names as data"
-        )
+        return "is relative: each agent resolves it in the data folder of its configuration"
     try:
         path.stat()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no path"
-        return f"is not to be seen from sailord's machine ({why}); each node must have it there"
+        why = getattr(error, "strerror", None) or "invalid path"
+        return f"is not visible on sailord's host ({why}); every node needs it there"
     return ""

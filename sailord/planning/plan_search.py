@@ -1,4 +1,4 @@
-"""What the planner's processes do: a question about live nodes becomes a plan on them."""
+"""Runs in planner processes: turns a request about live nodes into a plan on them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from planner.replan.replanner import Replan, Replanner
 from planner.replan.state_map import placed_stages
 from planner.replan.transfers import transfers_of
 from sailord.core.proposal import Proposal
-from sailord.planning.machine_lifetimes import Past
-from sailord.planning.pool import Found, Request, phases_of, read_job
+from sailord.planning.job_spec import read_job
+from sailord.planning.messages import FoundPlan, MoveContext, PlanRequest, predicted_phases
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster, Pool
 from simulator.cluster.cluster_file import load_cluster
@@ -37,7 +37,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
 
-def answer(request: Request) -> Found | str:
+def answer(request: PlanRequest) -> FoundPlan | str:
     """Answer one question."""
     try:
         job = read_job(request.spec)
@@ -53,12 +53,12 @@ def answer(request: Request) -> Found | str:
 
 
 def planner_node(record: NodeRecord) -> Node:
-    """A node in the planner's words."""
+    """Convert a node record to the planner's node."""
     return Node(record.id, record.gpu, record.machine, record.zone, record.gpus, spot=record.spot)
 
 
 def cluster_of(file: Path, nodes: Sequence[Node]) -> Cluster:
-    """The cluster of the file, with a place for each node that it does not foresee."""
+    """The cluster of the file, with a pool added for each node that fits none of the file's."""
     cluster = load_cluster(file)
     known = {(pool.gpu, pool.machine, pool.zone, pool.spot) for pool in cluster.pools}
     prices = {(pool.gpu, pool.zone, pool.spot): pool for pool in cluster.pools}
@@ -83,23 +83,23 @@ def _replanner(spec: str, file: Path, profiles: Path | None, kinds: tuple[Node, 
     return Replanner(job, cluster, read_ahead(measurements, job, cluster.catalogue))
 
 
-def _replanner_for(request: Request, nodes: Sequence[Node]) -> Replanner:
-    """The same for all questions about the same kinds of machines."""
+def _replanner_for(request: PlanRequest, nodes: Sequence[Node]) -> Replanner:
+    """The cached replanner; one for all requests about the same kinds of machines."""
     kinds = {(n.gpu, n.machine, n.zone, n.spot): replace(n, id="") for n in sorted(nodes)}
     return _replanner(request.spec, request.cluster_file, request.profiles, tuple(kinds.values()))
 
 
-def _running_plan(request: Request) -> Plan | None:
+def _running_plan(request: PlanRequest) -> Plan | None:
     if request.running is None:
         return None
     plan = plan_from_document(parse_document(request.running, name="the running plan"))
     return plan if is_placed(plan) else None
 
 
-def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
+def _from_nothing(job: Job, nodes: Sequence[Node], request: PlanRequest) -> FoundPlan | str:
     replanner = _replanner_for(request, nodes)
     cluster = cluster_with(replanner.cluster, nodes)
-    # Nothing runs: a proof that there is nothing better would take longer than the plan itself.
+    # Nothing runs: proving the plan optimal would take longer than finding it.
     found = plan_job(Question(job, cluster, replanner.measurements, proves=False))
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
@@ -110,13 +110,15 @@ def _from_nothing(job: Job, nodes: Sequence[Node], request: Request) -> Found | 
     return _found(job, placed, found.estimate, again=again, why=found.explain)
 
 
-def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Request) -> Found | str:
-    replanner, running = _ready_for(request, before)
+def _from_running(
+    job: Job, nodes: Sequence[Node], before: Plan, request: PlanRequest
+) -> FoundPlan | str:
+    replanner, running = _tables_for(request, before)
     if request.slow:
         return _without_slow(job, replanner, running, nodes, request)
     found = replanner.replan(running, nodes)
     if found.needed is None and not request.is_urgent:
-        # The running plan goes on, so that nobody waits: the answer may take longer to be better.
+        # The running plan continues meanwhile, so the search may take longer.
         found = replanner.improve(running, nodes)
     if found.plan is None:
         return "; ".join(map(str, found.problems)) or "no plan fits"
@@ -124,11 +126,11 @@ def _from_running(job: Job, nodes: Sequence[Node], before: Plan, request: Reques
 
 
 def _without_slow(
-    job: Job, replanner: Replanner, running: Running, nodes: Sequence[Node], request: Request
-) -> Found | str:
-    """The best without the slow nodes, held against going on with them at their speed.
+    job: Job, replanner: Replanner, running: Running, nodes: Sequence[Node], request: PlanRequest
+) -> FoundPlan | str:
+    """The best plan without the stragglers, compared with continuing at their speed.
 
-    Both are judged by what each kind of GPU was seen to compute; the search is not.
+    Both are judged by measured compute times; the search itself uses predicted ones.
     """
     found = replanner.improve(running, nodes)
     if found.plan is None:
@@ -146,14 +148,14 @@ def _without_slow(
     seen = judge.estimate_with(plan, times_slower=times)
     better = replace(found, estimate=seen, needed=None)
     told = _judged(replanner, job, limps, better, nodes, request.past)
-    # What will be measured is held against what is predicted, never against corrections.
+    # Later measurements are compared with predictions, so `busy` stays uncorrected.
     return replace(told, proposal=replace(told.proposal, busy=_busy(job, plan, plain)))
 
 
-def _ran_on(before: Plan, request: Request) -> list[Node]:
-    """The machines of the running plan; of those that nobody knows any more, what it says itself.
+def _ran_on(before: Plan, request: PlanRequest) -> list[Node]:
+    """The machines of the running plan; unknown ones are reconstructed from the plan itself.
 
-    A new leader has never seen those that went before it came.
+    A new leader has never seen nodes that were lost before its election.
     """
     known: dict[str, Node] = {record.id: planner_node(record) for record in request.ran_on}
     for _, place in placed_stages(before):
@@ -163,8 +165,8 @@ def _ran_on(before: Plan, request: Request) -> list[Node]:
     return list(known.values())
 
 
-def _ready_for(request: Request, before: Plan) -> tuple[Replanner, Running]:
-    """The tables for the running plan; the same for all questions about it."""
+def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]:
+    """The replanner and its tables for the running plan, cached."""
     nodes = [*map(planner_node, request.nodes), *_ran_on(before, request)]
     replanner = _replanner_for(request, nodes)
     known = _RUNNING.get(request.running)
@@ -175,7 +177,7 @@ def _ready_for(request: Request, before: Plan) -> tuple[Replanner, Running]:
 
 
 _RUNNING: dict[bytes | None, tuple[Replanner, Running]] = {}
-"""What was made ready for the plan that was asked about last."""
+"""The tables of the running plan of the last request."""
 
 
 def _judged(
@@ -184,9 +186,9 @@ def _judged(
     running: Running,
     found: Replan,
     nodes: Sequence[Node],
-    past: Past,
-) -> Found:
-    """Say of the next plan whether the job should move to it."""
+    past: MoveContext,
+) -> FoundPlan:
+    """Judge whether the job should reconfigure to the plan."""
     plan, estimate, _, move = found.found
     ages = dict(past.age_s)
     offer = offer_of(
@@ -216,64 +218,64 @@ def _judged(
     )
 
 
-# ---- ahead of the questions -----------------------------------------------------------------
+# ---- precomputed plans ----------------------------------------------------------------------
 
 
 @dataclass(eq=False)
-class _Scouting:
-    """What this process works out ahead, and how far it is."""
+class _Ahead:
+    """The losses that this process precomputes, and its progress."""
 
-    request: Request
+    request: PlanRequest
     job: Job
     ahead: Precomputed
     steps: Iterator[frozenset[str]]
 
 
-_SCOUTING: list[_Scouting] = []
+_AHEAD: list[_Ahead] = []
 
 
-def begin_ahead(request: Request) -> None:
-    """Make ready to say what follows the running plan when nodes are lost."""
-    _SCOUTING.clear()
+def start_precomputing(request: PlanRequest) -> None:
+    """Start precomputing the next plans for losses of nodes of the running plan."""
+    _AHEAD.clear()
     before = _running_plan(request)
     if before is None:
         return
-    replanner, running = _ready_for(request, before)
+    replanner, running = _tables_for(request, before)
     nodes = tuple(planner_node(record) for record in request.nodes)
     ahead = Precomputed(replanner, running, nodes)
-    _SCOUTING.append(_Scouting(request, read_job(request.spec), ahead, ahead.steps()))
+    _AHEAD.append(_Ahead(request, read_job(request.spec), ahead, ahead.steps()))
 
 
-def next_ahead() -> tuple[frozenset[str], frozenset[str], Found] | None:
-    """The next loss, the nodes in use, and what follows; ``None`` when all is foreseen."""
-    for scouting in _SCOUTING:
-        ahead = scouting.ahead
-        for lost in scouting.steps:
+def precompute_next() -> tuple[frozenset[str], frozenset[str], FoundPlan] | None:
+    """The next loss, the nodes in use, and the next plan; ``None`` after the last."""
+    for current in _AHEAD:
+        ahead = current.ahead
+        for lost in current.steps:
             found = ahead.by_loss[lost]
             if found.plan is None:
-                continue  # The question itself will say why.
+                continue  # A request for this loss will say why there is no plan.
             nodes = ahead.without(lost)
-            past = scouting.request.past
-            judged = _judged(ahead.replanner, scouting.job, ahead.running, found, nodes, past)
+            past = current.request.past
+            judged = _judged(ahead.replanner, current.job, ahead.running, found, nodes, past)
             return lost, ahead.used, judged
     return None
 
 
-def make_ready(request: Request) -> None:
-    """Make the tables for questions about the running plan."""
+def build_tables(request: PlanRequest) -> None:
+    """Build the tables for requests about the running plan."""
     before = _running_plan(request)
     if before is not None:
-        _ready_for(request, before)
+        _tables_for(request, before)
 
 
-def _smallest(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
-    """Fewer nodes mean fewer that can fail: the first few of the largest that are enough."""
+def _smallest(job: Job, nodes: Sequence[Node], request: PlanRequest) -> FoundPlan | str:
+    """Plan for as few nodes as possible, the largest first: fewer nodes can fail."""
     order = sorted(nodes, key=lambda node: (node.spot, -node.gpus, node.id))
     count, found = 1, "no node is ready"
-    result: Found | str = found
+    result: FoundPlan | str = found
     while count <= len(order):
         result = _from_nothing(job, order[:count], request)
-        if isinstance(result, Found):
+        if isinstance(result, FoundPlan):
             return result
         count = count + 1 if count == len(order) else min(2 * count, len(order))
     return result
@@ -282,7 +284,7 @@ def _smallest(job: Job, nodes: Sequence[Node], request: Request) -> Found | str:
 def _again(
     replanner: Replanner, plan: Plan, estimate: Estimate, nodes: Sequence[Node]
 ) -> dict[str, Any]:
-    """What it takes to begin the plan anew where it runs, should a process of it fail."""
+    """Predicted cost of restarting the plan on the same nodes, should a process fail."""
     state, routes = replanner.state, replanner.routes
     cost = cost_of_move(
         plan,
@@ -310,7 +312,7 @@ def _found(
     move_s: float = 0.0,
     move: dict[str, Any] | None = None,
     ask_again_s: float | None = None,
-) -> Found:
+) -> FoundPlan:
     text = plan_text(plan).encode()
     sha = hashlib.sha256(text).hexdigest()
     members = tuple(sorted(NodeId(id_) for id_ in nodes_used(plan)))
@@ -327,7 +329,7 @@ def _found(
         figures["cost_usd_per_hour"],
         _busy(job, plan, estimate),
         _peaks(plan, estimate),
-        phases_of(move),
+        predicted_phases(move),
     )
     about = {
         "estimate": figures,
@@ -336,11 +338,11 @@ def _found(
         "move": move,
         "again": again,
     }
-    return Found(proposal, text, about)
+    return FoundPlan(proposal, text, about)
 
 
 def _peaks(plan: Plan, estimate: Estimate) -> tuple[Peak, ...]:
-    """What each rank takes of its device's memory by this estimate."""
+    """Predicted memory of each rank on its device."""
     return tuple(
         Peak(round(memory.total - memory.context), round(memory.context))
         for pipeline, memories in zip(plan.pipelines, estimate.memory, strict=True)
@@ -350,9 +352,9 @@ def _peaks(plan: Plan, estimate: Estimate) -> tuple[Peak, ...]:
 
 
 def _busy(job: Job, plan: Plan, estimate: Estimate) -> Busy:
-    """What each rank computes in a step by this estimate, as workers measure it."""
+    """Predicted compute seconds per step of each rank, as workers measure them."""
     seconds = [
-        # With ZeRO-1 the update waits for others, and is not measured.
+        # With ZeRO-1 the update waits for other ranks and is not measured.
         round(time.compute_s + (0.0 if job.zero else time.optimizer_s), 9)
         for pipeline, times in zip(plan.pipelines, estimate.stages, strict=True)
         for stage, time in zip(pipeline.stages, times, strict=True)

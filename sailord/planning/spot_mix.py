@@ -1,9 +1,8 @@
-"""Spot and on demand, mixed as a person wants it: how many of which contract, pure sums.
+"""Splits the GPUs of a plan into Spot and on-demand machines, as the configured mix wants it.
 
-A plan names places, not contracts: which machines of a place are Spot is settled here. Two things
-may be asked for. So many machines, or such a share of them, are to be on demand, so that no wave
-of preemptions takes everything; and what is on demand beyond that is to wait until Spot could not
-be had for a while.
+A plan names zones and machine types; which of the machines are Spot is decided here. A mix may
+demand a minimum of on-demand machines, so that one wave of preemptions does not take everything,
+and may hold back the rest of on-demand until Spot was unavailable for a while.
 """
 
 from __future__ import annotations
@@ -12,23 +11,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from sailord.planning.messages import PoolSupply
 from sailord.planning.mix import Mix
-
-if TYPE_CHECKING:
-    from sailord.planning.pool import WantedPool
 
 Place = tuple[str, str, str]
 """GPU kind, machine type and zone: what a plan names."""
 
 
-def restrained(
-    pools: Sequence[WantedPool], mix: Mix, is_out: Callable[[WantedPool], bool]
-) -> tuple[WantedPool, ...]:
-    """The same pools, with no more on demand to be had than the mix leaves room for.
+def hold_back_on_demand(
+    pools: Sequence[PoolSupply], mix: Mix, is_out: Callable[[PoolSupply], bool]
+) -> tuple[PoolSupply, ...]:
+    """Limit what the on-demand pools offer to what the mix allows at present.
 
-    ``is_out`` says of a Spot pool that it had nothing for as long as the mix waits.
+    ``is_out`` says whether a Spot pool has had nothing for as long as the mix waits.
     """
     if mix.on_demand_after_s is None:
         return tuple(pools)
@@ -44,8 +40,8 @@ def restrained(
     return tuple(found)
 
 
-def _on_demand_needed(pools: Sequence[WantedPool], mix: Mix) -> int:
-    """How many more on demand the minimum could ask for, if all Spot machines came."""
+def _on_demand_needed(pools: Sequence[PoolSupply], mix: Mix) -> int:
+    """How many more on-demand machines the minimum would need if all Spot machines came."""
     spot = sum(pool.up + pool.obtainable for pool in pools if pool.spot)
     there = sum(pool.up for pool in pools if not pool.spot)
     most = there + sum(pool.obtainable for pool in pools if not pool.spot)
@@ -53,15 +49,17 @@ def _on_demand_needed(pools: Sequence[WantedPool], mix: Mix) -> int:
     return max(next(enough, most) - there, 0)
 
 
-def _usd_per_gpu(pool: WantedPool) -> float:
+def _usd_per_gpu(pool: PoolSupply) -> float:
     return math.inf if pool.usd_per_hour is None else pool.usd_per_hour / pool.gpus
 
 
-def shared_out(gpus: Mapping[Place, int], pools: Sequence[WantedPool], mix: Mix) -> tuple[int, ...]:
-    """How many machines of each pool hold so many GPUs of each place.
+def split_by_pool(
+    gpus: Mapping[Place, int], pools: Sequence[PoolSupply], mix: Mix
+) -> tuple[int, ...]:
+    """Machines of each pool that hold the plan's GPUs.
 
-    First what has to be on demand; then what is up before what is not, and of either kind Spot
-    first, unless nobody asked for a mix: then on demand, as plans are priced.
+    The on-demand minimum first; then machines that are up before new ones, and Spot first among
+    each. Without a mix on-demand comes first, since plans are priced so.
     """
     left, counts = Counter(gpus), [0] * len(pools)
     total = sum(math.ceil(left[place] / size) for place, size in _sizes(pools).items())
@@ -88,6 +86,6 @@ def shared_out(gpus: Mapping[Place, int], pools: Sequence[WantedPool], mix: Mix)
     return tuple(counts)
 
 
-def _sizes(pools: Sequence[WantedPool]) -> dict[Place, int]:
-    """GPUs of one machine, by place."""
+def _sizes(pools: Sequence[PoolSupply]) -> dict[Place, int]:
+    """GPUs per machine, by place."""
     return {(p.gpu, p.machine, p.zone): p.gpus for p in pools}

@@ -22,12 +22,12 @@ from sailord.capacity.core.model import (
 )
 from sailord.capacity.core.planner_view import question_of
 from sailord.core.state import State
+from sailord.planning.messages import PoolSupply
 from sailord.planning.mix import Mix
-from sailord.planning.pool import WantedPool
-from sailord.planning.spot_mix import restrained, shared_out
+from sailord.planning.spot_mix import hold_back_on_demand, split_by_pool
 from sailord.providers.interface import Granted, Instance, Observation, Pool, Quota, Refused
 
-SPOT_A = WantedPool("a", "m", "gpu", 2, True, 0, 4, 1.0)
+SPOT_A = PoolSupply("a", "m", "gpu", 2, True, 0, 4, 1.0)
 FIRM_A = replace(SPOT_A, spot=False, usd_per_hour=3.0)
 SPOT_B, FIRM_B = replace(SPOT_A, zone="b"), replace(FIRM_A, zone="b", usd_per_hour=2.0)
 POOLS = (SPOT_A, FIRM_A, SPOT_B, FIRM_B)
@@ -54,7 +54,7 @@ HERE, THERE = ("gpu", "m", "a"), ("gpu", "m", "b")
 )
 def test_gce_a_plan_is_shared_out_between_contracts(mix, up, gpus, counts):
     pools = [replace(pool, up=count) for pool, count in zip(POOLS, up, strict=True)]
-    assert shared_out(gpus, pools, mix) == counts
+    assert split_by_pool(gpus, pools, mix) == counts
 
 
 def room(pools) -> list[int]:
@@ -63,26 +63,31 @@ def room(pools) -> list[int]:
 
 def test_gce_on_demand_waits_for_spot_of_any_zone_and_the_cheapest_keeps_the_minimum():
     mix = Mix(2, 0.0, 300.0)
-    assert room(restrained(POOLS, replace(mix, on_demand_after_s=None), lambda _: False)) == [4] * 4
-    assert room(restrained(POOLS, mix, lambda _: False)) == [4, 0, 4, 2]
-    assert room(restrained(POOLS, mix, lambda pool: pool.zone == "a")) == [4, 0, 4, 2]
-    assert room(restrained(POOLS, mix, lambda _: True)) == [4, 4, 4, 4]
+    assert (
+        room(hold_back_on_demand(POOLS, replace(mix, on_demand_after_s=None), lambda _: False))
+        == [4] * 4
+    )
+    assert room(hold_back_on_demand(POOLS, mix, lambda _: False)) == [4, 0, 4, 2]
+    assert room(hold_back_on_demand(POOLS, mix, lambda pool: pool.zone == "a")) == [4, 0, 4, 2]
+    assert room(hold_back_on_demand(POOLS, mix, lambda _: True)) == [4, 4, 4, 4]
     there = (SPOT_A, replace(FIRM_A, up=1), SPOT_B, FIRM_B)
-    assert room(restrained(there, mix, lambda _: False)) == [4, 0, 4, 1]
+    assert room(hold_back_on_demand(there, mix, lambda _: False)) == [4, 0, 4, 1]
     none = [replace(pool, obtainable=0) if pool.spot else pool for pool in POOLS]
-    assert room(restrained(none, mix, lambda _: False)) == [0, 0, 0, 2]
+    assert room(hold_back_on_demand(none, mix, lambda _: False)) == [0, 0, 0, 2]
 
 
 def test_gce_a_share_on_demand_grows_with_what_spot_could_give():
     # Eight Spot machines could come: with eight on demand half of all would be.
-    assert room(restrained(POOLS, Mix(0, 0.5, 300.0), lambda _: False)) == [4, 4, 4, 4]
-    assert room(restrained(POOLS, Mix(0, 0.25, 300.0), lambda _: False)) == [4, 0, 4, 3]
-    assert room(restrained(POOLS, Mix(0, 1.0, 300.0), lambda _: False)) == [4, 4, 4, 4]
+    assert room(hold_back_on_demand(POOLS, Mix(0, 0.5, 300.0), lambda _: False)) == [4, 4, 4, 4]
+    assert room(hold_back_on_demand(POOLS, Mix(0, 0.25, 300.0), lambda _: False)) == [4, 0, 4, 3]
+    assert room(hold_back_on_demand(POOLS, Mix(0, 1.0, 300.0), lambda _: False)) == [4, 4, 4, 4]
 
 
 def test_gce_a_gpu_that_is_not_to_be_had_on_spot_is_had_on_demand():
     other = replace(FIRM_A, gpu="other", machine="o")
-    assert room(restrained((SPOT_A, FIRM_A, other), Mix(0, 0.0, 9.0), lambda _: False)) == [4, 0, 4]
+    assert room(
+        hold_back_on_demand((SPOT_A, FIRM_A, other), Mix(0, 0.0, 9.0), lambda _: False)
+    ) == [4, 0, 4]
 
 
 # ---- how long Spot is out ------------------------------------------------------------------------

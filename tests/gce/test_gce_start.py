@@ -53,7 +53,7 @@ def start(cloud: Cloud, books: Books | None) -> None:
     gateway = SimpleNamespace(keys=Keys("prod"), store=Store(books))
     with provider(cloud) as gce:
         clock = SimpleNamespace(now=lambda: 0.0)
-        asyncio.run(Procurer(None, gce, Policy(), None, gateway, clock, lambda: False).check())
+        asyncio.run(Procurer(None, gce, Policy(), None, None, gateway, clock).check())
 
 
 def test_gce_who_has_rented_nothing_is_told_at_once():

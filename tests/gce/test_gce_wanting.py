@@ -9,24 +9,24 @@ import pytest
 
 from sailord.capacity.core.budget import usd_left, usd_per_hour_most
 from sailord.capacity.core.model import Capacity, Machine, Policy
-from sailord.planning.capacity_search import want
+from sailord.planning.capacity_search import choose_capacity
+from sailord.planning.messages import CapacityRequest, PoolSupply
 from sailord.planning.mix import Mix
-from sailord.planning.pool import WantedPool, WantRequest
 from sailord.providers.interface import Instance, Pool
 from tests.control.cluster import JOB
 
 CLUSTER = Path(__file__).resolve().parents[2] / "examples" / "three-zones.toml"
-POOL = WantedPool("us-central1-b", "A100-40x2", "A100-40", 2, True, 1, 2, 2.0)
-QUESTION = WantRequest(JOB, CLUSTER, None, (POOL,), None, 60.0)
+POOL = PoolSupply("us-central1-b", "A100-40x2", "A100-40", 2, True, 1, 2, 2.0)
+QUESTION = CapacityRequest(JOB, CLUSTER, None, (POOL,), None, 60.0)
 
 
 def test_gce_what_may_be_spent_by_the_hour_limits_what_is_wanted():
-    assert want(QUESTION).counts == (3,)
-    assert want(replace(QUESTION, usd_per_hour_max=4.5)).counts == (2,)
+    assert choose_capacity(QUESTION).counts == (3,)
+    assert choose_capacity(replace(QUESTION, usd_per_hour_max=4.5)).counts == (2,)
 
 
 def test_gce_nothing_more_is_wanted_for_the_last_dollars():
-    wanted = want(replace(QUESTION, usd_left=0.1))
+    wanted = choose_capacity(replace(QUESTION, usd_left=0.1))
     assert wanted.counts == (1,)
     assert "stay" in wanted.why
 
@@ -34,8 +34,8 @@ def test_gce_nothing_more_is_wanted_for_the_last_dollars():
 def test_gce_what_is_wanted_is_mixed():
     firm = replace(POOL, spot=False, up=0, obtainable=1, usd_per_hour=5.0)
     three = replace(QUESTION, pools=(POOL, firm), usd_per_hour_max=9.5)
-    assert want(three).counts == (2, 1)
-    assert want(replace(three, mix=Mix(on_demand_after_s=60.0))).counts == (3, 0)
+    assert choose_capacity(three).counts == (2, 1)
+    assert choose_capacity(replace(three, mix=Mix(on_demand_after_s=60.0))).counts == (3, 0)
 
 
 # ---- what is left -------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ def test_gce_what_a_provider_announces_is_a_notice_of_the_node_with_one_id():
     async def play() -> None:
         gateway = Gateway(lambda: False, given.append)
         gateway.term = 1
-        shell = SimpleNamespace(state=State(term=1))
+        cluster = SimpleNamespace(state=State(term=1), is_store_available=True)
         clock = SimpleNamespace(now=lambda: 100.0)
-        hands = Procurer(None, Warner(), Policy(), shell, gateway, clock, lambda: False)
+        hands = Procurer(None, Warner(), Policy(), cluster, None, gateway, clock)
         work = asyncio.create_task(hands.run())
         await asyncio.sleep(20.0)
         work.cancel()

@@ -22,7 +22,7 @@ from sailord.capacity.core.model import Outstanding, Policy
 from sailord.capacity.loop import Procurer
 from sailord.core.nodes import Node, Nodes
 from sailord.core.state import State
-from sailord.planning.pool import Wanted, WantedPool, WantRequest
+from sailord.planning.messages import CapacityAnswer, CapacityRequest, PoolSupply
 from sailord.providers.gce.config import GceConfig
 from sailord.providers.gce.provider import Gce
 from sailord.providers.gce.requests import REQUEST_LABEL, request_uuid
@@ -60,6 +60,19 @@ class Head:
 
     procurer: Procurer
     task: asyncio.Task[None]
+
+
+@dataclass(eq=False)
+class SeenCluster:
+    """The controller, as the capacity loop sees it."""
+
+    state: State
+    world: World
+    move_context: None = None
+
+    @property
+    def is_store_available(self) -> bool:
+        return self.world.now() >= self.world._store_back_at
 
 
 @dataclass(eq=False)
@@ -242,19 +255,15 @@ class World(Hooks):
     def _lead(self) -> None:
         self._gateway.term += 1
         api = VirtualApi(self._rest, self._config.call_s, self._lag)
-        shell = SimpleNamespace(
-            state=State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job()),
-            planning=SimpleNamespace(want=self._plan),
-            observed=SimpleNamespace(past=lambda _: None),
-        )
+        state = State(term=self._gateway.term, nodes=Nodes(self._nodes), active=self._job())
         procurer = Procurer(
             SimpleNamespace(cluster_name="test", cluster_file=None, profiles=None),
             Gce(self._config, CATALOGUE, api, self.now),
             self.policy,
-            shell,
+            SeenCluster(state, self),
+            SimpleNamespace(ask_capacity=self._plan),
             self._gateway,
             SimpleNamespace(now=self.now),
-            lambda: self.now() < self._store_back_at,
             lambda: str(uuid.UUID(int=self.random.getrandbits(128))),
         )
         self.head = Head(procurer, asyncio.create_task(procurer.run()))
@@ -273,12 +282,12 @@ class World(Hooks):
         generation = SimpleNamespace(state="running", members=members)
         return SimpleNamespace(job=SimpleNamespace(id="tale"), phase=None, generation=generation)
 
-    async def _plan(self, request: WantRequest, **_: Any) -> Wanted:
+    async def _plan(self, request: CapacityRequest, **_: Any) -> CapacityAnswer:
         """Wish for something among what is up and what could be had."""
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
-        return Wanted(tuple(self._count(pool) for pool in request.pools), "as scripted")
+        return CapacityAnswer(tuple(self._count(pool) for pool in request.pools), "as scripted")
 
-    def _count(self, pool: WantedPool) -> int:
+    def _count(self, pool: PoolSupply) -> int:
         own = Pool(pool.zone, pool.machine, pool.gpu, pool.gpus, pool.spot)
         return min(self.wish[own], pool.up + pool.obtainable)
 
@@ -327,8 +336,8 @@ class World(Hooks):
 
     def _tell_nodes(self) -> None:
         if self.head is not None:
-            shell = self.head.procurer.shell
-            shell.state = replace(shell.state, nodes=Nodes(self._nodes), active=self._job())
+            cluster = self.head.procurer.cluster
+            cluster.state = replace(cluster.state, nodes=Nodes(self._nodes), active=self._job())
 
     # ---- machines -----------------------------------------------------------------------------
 

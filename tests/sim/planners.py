@@ -12,8 +12,8 @@ from typing import Protocol
 
 from agents.protocol.records import Busy, GenerationRecord, NodeId, NodeRecord
 from sailord.core.proposal import Proposal
+from sailord.planning.messages import FoundPlan, PlanRequest
 from sailord.planning.plan_search import answer
-from sailord.planning.pool import Found, Request
 
 MEMBERS_MIN = 2
 MOVE_S = 1.5
@@ -130,8 +130,8 @@ def _answer(
     running: bytes | None,
     ran_on: tuple[NodeRecord, ...],
     is_safe: bool,  # a key of the memory of answers
-) -> Found | str:
-    return answer(Request(SPEC, _cluster_file(), None, nodes, running, ran_on, is_safe))
+) -> FoundPlan | str:
+    return answer(PlanRequest(SPEC, _cluster_file(), None, nodes, running, ran_on, is_safe))
 
 
 @lru_cache(maxsize=1)

@@ -10,8 +10,8 @@ from sailord.capacity.core.decide import is_out, obtainable, supply
 from sailord.capacity.core.model import Agent, Capacity
 from sailord.core.proposal import Proposal
 from sailord.core.state import Opening, State, Stopping
-from sailord.planning.pool import WantedPool
-from sailord.planning.spot_mix import restrained
+from sailord.planning.messages import PoolSupply
+from sailord.planning.spot_mix import hold_back_on_demand
 from sailord.providers.interface import Pool
 
 
@@ -42,7 +42,7 @@ def agents_of(state: State) -> tuple[Mapping[str, Agent], frozenset[str]]:
 
 def question_of(
     capacity: Capacity, offered: Sequence[Pool], state: State
-) -> tuple[WantedPool, ...]:
+) -> tuple[PoolSupply, ...]:
     """What is up, or on its way, and what could be had: machines that nobody rents among it."""
     there = supply(capacity)
     rented = {machine.instance.node for machine in capacity.machines.values()}
@@ -55,7 +55,7 @@ def question_of(
             others[pool] += 1
     pools = sorted({*offered, *there, *others})
     asked = tuple(
-        WantedPool(
+        PoolSupply(
             pool.zone,
             pool.machine,
             pool.gpu,
@@ -71,16 +71,18 @@ def question_of(
     )
     mix = capacity.policy.mix
     wait_s = mix.on_demand_after_s or 0.0
-    return restrained(asked, mix, lambda wanted: is_out(capacity, _pool_of(wanted), wait_s))
+    return hold_back_on_demand(
+        asked, mix, lambda wanted: is_out(capacity, _pool_of(wanted), wait_s)
+    )
 
 
-def _pool_of(wanted: WantedPool) -> Pool:
+def _pool_of(wanted: PoolSupply) -> Pool:
     return Pool(wanted.zone, wanted.machine, wanted.gpu, wanted.gpus, wanted.spot)
 
 
 def target_of(
     offered: Sequence[Pool],
-    pools: Sequence[WantedPool],
+    pools: Sequence[PoolSupply],
     counts: Sequence[int],
 ) -> dict[Pool, int]:
     """The planner's answer as a target; only what the provider offers can be one."""

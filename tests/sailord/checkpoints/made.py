@@ -22,7 +22,7 @@ from sailord.checkpoints.manifest import Manifest, folder_of, manifest_bytes, ma
 from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.checkpoints.verify import compose
 from sailord.core.checkpoint_records import WriteManifest
-from sailord.planning.pool import job_shape, read_job
+from sailord.planning.job_spec import job_shape, read_job
 from worker.checkpoint.convert import Named, Whole, tables_of, write_whole
 from worker.checkpoint.snapshot_file import (
     Header,

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from sailord.planning.pool import read_job
+from sailord.planning.job_spec import read_job
 from simulator.spec.job import Job
 from tests.sailord.checkpoints.committed import commit
 from tests.sailord.checkpoints.made import SPEC

@@ -10,7 +10,7 @@ from sailord.checkpoints.manifest import load_manifest
 from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.resume import begins_from, take_in
 from sailord.checkpoints.verify import faults_of
-from sailord.planning.pool import read_job
+from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import JOB, SPEC, chain, whole_state
 from worker.checkpoint.convert import read_checkpoint, write_whole

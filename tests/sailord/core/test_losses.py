@@ -37,7 +37,7 @@ from sailord.core.state import (
     WriteGeneration,
     WriteJob,
 )
-from sailord.planning.machine_lifetimes import Observed
+from sailord.planning.machine_lifetimes import MachineLifetimes
 from tests.sailord.core.standing import (
     BEGAN,
     NOW,
@@ -412,7 +412,7 @@ def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
     lost = replace(after, nodes=after.nodes.with_({B: replace(after.nodes[B], lost_at=NOW)}))
     assert lost.active is not None
     assert departures(lost, lost.active) == 3
-    assert Observed().past(after).last_move_s == BEGAN + 5
+    assert MachineLifetimes().context(after).last_move_s == BEGAN + 5
 
 
 def test_a_new_leader_lets_what_runs_run() -> None:

@@ -46,11 +46,11 @@ def test_a_write_that_is_refused_is_told_until_it_is_settled(tmp_path):
         too_long = replace(JOB, reason="r" * TRANSACTION_BYTES_MAX)
         for job in (too_long, JOB):
             shell._writes.put_nowait((leader.created, WriteJob(job)))
-        await until(lambda: "a transaction takes" in shell.refused)
+        await until(lambda: "a transaction takes" in shell.store.refused_write)
         assert await store.get(keys.state(JOB.id)) is None, "nothing overtakes it"
         # Who leads no more has nothing to write, and says nothing of it.
         shell.state = replace(shell.state, term=None)
-        await until(lambda: not shell.refused)
+        await until(lambda: not shell.store.refused_write)
         writing.cancel()
         await store.close()
 

@@ -1,4 +1,4 @@
-"""Files that a submitted job names: what sailord cannot see is told, and is no mistake."""
+"""Files of a job that sailord cannot see cause a warning, not an error."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from pathlib import Path
 import pytest
 
 from sailord.client import ServerProblem
-from sailord.planning.job_warnings import doubts
-from sailord.planning.pool import read_job
+from sailord.planning.job_spec import read_job
+from sailord.planning.job_warnings import warnings_of
 from simulator.documents.problems import Problem
 from tests.sailord.daemon.running import JOB
 
 
 def with_data(data: str) -> tuple[str, ...]:
-    return doubts(read_job(f"{JOB}\n[data]\n{data}\n"))
+    return warnings_of(read_job(f"{JOB}\n[data]\n{data}\n"))
 
 
-def test_a_job_without_files_raises_no_doubt(tmp_path: Path) -> None:
-    assert doubts(read_job(JOB)) == ()
+def test_job_without_files_has_no_warnings(tmp_path: Path) -> None:
+    assert warnings_of(read_job(JOB)) == ()
     there = tmp_path / "text.npy"
     there.write_bytes(b"")
     assert with_data(f'tokens = "{there}"') == ()
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "why"),
     [
         ("/no/such/text.npy", "No such file or directory"),
-        ("text.npy", "its agent's configuration names as data"),
+        ("text.npy", "data folder of its configuration"),
         ("/" + "x" * 5000, "File name too long"),
     ],
 )
-def test_what_cannot_be_seen_from_here_is_told(tokens: str, told: str) -> None:
-    (doubt,) = with_data(f'tokens = "{tokens}"')
-    assert doubt.startswith(f"[data] tokens: {tokens} ")
-    assert told in doubt
+def test_invisible_file_is_warned_about(tokens: str, why: str) -> None:
+    (warning,) = with_data(f'tokens = "{tokens}"')
+    assert warning.startswith(f"[data] tokens: {tokens} ")
+    assert why in warning
 
 
-def test_a_mistake_is_told_with_the_name_of_the_file_that_was_sent() -> None:
+def test_problem_names_the_submitted_file() -> None:
     said = ServerProblem(
         [Problem("job: line 3, column 1", "is wrong"), Problem("jobs", "are not it", "look")]
     )

@@ -1,4 +1,4 @@
-"""What a leader remembers of machines: who was lost, and how old they are."""
+"""Losses are counted by pool, and node uptimes are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from agents.protocol.records import NodeId, NodeRecord
 from sailord.core.nodes import Node, Nodes
 from sailord.core.state import State
-from sailord.planning.machine_lifetimes import Observed, pool_of
+from sailord.planning.machine_lifetimes import MachineLifetimes, pool_of
 
 RECORD = NodeRecord(NodeId("a.1"), "a", "z", "m", "A100-40", 2, "h:1", "ready", spot=True)
 OTHER = replace(RECORD, id=NodeId("b.1"), name="b")
@@ -18,22 +18,22 @@ def state(now: float, *nodes: Node, term: int = 1) -> State:
 
 
 def test_losses_are_counted_once_by_pool():
-    observed, both = Observed(), [Node(RECORD, 0.0), Node(OTHER, 5.0)]
+    lifetimes, both = MachineLifetimes(), [Node(RECORD, 0.0), Node(OTHER, 5.0)]
     pool = pool_of(RECORD)
     assert pool == "A100-40@z spot"
-    observed.look(state(10.0, *both))
-    observed.look(state(10.5))  # Too soon for a look.
-    observed.look(state(20.0, both[0], replace(both[1], lost_at=19.0)))
-    observed.look(state(30.0, both[0]))
-    record = observed.history.record(pool, 30.0)
+    lifetimes.observe(state(10.0, *both))
+    lifetimes.observe(state(10.5))  # Within OBSERVE_S: not counted.
+    lifetimes.observe(state(20.0, both[0], replace(both[1], lost_at=19.0)))
+    lifetimes.observe(state(30.0, both[0]))
+    record = lifetimes.history.record(pool, 30.0)
     assert round(record.losses, 2) == 1.0
     assert record.nodes_up == 1
-    assert dict(observed.past(state(30.0, *both)).age_s) == {"a.1": 30.0, "b.1": 25.0}
+    assert dict(lifetimes.context(state(30.0, *both)).age_s) == {"a.1": 30.0, "b.1": 25.0}
 
 
-def test_another_term_is_no_loss():
-    observed = Observed()
-    observed.look(state(10.0, Node(RECORD, 0.0)))
-    observed.look(State(now=20.0))
-    observed.look(state(30.0, term=2))
-    assert observed.history.record(pool_of(RECORD), 30.0).losses == 0
+def test_losses_are_not_counted_across_terms():
+    lifetimes = MachineLifetimes()
+    lifetimes.observe(state(10.0, Node(RECORD, 0.0)))
+    lifetimes.observe(State(now=20.0))
+    lifetimes.observe(state(30.0, term=2))
+    assert lifetimes.history.record(pool_of(RECORD), 30.0).losses == 0

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from sailord.planning.pool import read_job
+from sailord.planning.job_spec import read_job
 from tests.sailord.checkpoints.made import Made, flip, make
 from tests.worker.small_run import JOB, PLAN, run, stage
 from tests.worker.trained import alone, trained

@@ -1,4 +1,4 @@
-"""The planner's word on a slow node: is anything better than to go on with it?"""
+"""The planner compares the plan without a straggler with continuing at its speed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from agents.protocol.records import NodeId, NodeRecord
 from planner.replan.nodes import nodes_used
+from sailord.planning.messages import FoundPlan, PlanRequest
 from sailord.planning.plan_search import _replanner_for, answer, planner_node
-from sailord.planning.pool import Ahead, Found, Request
+from sailord.planning.precomputed import PrecomputedPlans
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
 from simulator.spec.plan import Plan
@@ -33,26 +34,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def running(cluster: Path) -> Found:
-    """The plan for all four; each brings something."""
-    found = answer(Request(SPEC, cluster, None, NODES, None, (), False))
-    assert isinstance(found, Found)
+def running(cluster: Path) -> FoundPlan:
+    """The plan for all four nodes; each is used."""
+    found = answer(PlanRequest(SPEC, cluster, None, NODES, None, (), False))
+    assert isinstance(found, FoundPlan)
     assert set(found.proposal.members) == {node.id for node in NODES}
     return found
 
 
-def plan_of(found: Found) -> Plan:
+def plan_of(found: FoundPlan) -> Plan:
     return plan_from_document(parse_document(found.plan, name="plan"))
 
 
-def asked(cluster: Path, times: float) -> Request:
-    return Request(
+def asked(cluster: Path, times: float) -> PlanRequest:
+    return PlanRequest(
         *(SPEC, cluster, None, OTHERS, running(cluster).plan, NODES, False),
         slow=((SLOW.id, times),),
     )
 
 
-def test_a_plan_comes_with_what_each_rank_computes(cluster):
+def test_plan_predicts_compute_seconds_of_each_rank(cluster):
     busy = running(cluster).proposal.busy
     assert busy is not None
     plan = plan_of(running(cluster))
@@ -62,18 +63,18 @@ def test_a_plan_comes_with_what_each_rank_computes(cluster):
 
 
 @pytest.mark.parametrize(("times", "is_worth_it"), [(1.02, False), (4.0, True)])
-def test_without_it_is_better_only_if_it_is_slow_enough(cluster, times, is_worth_it):
+def test_straggler_is_dropped_only_if_it_is_slow_enough(cluster, times, is_worth_it):
     found = answer(asked(cluster, times))
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundPlan)
     assert SLOW.id not in found.proposal.members
     assert found.proposal.is_worth_it == is_worth_it, found.proposal.why
     plan = plan_of(found)
     assert SLOW.id not in nodes_used(plan)
 
 
-def test_a_slow_node_holds_up_its_pipeline_and_who_waits_for_it(cluster):
+def test_straggler_slows_its_pipeline_and_all_that_wait_for_it(cluster):
     before = plan_of(running(cluster))
-    question = Request(SPEC, cluster, None, NODES, running(cluster).plan, NODES, False)
+    question = PlanRequest(SPEC, cluster, None, NODES, running(cluster).plan, NODES, False)
     judge = _replanner_for(question, [planner_node(node) for node in NODES]).judge
     plain = judge.estimate(before)
     same = judge.estimate_with(before, times_slower={SLOW.id: 1.0, "another": 9.0})
@@ -87,21 +88,23 @@ def test_a_slow_node_holds_up_its_pipeline_and_who_waits_for_it(cluster):
     assert max(time.compute_s for times in slow.stages for time in times) <= busiest * 3 * 1.001
 
 
-def test_what_was_foreseen_of_a_loss_is_no_answer_about_a_slow_node(cluster):
-    ahead = Ahead(replace(asked(cluster, 4.0), nodes=NODES, slow=()))
+def test_precomputed_loss_does_not_answer_a_straggler_request(cluster):
+    ahead = PrecomputedPlans(replace(asked(cluster, 4.0), nodes=NODES, slow=()))
     lost = answer(replace(asked(cluster, 4.0), slow=()))
-    assert isinstance(lost, Found)
+    assert isinstance(lost, FoundPlan)
     ahead.add(frozenset({SLOW.id}), frozenset(node.id for node in NODES), lost)
     assert ahead.answer(replace(asked(cluster, 4.0), slow=())) == lost
     assert ahead.answer(asked(cluster, 4.0)) is None
 
 
-def test_what_kinds_were_seen_to_compute_corrects_both_sides(cluster):
-    """Where all computes three times as long as predicted, the better plan does so too."""
+def test_measured_compute_factors_scale_both_plans(cluster):
+    """If all GPUs take three times the predicted time, so does the new plan."""
     plain = answer(asked(cluster, 4.0))
     seen = answer(replace(asked(cluster, 4.0), factors=(("V100-16", 3.0),)))
-    assert isinstance(plain, Found)
-    assert isinstance(seen, Found)
+    assert isinstance(plain, FoundPlan)
+    assert isinstance(seen, FoundPlan)
     assert seen.proposal.plan == plain.proposal.plan
     assert 1 < seen.proposal.iteration_s / plain.proposal.iteration_s <= 3
-    assert seen.proposal.busy == plain.proposal.busy, "measured is held against predicted"
+    assert seen.proposal.busy == plain.proposal.busy, (
+        "later measurements are compared with plain predictions"
+    )

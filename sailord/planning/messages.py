@@ -1,0 +1,151 @@
+"""Requests to the planner's processes and their answers, as they travel between processes.
+
+Planner processes import this module and ``job_spec``, never the controller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.protocol.records import GenerationRecord, NodeRecord
+from planner.move_policy.node_lifetimes import History
+from sailord.core.proposal import Proposal
+from sailord.planning.mix import Mix
+
+
+@dataclass(frozen=True, slots=True)
+class MoveContext:
+    """What the planner needs to judge a reconfiguration, beyond the nodes and the running plan."""
+
+    now_s: float = 0.0
+    history: History = field(default_factory=History)
+    """Losses and lifetimes of nodes by pool."""
+    age_s: tuple[tuple[str, float], ...] = ()
+    """Uptime of each node; a node that is missing counts as up for ever."""
+    last_move_s: float | None = None
+    """When the job last reconfigured voluntarily."""
+    settle_s: float = 30.0
+    """Minimum uptime of new nodes in pools without a recent loss."""
+
+
+NO_CONTEXT = MoveContext()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Which plan should the job run on these nodes?"""
+
+    spec: str
+    cluster_file: Path
+    profiles: Path | None
+    nodes: tuple[NodeRecord, ...]
+    running: bytes | None
+    """The plan that runs, or ran last."""
+    ran_on: tuple[NodeRecord, ...]
+    is_safe: bool
+    """Plan for the fewest nodes, after repeated failures."""
+    is_urgent: bool = False
+    """Nothing runs: return the first good plan instead of searching on."""
+    past: MoveContext = NO_CONTEXT
+    factors: tuple[tuple[str, float], ...] = ()
+    """Measured over predicted compute time, by GPU kind."""
+    slow: tuple[tuple[str, float], ...] = ()
+    """Stragglers of the running plan, left out of ``nodes``, and their slowdown factors: is
+    there a better plan without them?"""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """A plan with the planner's proposal, ready to be stored."""
+
+    proposal: Proposal
+    plan: bytes
+    about: dict[str, Any]
+    """The planner's estimate and reasons, to compare with measurements."""
+
+    @property
+    def about_bytes(self) -> bytes:
+        return json.dumps(self.about, allow_nan=False).encode()
+
+
+class NoAnswer(str):
+    """Why the planner did not answer (timeout, dead process); the request is worth a retry.
+
+    A plain ``str`` in its place is an answer: there is no plan, and why.
+    """
+
+
+def predicted_phases(move: Mapping[str, Any] | None) -> tuple[tuple[str, float], ...]:
+    """Predicted seconds of each reconfiguration phase, under the names of the measured phases."""
+    phases = {} if move is None else move.get("phases", {})
+    return tuple((name.removesuffix("_s"), seconds) for name, seconds in phases.items())
+
+
+def repeat_plan(
+    record: GenerationRecord, plan: bytes, about: Mapping[str, Any]
+) -> FoundPlan | None:
+    """Return the generation's plan again on the same nodes, without asking the planner.
+
+    ``None`` if the stored ``about`` lacks the cost of a restart (written by an older version).
+    """
+    again = about.get("again")
+    if again is None:
+        return None
+    proposal = Proposal(
+        record.plan,
+        record.members,
+        is_worth_it=True,
+        why="the same plan again: all its nodes are there",
+        iteration_s=about["estimate"]["iteration_s"],
+        move_s=again["seconds"],
+        usd_per_hour=record.usd_per_hour,
+        busy=record.busy,
+        peaks=record.peaks,
+        move_phases=predicted_phases(again),
+    )
+    return FoundPlan(proposal, plan, {**about, "why": [proposal.why], "move": again})
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSupply:
+    """Identical machines of one zone and contract: how many are up, how many more can be rented."""
+
+    zone: str
+    machine: str
+    gpu: str
+    gpus: int
+    spot: bool
+    up: int
+    obtainable: int
+    usd_per_hour: float | None
+    unrented: int = 0
+    """Of those that are up: machines that were not rented by sailord."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRequest:
+    """Which machines should there be?"""
+
+    spec: str
+    cluster_file: Path
+    profiles: Path | None
+    pools: tuple[PoolSupply, ...]
+    usd_per_hour_max: float | None
+    move_s: float
+    """Assumed duration of the reconfiguration once the machines are up."""
+    usd_left: float | None = None
+    """What is left of a total budget: a more expensive plan has to pay off before it is spent."""
+    mix: Mix = field(default_factory=Mix)
+    past: MoveContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAnswer:
+    """Wanted machines by pool, in the request's order; ``None``: there is no plan."""
+
+    counts: tuple[int, ...] | None
+    why: str

@@ -1,0 +1,51 @@
+"""Plans computed in advance: the answer to each likely loss of nodes of the running plan."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from dataclasses import dataclass, field, replace
+
+from sailord.planning.messages import FoundPlan, PlanRequest
+
+
+@dataclass(eq=False)
+class PrecomputedPlans:
+    """Next plans by lost nodes, for one running plan."""
+
+    request: PlanRequest
+    by_loss: dict[frozenset[str], tuple[frozenset[str], bytes]] = field(default_factory=dict)
+    """By the ids of the lost nodes: the nodes of the next plan, and the compressed answer."""
+    used: frozenset[str] = frozenset()
+    """Nodes of the running plan."""
+    size_bytes: int = 0
+
+    def add(self, lost: frozenset[str], used: frozenset[str], found: FoundPlan) -> None:
+        """Store the answer to a loss."""
+        packed = zlib.compress(pickle.dumps(found), 1)
+        self.used = used
+        self.by_loss[lost] = frozenset(found.proposal.members), packed
+        self.size_bytes += len(packed)
+
+    def answer(self, request: PlanRequest) -> FoundPlan | None:
+        """Return the stored answer to this request, if there is one.
+
+        If nodes have joined since, the answer asks to be reconsidered once they have settled.
+        """
+        ours = self.request
+        is_other = request.is_safe or bool(request.slow)
+        if is_other or (request.running, request.spec) != (ours.running, ours.spec):
+            return None
+        there = {node.id for node in request.nodes}
+        lost = frozenset(node.id for node in ours.nodes if node.id not in there)
+        # Losing unused nodes as well (a whole zone, a spare) does not change the answer.
+        for each in (lost, lost & self.used):
+            nodes, packed = self.by_loss.get(each, (frozenset[str](), b""))
+            if packed and nodes <= there:
+                found = pickle.loads(zlib.decompress(packed))
+                assert isinstance(found, FoundPlan)
+                if there - {node.id for node in ours.nodes}:
+                    soon = replace(found.proposal, ask_again_s=request.past.settle_s)
+                    return replace(found, proposal=soon)
+                return found
+        return None

@@ -1,0 +1,28 @@
+"""A plan can be repeated without the planner."""
+
+from __future__ import annotations
+
+import json
+
+from agents.protocol.records import GenerationRecord, JobId, Point, Restore
+from sailord.planning.messages import FoundPlan, repeat_plan
+from sailord.planning.plan_search import answer
+from tests.sailord.planning.requests import QUESTION
+
+
+def test_repeated_plan_needs_no_planner_and_has_a_predicted_cost():
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    members, point = first.proposal.members, Restore(Point(7, 1), "memory")
+    record = GenerationRecord(
+        JobId("j"), 1, "open", first.proposal.plan, members, point, 1, "a test", usd_per_hour=3.0
+    )
+    again = repeat_plan(record, first.plan, json.loads(first.about_bytes))
+    assert again is not None
+    assert (again.proposal.plan, again.proposal.members) == (first.proposal.plan, members)
+    assert again.proposal.iteration_s == first.proposal.iteration_s
+    assert again.proposal.usd_per_hour == 3.0
+    phases = again.about["move"]["phases"]
+    assert again.proposal.move_s > sum(phases.values()) > 0
+    assert phases["fetch_s"] == 0.0
+    assert repeat_plan(record, first.plan, {"estimate": {}}) is None

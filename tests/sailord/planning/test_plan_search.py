@@ -1,0 +1,106 @@
+"""A plan is found for live nodes, from nothing and from a running plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from planner.move_policy.node_lifetimes import History
+from planner.replan.replanner import Replanner
+from sailord.planning.machine_lifetimes import pool_of
+from sailord.planning.messages import FoundPlan, MoveContext
+from sailord.planning.plan_search import answer
+from tests.sailord.planning.requests import NODES, QUESTION, ROOT, node
+
+
+def test_plan_uses_only_requested_nodes():
+    found = answer(QUESTION)
+    assert isinstance(found, FoundPlan)
+    assert set(found.proposal.members) <= {record.id for record in NODES}
+    assert found.about["tokens_per_iteration"] == 16 * 64
+    estimate, plan = found.about["estimate"], json.loads(found.plan)
+    stages = [(p, s) for p, pipeline in enumerate(plan["pipelines"]) for s in pipeline["stages"]]
+    assert len(found.proposal.peaks) == sum(stage["tp"] for _, stage in stages)
+    most = max(peak for stages in estimate["peak_memory_bytes"] for peak in stages)
+    assert max(peak.tensors + peak.context for peak in found.proposal.peaks) == most
+
+
+def test_replan_leaves_out_the_lost_node():
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    left = tuple(record for record in NODES if record.id not in first.proposal.members)
+    second = answer(replace(QUESTION, nodes=left, running=first.plan, ran_on=NODES))
+    assert isinstance(second, FoundPlan)
+    assert set(second.proposal.members) <= {record.id for record in left}
+    assert second.proposal.is_worth_it
+    assert second.proposal.move_s > 0
+    assert [name for name, _ in second.proposal.move_phases] == [
+        *("detect", "plan", "quiesce", "fetch", "rebuild", "verify", "first_step"),
+    ]
+    # The total also counts the repeated steps.
+    assert second.proposal.move_s >= sum(seconds for _, seconds in second.proposal.move_phases) > 0
+
+
+def test_unknown_machines_are_reconstructed_from_the_running_plan():
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    gone = min(first.proposal.members)
+    left = tuple(record for record in NODES if record.id != gone)
+    told = answer(replace(QUESTION, nodes=left, running=first.plan, ran_on=NODES))
+    untold = answer(replace(QUESTION, nodes=left, running=first.plan, ran_on=left))
+    assert isinstance(told, FoundPlan)
+    assert isinstance(untold, FoundPlan)
+    assert "lost devices" in untold.proposal.why
+    assert untold.proposal == told.proposal
+
+
+def test_urgent_request_skips_the_improvement_search(monkeypatch):
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    monkeypatch.setattr(Replanner, "improve", lambda *_: pytest.fail("it searched"))
+    again = answer(replace(QUESTION, running=first.plan, ran_on=NODES, is_urgent=True))
+    assert isinstance(again, FoundPlan)
+
+
+def test_unchanged_cluster_keeps_the_running_plan():
+    first = answer(QUESTION)
+    assert isinstance(first, FoundPlan)
+    again = answer(replace(QUESTION, running=first.plan, ran_on=NODES))
+    assert isinstance(again, FoundPlan)
+    assert not again.proposal.is_worth_it or again.proposal.plan == first.proposal.plan
+
+
+def test_safe_plan_uses_the_fewest_nodes():
+    found = answer(replace(QUESTION, is_safe=True))
+    assert isinstance(found, FoundPlan)
+    assert len(found.proposal.members) == 1
+
+
+def test_new_node_is_used_only_after_it_has_settled():
+    """Its uptime and the losses of its pool decide on a voluntary reconfiguration."""
+    spec = (ROOT / "examples" / "opt-350m.toml").read_text(encoding="utf-8")
+    nodes = tuple(node(name, gpus=4) for name in "ab")
+    question = replace(QUESTION, spec=spec, nodes=nodes[:1])
+    first = answer(question)
+    assert isinstance(first, FoundPlan)
+    grown = replace(question, nodes=nodes, running=first.plan, ran_on=nodes[:1])
+
+    def judged(past):
+        found = answer(replace(grown, past=past))
+        assert isinstance(found, FoundPlan)
+        return found.proposal
+
+    assert judged(MoveContext(settle_s=30.0)).is_worth_it
+    young = MoveContext(age_s=tuple((record.id, 12.0) for record in nodes), settle_s=30.0)
+    assert not judged(young).is_worth_it
+    assert judged(young).ask_again_s == 18.0
+    pool = pool_of(nodes[0])
+    stormy = History().seen(0.0, up={pool: 3}, lost={})
+    for second in range(1, 60):
+        stormy = stormy.seen(float(second), up={pool: 3}, lost={pool: 30})
+    settled = replace(young, age_s=())
+    assert judged(settled).is_worth_it
+    assert not judged(replace(settled, history=stormy, now_s=60.0)).is_worth_it
+    assert not judged(replace(settled, last_move_s=59.0, now_s=60.0)).is_worth_it
