@@ -202,7 +202,6 @@ class Shell:
 
     @property
     def is_store_available(self) -> bool:
-        """Whether the store answers."""
         return self.store.is_available
 
     def standing(self) -> dict[str, object]:
@@ -242,8 +241,6 @@ class Shell:
                 self.teller.note(command, self.state, cause, self.clock.now())
             case _:
                 assert_never(command)
-
-    # ---- writing ------------------------------------------------------------------------------
 
     async def _write_all(self) -> None:
         while True:
@@ -351,8 +348,6 @@ class Shell:
         else:
             if removed:
                 log.info("removed from the durable store", job=command.job.id, objects=removed)
-
-    # ---- asking others ------------------------------------------------------------------------
 
     async def _plan(self, command: RequestPlan, cause: str) -> None:
         begun = time.monotonic()
