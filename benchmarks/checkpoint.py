@@ -43,7 +43,7 @@ from worker.checkpoint import snapshot_file
 from worker.checkpoint.load_state import flats_of
 from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper
 from worker.checkpoint.stall_stats import Costs
-from worker.cli.local_rank import warm_up
+from worker.control.preload import preload
 from worker.data.synthetic import SyntheticTokens
 from worker.distributed.process_groups import ProcessTransport
 from worker.training.trainer import NoKeeper, Trainer
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     job = Job("bench", model, global_batch=8, sequence=asked.sequence, precision="fp32", max_tp=1)
     torch.set_num_threads(1)
-    warm_up()
+    preload()
     with (
         told(),
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,

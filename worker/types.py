@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Gradient = Literal["same", "partial"]
 
 Phase = Literal["forward", "backward", "send", "receive", "wait", "sync", "vote", "step"]
 """What a rank may be doing; the word stands in timelines, fail points and error messages."""
+
+
+Activity = Phase | Literal["start", "data", "end"]
+"""A phase of a step, or one of the activities around it."""
+ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from simulator.spec.plan import Plan
 from tests.worker.trained import SomeLabels
 from worker.distributed.interface import Aborted, DeadlinePassed, PeerLost, TransportError
 from worker.distributed.process_groups import ProcessTransport
-from worker.profiling.timeline import FailPoint, Recorder
+from worker.profiling.fault_injection import FailPoint
+from worker.profiling.timeline import Recorder
 from worker.training.full_tensors import checksums
 from worker.training.precision import FP64
 from worker.training.trainer import Trainer

@@ -37,7 +37,7 @@ from worker.checkpoint.snapshot_file import (
     seal,
     unseal,
 )
-from worker.profiling.timeline import Arrow
+from worker.profiling.fault_injection import Arrow
 from worker.training.flat_buffers import LayerMemory
 
 _cuda: Any = torch.cuda  # Its own type stubs leave these untyped.

@@ -23,7 +23,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from simulator.documents.problems import InputError, Problem
-from worker.profiling.timeline import ACTIVITIES, Activity, Board
+from worker.profiling.activity_board import Board
+from worker.types import ACTIVITIES, Activity
 
 Say = Callable[[dict[str, Any]], None]
 """Sends a message to the parent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import socket
@@ -24,23 +23,17 @@ from worker.data.batch import Data
 from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
+from worker.engines.deepspeed.config import DeepSpeedConfigError
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
 from worker.models.apply_plan import Values
-from worker.profiling.timeline import Board, FailPoint, Recorder
+from worker.profiling.activity_board import Board
+from worker.profiling.fault_injection import FailPoint
+from worker.profiling.timeline import Recorder
 from worker.training.full_tensors import Pieces, pieces_of
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 DEADLINE_S = 600.0
 """No rank waits longer for another that lives; one that has died is noticed at once."""
-
-
-def warm_up() -> None:
-    """Load what layers load when they are first built, once for all ranks and before the fork."""
-    with torch.device("meta"):
-        # Its initial values are a long story to torch where there is no memory for them.
-        torch.nn.Embedding(1, 1)
-    # What is there now stays: ranks need not look through it again, nor copy it by doing so.
-    gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +138,7 @@ def _train_by_deepspeed(
             if orders.pieces is not None:
                 _leave(trainer.pieces(), rank, orders.pieces)
             trainer.close()
-    except NotANumberError as error:
+    except (NotANumberError, DeepSpeedConfigError) as error:
         raise RunFailed(str(error)) from None
     except RuntimeError as error:
         # Torch says so of connections that break; if that was the cause, the parent knows whose.

@@ -26,8 +26,9 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 from worker.checkpoint.resume import OPTION, Beginning, begin_from
 from worker.cli.local_launcher import ended_by_signals, run_ranks
-from worker.cli.local_rank import Orders, train, warm_up
+from worker.cli.local_rank import Orders, train
 from worker.cli.progress_display import Progress
+from worker.control.preload import preload
 from worker.data.open_data import open_data
 from worker.engines import select
 from worker.engines.deepspeed import build_ops
@@ -37,8 +38,11 @@ from worker.layout.tensor_table import table_of
 from worker.models import exact
 from worker.models.hf_weights import is_published, to_huggingface
 from worker.models.starting_weights import open_weights
-from worker.profiling.timeline import ACTIVITIES, Board, FailPoint, RankTimeline, Span, trace
+from worker.profiling.activity_board import Board
+from worker.profiling.fault_injection import FailPoint
+from worker.profiling.timeline import RankTimeline, Span, trace
 from worker.training.full_tensors import merge
+from worker.types import ACTIVITIES
 
 T = TypeVar("T")
 
@@ -104,7 +108,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
     assert device is not None
     if config is not None:
         stack.enter_context(build_ops.claimed())
-    warm_up()
+    preload()
     others = len(os.listdir("/proc/self/task")) - 1
     if others > 0:
         what = f"code that is loaded for the job has started {others} threads"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from simulator.documents.problems import InputError
 from simulator.inputs.job_file import load_job
@@ -23,11 +22,9 @@ from worker.data.batch import Data
 from worker.data.open_data import open_data
 from worker.distributed.rendezvous import Party
 from worker.layout.rank_layout import problems_with, seats_of
-from worker.layout.shards import shard_of
 from worker.models import exact
 from worker.models.apply_plan import Values
-from worker.models.starting_weights import open_weights
-from worker.types import TensorSpec
+from worker.models.starting_weights import open_weights, zero_weights
 
 WAIT_S = 600.0
 """For a rank in a collective, where an older agent does not say."""
@@ -193,14 +190,5 @@ class Library:
         found += problems_with(plan, job)
         if found:
             raise InputError(found)
-        weights = self._weights if about.restore.source == "start" else nothing_yet(job)
+        weights = self._weights if about.restore.source == "start" else zero_weights(job)
         return Opened(job, plan, self._data, weights)
-
-
-def nothing_yet(job: Job) -> Callable[[int], Values]:
-    """Weights that are about to be replaced, which are the least work to make."""
-
-    def values(spec: TensorSpec, held: range) -> Tensor:
-        return torch.zeros(shard_of(spec, held, of=job.max_tp).shape)
-
-    return lambda _: values

@@ -36,7 +36,8 @@ from worker.engines.select import as_kept, engine_for
 from worker.layout.rank_layout import Holdings, holdings_of
 from worker.layout.tensor_table import table_of
 from worker.profiling.compute_time import Busy, slowed_by_file
-from worker.profiling.timeline import Arrow, Recorder, fail_point
+from worker.profiling.fault_injection import Arrow, fail_point
+from worker.profiling.timeline import Recorder
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 FAIL_POINT = "SAILOR_FAIL_AT"

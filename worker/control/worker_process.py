@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.cli.local_rank import warm_up
 from worker.control.agent_connection import Line, Order
 from worker.control.assignment import Assignment, Library
 from worker.control.generation import Stint
+from worker.control.preload import preload
 
 
 @dataclass(eq=False)
@@ -78,4 +78,4 @@ def main(spec: Mapping[str, Any]) -> int:
 
 
 # The warm parent imports this module for those that it forks.
-warm_up()
+preload()

@@ -6,11 +6,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
+from worker.layout.shards import shard_of
 from worker.models.apply_plan import Values
 from worker.models.custom import check_factory
 from worker.models.hf_weights import open_checkpoint
+from worker.types import TensorSpec
 
 
 def open_weights(job: Job, base: Path) -> Callable[[int], Values] | None:
@@ -27,3 +32,12 @@ def open_weights(job: Job, base: Path) -> Callable[[int], Values] | None:
     if job.weights is None:
         return None
     return open_checkpoint(base / job.weights, job).values
+
+
+def zero_weights(job: Job) -> Callable[[int], Values]:
+    """Return zeros as the initial weights, for a model whose state is loaded right afterwards."""
+
+    def values(spec: TensorSpec, held: range) -> Tensor:
+        return torch.zeros(shard_of(spec, held, of=job.max_tp).shape)
+
+    return lambda _: values

@@ -8,126 +8,23 @@ outlasts the code that starts it (gradients on their way) is ``begin``-ed and ``
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
-import re
 import signal
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, assert_never, get_args
+from typing import Any, assert_never
 
 from simulator.traces.perfetto import complete_event, process_named, span_text, thread_named
-from worker.types import Phase
-
-Activity = Phase | Literal["start", "data", "end"]
-"""A phase of a step, or what stands around it; shown for a rank at each moment."""
-ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
-
-Arrow = Literal[
-    "joined",
-    "meeting",
-    "met",
-    "fetched",
-    "filled",
-    "reserved",
-    "verified",
-    "copying",
-    "copied",
-    "sealing",
-    "sealed",
-    "stopping",
-    "stopped",
-    "broken",
-    "left",
-]
-"""Where a rank passes from one state of its snapshots, or of a change of plan, to the next."""
-ARROWS: tuple[Arrow, ...] = get_args(Arrow)
-
-_RECORD = struct.Struct("=qq")
+from worker.profiling.activity_board import Board
+from worker.profiling.fault_injection import Arrow, FailFile, FailPoint
+from worker.types import Activity
 
 # As in the simulator's traces: process 1 is the whole, and no row is 0 or equal to a process.
 _STEPS_PROCESS = 1
 _ROWS = 10_000
-
-
-class Board:
-    """What every rank of a machine is doing now, in memory that outlives each of them.
-
-    It is made before the ranks are forked. Each writes its own record only, so nothing is locked.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self._memory = mmap.mmap(-1, max(1, ranks) * _RECORD.size)
-
-    def write(self, rank: int, step: int, activity: Activity) -> None:
-        """Say what a rank does now."""
-        _RECORD.pack_into(self._memory, rank * _RECORD.size, step, ACTIVITIES.index(activity))
-
-    def read(self, rank: int) -> tuple[int, Activity]:
-        """The step that a rank is at, and what it is doing there or was doing when it died."""
-        step, activity = _RECORD.unpack_from(self._memory, rank * _RECORD.size)
-        return step, ACTIVITIES[activity]
-
-
-@dataclass(frozen=True, slots=True)
-class FailPoint:
-    """Where a rank is to die, so that tests can see what the others make of it."""
-
-    rank: int | None
-    """``None``: whichever it is."""
-    activity: Activity | Arrow
-    step: int | None
-    """``None``: at the first that comes."""
-    generation: int | None = 0
-    """``None``: whichever it is."""
-
-    @classmethod
-    def parse(cls, text: str) -> FailPoint | None:
-        """Read ``RANK:WHERE:STEP``, as in ``2:backward:3``, and ``@GENERATION`` if it is not 0.
-
-        Rank, step and generation may be ``*``. ``None``: it is not so.
-        """
-        found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+|\*))?", text)
-        places = (*ACTIVITIES, *ARROWS)
-        known = next((known for known in places if found and known == found[2]), None)
-        if found is None or known is None:
-            return None
-        numbers = (found[1], found[3], found[4] or "0")
-        rank, step, generation = (None if text == "*" else int(text) for text in numbers)
-        return cls(rank, known, step, generation)
-
-    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
-        """Does a rank stand there now?"""
-        is_here = self.activity == place and self.generation in {None, generation}
-        return is_here and self.rank in {None, rank} and self.step in {None, step}
-
-
-@dataclass(frozen=True, slots=True)
-class FailFile:
-    """A file in which a fail point may be written at any time; who removes it is the one to die."""
-
-    path: Path
-
-    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
-        """Does a rank stand there now, as the first that does?"""
-        try:
-            point = FailPoint.parse(self.path.read_text(encoding="utf-8"))
-            if point is None or not point.is_at(rank, place, step, generation):
-                return False
-            self.path.unlink()
-        except FileNotFoundError:
-            return False
-        return True
-
-
-def fail_point(text: str) -> FailPoint | FailFile | None:
-    """Read either: beside the agent's file stands its workers'. ``None``: it is neither."""
-    return FailFile(Path(f"{text}.worker")) if text.startswith("/") else FailPoint.parse(text)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import pytest
 
 from simulator.documents.problems import InputError, Problem
 from worker.cli.local_launcher import PeerFailed, RanksFailed, RunFailed, run_ranks
-from worker.profiling.timeline import Board
+from worker.profiling.activity_board import Board
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREVER_S = 600.0

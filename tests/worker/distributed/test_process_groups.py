@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.worker import crew
 from tests.worker.any_plan import any_plan
 from tests.worker.trained import drawn, plan_of, small_job, trained
-from worker.profiling.timeline import FailPoint
+from worker.profiling.fault_injection import FailPoint
 from worker.training.precision import FP64
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -8,15 +8,9 @@ import signal
 
 import pytest
 
-from worker.profiling.timeline import (
-    Board,
-    FailPoint,
-    RankTimeline,
-    Recorder,
-    Span,
-    fail_point,
-    trace,
-)
+from worker.profiling.activity_board import Board
+from worker.profiling.fault_injection import FailPoint, fail_point
+from worker.profiling.timeline import RankTimeline, Recorder, Span, trace
 
 
 def test_spans_nest_and_carry_their_step():

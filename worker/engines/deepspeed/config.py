@@ -24,6 +24,10 @@ _OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "MuAdam", "MuAdamW", 
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 
+class DeepSpeedConfigError(Exception):
+    """DeepSpeed rejects the configuration; the message quotes it."""
+
+
 def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
     """The configuration of DeepSpeed: the user's, and from the job what the user does not say."""
     given = {} if path is None else load_document(path).data

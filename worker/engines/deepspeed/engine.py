@@ -26,9 +26,8 @@ from torch._C._distributed_c10d import Store
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.cli.local_launcher import RunFailed
 from worker.data.batch import Data, next_hash
-from worker.engines.deepspeed.config import optimizer_of
+from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
 from worker.layout.rank_layout import Seat, sample_positions, seats_of
 from worker.layout.tensor_table import table_of
@@ -303,7 +302,7 @@ def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
     except (AssertionError, TypeError, ValueError) as error:
         # So it says what it thinks of a configuration, at lengths.
         said = " ".join(str(error).partition("For further information")[0].split())
-        raise RunFailed(f"DeepSpeed does not take its configuration: {said}") from None
+        raise DeepSpeedConfigError(f"DeepSpeed rejects its configuration: {said}") from None
     return engine
 
 

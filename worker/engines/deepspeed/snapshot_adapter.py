@@ -22,7 +22,6 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.control.assignment import nothing_yet
 from worker.data.batch import Data
 from worker.distributed.interface import Collective, Transport
 from worker.distributed.process_groups import ProcessTransport
@@ -33,6 +32,7 @@ from worker.layout.rank_layout import holdings_of, seats_of
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import Values, build_layer, tie
 from worker.models.microbatch_context import Moment
+from worker.models.starting_weights import zero_weights
 from worker.profiling.timeline import Recorder
 from worker.training.flat_buffers import LayerMemory, memories_of
 from worker.training.full_tensors import load, merge, pieces_of
@@ -163,7 +163,7 @@ class KeptDeepSpeed:
                 moment=Moment(),
                 dtype=self.precision.master,
                 device="cpu",
-                values=nothing_yet(job)(index),
+                values=zero_weights(job)(index),
             )
             for index in range(*seats_of(self.plan)[rank].layers)
         ]
