@@ -40,13 +40,13 @@ from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.load_state import flats_of
-from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper
-from worker.checkpoint.stall_stats import Costs
+from worker.checkpoint.load_state import flat_states
+from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
+from worker.checkpoint.stall_stats import StallStats
 from worker.control.preload import preload
 from worker.data.synthetic import SyntheticTokens
 from worker.distributed.process_groups import ProcessTransport
-from worker.training.trainer import NoKeeper, Trainer
+from worker.training.trainer import NoSnapshots, Trainer
 
 RANKS = 2
 
@@ -87,7 +87,7 @@ Seconds = dict[Way, list[float]]
 
 
 @dataclass(eq=False)
-class Keeper(SnapshotKeeper):
+class Keeper(SnapshotManager):
     """Keeps at the steps that a block wants kept."""
 
     due: range = range(0)
@@ -122,8 +122,8 @@ class Bench:
         keeper, saves = self.keeper, range(first, last + 1) if way.copies else range(0)
         keeper.due = saves if way.is_kept else range(0)
         keeper.persisted = first if way.is_persisted else None
-        keeper.costs = Costs(has_buddies=False)
-        self.trainer.keeper = keeper if way.is_kept else NoKeeper()
+        keeper.stalls = StallStats(has_buddies=False)
+        self.trainer.snapshot_hook = keeper if way.is_kept else NoSnapshots()
         stalls = []
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
         for step in range(first, first + steps):
@@ -135,13 +135,13 @@ class Bench:
                 self._save(way, self.folder / way.kind)
                 stalls.append(time.perf_counter() - before_s)
         self._wait_saved()
-        keeper.snapshots.wait_sealed()
+        keeper.writer.wait_sealed()
         if way.is_persisted:
             self.wait_brought()
         self.blocks[way].append(time.perf_counter() - begin_s)
         self.work[way].append(time.process_time() - begin_cpu_s)
-        if way.is_kept and keeper.costs.stall_s is not None:
-            stalls = [keeper.costs.stall_s]
+        if way.is_kept and keeper.stalls.stall_s is not None:
+            stalls = [keeper.stalls.stall_s]
         if stalls:
             self.stalls[way].append(statistics.fmean(stalls))
 
@@ -154,8 +154,8 @@ class Bench:
         self._wait_saved()
         state = {
             f"{layer}/{kind}": flat
-            for layer, memory in self.trainer.memories.items()
-            for kind, flat in enumerate(flats_of(memory))
+            for layer, memory in self.trainer.buffers.items()
+            for kind, flat in enumerate(flat_states(memory))
         }
         if way.kind == "async_save":
             self._saving = checkpoint.async_save(state, checkpoint_id=path)
@@ -229,7 +229,9 @@ def _bring(memory: Path, step: int, to: str) -> None:
         held = memory / f"held-{each.path.name}"
         held.hardlink_to(each.path)
         keys = [piece.key for piece in each.header.pieces if piece.is_written]
-        write_object(f"{to}/{each.path.name}", held, snapshot_file.copy_of(each.header, keys))
+        write_object(
+            f"{to}/{each.path.name}", held, snapshot_file.partial_header(each.header, keys)
+        )
         held.unlink()
 
 
@@ -255,7 +257,7 @@ def _be(
     transport = ProcessTransport(store, rank, RANKS)
     data = SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, 0)
     trainer = Trainer(job, Plan(1, pipelines), rank, transport, data)
-    seat = Seat("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
+    seat = SnapshotTarget("bench", 1, 1, str(rank), memory / str(rank), 1, None, {})
 
     def sealed(step: int) -> None:
         if step == keeper.persisted:
@@ -269,7 +271,7 @@ def _be(
     for _ in range(rounds):
         for way in (*OFTEN, *SELDOM):
             bench.run(way, way.steps)
-    size = keeper.snapshots.template.total_bytes
+    size = keeper.writer.template.total_bytes
     keeper.close()
     distributed.barrier()
     if rank == 0:

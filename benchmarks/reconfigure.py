@@ -47,7 +47,7 @@ from sailord.local.tour.step_log import Ledger
 from simulator.inputs.plan_file import load_plan
 from worker.cli.local_launcher import run_ranks
 from worker.distributed.process_groups import ProcessTransport
-from worker.profiling.activity_board import Board
+from worker.profiling.activity_board import ActivityBoard
 
 MACHINES = {4: FIRST_NODES[1:4] + FIRST_NODES[5:6], 8: FIRST_NODES, 16: FIRST_NODES * 2}
 MEMORY_GIB = {(4, 128): 1.46, (8, 128): 1.455, (16, 128): 1.455, (8, 352): 1.51}
@@ -161,7 +161,7 @@ def floor_s(processes: int) -> float:
         run_ranks(
             body,
             ranks=processes,
-            board=Board(processes),
+            board=ActivityBoard(processes),
             hear=lambda _, message: took.append(message["seconds"]),
         )
     return min(took)

@@ -20,7 +20,7 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from worker.data.open_data import open_data
 from worker.distributed.process_groups import ProcessTransport
-from worker.training.full_tensors import kinds_of
+from worker.training.full_tensors import flats_by_kind
 from worker.training.trainer import Trainer
 
 DEADLINE_S = 600.0
@@ -39,8 +39,8 @@ def main(folder: Path, steps: int) -> None:
     trainer = Trainer(job, plan, rank, transport, data)
     state = {
         (number, kind): flat
-        for number, memory in trainer.memories.items()
-        for kind, flat in kinds_of(memory).items()
+        for number, memory in trainer.buffers.items()
+        for kind, flat in flats_by_kind(memory).items()
     }
     saved = sorted(folder.glob("*.step"), key=lambda path: int(path.stem))
     if saved:
@@ -56,8 +56,8 @@ def main(folder: Path, steps: int) -> None:
             with (folder / "steps").open("a") as out:
                 out.write(json.dumps(line | {"loss": report.loss}) + "\n")
         torch.save({"state": state, "progress": trainer.progress}, folder / f"{step}-{rank}.pt")
-        if trainer.everybody is not None:
-            trainer.everybody.all_reduce(torch.zeros(1))  # All have saved it.
+        if trainer.world_group is not None:
+            trainer.world_group.all_reduce(torch.zeros(1))  # All have saved it.
         if rank == 0:
             (folder / f"{step}.step").touch()
         (folder / f"{step - 2}-{rank}.pt").unlink(missing_ok=True)

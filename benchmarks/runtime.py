@@ -39,7 +39,7 @@ from worker.distributed.in_process import ThreadWorld
 from worker.distributed.process_groups import ProcessTransport
 from worker.models.apply_plan import build_layer
 from worker.models.loss import loss_sum
-from worker.models.microbatch_context import Moment
+from worker.models.microbatch_context import MicroBatchContext
 from worker.training.trainer import Trainer
 
 STAGES, PIPELINES, MICRO_BATCHES = 2, 2, 4
@@ -276,7 +276,7 @@ def _data(job: Job) -> SyntheticTokens:
 
 
 def _modules(job: Job) -> list[nn.Module]:
-    whole: dict[str, Any] = {"tp": 1, "tp_index": 0, "group": None, "moment": Moment()}
+    whole: dict[str, Any] = {"tp": 1, "tp_index": 0, "group": None, "context": MicroBatchContext()}
     return [
         build_layer(job, index, **whole, dtype=torch.float32, device="cpu").module
         for index in range(len(job.model.layers))

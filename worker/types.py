@@ -17,7 +17,7 @@ ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
+class LogicalTensor:
     """One logical tensor of a layer, whatever plan it is trained under."""
 
     name: str

@@ -21,7 +21,7 @@ from simulator.documents.files import parse_document
 from simulator.inputs.job_file import job_from_document
 from simulator.inputs.plan_file import load_plan
 from worker.checkpoint import snapshot_file
-from worker.layout.rank_layout import atoms_held, seats_of
+from worker.layout.rank_layout import atoms_held, rank_places
 
 PIECE_BYTES = 1024
 
@@ -47,7 +47,7 @@ def share_of(spec: Mapping[str, Any]) -> Share:
     job = job_from_document(document)
     layers, atoms = len(job.model.layers), job.max_tp
     holders: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
-    for seat in seats_of(plan):
+    for seat in rank_places(plan):
         place = plan.pipelines[seat.pipeline].stages[seat.stage].place
         held = (*atoms_held(tp=seat.tp, index=seat.index, atoms=atoms), atoms)
         # What layers share is with those that have the first or the last of them.
@@ -75,7 +75,7 @@ def seal(share: Share, step: int) -> None:
     """Write the rank's snapshot of a step and seal it."""
     spec = share.spec
     every = spec["persist_every"]
-    header = snapshot_file.laid_out(
+    header = snapshot_file.with_offsets(
         snapshot_file.Header(
             job=spec["job"],
             generation=spec["generation"],
@@ -89,7 +89,7 @@ def seal(share: Share, step: int) -> None:
             moments=2,
             model="none",
             persist=every is not None and step % every == 0,
-            progress=snapshot_file.Progress(step, step, 1.0, 0, "", 0, 0),
+            progress=snapshot_file.SavedProgress(step, step, 1.0, 0, "", 0, 0),
             pieces=tuple(_piece(share, key, step) for key in sorted(share.nodes)),
         )
     )

@@ -54,7 +54,7 @@ class MemoryDoor:
         job, point = self._admit(request)
         found = self.memory.snapshots(job, point)
         listing = snapshot_file.listing(
-            snapshot_file.Found(each.path, each.header) for each in found
+            snapshot_file.SealedFile(each.path, each.header) for each in found
         )
         return web.Response(body=listing, content_type="application/json")
 
@@ -128,7 +128,7 @@ class MemoryDoor:
                 path.unlink(missing_ok=True)
                 return 422, "the copy is not of the job and the point that its path names\n"
             await asyncio.to_thread(delete, self.memory.outrun(snapshot))
-        except snapshot_file.NoRoom as error:
+        except snapshot_file.NoRoomError as error:
             return 507, f"{error.strerror}\n"
         except OSError as error:
             return 500, f"it cannot be written: {error.strerror}\n"
@@ -153,6 +153,6 @@ def _flaw(path: Path, checksum: str) -> str:
             return "its header is not the one that was announced"
         for piece in header.pieces:
             snapshot_file.read_piece(path, piece)
-    except (OSError, snapshot_file.SlotError) as error:
+    except (OSError, snapshot_file.SnapshotError) as error:
         return str(error)
     return ""

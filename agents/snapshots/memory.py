@@ -63,7 +63,7 @@ class Memory:
     def tidy(self) -> None:
         """Delete what a process that is gone was still writing."""
         with contextlib.suppress(FileNotFoundError):  # A folder may go while we look.
-            for pid, path in snapshot_file.unfinished(self.folder):
+            for pid, path in snapshot_file.unfinished_files(self.folder):
                 if not Path("/proc", str(pid)).exists():
                     path.unlink(missing_ok=True)
 
@@ -71,7 +71,7 @@ class Memory:
         """Know what a file holds that was sealed, or sealed anew; ``None``: it is not sealed."""
         try:
             snapshot = Snapshot(path, snapshot_file.read_header(path))
-        except (OSError, snapshot_file.SlotError):
+        except (OSError, snapshot_file.SnapshotError):
             return None
         if path != self.path(snapshot.job, snapshot.point, snapshot.header.file_name):
             return None  # It says of itself that it is another one.
@@ -139,7 +139,7 @@ class Memory:
         for path in sorted(self._holds.iterdir()):
             try:
                 yield Snapshot(path, snapshot_file.read_header(path))
-            except (OSError, snapshot_file.SlotError):
+            except (OSError, snapshot_file.SnapshotError):
                 path.unlink(missing_ok=True)  # Its worker had it before we did.
 
     @property

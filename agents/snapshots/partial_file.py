@@ -28,7 +28,7 @@ def excerpt(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
             yield bytes(piece.offset - done)
             place = places.get(piece.key)
             if place is None or place.checksum != piece.checksum:
-                raise snapshot_file.SlotError(f"{path} is another snapshot than it was")
+                raise snapshot_file.SnapshotError(f"{path} is another snapshot than it was")
             yield from _checked(file.fileno(), place, path)
             done = piece.offset + piece.bytes
 
@@ -42,4 +42,4 @@ def _checked(file: int, piece: snapshot_file.Piece, path: Path) -> Iterator[byte
         yield data
     if check.hexdigest() != piece.checksum:
         where = f"piece {piece.piece} of layer {piece.layer}"
-        raise snapshot_file.SlotError(f"{path}: {where} is damaged, or was written over")
+        raise snapshot_file.SnapshotError(f"{path}: {where} is damaged, or was written over")

@@ -27,7 +27,7 @@ from agents.rpc.signing import (
 from agents.snapshots.memory import Snapshot, head_checksum
 from agents.snapshots.partial_file import excerpt
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.snapshot_file import ANYBODY
+from worker.checkpoint.snapshot_file import ANY_NODE
 
 CONNECT_S = 2.0
 SILENT_S = 30.0
@@ -130,18 +130,18 @@ class Buddies:
     async def _place(
         self, snapshot: Snapshot, buddy: NodeId, keys: list[tuple[int, int]]
     ) -> tuple[str, str]:
-        copy = snapshot_file.copy_of(snapshot.header, keys)
+        copy = snapshot_file.partial_header(snapshot.header, keys)
         reasons = []
         for node in await self._candidates(snapshot.job, buddy):
             try:
                 await self._send(snapshot, copy, node)
             except Refused as refusal:
                 reasons.append(f"{node.name} {refusal}")
-            except (OSError, snapshot_file.SlotError):
+            except (OSError, snapshot_file.SnapshotError):
                 return "", ""  # It was let go, or written over: a newer one is there or to come.
             else:
                 return "", self._remark(snapshot.job, node)
-        if not reasons and buddy == ANYBODY:
+        if not reasons and buddy == ANY_NODE:
             return "", self._remark(snapshot.job, None)  # Nobody stands by: it must do without.
         return ", ".join(reasons) or "there is no other node", ""
 
@@ -158,7 +158,7 @@ class Buddies:
         If the job is to outlive its zone, all others come before one of this zone, and of these
         none does but the chosen one.
         """
-        own, chosen = self.node(), None if buddy == ANYBODY else self.find(buddy)
+        own, chosen = self.node(), None if buddy == ANY_NODE else self.find(buddy)
         is_far = self.outlives_zone(job)
         found = [] if chosen is None else [chosen]
         for node in sorted(await self._others(), key=lambda n: (n.zone != own.zone, n.id)):
@@ -213,6 +213,6 @@ class Buddies:
                 due = begun + sent / self.rate_bytes_s
                 while not self._is_leaving() and (ahead_s := due - time.monotonic()) > 0:
                     await asyncio.sleep(min(ahead_s, LOOK_S))
-        except (OSError, snapshot_file.SlotError) as error:
+        except (OSError, snapshot_file.SnapshotError) as error:
             lost.append(error)
             raise

@@ -71,7 +71,7 @@ class Uploading:
         keys = [piece.key for piece in snapshot.header.pieces if piece.is_written]
         if target is None or not keys:
             return None
-        copy = snapshot_file.copy_of(snapshot.header, keys)
+        copy = snapshot_file.partial_header(snapshot.header, keys)
         pause_s = self.retry_s
         while self.is_wanted(snapshot):
             if self.is_held_back():
@@ -80,7 +80,7 @@ class Uploading:
             loop = asyncio.get_running_loop()
             try:
                 await loop.run_in_executor(self._pool, write_object, target, snapshot.path, copy)
-            except snapshot_file.SlotError as error:
+            except snapshot_file.SnapshotError as error:
                 self.failed(snapshot, str(error))
                 return None
             except Exception as error:

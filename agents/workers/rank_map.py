@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agents.protocol.records import NodeId
 from simulator.documents.files import parse_document
 from simulator.inputs.plan_file import plan_from_document
-from worker.layout.rank_layout import seats_of
+from worker.layout.rank_layout import rank_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def read_seating(plan_text: str, node: NodeId) -> Seating:
     plan = plan_from_document(parse_document(plan_text.encode(), name="plan"))
     devices: dict[int, int] = {}
     first: NodeId | None = None
-    seats = seats_of(plan)
+    seats = rank_places(plan)
     for seat in seats:
         place = plan.pipelines[seat.pipeline].stages[seat.stage].places[0]
         if seat.rank == 0 and place.node is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Durable, Holding, JobId, Point
 from sailord.checkpoints.object_storage import Storage
-from worker.checkpoint.snapshot_file import Progress
+from worker.checkpoint.snapshot_file import SavedProgress
 
 FORMAT = 1
 PREFIX = "manifest-"
@@ -59,7 +59,7 @@ class Manifest:
     moments: int
     tensors: tuple[Tensor, ...]
     objects: tuple[Object, ...]
-    progress: Progress
+    progress: SavedProgress
     spec: str
     """The job's file."""
     parent: Durable | None = None

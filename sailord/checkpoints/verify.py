@@ -20,13 +20,13 @@ from simulator.spec.job import Job
 from worker.checkpoint.snapshot_file import (
     Header,
     Piece,
-    SlotError,
+    SnapshotError,
     head_checksum,
     head_length,
-    number_of,
+    layer_number,
     parse_head,
 )
-from worker.layout.rank_layout import own_tensors
+from worker.layout.rank_layout import tensors_by_layer
 from worker.layout.tensor_table import table_of
 
 FIRST_BYTES = 1 << 16
@@ -57,7 +57,7 @@ def compose(storage: Storage, order: WriteManifest, *, term: int, spec: str) -> 
         folder = folder_of(job.id, point)
         try:
             header, checksum = read_head(storage, f"{folder}/{name}")
-        except SlotError as error:
+        except SnapshotError as error:
             raise StorageError(str(error)) from None
         if checksum != part.checksum:
             raise StorageError(f"{part.uri} is not what was uploaded: its header is another one")
@@ -115,11 +115,11 @@ def _pieces(part: Uploaded | Object) -> Iterator[tuple[int, int]]:
 def tensors_of(job: Job) -> tuple[Tensor, ...]:
     """The tensor table of a job."""
     count = len(job.model.layers)
-    tables = own_tensors(table_of(job, index) for index in range(count))
+    tables = tensors_by_layer(table_of(job, index) for index in range(count))
     return tuple(
-        Tensor(number_of(layer, layers=count), spec.name, spec.shape, spec.split_dim)
+        Tensor(layer_number(layer, layers=count), spec.name, spec.shape, spec.split_dim)
         for layer, specs in sorted(
-            tables.items(), key=lambda item: number_of(item[0], layers=count)
+            tables.items(), key=lambda item: layer_number(item[0], layers=count)
         )
         for spec in specs
     )
@@ -161,7 +161,7 @@ def _object_faults(
         header, checksum = read_head(storage, name)
     except Missing:
         return [f"{uri} is missing"]
-    except SlotError as error:
+    except SnapshotError as error:
         return [str(error)]
     if checksum != each.checksum:
         return [f"{uri} is another object than the manifest names: its header is another one"]

@@ -25,7 +25,7 @@ def write_snapshot(
 ) -> snapshot_file.Header:
     """Seal a file of these pieces, each with its bytes."""
     contents = pieces or {(0, 0): b"weights and moments" * 100, (1, 1): bytes(5000)}
-    header = snapshot_file.laid_out(
+    header = snapshot_file.with_offsets(
         snapshot_file.Header(
             job=job,
             generation=generation,
@@ -39,7 +39,7 @@ def write_snapshot(
             moments=MOMENTS,
             model="none",
             persist=persist,
-            progress=snapshot_file.Progress(step, step, 1.0, 0, "", 0, 0),
+            progress=snapshot_file.SavedProgress(step, step, 1.0, 0, "", 0, 0),
             pieces=tuple(
                 snapshot_file.Piece(
                     *key, 0, len(data), snapshot_file.checksum(data), written, buddy

@@ -27,7 +27,7 @@ from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.verify import faults_of
 from sailord.client import ServerProblem
 from tests.chaos.cluster import ChaosCluster
-from worker.checkpoint.snapshot_file import SlotError, read_header
+from worker.checkpoint.snapshot_file import SnapshotError, read_header
 
 KEYS = Keys("local")
 SAMPLE_S = 0.4
@@ -161,7 +161,7 @@ class Recorder:
         for path in map(Path, glob.glob(pattern)):  # Path.glob fails if a folder goes meanwhile.
             try:
                 header = read_header(path)
-            except (OSError, SlotError):
+            except (OSError, SnapshotError):
                 continue  # It went, or is written over, as we look.
             progress = header.progress
             yield {

@@ -17,7 +17,7 @@ from torch.distributed import FileStore
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from tests.worker.trained import SomeLabels
-from worker.distributed.interface import Aborted, DeadlinePassed, PeerLost, TransportError
+from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
@@ -68,7 +68,7 @@ def _be(end: Connection, rank: int, size: int, path: str, body: Body, args: Any)
 
 def noticed(failure: TransportError) -> tuple[str, int | None]:
     """A failure as something to compare."""
-    rank = failure.rank if isinstance(failure, PeerLost | Aborted) else None
+    rank = failure.rank if isinstance(failure, PeerLostError | AbortedError) else None
     return type(failure).__name__, rank
 
 
@@ -88,7 +88,7 @@ def train_generations(
             trainer = Trainer(job, plan, rank, transport, SomeLabels(job), precision=FP64)
             reports = [trainer.step() for _ in range(steps)]
             transport.close()
-            sums = {k: v for m in trainer.memories.values() for k, v in checksums(m).items()}
+            sums = {k: v for m in trainer.buffers.values() for k, v in checksums(m).items()}
             results.append(([(r.loss, r.grad_norm, r.sample_hash) for r in reports], sums))
         else:
             results.append(None)
@@ -164,7 +164,7 @@ def abort_while_others_wait(rank: int, size: int, store: FileStore) -> Any:
         if rank == 1:
             transport.abort("bad sample")
         transport.group(tuple(range(size))).all_reduce(torch.zeros(1))
-    except Aborted as failure:
+    except AbortedError as failure:
         return str(failure)
     finally:
         transport.close()
@@ -180,7 +180,7 @@ def outlast_the_deadline(rank: int, size: int, store: FileStore) -> Any:
         else:
             time.sleep(0.1)
             transport.receive(torch.zeros(1), source=0).wait()
-    except (DeadlinePassed, Aborted) as failure:
+    except (DeadlineError, AbortedError) as failure:
         return noticed(failure)
     finally:
         transport.close()

@@ -14,12 +14,12 @@ from worker.data.open_data import open_data
 from worker.distributed.process_groups import ProcessTransport
 from worker.engines.deepspeed.config import read_config
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
-from worker.layout.rank_layout import own_tensors
+from worker.layout.rank_layout import tensors_by_layer
 from worker.layout.tensor_table import table_of
-from worker.training.full_tensors import Key, merge, pieces_of
-from worker.training.trainer import Progress, Trainer
+from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
+from worker.training.trainer import Trainer, TrainingProgress
 
-State = tuple[dict[Key, Any], Progress]
+State = tuple[dict[TensorKey, Any], TrainingProgress]
 
 
 def train(
@@ -41,7 +41,7 @@ def train(
         logical, progress = begin
         trainer.restore({key: torch.from_numpy(array) for key, array in logical.items()}, progress)
     losses = [trainer.step().loss for _ in range(steps)]
-    pieces = pieces_of(trainer.memories.values()) if engine == "sailor" else trainer.pieces()
+    pieces = rank_tensors(trainer.buffers.values()) if engine == "sailor" else trainer.pieces()
     (transport if engine == "sailor" else trainer).close()
     arrays = {key: [(atoms, t.numpy()) for atoms, t in held] for key, held in pieces.items()}
     return losses, arrays, trainer.progress
@@ -49,9 +49,9 @@ def train(
 
 def state_of(job: Job, results: list[Any]) -> State:
     """What all ranks hold, put together."""
-    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shares = [
         {key: [(atoms, torch.from_numpy(a)) for atoms, a in held] for key, held in arrays.items()}
         for _, arrays, _ in results
     ]
-    return {key: t.numpy() for key, t in merge(shares, tables).items()}, results[0][2]
+    return {key: t.numpy() for key, t in merge_ranks(shares, tables).items()}, results[0][2]

@@ -16,7 +16,7 @@ from simulator.spec.job import Data, Job
 from worker.distributed.in_process import ThreadTransport, run_as_threads
 from worker.distributed.interface import Collective
 from worker.models.apply_plan import LocalLayer, build_layer, tie
-from worker.models.microbatch_context import MicroBatch, Moment
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24}
 # 37 words are no multiple of any number of ranks.
@@ -89,7 +89,7 @@ def layers_of(
             tp=tp,
             tp_index=index,
             group=group,
-            moment=Moment(now),
+            context=MicroBatchContext(now),
             dtype=dtype,
             device="cpu",
         )

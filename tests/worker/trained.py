@@ -15,12 +15,12 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.data.batch import Samples
 from worker.distributed.in_process import ThreadTransport, run_as_threads
-from worker.layout.rank_layout import Tables, own_tensors
+from worker.layout.rank_layout import Tables, tensors_by_layer
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import LocalLayer, build_layer, tie
 from worker.models.loss import NO_LABEL
-from worker.models.microbatch_context import MicroBatch, Moment
-from worker.training.full_tensors import Key, checksums, merge, pieces_of
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.training.full_tensors import TensorKey, checksums, merge_ranks, rank_tensors
 from worker.training.precision import Precision
 from worker.training.trainer import StepReport, Trainer
 
@@ -87,7 +87,7 @@ class Run:
     """What a run came to, as all ranks together know it."""
 
     reports: list[StepReport]
-    state: dict[Key, torch.Tensor]
+    state: dict[TensorKey, torch.Tensor]
     disagreements: list[str]
     """Who holds other bits than another holder, after which step."""
     trainers: list[Trainer]
@@ -95,7 +95,7 @@ class Run:
 
 def tables_of(job: Job) -> Tables:
     """The tensors of the job's layers."""
-    return own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    return tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
 
 
 def trained(
@@ -115,9 +115,9 @@ def trained(
         reports, sums = [], []
         for _ in range(steps):
             reports.append(trainer.step())
-            memories = trainer.memories.values() if compare else ()
-            sums.append({k: v for memory in memories for k, v in checksums(memory).items()})
-        return trainer, reports, sums, pieces_of(trainer.memories.values())
+            buffers = trainer.buffers.values() if compare else ()
+            sums.append({k: v for memory in buffers for k, v in checksums(memory).items()})
+        return trainer, reports, sums, rank_tensors(trainer.buffers.values())
 
     size = sum(stage.tp for pipeline in plan.pipelines for stage in pipeline.stages)
     ranks = run_as_threads(size, body)
@@ -132,7 +132,7 @@ def trained(
         assert [replace(r, seconds=0) for r in reports] == [
             replace(r, seconds=0) for r in ranks[0][1]
         ]
-    state = merge([pieces for _, _, _, pieces in ranks], tables_of(job))
+    state = merge_ranks([pieces for _, _, _, pieces in ranks], tables_of(job))
     return Run(ranks[0][1], state, disagreements, [rank[0] for rank in ranks])
 
 
@@ -144,7 +144,7 @@ class PlainLoop:
 
     def __init__(self, job: Job, *, dtype: torch.dtype, data: Any = None) -> None:
         self.job, self.data = job, data or SomeLabels(job)
-        self._moment = Moment()
+        self._context = MicroBatchContext()
         self.layers: list[LocalLayer] = [
             build_layer(
                 job,
@@ -152,7 +152,7 @@ class PlainLoop:
                 tp=1,
                 tp_index=0,
                 group=None,
-                moment=self._moment,
+                context=self._context,
                 dtype=dtype,
                 device="cpu",
             )
@@ -167,7 +167,7 @@ class PlainLoop:
         """Differentiate the mean loss of the batch; return it."""
         everything = range(self.job.global_batch)
         samples = self.data.batch(step, everything)
-        self._moment.now = MicroBatch(self.job.data.seed, step, torch.tensor(list(everything)))
+        self._context.now = MicroBatch(self.job.data.seed, step, torch.tensor(list(everything)))
         for parameter in self.parameters:
             parameter.grad = None
         x = samples.inputs

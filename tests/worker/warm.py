@@ -23,8 +23,8 @@ import ctypes, json, os, sys, time
 sys.argv = ["worker"]
 import worker.__main__
 from worker.cli.main import main
-from worker.cli.local_rank import warm_up
-warm_up()
+from worker.control.preload import preload
+preload()
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: who is left behind becomes our child.
 
 def children():

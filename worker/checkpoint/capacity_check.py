@@ -17,16 +17,16 @@ from typing import Literal
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.plan import Plan
 from worker.checkpoint.placement import (
-    Key,
-    Shape,
+    PieceKey,
+    StateShape,
     buddies_of,
-    keepers_of,
+    piece_holders,
     sizes_of,
-    waits_for_copies,
+    waits_for_replicas,
     writers_of,
 )
-from worker.checkpoint.snapshot_file import NoRoom, free_bytes, in_mib
-from worker.layout.rank_layout import Holdings, seats_of
+from worker.checkpoint.snapshot_file import NoRoomError, free_bytes, in_mib
+from worker.layout.rank_layout import Holdings, rank_places
 
 LEFT_BEHIND = 2
 """So many of a rank's last points stay until the next generation's are safe."""
@@ -35,15 +35,15 @@ COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SnapshotPlacement:
     """Who keeps what under a plan, and where copies belong."""
 
-    sizes: Mapping[Key, int]
-    keepers: Mapping[Key, tuple[int, ...]]
-    writers: Mapping[Key, int]
+    sizes: Mapping[PieceKey, int]
+    holders: Mapping[PieceKey, tuple[int, ...]]
+    writers: Mapping[PieceKey, int]
     nodes: Mapping[int, str]
     """Of each rank."""
-    buddies: Mapping[Key, str]
+    buddies: Mapping[PieceKey, str]
     waits: bool
     """Training waits for copies."""
 
@@ -52,22 +52,24 @@ class Sharing:
         cls,
         plan: Plan,
         holdings: Holdings,
-        shape: Shape,
+        shape: StateShape,
         *,
         zero: int,
         survive: Literal["node", "zone"],
         zones: Mapping[str, str],
-    ) -> Sharing:
+    ) -> SnapshotPlacement:
         """Work it out, as all ranks do alike."""
         sizes = sizes_of(holdings, shape)
-        keepers = keepers_of(holdings, zero=zero)
-        writers = writers_of(keepers, sizes)
+        holders = piece_holders(holdings, zero=zero)
+        writers = writers_of(holders, sizes)
         nodes = {
             each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].node or ""
-            for each in seats_of(plan)
+            for each in rank_places(plan)
         }
-        buddies = buddies_of(keepers, writers, sizes, nodes, zones, survive)
-        return cls(sizes, keepers, writers, nodes, buddies, waits_for_copies(buddies, nodes, zones))
+        buddies = buddies_of(holders, writers, sizes, nodes, zones, survive)
+        return cls(
+            sizes, holders, writers, nodes, buddies, waits_for_replicas(buddies, nodes, zones)
+        )
 
     @property
     def files(self) -> int:
@@ -76,7 +78,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class NodeNeed:
     """Bytes of snapshots that a node must be able to hold."""
 
     own: int
@@ -96,20 +98,20 @@ class Need:
         return self.now + LEFT_BEHIND * self.own
 
 
-def need_of(sharing: Sharing, node: str) -> Need:
+def node_need(sharing: SnapshotPlacement, node: str) -> NodeNeed:
     """What one node must have room for."""
     own = sum(
         sharing.sizes[key]
-        for key, ranks in sharing.keepers.items()
+        for key, ranks in sharing.holders.items()
         for rank in ranks
         if sharing.nodes[rank] == node
     )
     copies = sum(sharing.sizes[key] for key, buddy in sharing.buddies.items() if buddy == node)
-    return Need(own, copies, sharing.files)
+    return NodeNeed(own, copies, sharing.files)
 
 
-def check_room(need: Need, memory: Path, job: str, generation: int) -> None:
-    """Refuse a node that is too small before anything is done; ``NoRoom`` has the numbers."""
+def check_room(need: NodeNeed, memory: Path, job: str, generation: int) -> None:
+    """Refuse a node that is too small before anything is done; ``NoRoomError`` has the numbers."""
     # First what is free: what others make meanwhile then counts twice rather than not at all.
     free = free_bytes(memory)
     held = _held(memory / job)
@@ -128,11 +130,11 @@ def check_room(need: Need, memory: Path, job: str, generation: int) -> None:
         "enlarge that file system or the machine's memory, or name another folder under memory "
         "in the agent's configuration"
     )
-    raise NoRoom.of(errno.ENOSPC, text, memory, missing)
+    raise NoRoomError.of(errno.ENOSPC, text, memory, missing)
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class DevicePeak:
     """The memory of its device that a rank is predicted to take when it takes most."""
 
     tensors: int

@@ -11,7 +11,7 @@ from typing import Any
 from simulator.documents.problems import Problem, Problems
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from worker.checkpoint.snapshot_file import fingerprint
-from worker.layout.rank_layout import own_tensors
+from worker.layout.rank_layout import tensors_by_layer
 from worker.layout.tensor_table import table_of
 
 
@@ -73,5 +73,5 @@ def _of_models(job: Job, was: Job) -> str:
 
 
 def _shapes(job: Job) -> dict[tuple[int, str], tuple[int, ...]]:
-    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     return {(layer, spec.name): spec.shape for layer, specs in tables.items() for spec in specs}

@@ -29,34 +29,34 @@ from worker.checkpoint.snapshot_file import (
     PRELUDE,
     Header,
     Piece,
-    Progress,
-    SlotError,
+    SavedProgress,
+    SnapshotError,
     check_piece,
     checksum,
     create,
     fingerprint,
     head_checksum,
     head_length,
-    laid_out,
-    number_of,
+    layer_number,
     parse_head,
     seal,
+    with_offsets,
 )
 from worker.data.batch import FIRST_HASH
 from worker.layout.rank_layout import (
     TIED,
-    Image,
+    FlatLayout,
     Tables,
-    image_of_atoms,
-    image_of_whole,
-    own_tensors,
+    atoms_layout,
+    tensors_by_layer,
+    unsplit_layout,
 )
 from worker.layout.tensor_table import table_of
-from worker.models.hf_weights import is_published, open_checkpoint, to_huggingface
-from worker.training.optimizer import Update
+from worker.models.hf_weights import is_hf_model, open_checkpoint, to_huggingface
+from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
 
-Named = dict[tuple[int, str], Tensor]
+NamedTensors = dict[tuple[int, str], Tensor]
 """Whole tensors of one kind by layer and name; what layers share is layer 0's."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -68,19 +68,19 @@ DEEPSPEED_VERSION = "0.19.8"
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FullCheckpoint:
     """A checkpoint in which no plan shows."""
 
     job: Job
-    progress: Progress
-    kinds: tuple[Named, ...]
+    progress: SavedProgress
+    kinds: tuple[NamedTensors, ...]
     """The weights in full precision, then the optimizer's moments."""
 
 
 # ---- reading ours -------------------------------------------------------------------------------
 
 
-def read_checkpoint(uri: str) -> Whole:
+def read_checkpoint(uri: str) -> FullCheckpoint:
     """Read the checkpoint of a manifest; ``InputError`` names what cannot be used."""
     folder, _, name = uri.rpartition("/")
     try:
@@ -88,11 +88,11 @@ def read_checkpoint(uri: str) -> Whole:
         manifest = _manifest(files.cat_file(f"{root}/{name}"), uri)
         job = job_from_document(parse_document(manifest["spec"].encode(), name="job"))
         bodies = dict(_bodies(manifest, lambda *span: _read(files, root, *span), folder))
-    except (OSError, SlotError, ImportError, KeyError) as error:
+    except (OSError, SnapshotError, ImportError, KeyError) as error:
         cure = "sailorctl checkpoint verify tells which older one is whole"
         raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
-    progress = Progress(**manifest["progress"])
-    return Whole(job, progress, _whole(job, bodies, dtype=manifest["dtype"], place=uri))
+    progress = SavedProgress(**manifest["progress"])
+    return FullCheckpoint(job, progress, _whole(job, bodies, dtype=manifest["dtype"], place=uri))
 
 
 def _manifest(data: bytes, uri: str) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def _manifest(data: bytes, uri: str) -> dict[str, Any]:
         expected = manifest["sha256"]
         told = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
     except (ValueError, KeyError, TypeError):
-        raise SlotError(f"{uri} is no manifest, or is cut short") from None
+        raise SnapshotError(f"{uri} is no manifest, or is cut short") from None
     if hashlib.sha256(told.encode()).hexdigest() != expected:
-        raise SlotError(f"{uri} was changed: its hash is not the one that it holds")
+        raise SnapshotError(f"{uri} was changed: its hash is not the one that it holds")
     assert isinstance(manifest, dict)
     return manifest
 
@@ -123,7 +123,7 @@ def _bodies(
         head = read(name, 0, length)
         header = parse_head(head, name=place)
         if head_checksum(head) != each["checksum"]:
-            raise SlotError(f"{place} is not the object that was committed")
+            raise SnapshotError(f"{place} is not the object that was committed")
         held = {
             (part["layer"], piece)
             for part in each["holds"]
@@ -138,15 +138,15 @@ def _bodies(
 
 def _whole(
     job: Job, bodies: Mapping[tuple[int, int], bytes], *, dtype: str, place: str
-) -> tuple[Named, ...]:
-    layers, moments = len(job.model.layers), Update.moments(job)
+) -> tuple[NamedTensors, ...]:
+    layers, moments = len(job.model.layers), OptimizerStep.moments(job)
     tables = tables_of(job)
-    kinds: tuple[Named, ...] = tuple({} for _ in range(1 + moments))
+    kinds: tuple[NamedTensors, ...] = tuple({} for _ in range(1 + moments))
     parts: dict[tuple[int, int, str], list[Tensor]] = {}
     for layer, specs in tables.items():
         for piece in range(job.max_tp + 1):
-            image = image_of(tables, layer, piece, atoms=job.max_tp)
-            body = bodies.get((number_of(layer, layers=layers), piece))
+            image = piece_layout(tables, layer, piece, atoms=job.max_tp)
+            body = bodies.get((layer_number(layer, layers=layers), piece))
             if body is None:
                 raise InputError(Problem(place, f"piece {piece} of layer {layer} is missing"))
             flats = _flats(body, image, count=len(kinds), dtype=dtype)
@@ -162,7 +162,7 @@ def _whole(
     return kinds
 
 
-def _flats(body: bytes, image: Image, *, count: int, dtype: str) -> list[Tensor]:
+def _flats(body: bytes, image: FlatLayout, *, count: int, dtype: str) -> list[Tensor]:
     kind: torch.dtype = getattr(torch, dtype.removeprefix("torch."))
     if not image.elements:
         return [torch.empty(0, dtype=kind)] * count
@@ -171,36 +171,34 @@ def _flats(body: bytes, image: Image, *, count: int, dtype: str) -> list[Tensor]
 
 def tables_of(job: Job) -> Tables:
     """The tensors of each layer, and under ``TIED`` those that layers share."""
-    return own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    return tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
 
 
-def image_of(tables: Tables, layer: int, piece: int, *, atoms: int) -> Image:
+def piece_layout(tables: Tables, layer: int, piece: int, *, atoms: int) -> FlatLayout:
     """How one kind of a piece is laid out."""
     if piece == atoms:
-        return image_of_whole(tables[layer])
-    return image_of_atoms(tables[layer], range(piece, piece + 1), atoms=atoms)
+        return unsplit_layout(tables[layer])
+    return atoms_layout(tables[layer], range(piece, piece + 1), atoms=atoms)
 
 
 # ---- writing others' ----------------------------------------------------------------------------
 
 
-def named_as_others(job: Job, kind: Named) -> dict[str, Tensor]:
+def external_names(job: Job, kind: NamedTensors) -> dict[str, Tensor]:
     """The names and shapes by which others know the tensors, where the model is a known one."""
-    if is_published(job):
+    if is_hf_model(job):
         return to_huggingface(job, kind)
     return {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in kind.items()}
 
 
-def export_huggingface(whole: Whole, out: Path) -> None:
+def export_huggingface(whole: FullCheckpoint, out: Path) -> None:
     """Write the weights as a folder that ``from_pretrained`` reads beside its config.json."""
     with _new_folder(out) as folder:
         metadata = {"format": "pt"}
-        save_file(
-            named_as_others(whole.job, whole.kinds[0]), folder / "model.safetensors", metadata
-        )
+        save_file(external_names(whole.job, whole.kinds[0]), folder / "model.safetensors", metadata)
 
 
-def export_deepspeed(whole: Whole, out: Path) -> None:
+def export_deepspeed(whole: FullCheckpoint, out: Path) -> None:
     """Write weights and moments as DeepSpeed's universal checkpoint."""
     if len(whole.kinds) != 1 + len(MOMENTS):
         what = f"is trained with {whole.job.optimizer}, which has other moments than Adam"
@@ -210,7 +208,7 @@ def export_deepspeed(whole: Whole, out: Path) -> None:
         tag = f"global_step{whole.progress.step}_universal"
         (folder / "latest_universal").write_text(tag, encoding="ascii")
         for key, kind in zip(("fp32", *MOMENTS), whole.kinds, strict=True):
-            for name, tensor in named_as_others(whole.job, kind).items():
+            for name, tensor in external_names(whole.job, kind).items():
                 place = folder / tag / "zero" / name
                 place.mkdir(parents=True, exist_ok=True)
                 torch.save({"param": tensor.float().clone()}, place / f"{key}.pt")
@@ -260,15 +258,15 @@ def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> Head
     job = load_job(job_file)
     root, step, samples = _universal(folder)
     updates = step
-    kinds: list[Named] = []
+    kinds: list[NamedTensors] = []
     with tempfile.TemporaryDirectory() as early:
         for number, key in enumerate(("fp32", *MOMENTS)):
             found, updates = _read_universal(root / "zero", key)
             file = Path(early) / f"{number}.safetensors"
             save_file(found, file, {"format": "pt"})
             kinds.append(_from_others(job, file, found))
-    progress = Progress(step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence)
-    return write_whole(Whole(job, progress, tuple(kinds)), name, out)
+    progress = SavedProgress(step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence)
+    return write_full(FullCheckpoint(job, progress, tuple(kinds)), name, out)
 
 
 def _universal(folder: Path) -> tuple[Path, int, int]:
@@ -295,12 +293,12 @@ def _read_universal(zero: Path, key: str) -> tuple[dict[str, Tensor], int]:
     return found, updates
 
 
-def _from_others(job: Job, file: Path, found: Mapping[str, Tensor]) -> Named:
-    named: Named = {}
+def _from_others(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTensors:
+    named: NamedTensors = {}
     tables = tables_of(job)
     for layer, specs in tables.items():
         index = 0 if layer == TIED else layer
-        if is_published(job):
+        if is_hf_model(job):
             values = open_checkpoint(file, job).values(index)
             named |= {(index, spec.name): values(spec, range(job.max_tp)) for spec in specs}
         else:
@@ -308,17 +306,17 @@ def _from_others(job: Job, file: Path, found: Mapping[str, Tensor]) -> Named:
     return named
 
 
-def write_whole(whole: Whole, name: str, out: Path) -> Header:
+def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
     """Write whole tensors as one sealed file with all pieces."""
     job, layers = whole.job, len(whole.job.model.layers)
     tables, dtype = tables_of(job), precision_of(job).master
     bodies = {
-        (number_of(layer, layers=layers), piece): _body(whole, tables, layer, piece, dtype)
+        (layer_number(layer, layers=layers), piece): _body(whole, tables, layer, piece, dtype)
         for layer in tables
         for piece in range(job.max_tp + 1)
     }
     told = str(dtype).removeprefix("torch.")
-    moments = Update.moments(job)
+    moments = OptimizerStep.moments(job)
     model = fingerprint(
         (table_of(job, index) for index in range(layers)),
         atoms=job.max_tp, dtype=told, moments=moments,
@@ -327,7 +325,7 @@ def write_whole(whole: Whole, name: str, out: Path) -> Header:
         Piece(*key, 0, len(body), checksum(body), is_written=True)
         for key, body in sorted(bodies.items())
     )
-    header = laid_out(
+    header = with_offsets(
         Header(
             job=name, generation=0, step=whole.progress.step, term=0, rank=0, node="imported",
             atoms=job.max_tp, layers=layers + 1, dtype=told, moments=moments, model=model,
@@ -344,10 +342,12 @@ def write_whole(whole: Whole, name: str, out: Path) -> Header:
     return header
 
 
-def _body(whole: Whole, tables: Tables, layer: int, piece: int, dtype: torch.dtype) -> bytes:
+def _body(
+    whole: FullCheckpoint, tables: Tables, layer: int, piece: int, dtype: torch.dtype
+) -> bytes:
     """One piece's bytes: the weights, then each moment."""
     atoms = whole.job.max_tp
-    image = image_of(tables, layer, piece, atoms=atoms)
+    image = piece_layout(tables, layer, piece, atoms=atoms)
     flats = torch.zeros(len(whole.kinds), image.elements, dtype=dtype)
     for flat, named in zip(flats, whole.kinds, strict=True):
         for slot in image.slots:

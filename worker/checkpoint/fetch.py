@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from worker.checkpoint.placement import Key
+from worker.checkpoint.placement import PieceKey
 from worker.checkpoint.snapshot_file import (
     ALIGN,
     Header,
     Piece,
-    SlotError,
+    SnapshotError,
     check_piece,
     head_checksum,
     head_length,
@@ -46,11 +46,11 @@ Body = bytearray | memoryview
 """Writable, as torch likes it; what is written there changes no file."""
 
 
-class SourceFailed(Exception):  # noqa: N818 - the next source is asked
+class SourceError(Exception):
     """A source does not answer, or not what it should."""
 
 
-class NotFound(Exception):  # noqa: N818 - the caller goes back further
+class PieceNotFoundError(Exception):
     """Some piece is nowhere unharmed; the message says which and why."""
 
 
@@ -72,19 +72,19 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedPieces:
     """All that was asked for."""
 
     header: Header
     """Of one of the files: what it says of the job is the same in all."""
-    bodies: dict[Key, Body]
+    bodies: dict[PieceKey, Body]
     bytes_by_source: dict[str, int]
     complaints: tuple[str, ...]
     """What was wrong on the way, though another source made up for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _Candidate:
     """One file of one source that has a piece."""
 
     source: Source
@@ -93,18 +93,18 @@ class _Offer:
 
 
 def fetch(
-    keys: Iterable[Key],
+    keys: Iterable[PieceKey],
     groups: Sequence[Sequence[Source]],
     *,
     model: str,
-    go_on: Callable[[], None] = lambda: None,
-) -> Fetched:
+    check_cancelled: Callable[[], None] = lambda: None,
+) -> FetchedPieces:
     """Get all pieces; of the sources those of the first group are preferred, and so on.
 
     Within a group, whoever answers first gives first: one that is gone holds up nobody who does
-    not need it. ``go_on`` raises when nobody wants the result any more.
+    not need it. ``check_cancelled`` raises when nobody wants the result any more.
     """
-    search = _Search(model, go_on, set(keys))
+    search = _Search(model, check_cancelled, set(keys))
     pools = ThreadPoolExecutor(LISTED_AT_ONCE), ThreadPoolExecutor(AT_ONCE)
     try:
         for group in groups:
@@ -121,8 +121,10 @@ def fetch(
         for source in itertools.chain.from_iterable(groups):
             source.close()
     if search.header is None or search.missing:
-        raise NotFound(_nowhere(search.missing, search.complaints))
-    return Fetched(search.header, search.bodies, search.bytes_by_source, tuple(search.complaints))
+        raise PieceNotFoundError(_nowhere(search.missing, search.complaints))
+    return FetchedPieces(
+        search.header, search.bodies, search.bytes_by_source, tuple(search.complaints)
+    )
 
 
 @dataclass(eq=False)
@@ -130,13 +132,13 @@ class _Search:
     """What was found so far."""
 
     model: str
-    go_on: Callable[[], None]
-    missing: set[Key]
+    check_cancelled: Callable[[], None]
+    missing: set[PieceKey]
     header: Header | None = None
-    bodies: dict[Key, Body] = field(default_factory=dict)
+    bodies: dict[PieceKey, Body] = field(default_factory=dict)
     bytes_by_source: dict[str, int] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
-    tried: set[tuple[str, str, Key]] = field(default_factory=set)
+    tried: set[tuple[str, str, PieceKey]] = field(default_factory=set)
 
     def is_done(self) -> bool:
         return not self.missing and self.header is not None
@@ -145,10 +147,10 @@ class _Search:
         self, source: Source, answer: Future[Mapping[str, Header]], pool: ThreadPoolExecutor
     ) -> None:
         """Take from a source what it has of what is missing."""
-        self.go_on()
+        self.check_cancelled()
         try:
             files = self._useful(source, answer.result())
-        except SourceFailed as error:
+        except SourceError as error:
             self.complaints.append(str(error))
             return
         # What one of its files has damaged, another may have whole.
@@ -164,12 +166,12 @@ class _Search:
         self.header = self.header or next(iter(useful.values()), None)
         return useful
 
-    def offers(self, source: Source, files: Mapping[str, Header]) -> Iterator[list[_Offer]]:
+    def offers(self, source: Source, files: Mapping[str, Header]) -> Iterator[list[_Candidate]]:
         """File by file what of the missing was not tried there yet; each piece once."""
-        offered: set[Key] = set()
+        offered: set[PieceKey] = set()
         for file, header in files.items():
             wanted = [
-                _Offer(source, file, piece)
+                _Candidate(source, file, piece)
                 for piece in header.pieces
                 if piece.key in self.missing - offered
                 and (source.name, file, piece.key) not in self.tried
@@ -178,17 +180,17 @@ class _Search:
             self.tried |= {(source.name, file, offer.piece.key) for offer in wanted}
             yield wanted
 
-    def read(self, offers: list[_Offer]) -> tuple[Body | str, list[_Offer]]:
+    def read(self, offers: list[_Candidate]) -> tuple[Body | str, list[_Candidate]]:
         """Read pieces that lie one after the other."""
         first, last = offers[0].piece, offers[-1].piece
         try:
-            self.go_on()
+            self.check_cancelled()
             size = last.offset + last.bytes - first.offset
             return offers[0].source.read(offers[0].file, first.offset, size), offers
-        except SourceFailed as error:
+        except SourceError as error:
             return str(error), offers
 
-    def take(self, body: Body | str, offers: list[_Offer]) -> None:
+    def take(self, body: Body | str, offers: list[_Candidate]) -> None:
         """Keep what is as it was sealed."""
         if isinstance(body, str):
             self.complaints.append(body)
@@ -200,7 +202,7 @@ class _Search:
             part = view[begin : begin + piece.bytes]
             try:
                 check_piece(part, piece, name=f"{source.name}: {offer.file}")
-            except SlotError as error:
+            except SnapshotError as error:
                 self.complaints.append(str(error))
                 continue
             self.bodies[piece.key] = part
@@ -208,10 +210,10 @@ class _Search:
             self.bytes_by_source[source.name] = before + piece.bytes
 
 
-def _joined(offers: Iterable[list[_Offer]]) -> Iterator[list[_Offer]]:
+def _joined(offers: Iterable[list[_Candidate]]) -> Iterator[list[_Candidate]]:
     """Pieces that lie side by side are read together."""
     for of_file in offers:
-        run: list[_Offer] = []
+        run: list[_Candidate] = []
         for offer in sorted(of_file, key=lambda offer: offer.piece.offset):
             if run:
                 end = run[-1].piece.offset + run[-1].piece.bytes
@@ -224,7 +226,7 @@ def _joined(offers: Iterable[list[_Offer]]) -> Iterator[list[_Offer]]:
             yield run
 
 
-def _nowhere(missing: set[Key], complaints: list[str]) -> str:
+def _nowhere(missing: set[PieceKey], complaints: list[str]) -> str:
     shown = ", ".join(f"piece {p} of layer {n}" for n, p in sorted(missing)[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     what = f"nobody has {shown}{more}" if missing else "nobody has anything of this point"
@@ -235,14 +237,14 @@ def _nowhere(missing: set[Key], complaints: list[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnNode:
+class LocalSource:
     """The files in this node's memory."""
 
     folder: Path
     name: str = "this node"
 
     @classmethod
-    def at(cls, memory: Path, job: str, *, generation: int, step: int) -> OwnNode:
+    def at(cls, memory: Path, job: str, *, generation: int, step: int) -> LocalSource:
         """Those of one point."""
         return cls(point_folder(memory, job, generation=generation, step=step))
 
@@ -258,7 +260,7 @@ class OwnNode:
                     opened.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
                 )
         except (OSError, ValueError) as error:
-            raise SourceFailed(f"{self.name}: {file}: {error}") from None
+            raise SourceError(f"{self.name}: {file}: {error}") from None
         return memoryview(whole)[offset : offset + size]
 
     def close(self) -> None:
@@ -266,7 +268,7 @@ class OwnNode:
 
 
 @dataclass(eq=False)
-class Peer:
+class PeerSource:
     """The files in another node's memory, which its agent gives out."""
 
     name: str
@@ -279,7 +281,7 @@ class Peer:
     @classmethod
     def at(
         cls, name: str, address: str, ticket: str, job: str, *, generation: int, step: int
-    ) -> Peer:
+    ) -> PeerSource:
         """Those of one point."""
         return cls(name, address, f"/v1/memory/{job}/{generation}-{step}", ticket)
 
@@ -288,17 +290,17 @@ class Peer:
         if status == 404:
             return {}
         if status != 200:
-            raise SourceFailed(f"{self.name} answers {status}")
+            raise SourceError(f"{self.name} answers {status}")
         try:
             return listing_from(bytes(body), name=self.name)
-        except SlotError as error:
-            raise SourceFailed(str(error)) from None
+        except SnapshotError as error:
+            raise SourceError(str(error)) from None
 
     def read(self, file: str, offset: int, size: int) -> Body:
         wanted = {"Range": f"bytes={offset}-{offset + size - 1}"}
         status, body = self._get(f"{self.path}/{file}", wanted)
         if status != 206 or len(body) != size:
-            raise SourceFailed(f"{self.name}: {file}: {status}, {len(body)} bytes of {size}")
+            raise SourceError(f"{self.name}: {file}: {status}, {len(body)} bytes of {size}")
         return body
 
     def close(self) -> None:
@@ -319,7 +321,7 @@ class Peer:
             return answer.status, _all_of(answer)
         except (OSError, http.client.HTTPException) as error:
             line.close()
-            raise SourceFailed(f"{self.name}: {error or type(error).__name__}") from None
+            raise SourceError(f"{self.name}: {error or type(error).__name__}") from None
 
 
 def _connect(line: http.client.HTTPConnection) -> None:
@@ -342,7 +344,7 @@ def _all_of(answer: http.client.HTTPResponse) -> bytearray:
 
 
 @dataclass(eq=False)
-class Durable:
+class DurableSource:
     """A committed checkpoint, read through its manifest; the objects stand beside it."""
 
     manifest: str
@@ -358,10 +360,10 @@ class Durable:
             self._folder = path.rpartition("/")[0]
             manifest = json.loads(self._files.cat_file(path))
             return {each["name"]: self._header(each) for each in manifest["objects"]}
-        except (SourceFailed, SlotError) as error:
-            raise SourceFailed(f"{self.name}: {error}") from None
+        except (SourceError, SnapshotError) as error:
+            raise SourceError(f"{self.name}: {error}") from None
         except Exception as error:  # Backends raise what they like.
-            raise SourceFailed(f"{self.manifest}: {error or type(error).__name__}") from None
+            raise SourceError(f"{self.manifest}: {error or type(error).__name__}") from None
 
     def _header(self, about: Mapping[str, Any]) -> Header:
         name = about["name"]
@@ -370,14 +372,14 @@ class Durable:
         if length > len(head):
             head += self._range(name, len(head), length - len(head))
         if head_checksum(head) != about["checksum"]:
-            raise SlotError(f"{name} is not the object that was committed")
+            raise SnapshotError(f"{name} is not the object that was committed")
         return parse_head(head, name=name)
 
     def read(self, file: str, offset: int, size: int) -> Body:
         try:
             return bytearray(self._range(file, offset, size))
         except Exception as error:  # Backends raise what they like.
-            raise SourceFailed(f"{self.name}: {file}: {error or type(error).__name__}") from None
+            raise SourceError(f"{self.name}: {file}: {error or type(error).__name__}") from None
 
     def _range(self, name: str, offset: int, size: int) -> bytes:
         path = f"{self._folder}/{name}"

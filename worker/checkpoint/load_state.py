@@ -11,55 +11,55 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from worker.checkpoint.placement import Key, Shape
+from worker.checkpoint.placement import PieceKey, StateShape
 from worker.checkpoint.replica_check import DIGEST_END
-from worker.checkpoint.snapshot_file import checksum, layer_of, number_of
-from worker.layout.rank_layout import Image, image_of_atoms, image_of_whole
-from worker.training.flat_buffers import LayerMemory
+from worker.checkpoint.snapshot_file import checksum, layer_from_number, layer_number
+from worker.layout.rank_layout import FlatLayout, atoms_layout, unsplit_layout
+from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
 
 
-def flats_of(memory: LayerMemory) -> tuple[Tensor, ...]:
+def flat_states(buffer: LayerBuffer) -> tuple[Tensor, ...]:
     """The kinds of state that a piece consists of, in their order."""
-    return (memory.master, *memory.moments)
+    return (buffer.master, *buffer.moments)
 
 
-def views_in_memory(memory: LayerMemory, flat: Tensor, piece: int) -> list[Tensor]:
+def views_in_buffer(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor]:
     """Where a piece's tensors are in a rank's flat memory."""
-    if piece == memory.atoms:
-        return [memory.whole_part(flat)]
-    if len(memory.held) == 1:
-        return [memory.split_part(flat)]
-    return memory.views_of(flat, range(piece, piece + 1))
+    if piece == buffer.atoms:
+        return [buffer.unsplit_part(flat)]
+    if len(buffer.held) == 1:
+        return [buffer.split_part(flat)]
+    return buffer.atom_views(flat, range(piece, piece + 1))
 
 
-def views_in_piece(memory: LayerMemory, flat: Tensor, piece: int) -> list[Tensor]:
+def views_in_piece(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor]:
     """The same tensors in one kind of a piece's bytes."""
-    if piece == memory.atoms or len(memory.held) == 1:
+    if piece == buffer.atoms or len(buffer.held) == 1:
         return [flat]
-    image = image_of_piece(memory, piece)
+    image = piece_layout(buffer, piece)
     return [flat[s.offset : s.offset + s.elements].view(s.shape) for s in image.slots]
 
 
-def image_of_piece(memory: LayerMemory, piece: int) -> Image:
+def piece_layout(buffer: LayerBuffer, piece: int) -> FlatLayout:
     """How one kind of a piece is laid out."""
-    if piece == memory.atoms:
-        return image_of_whole(memory.specs)
-    return image_of_atoms(memory.specs, range(piece, piece + 1), atoms=memory.atoms)
+    if piece == buffer.atoms:
+        return unsplit_layout(buffer.specs)
+    return atoms_layout(buffer.specs, range(piece, piece + 1), atoms=buffer.atoms)
 
 
-def fill(
-    memories: Mapping[int, LayerMemory],
-    bodies: Mapping[Key, bytearray | memoryview],
-    shape: Shape,
+def fill_buffers(
+    buffers: Mapping[int, LayerBuffer],
+    bodies: Mapping[PieceKey, bytearray | memoryview],
+    shape: StateShape,
     precision: Precision,
 ) -> None:
     """Put pieces into a rank's memory: the weights of all, the moments of what it keeps."""
     with torch.no_grad():
         for (number, piece), body in bodies.items():
-            memory = memories[layer_of(number, layers=shape.layers)]
-            elements = image_of_piece(memory, piece).elements
-            kinds = flats_of(memory) if _keeps_moments(memory, piece) else (memory.master,)
+            buffer = buffers[layer_from_number(number, layers=shape.layers)]
+            elements = piece_layout(buffer, piece).elements
+            kinds = flat_states(buffer) if _keeps_moments(buffer, piece) else (buffer.master,)
             for kind, flat in enumerate(kinds):
                 # One wants to write to it, says torch, if what is read could be written.
                 found = torch.frombuffer(
@@ -69,33 +69,33 @@ def fill(
                     offset=kind * elements * flat.element_size(),
                 )
                 for mine, given in zip(
-                    views_in_memory(memory, flat, piece),
-                    views_in_piece(memory, found, piece),
+                    views_in_buffer(buffer, flat, piece),
+                    views_in_piece(buffer, found, piece),
                     strict=True,
                 ):
                     mine.copy_(given)
-        for memory in memories.values():
-            if memory.compute is not memory.master:
-                precision.derive(memory.master, into=memory.compute)
+        for buffer in buffers.values():
+            if buffer.compute is not buffer.master:
+                precision.derive(buffer.master, into=buffer.compute)
 
 
-def _keeps_moments(memory: LayerMemory, piece: int) -> bool:
+def _keeps_moments(buffer: LayerBuffer, piece: int) -> bool:
     return any(
-        part.with_whole if piece == memory.atoms else piece in part.atoms for part in memory.owned
+        part.with_unsplit if piece == buffer.atoms else piece in part.atoms for part in buffer.owned
     )
 
 
-def digests(memories: Mapping[int, LayerMemory], shape: Shape) -> dict[Key, int]:
+def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict[PieceKey, int]:
     """A number for the weights of each piece: equal on all that hold the same."""
     found = {}
-    for layer, memory in memories.items():
-        for piece in (*memory.held, memory.atoms):
+    for layer, buffer in buffers.items():
+        for piece in (*buffer.held, buffer.atoms):
             part = (
-                memory.whole_part(memory.master)
-                if piece == memory.atoms
-                else memory.atoms_of(memory.master, range(piece, piece + 1))
+                buffer.unsplit_part(buffer.master)
+                if piece == buffer.atoms
+                else buffer.gather_atoms(buffer.master, range(piece, piece + 1))
             )
             data = part.detach().cpu().contiguous().view(torch.uint8).numpy().data
-            key = (number_of(layer, layers=shape.layers), piece)
+            key = (layer_number(layer, layers=shape.layers), piece)
             found[key] = int(checksum(data), 16) % DIGEST_END
     return found

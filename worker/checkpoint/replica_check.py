@@ -6,29 +6,30 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from worker.checkpoint.placement import Key
+from worker.checkpoint.placement import PieceKey
 from worker.distributed.interface import Collective
 
 DIGEST_END = 2**40
 """Digests are below it, so that those of a million holders can be added up."""
 
 
-class Disagreement(RuntimeError):  # noqa: N818 - a fact, as events are
+class ReplicaMismatchError(RuntimeError):
     """Ranks that hold the same state hold different ones."""
 
 
-def compare(
-    mine: Mapping[Key, int],
-    keys: Sequence[Key],
+def check_replicas(
+    mine: Mapping[PieceKey, int],
+    keys: Sequence[PieceKey],
     group: Collective | None,
     *,
     rank: int,
     device: torch.device,
     what: str,
 ) -> None:
-    """Raise ``Disagreement`` if a digest of mine is not that of all others that have the key.
+    """Raise ``ReplicaMismatchError`` if another rank has a different digest for a key of ours.
 
-    All ranks ask at the same point of their lives, with the same keys. ``what`` says of what.
+    A collective: all ranks call it at the same point with the same ``keys``. ``what`` completes
+    the error message.
     """
     told = torch.zeros(2, len(keys), dtype=torch.int64)
     for place, key in enumerate(keys):
@@ -42,4 +43,4 @@ def compare(
         if key in mine and sums[place] != mine[key] * holders[place]:
             layer, piece = key
             where = f"piece {piece} of layer {layer} {what} is not the same on all that hold it"
-            raise Disagreement(f"{where} (rank {rank} is one of them)")
+            raise ReplicaMismatchError(f"{where} (rank {rank} is one of them)")

@@ -18,25 +18,25 @@ from torch import Tensor
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import differences
-from worker.checkpoint.convert import Whole, read_checkpoint, tables_of
+from worker.checkpoint.convert import FullCheckpoint, read_checkpoint, tables_of
 from worker.layout.rank_layout import TIED
-from worker.training.full_tensors import Key, Kind
+from worker.training.full_tensors import StateKind, TensorKey
 from worker.training.precision import LossScale
-from worker.training.trainer import Progress
+from worker.training.trainer import TrainingProgress
 
 OPTION = "--resume"
 MANIFEST = "manifest-"
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class ResumePoint:
     """Where a run goes on from, as whole tensors."""
 
-    logical: Mapping[Key, Tensor]
-    progress: Progress
+    logical: Mapping[TensorKey, Tensor]
+    progress: TrainingProgress
 
 
-def begin_from(uri: str, job: Job) -> Beginning:
+def open_resume_point(uri: str, job: Job) -> ResumePoint:
     """Read a checkpoint for a job; ``InputError`` says why it cannot go on from there."""
     place = _place_of(uri)
     named = _named(place, uri)
@@ -50,7 +50,7 @@ def begin_from(uri: str, job: Job) -> Beginning:
     found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
     if found:
         raise InputError(found)
-    return Beginning(_logical(job, whole), _progress(whole))
+    return ResumePoint(_logical(job, whole), _progress(whole))
 
 
 def _naming(manifest: str, problem: Problem) -> str:
@@ -59,8 +59,8 @@ def _naming(manifest: str, problem: Problem) -> str:
     return problem.what if folder in problem.what else f"{problem.place}: {problem.what}"
 
 
-def _logical(job: Job, whole: Whole) -> dict[Key, Tensor]:
-    kinds: tuple[Kind, ...] = ("master", *(f"moment {i}" for i in range(len(whole.kinds) - 1)))
+def _logical(job: Job, whole: FullCheckpoint) -> dict[TensorKey, Tensor]:
+    kinds: tuple[StateKind, ...] = ("master", *(f"moment {i}" for i in range(len(whole.kinds) - 1)))
     return {
         (layer, spec.name, kind): named[0 if layer == TIED else layer, spec.name]
         for kind, named in zip(kinds, whole.kinds, strict=True)
@@ -69,9 +69,9 @@ def _logical(job: Job, whole: Whole) -> dict[Key, Tensor]:
     }
 
 
-def _progress(whole: Whole) -> Progress:
+def _progress(whole: FullCheckpoint) -> TrainingProgress:
     told = whole.progress
-    return Progress(
+    return TrainingProgress(
         step=told.step,
         updates=told.updates,
         scale=LossScale(told.scale, told.good_steps),
@@ -85,7 +85,7 @@ def _progress(whole: Whole) -> Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CheckpointFolder:
     """The folder of a job on some storage, and in which point of it somebody is interested."""
 
     files: Any
@@ -107,7 +107,7 @@ class _Place:
         yield from sorted(found, reverse=True)
 
 
-def _place_of(uri: str) -> _Place:
+def _place_of(uri: str) -> _CheckpointFolder:
     text = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
     base, _, last = text.rpartition("/")
     manifest = last if last.startswith(MANIFEST) else None
@@ -120,7 +120,7 @@ def _place_of(uri: str) -> _Place:
         files, root = fsspec.core.url_to_fs(base)
     except (ImportError, ValueError, OSError) as error:
         raise InputError(Problem(OPTION, f"{uri}: {error}", _FORMS)) from None
-    return _Place(files, root.rstrip("/"), base, point, manifest and f"{text}")
+    return _CheckpointFolder(files, root.rstrip("/"), base, point, manifest and f"{text}")
 
 
 _FORMS = "give a manifest, or the folder of a point or of a job: gs://, s3:// or a path"
@@ -132,7 +132,7 @@ def _point_of(name: str) -> tuple[int, int] | None:
     return (int(generation), int(step)) if is_one else None
 
 
-def _named(place: _Place, uri: str) -> str:
+def _named(place: _CheckpointFolder, uri: str) -> str:
     """The manifest that is meant."""
     if place.manifest is not None:
         return place.manifest
@@ -149,7 +149,7 @@ def _named(place: _Place, uri: str) -> str:
     return meant[0]
 
 
-def _told_of_older(place: _Place, named: str) -> str:
+def _told_of_older(place: _CheckpointFolder, named: str) -> str:
     """Name the next older checkpoint of which every byte is as it was written."""
     limit = _point_of(named.split("/")[-2])
     try:

@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 
 from worker.layout.rank_layout import TIED
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
 FORMAT = 1
 SUFFIX = ".snap"
@@ -36,25 +36,25 @@ PRELUDE = struct.Struct("<8sQ16s")
 MAGIC = b"SAILOR\x01\n"
 ALIGN = 4096
 """The body begins at a multiple of this; pieces at a multiple of 64."""
-ANYBODY = ""
+ANY_NODE = ""
 """As a buddy: no node of the plan is fit, and any other that stands by is."""
 _PIECE_ALIGN = 64
 _SPARE_BYTES = 512
 """For numbers of the header that have grown by the time that it is written."""
 
 
-class SlotError(ValueError):
+class SnapshotError(ValueError):
     """A file is no sealed snapshot, or not as it was written; the message names it."""
 
 
-class NoRoom(OSError):  # noqa: N818 - a fact about a folder
+class NoRoomError(OSError):
     """A folder's file system has no room for a snapshot."""
 
     needed_bytes: int = 0
     """So many must be free there."""
 
     @classmethod
-    def of(cls, number: int | None, text: str, folder: Path, needed_bytes: int) -> NoRoom:
+    def of(cls, number: int | None, text: str, folder: Path, needed_bytes: int) -> NoRoomError:
         """Say it with the number; ``number`` is the kernel's."""
         error = cls(number, text, str(folder))
         error.needed_bytes = needed_bytes
@@ -62,7 +62,7 @@ class NoRoom(OSError):  # noqa: N818 - a fact about a folder
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SavedProgress:
     """What a job has come to besides its tensors."""
 
     step: int
@@ -88,7 +88,7 @@ class Piece:
     is_written: bool = False
     """When the point is made durable, it is this file's copy that is brought there."""
     buddy: str | None = None
-    """One loss would take it: a copy belongs on that node, or on ``ANYBODY``."""
+    """One loss would take it: a copy belongs on that node, or on ``ANY_NODE``."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class Header:
     """The fingerprint of the tensors: another model cannot be filled from these bytes."""
     persist: bool
     """This point is to be made durable."""
-    progress: Progress
+    progress: SavedProgress
     pieces: tuple[Piece, ...]
     format: int = FORMAT
 
@@ -149,7 +149,7 @@ def part_name(generation: int, rank: int, pid: int, number: int) -> str:
 
 
 def fingerprint(
-    tables: Iterable[Iterable[TensorSpec]], *, atoms: int, dtype: str, moments: int
+    tables: Iterable[Iterable[LogicalTensor]], *, atoms: int, dtype: str, moments: int
 ) -> str:
     """Name the tensors of a job: equal for two jobs whose states can stand for each other."""
     told = {
@@ -164,12 +164,12 @@ def fingerprint(
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 
-def number_of(layer: int, *, layers: int) -> int:
+def layer_number(layer: int, *, layers: int) -> int:
     """A layer's number in files, where what layers share comes last; ``layers`` without it."""
     return layers if layer == TIED else layer
 
 
-def layer_of(number: int, *, layers: int) -> int:
+def layer_from_number(number: int, *, layers: int) -> int:
     """The layer of that number."""
     return TIED if number == layers else number
 
@@ -182,7 +182,7 @@ def checksum(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def laid_out(header: Header) -> Header:
+def with_offsets(header: Header) -> Header:
     """The header with every piece at its place, in their order; sizes are known, sums not yet."""
     widest = [replace(p, offset=2**48, checksum="0" * 32) for p in header.pieces]
     room = len(_encode(replace(header, pieces=tuple(widest)))) + PRELUDE.size + _SPARE_BYTES
@@ -211,23 +211,23 @@ def head_checksum(head: bytes) -> str:
 def head_length(data: bytes, *, name: str) -> int:
     """How many bytes prelude and header take, told from the prelude."""
     if len(data) < PRELUDE.size:
-        raise SlotError(f"{name} is cut short")
+        raise SnapshotError(f"{name} is cut short")
     magic, length, _ = PRELUDE.unpack_from(data)
     if magic == bytes(len(MAGIC)):
-        raise SlotError(f"{name} is not sealed: whoever wrote it did not come to the end")
+        raise SnapshotError(f"{name} is not sealed: whoever wrote it did not come to the end")
     if magic != MAGIC:
-        raise SlotError(f"{name} is no snapshot, or of another version of it")
+        raise SnapshotError(f"{name} is no snapshot, or of another version of it")
     return PRELUDE.size + int(length)
 
 
 def parse_head(data: bytes, *, name: str) -> Header:
-    """Read prelude and header; whatever is wrong is a ``SlotError`` that names the file."""
+    """Read prelude and header; whatever is wrong is a ``SnapshotError`` that names the file."""
     end = head_length(data, name=name)
     if len(data) < end:
-        raise SlotError(f"{name} is cut short")
+        raise SnapshotError(f"{name} is cut short")
     text = data[PRELUDE.size : end]
     if xxhash.xxh3_128_digest(text) != PRELUDE.unpack_from(data)[2]:
-        raise SlotError(f"{name} is damaged: the checksum of its header does not fit")
+        raise SnapshotError(f"{name} is damaged: the checksum of its header does not fit")
     return header_from(json.loads(text), name=name)
 
 
@@ -236,9 +236,9 @@ def header_from(document: Any, *, name: str) -> Header:
     try:
         header = Header(**_with_parts(document))
     except (TypeError, KeyError, ValueError) as error:
-        raise SlotError(f"{name} has a header that is not understood ({error})") from None
+        raise SnapshotError(f"{name} has a header that is not understood ({error})") from None
     if header.format != FORMAT:
-        raise SlotError(f"{name} has format {header.format}, and only {FORMAT} is known here")
+        raise SnapshotError(f"{name} has format {header.format}, and only {FORMAT} is known here")
     return header
 
 
@@ -255,7 +255,7 @@ _PIECE_FIELDS = tuple(Piece.__slots__)
 
 def _with_parts(document: Mapping[str, Any]) -> dict[str, Any]:
     pieces = tuple(Piece(*row) for row in document["pieces"])
-    return {**document, "progress": Progress(**document["progress"]), "pieces": pieces}
+    return {**document, "progress": SavedProgress(**document["progress"]), "pieces": pieces}
 
 
 def _encode(header: Header) -> bytes:
@@ -273,7 +273,7 @@ def read_header(path: Path) -> Header:
         rest = file.read(head_length(prelude, name=name) - PRELUDE.size)
         header = parse_head(prelude + rest, name=name)
         if os.fstat(file.fileno()).st_size < header.total_bytes:
-            raise SlotError(f"{name} is cut short")
+            raise SnapshotError(f"{name} is cut short")
     return header
 
 
@@ -296,20 +296,20 @@ def check_piece(data: bytes | bytearray | memoryview, piece: Piece, *, name: str
     """Refuse bytes that are not those that were sealed; the message says which they are."""
     where = f"{name}: piece {piece.piece} of layer {piece.layer}"
     if len(data) != piece.bytes:
-        raise SlotError(f"{where} has {len(data)} bytes instead of {piece.bytes}")
+        raise SnapshotError(f"{where} has {len(data)} bytes instead of {piece.bytes}")
     if checksum(data) != piece.checksum:
-        raise SlotError(f"{where} is damaged: its checksum does not fit")
+        raise SnapshotError(f"{where} is damaged: its checksum does not fit")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SealedFile:
     """A sealed file."""
 
     path: Path
     header: Header
 
 
-def sealed_files(folder: Path) -> Iterator[Found]:
+def sealed_files(folder: Path) -> Iterator[SealedFile]:
     """All sealed files of one point; what is half-written, damaged or in the way is passed over."""
     try:
         paths = sorted(folder.glob(f"*{SUFFIX}"))
@@ -317,8 +317,8 @@ def sealed_files(folder: Path) -> Iterator[Found]:
         return
     for path in paths:
         try:
-            yield Found(path, read_header(path))
-        except (OSError, SlotError):
+            yield SealedFile(path, read_header(path))
+        except (OSError, SnapshotError):
             continue
 
 
@@ -330,7 +330,7 @@ def point_folders(memory: Path) -> Iterator[tuple[str, int, int, Path]]:
             yield folder.parent.name, int(generation), int(step), folder
 
 
-def unfinished(memory: Path) -> Iterator[tuple[int, Path]]:
+def unfinished_files(memory: Path) -> Iterator[tuple[int, Path]]:
     """Files that are being written, or were: the number of the process that began them."""
     for path in sorted(memory.glob("*/.*.part")):
         parts = path.name.split(".")
@@ -355,7 +355,7 @@ def create(path: Path, size: int) -> int:
         path.unlink()
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             text = no_room(path.parent, size)
-            raise NoRoom.of(error.errno, text, path.parent, size) from None
+            raise NoRoomError.of(error.errno, text, path.parent, size) from None
         raise
     return file
 
@@ -404,10 +404,10 @@ def _memory_available() -> int:
     return sys.maxsize
 
 
-def copy_of(header: Header, keys: Iterable[tuple[int, int]]) -> Header:
+def partial_header(header: Header, keys: Iterable[tuple[int, int]]) -> Header:
     """The header of a file with some of the pieces, under the writer's name."""
     wanted = set(keys)
-    return laid_out(replace(header, pieces=tuple(p for p in header.pieces if p.key in wanted)))
+    return with_offsets(replace(header, pieces=tuple(p for p in header.pieces if p.key in wanted)))
 
 
 def seal(file: int, header: Header) -> None:
@@ -424,7 +424,7 @@ def unseal(file: int) -> None:
 
 def write_copy(folder: Path, header: Header, bodies: Mapping[tuple[int, int], bytes]) -> Path:
     """Write a sealed file with these pieces of another one, all of it or nothing."""
-    copied = copy_of(header, bodies)
+    copied = partial_header(header, bodies)
     early = folder.parent / part_name(header.generation, header.rank, os.getpid(), header.step)
     early.unlink(missing_ok=True)
     file = create(early, copied.total_bytes)
@@ -443,7 +443,7 @@ def write_copy(folder: Path, header: Header, bodies: Mapping[tuple[int, int], by
 # ---- telling others -----------------------------------------------------------------------------
 
 
-def listing(found: Iterable[Found]) -> bytes:
+def listing(found: Iterable[SealedFile]) -> bytes:
     """What a node answers to whoever asks which files it has of a point."""
     rows = [{"file": each.path.name, "header": header_document(each.header)} for each in found]
     return json.dumps(rows).encode()
@@ -458,4 +458,4 @@ def listing_from(data: bytes, *, name: str) -> dict[str, Header]:
             for row in rows
         }
     except (TypeError, KeyError, ValueError) as error:
-        raise SlotError(f"{name} answered what is not understood ({error})") from None
+        raise SnapshotError(f"{name} answered what is not understood ({error})") from None

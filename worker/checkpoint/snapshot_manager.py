@@ -17,27 +17,26 @@ import torch
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.checkpoint.capacity_check import Sharing, check_room, need_of
+from worker.checkpoint.capacity_check import SnapshotPlacement, check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
-from worker.checkpoint.load_state import fill
-from worker.checkpoint.placement import Key, Shape
-from worker.checkpoint.replica_check import DIGEST_END, compare
-from worker.checkpoint.snapshot_file import Header, NoRoom, Piece, laid_out
-from worker.checkpoint.snapshot_file import Progress as Told
-from worker.checkpoint.snapshot_writer import Reached, Snapshots, Sources
-from worker.checkpoint.stall_stats import Costs
+from worker.checkpoint.load_state import fill_buffers
+from worker.checkpoint.placement import PieceKey, StateShape
+from worker.checkpoint.replica_check import DIGEST_END, check_replicas
+from worker.checkpoint.snapshot_file import Header, NoRoomError, Piece, SavedProgress, with_offsets
+from worker.checkpoint.snapshot_writer import CopySources, OnMilestone, SnapshotWriter
+from worker.checkpoint.stall_stats import StallStats
 from worker.distributed.interface import Transport
-from worker.engines.interface import Kept
-from worker.layout.rank_layout import Holdings, seats_of
-from worker.training.optimizer import Update
+from worker.engines.interface import TrainingEngine
+from worker.layout.rank_layout import Holdings, rank_places
+from worker.training.optimizer import OptimizerStep
 from worker.training.precision import LossScale, precision_of
-from worker.training.trainer import Progress
+from worker.training.trainer import TrainingProgress
 
 _LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class SnapshotTarget:
     """What the agent tells a rank of its place, as far as its snapshots say it."""
 
     job: str
@@ -51,38 +50,40 @@ class Seat:
     """Of all nodes that are known."""
 
 
-def shape_of(job: Job) -> Shape:
+def state_shape(job: Job) -> StateShape:
     """Of what the job's pieces consist."""
-    return Shape(
+    return StateShape(
         layers=len(job.model.layers),
         atoms=job.max_tp,
         item_bytes=precision_of(job).master.itemsize,
-        moments=Update.moments(job),
+        moments=OptimizerStep.moments(job),
     )
 
 
-def sharing_of(job: Job, plan: Plan, holdings: Holdings, seat: Seat) -> Sharing:
+def placement_of(
+    job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget
+) -> SnapshotPlacement:
     """Who keeps what under the plan."""
-    return Sharing.of(
+    return SnapshotPlacement.of(
         plan,
         holdings,
-        shape_of(job),
+        state_shape(job),
         zero=job.zero,
         survive=job.checkpoint.survive,
-        zones=seat.zones,
+        zones=target.zones,
     )
 
 
-def check_node(job: Job, plan: Plan, holdings: Holdings, seat: Seat) -> None:
-    """Raise ``NoRoom`` if the node's memory cannot hold what its ranks are going to keep."""
-    need = need_of(sharing_of(job, plan, holdings, seat), seat.node)
-    check_room(need, seat.memory, seat.job, seat.generation)
+def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> None:
+    """Raise ``NoRoomError`` if the node's memory cannot hold what its ranks are going to keep."""
+    need = node_need(placement_of(job, plan, holdings, target), target.node)
+    check_room(need, target.memory, target.job, target.generation)
 
 
-def header_of(trainer: Kept, seat: Seat) -> tuple[Header, Sharing]:
+def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, SnapshotPlacement]:
     """What a rank's files say, before there is one, and who keeps what besides."""
-    shape = shape_of(trainer.job)
-    sharing = sharing_of(trainer.job, trainer.plan, trainer.holdings, seat)
+    shape = state_shape(trainer.job)
+    sharing = placement_of(trainer.job, trainer.plan, trainer.holdings, target)
     pieces = tuple(
         Piece(
             *key,
@@ -91,16 +92,16 @@ def header_of(trainer: Kept, seat: Seat) -> tuple[Header, Sharing]:
             is_written=sharing.writers[key] == trainer.rank,
             buddy=sharing.buddies.get(key) if sharing.writers[key] == trainer.rank else None,
         )
-        for key, ranks in sharing.keepers.items()
+        for key, ranks in sharing.holders.items()
         if trainer.rank in ranks
     )
     header = Header(
-        job=seat.job,
-        generation=seat.generation,
+        job=target.job,
+        generation=target.generation,
         step=0,
-        term=seat.term,
+        term=target.term,
         rank=trainer.rank,
-        node=seat.node,
+        node=target.node,
         atoms=shape.atoms,
         layers=shape.layers + 1,
         dtype=dtype_of(trainer.job),
@@ -110,13 +111,13 @@ def header_of(trainer: Kept, seat: Seat) -> tuple[Header, Sharing]:
         progress=progress_of(trainer),
         pieces=pieces,
     )
-    return laid_out(header), sharing
+    return with_offsets(header), sharing
 
 
-def progress_of(trainer: Kept) -> Told:
+def progress_of(trainer: TrainingEngine) -> SavedProgress:
     """How far training is, as headers say it."""
     now = trainer.progress
-    return Told(
+    return SavedProgress(
         step=now.step,
         updates=now.updates,
         scale=now.scale.factor,
@@ -127,35 +128,37 @@ def progress_of(trainer: Kept) -> Told:
     )
 
 
-def take_up(trainer: Kept, told: Told, bodies: Mapping[Key, bytearray | memoryview]) -> None:
+def load_snapshot(
+    trainer: TrainingEngine, told: SavedProgress, bodies: Mapping[PieceKey, bytearray | memoryview]
+) -> None:
     """Let a rank go on from where a snapshot was taken."""
-    fill(trainer.memories, bodies, shape_of(trainer.job), trainer.precision)
+    fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
     scale = LossScale(told.scale, told.good_steps)
-    trainer.progress = Progress(
+    trainer.progress = TrainingProgress(
         told.step, told.updates, scale, told.sample_hash, told.samples, told.label_tokens
     )
-    trainer.take_up()
+    trainer.import_state()
 
 
 def _kinds_of(plan: Plan) -> dict[int, str]:
     """What each rank computes on."""
     return {
         each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
-        for each in seats_of(plan)
+        for each in rank_places(plan)
     }
 
 
 @dataclass(eq=False)
-class SnapshotKeeper:
+class SnapshotManager:
     """One rank's snapshots of one generation, and the wish to stop."""
 
-    trainer: Kept
-    seat: Seat
-    snapshots: Snapshots
+    trainer: TrainingEngine
+    target: SnapshotTarget
+    writer: SnapshotWriter
     transport: Transport
     has_buddies: bool
-    costs: Costs
-    sharing: Sharing
+    stalls: StallStats
+    sharing: SnapshotPlacement
     stop_at: int | None = None
     """At the end of this step, or of a later one if that is over, all are to stop."""
     _kept: list[int] = field(default_factory=list)
@@ -170,32 +173,32 @@ class SnapshotKeeper:
     @classmethod
     def open(
         cls,
-        trainer: Kept,
-        seat: Seat,
+        trainer: TrainingEngine,
+        target: SnapshotTarget,
         transport: Transport,
         *,
         on_sealed: Callable[[int], None],
-        reached: Reached,
+        reached: OnMilestone,
         on_short: Callable[[int], None] = lambda _: None,
-    ) -> SnapshotKeeper:
+    ) -> SnapshotManager:
         """Make room for all the snapshots that there may be at once."""
-        header, sharing = header_of(trainer, seat)
-        sources = Sources.of(header, trainer.memories)
-        costs = Costs(sharing.waits)
+        header, sharing = header_of(trainer, target)
+        sources = CopySources.of(header, trainer.buffers)
+        stalls = StallStats(sharing.waits)
 
         def sealed(step: int) -> None:
-            costs.sealed(step)
+            stalls.sealed(step)
             on_sealed(step)
 
-        snapshots = Snapshots(seat.memory, header, sources, sealed, reached, on_short)
-        snapshots.reserve(sharing.files)
-        return cls(trainer, seat, snapshots, transport, sharing.waits, costs, sharing)
+        writer = SnapshotWriter(target.memory, header, sources, sealed, reached, on_short)
+        writer.reserve(sharing.files)
+        return cls(trainer, target, writer, transport, sharing.waits, stalls, sharing)
 
     # ---- from other threads ---------------------------------------------------------------------
 
     def replicated(self, step: int) -> None:
         """All copies of this node's pieces of that point are made."""
-        self.costs.replicated(step)
+        self.stalls.replicated(step)
         with self._changed:
             self._replicated = max(self._replicated, step)
             self._changed.notify_all()
@@ -204,28 +207,28 @@ class SnapshotKeeper:
 
     def is_kept(self, step: int) -> bool:
         """Is a snapshot taken when so many steps are done?"""
-        return step % self.seat.memory_every == 0 or self._is_persisted(step)
+        return step % self.target.memory_every == 0 or self._is_persisted(step)
 
     def _is_persisted(self, step: int) -> bool:
-        return self.seat.persist_every is not None and step % self.seat.persist_every == 0
+        return self.target.persist_every is not None and step % self.target.persist_every == 0
 
-    def wishes_to_stop(self, step: int) -> bool:
+    def wants_to_stop(self, step: int) -> bool:
         done = step + 1
         if self.is_kept(done):
-            with self.costs.held_up():
-                self.snapshots.wait_copied()
-            with self.costs.held_up(is_late=True):
-                self.snapshots.wait_sealed()
+            with self.stalls.stalled():
+                self.writer.wait_copied()
+            with self.stalls.stalled(is_late=True):
+                self.writer.wait_sealed()
                 if self.has_buddies and len(self._kept) > 1:
                     self._wait_replicated(self._kept[-2])
-            with self.costs.held_up(is_late=True):
+            with self.stalls.stalled(is_late=True):
                 self._compare()  # It takes as long as the last of all ranks is late.
         return self.stop_at is not None and self.stop_at <= done
 
     def before_update(self) -> None:
-        with self.costs.held_up():
-            self.snapshots.wait_copied()
-        self.costs.copied()
+        with self.stalls.stalled():
+            self.writer.wait_copied()
+        self.stalls.copied()
 
     def after_step(self) -> None:
         """Take a snapshot if it is time for one; the vote is over."""
@@ -234,15 +237,15 @@ class SnapshotKeeper:
             behind = 2 if self.has_buddies else 1
             if len(self._kept) >= behind:
                 self._safe = self._kept[-behind]
-            self.costs.begun(step)
-            with self.costs.held_up():
+            self.stalls.begun(step)
+            with self.stalls.stalled():
                 self._begin(persist=self._is_persisted(step))
 
     def _begin(self, *, persist: bool) -> None:
-        self.snapshots.wait_sealed()  # Until then the memories are being copied.
-        self.trainer.lay_down()
+        self.writer.wait_sealed()  # Until then the memories are being copied.
+        self.trainer.export_state()
         progress = progress_of(self.trainer)
-        self.snapshots.begin(progress, persist=persist, safe_step=self._safe)
+        self.writer.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)
 
     def _compare(self) -> None:
@@ -250,7 +253,7 @@ class SnapshotKeeper:
 
         Kinds of devices may round differently: those are compared that are of its writer's kind.
         """
-        last = self.snapshots.sealed
+        last = self.writer.sealed
         if last is None or not last.persist or last.step == self._compared:
             return
         kinds = _kinds_of(self.trainer.plan)
@@ -259,10 +262,10 @@ class SnapshotKeeper:
             for piece in last.pieces
             if kinds[self.sharing.writers[piece.key]] == kinds[self.trainer.rank]
         }
-        compare(
+        check_replicas(
             mine,
-            sorted(self.sharing.keepers),
-            self.trainer.everybody,
+            sorted(self.sharing.holders),
+            self.trainer.world_group,
             rank=self.trainer.rank,
             device=self.trainer.device,
             what=f"as it was sealed at step {last.step}",
@@ -281,16 +284,16 @@ class SnapshotKeeper:
         """All have stopped at one boundary: seal it."""
         step = self.trainer.progress.step
         if not self._kept or self._kept[-1] != step:
-            self.snapshots.wait_sealed()
+            self.writer.wait_sealed()
             if self._kept and self._all_agree(self._replicated >= self._kept[-1]):
                 self._safe = self._kept[-1]
             self._begin(persist=persist or self._is_persisted(step))
-        self.snapshots.wait_sealed()
+        self.writer.wait_sealed()
         self._compare()
 
     def _all_agree(self, is_replicated: bool) -> bool:
         """Everybody is here, and so has sealed the last; are copies made of it, if they must be?"""
-        group = self.trainer.everybody
+        group = self.trainer.world_group
         if group is None:
             return True
         missing = torch.zeros(1, device=self.trainer.device)
@@ -300,15 +303,15 @@ class SnapshotKeeper:
     def seal_what_is_whole(self) -> bool:
         """The others are lost: seal what was applied here, if there is room for it."""
         step = self.trainer.progress.step
-        if self.trainer.is_whole and step not in self.snapshots.steps:
-            self.snapshots.patience_s = 0.0
+        if self.trainer.update_complete and step not in self.writer.steps:
+            self.writer.patience_s = 0.0
             try:
                 self._begin(persist=False)
-            except NoRoom:
+            except NoRoomError:
                 return False
-        self.snapshots.wait_sealed()
-        return step in self.snapshots.steps
+        self.writer.wait_sealed()
+        return step in self.writer.steps
 
     def close(self) -> None:
         """Leave all that is sealed to the agent."""
-        self.snapshots.close()
+        self.writer.close()

@@ -22,35 +22,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.checkpoint.load_state import flats_of, image_of_piece, views_in_memory, views_in_piece
+from worker.checkpoint.load_state import flat_states, piece_layout, views_in_buffer, views_in_piece
 from worker.checkpoint.snapshot_file import (
     Header,
-    NoRoom,
+    NoRoomError,
     Piece,
-    Progress,
+    SavedProgress,
     checksum,
     create,
-    layer_of,
+    layer_from_number,
     no_room,
     part_name,
     point_folder,
     seal,
     unseal,
 )
-from worker.profiling.fault_injection import Arrow
-from worker.training.flat_buffers import LayerMemory
+from worker.profiling.fault_injection import Milestone
+from worker.training.flat_buffers import LayerBuffer
 
 _cuda: Any = torch.cuda  # Its own type stubs leave these untyped.
 
 _LOOK_S = 0.05
 _TELL_S = 1.0
 
-Reached = Callable[[Arrow], None]
+OnMilestone = Callable[[Milestone], None]
 """Told when a named place in the course of a snapshot is reached."""
 
 
 @dataclass(eq=False, slots=True)
-class _File:
+class _SnapshotSlot:
     """A file, open and mapped, and where its pieces' tensors are in it."""
 
     file: int
@@ -73,40 +73,40 @@ class _File:
 
 
 @dataclass(eq=False)
-class Snapshots:
+class SnapshotWriter:
     """One rank's files of one generation."""
 
     memory: Path
     """The node's folder for snapshots."""
     template: Header
     """Laid out; step, progress and checksums are of each snapshot its own."""
-    sources: Sources
+    sources: CopySources
     on_sealed: Callable[[int], None] = lambda _: None
-    reached: Reached = lambda _: None
+    reached: OnMilestone = lambda _: None
     on_short: Callable[[int], None] = lambda _: None
     """Told, again and again, how many bytes another file needs, while there is no room for it."""
     patience_s: float = 30.0
     """For a full memory to have room again, once training has begun."""
     sealed: Header | None = None
     """The last that is."""
-    _files: list[_File] = field(default_factory=list)
+    _files: list[_SnapshotSlot] = field(default_factory=list)
     _made: int = 0
     _thread: threading.Thread | None = None
     _copied: threading.Event = field(default_factory=threading.Event)
     _failure: BaseException | None = None
 
     def reserve(self, count: int) -> None:
-        """Make the files that are needed; ``NoRoom`` says how much they need."""
+        """Make the files that are needed; ``NoRoomError`` says how much they need."""
         size = self.template.total_bytes
         try:
             while len(self._files) < count:
                 self._files.append(self._new())
-        except NoRoom as error:
+        except NoRoomError as error:
             self.close()
             text = f"{count} of them at once; {no_room(self.memory, size * count)}"
-            raise NoRoom.of(error.errno, text, self.memory, size * count) from None
+            raise NoRoomError.of(error.errno, text, self.memory, size * count) from None
 
-    def begin(self, progress: Progress, *, persist: bool, safe_step: int) -> None:
+    def begin(self, progress: SavedProgress, *, persist: bool, safe_step: int) -> None:
         """Start copying; points before ``safe_step`` are not needed any more."""
         self.wait_sealed()
         file = self._take(safe_step)
@@ -151,16 +151,16 @@ class Snapshots:
 
     # ---- files ----------------------------------------------------------------------------------
 
-    def _new(self) -> _File:
+    def _new(self) -> _SnapshotSlot:
         template = self.template
         name = part_name(template.generation, template.rank, os.getpid(), self._made)
         early = self.memory / template.job / name
         self._made += 1
         file = create(early, template.total_bytes)
         memory = mmap.mmap(file, template.total_bytes)
-        return _File(file, early, early, memory, self.sources.targets(memory))
+        return _SnapshotSlot(file, early, early, memory, self.sources.targets(memory))
 
-    def _take(self, safe_step: int) -> _File:
+    def _take(self, safe_step: int) -> _SnapshotSlot:
         free = [f for f in self._files if f.step is None or f.step < safe_step]
         for file in sorted(free, key=lambda file: -1 if file.step is None else file.step):
             if self._is_taken_back(file):
@@ -170,14 +170,14 @@ class Snapshots:
         self._files.append(self._new_soon())
         return self._files[-1]
 
-    def _new_soon(self) -> _File:
+    def _new_soon(self) -> _SnapshotSlot:
         """Make one more, perhaps when those that keep others have let them go."""
         now = told_at = time.monotonic()
         deadline = now + self.patience_s
         while True:
             try:
                 return self._new()
-            except NoRoom as error:
+            except NoRoomError as error:
                 now = time.monotonic()
                 if now > deadline:
                     raise
@@ -186,7 +186,7 @@ class Snapshots:
                     told_at = now + _TELL_S
                 time.sleep(_LOOK_S)
 
-    def _is_taken_back(self, file: _File) -> bool:
+    def _is_taken_back(self, file: _SnapshotSlot) -> bool:
         """Make a file our own again, unless somebody keeps it or has removed it."""
         if file.path != file.early:
             with suppress(FileNotFoundError):
@@ -199,7 +199,7 @@ class Snapshots:
 
     # ---- the copy -------------------------------------------------------------------------------
 
-    def _write(self, file: _File, header: Header, ready: torch.cuda.Event | None) -> None:
+    def _write(self, file: _SnapshotSlot, header: Header, ready: torch.cuda.Event | None) -> None:
         try:
             self.reached("copying")
             _copy(self.sources.tensors, file.targets, ready)
@@ -228,26 +228,26 @@ class Snapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class CopySources:
     """What is copied: the pieces that a rank keeps, as they lie in its memory."""
 
-    pieces: tuple[tuple[Piece, LayerMemory], ...]
+    pieces: tuple[tuple[Piece, LayerBuffer], ...]
     tensors: list[Tensor]
 
     @classmethod
-    def of(cls, header: Header, memories: Mapping[int, LayerMemory]) -> Sources:
+    def of(cls, header: Header, buffers: Mapping[int, LayerBuffer]) -> CopySources:
         """All pieces of a header in which there is something."""
         last = header.layers - 1
         pieces = tuple(
-            (piece, memories[layer_of(piece.layer, layers=last)])
+            (piece, buffers[layer_from_number(piece.layer, layers=last)])
             for piece in header.pieces
             if piece.bytes
         )
         tensors = [
             view.detach()
             for piece, memory in pieces
-            for flat in flats_of(memory)
-            for view in views_in_memory(memory, flat, piece.piece)
+            for flat in flat_states(memory)
+            for view in views_in_buffer(memory, flat, piece.piece)
         ]
         return cls(pieces, tensors)
 
@@ -255,8 +255,8 @@ class Sources:
         """Where in a file each of the tensors is copied to."""
         found = []
         for piece, memory in self.pieces:
-            elements = image_of_piece(memory, piece.piece).elements
-            for kind in range(len(flats_of(memory))):
+            elements = piece_layout(memory, piece.piece).elements
+            for kind in range(len(flat_states(memory))):
                 offset = piece.offset + kind * elements * memory.master.element_size()
                 flat = torch.frombuffer(
                     body, dtype=memory.master.dtype, count=elements, offset=offset

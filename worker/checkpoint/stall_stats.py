@@ -23,7 +23,7 @@ def _last() -> deque[float]:
 
 
 @dataclass(eq=False)
-class Costs:
+class StallStats:
     """Of one rank's snapshots of one generation."""
 
     has_buddies: bool
@@ -58,7 +58,7 @@ class Costs:
         return statistics.median(settled) if settled else None
 
     @contextmanager
-    def held_up(self, *, is_late: bool = False) -> Iterator[None]:
+    def stalled(self, *, is_late: bool = False) -> Iterator[None]:
         """Training stands still meanwhile, for the snapshot that is taken last or comes next."""
         begin_s = time.perf_counter()
         try:

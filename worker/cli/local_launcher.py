@@ -23,15 +23,15 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from simulator.documents.problems import InputError, Problem
-from worker.profiling.activity_board import Board
+from worker.profiling.activity_board import ActivityBoard
 from worker.types import ACTIVITIES, Activity
 
-Say = Callable[[dict[str, Any]], None]
+SendMessage = Callable[[dict[str, Any]], None]
 """Sends a message to the parent."""
-Body = Callable[[int, Say], None]
+Body = Callable[[int, SendMessage], None]
 """What a rank does, given its number."""
 
-Hear = Callable[[int, dict[str, Any]], None]
+OnMessage = Callable[[int, dict[str, Any]], None]
 """Takes a message, and the number of the rank that sent it."""
 
 _OTHERS_S = 1.0
@@ -53,20 +53,20 @@ class Interrupted(BaseException):
         super().__init__(signal.Signals(number).name)
 
 
-class PeerFailed(Exception):  # noqa: N818 - a fact, as events are
+class PeerFailedError(Exception):
     """Raised by a rank that cannot go on because another has failed."""
 
 
-class RunFailed(Exception):  # noqa: N818 - a fact, as events are
+class RunFailedError(Exception):
     """Raised by a rank that cannot go on; the message says all there is to say."""
 
 
-class RanksFailed(Exception):  # noqa: N818 - a fact, as events are
+class RanksFailedError(Exception):
     """A rank failed or was killed; the message says which, in what, and who noticed."""
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankProcess:
     """One forked process, as the parent sees it."""
 
     number: int
@@ -81,12 +81,12 @@ class _Rank:
     said_at_s: float = 0.0
 
 
-def run_ranks(body: Body, *, ranks: int, board: Board, hear: Hear) -> None:
+def run_ranks(body: Body, *, ranks: int, board: ActivityBoard, hear: OnMessage) -> None:
     """Run ``body`` in a process for each rank, until all have ended well; hear what they say.
 
     However this ends, no process of it is left.
     """
-    crew = _Crew(board, hear)
+    crew = _RankProcesses(board, hear)
     with ended_by_signals():
         try:
             crew.fork(body, ranks)
@@ -120,12 +120,12 @@ def _interrupt(number: int, _: FrameType | None) -> NoReturn:
 
 
 @dataclass(slots=True)
-class _Crew:
+class _RankProcesses:
     """The forked ranks and what is known of them."""
 
-    board: Board
-    hear: Hear
-    ranks: list[_Rank] = field(default_factory=list)
+    board: ActivityBoard
+    hear: OnMessage
+    ranks: list[_RankProcess] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def fork(self, body: Body, count: int) -> None:
@@ -142,7 +142,7 @@ class _Crew:
                 _live(body, number, writing, parent)
             os.close(writing)
             os.set_blocking(reading, False)
-            rank = _Rank(number, pid, reading, os.pidfd_open(pid))
+            rank = _RankProcess(number, pid, reading, os.pidfd_open(pid))
             self.ranks.append(rank)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             self._selector.register(rank.pipe, selectors.EVENT_READ, rank)
@@ -154,7 +154,7 @@ class _Crew:
         while any(rank.exit_code is None for rank in self.ranks):
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _ in self._selector.select(wait):
-                rank: _Rank = key.data
+                rank: _RankProcess = key.data
                 self._listen(rank)
                 if key.fd == rank.life:
                     self._bury(rank)
@@ -168,7 +168,7 @@ class _Crew:
         if self._is_broken() or any(rank.exit_code != 0 for rank in self.ranks):
             raise self._failure()
 
-    def _listen(self, rank: _Rank) -> None:
+    def _listen(self, rank: _RankProcess) -> None:
         while True:
             try:
                 portion = os.read(rank.pipe, 2**16)
@@ -186,7 +186,7 @@ class _Crew:
                 else:
                     self.hear(rank.number, message)
 
-    def _bury(self, rank: _Rank) -> None:
+    def _bury(self, rank: _RankProcess) -> None:
         _, status = os.waitpid(rank.pid, 0)
         rank.exit_code = os.waitstatus_to_exitcode(status)
         self._selector.unregister(rank.life)
@@ -208,11 +208,11 @@ class _Crew:
         causes = silent or own or broken or stuck
         cause = min(causes, key=lambda rank: rank.said_at_s)
         if cause.said is not None and cause.said.get("says_all"):
-            return RanksFailed(cause.said["what"])
+            return RanksFailedError(cause.said["what"])
         noticed = [r for r in broken if r is not cause]
-        return RanksFailed(f"{self._end_of(cause)}{_noticed(cause, noticed)}")
+        return RanksFailedError(f"{self._end_of(cause)}{_noticed(cause, noticed)}")
 
-    def _end_of(self, rank: _Rank) -> str:
+    def _end_of(self, rank: _RankProcess) -> str:
         step, activity = self.board.read(rank.number)
         where = f"in {_IN_WORDS[activity]} of step {step}"
         if rank.said is not None:
@@ -247,7 +247,7 @@ _IN_WORDS: dict[Activity, str] = {activity: activity for activity in ACTIVITIES}
 }
 
 
-def _noticed(cause: _Rank, others: list[_Rank]) -> str:
+def _noticed(cause: _RankProcess, others: list[_RankProcess]) -> str:
     if not others:
         return ""
     names = ", ".join(str(rank.number) for rank in others)
@@ -281,15 +281,15 @@ def _live(body: Body, number: int, writing: int, parent: int) -> NoReturn:
         os._exit(code)
 
 
-def _run(body: Body, number: int, say: Say) -> int:
+def _run(body: Body, number: int, say: SendMessage) -> int:
     try:
         body(number, say)
     except InputError as error:
         problems = [(each.place, each.what, each.cure) for each in error.problems]
         say({"kind": _REFUSED, "problems": problems})
-    except PeerFailed as failure:
+    except PeerFailedError as failure:
         say({"kind": _BROKEN, "what": str(failure)})
-    except RunFailed as failure:
+    except RunFailedError as failure:
         say({"kind": _FAILED, "what": str(failure), "says_all": True})
     except BaseException as error:
         # A defect of ours: its trace is for us, the sentence for whoever ran it.

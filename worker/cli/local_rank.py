@@ -17,19 +17,19 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.checkpoint.resume import Beginning
-from worker.cli.local_launcher import PeerFailed, RunFailed, Say
+from worker.checkpoint.resume import ResumePoint
+from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
 from worker.data.batch import Data
 from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.engines.deepspeed.config import DeepSpeedConfigError
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
-from worker.models.apply_plan import Values
-from worker.profiling.activity_board import Board
+from worker.models.apply_plan import ShardValues
+from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import Recorder
-from worker.training.full_tensors import Pieces, pieces_of
+from worker.training.full_tensors import RankTensors, rank_tensors
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 DEADLINE_S = 600.0
@@ -37,7 +37,7 @@ DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class RunSpec:
     """All that the ranks of a run are told before they are forked."""
 
     job: Job
@@ -50,11 +50,11 @@ class Orders:
     """Of each rank, where it computes on the CPU."""
     listening: socket.socket
     """Where the ranks meet."""
-    weights: Callable[[int], Values] | None = None
+    weights: Callable[[int], ShardValues] | None = None
     """What each layer begins with, where it is not its own initial weights."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
-    beginning: Beginning | None = None
+    beginning: ResumePoint | None = None
     """Where training goes on from, if not at its start."""
     deepspeed: Mapping[str, Any] | None = None
     """DeepSpeed's configuration, where its engine trains."""
@@ -62,7 +62,7 @@ class Orders:
     """A folder in which each rank leaves its share of the trained weights."""
 
 
-def train(orders: Orders, rank: int, say: Say, *, board: Board) -> None:
+def train(orders: RunSpec, rank: int, say: SendMessage, *, board: ActivityBoard) -> None:
     """Be one rank of a run, from its first message to its last."""
     resident_bytes = _memory_bytes("VmRSS")
     torch.set_num_threads(orders.threads)
@@ -85,7 +85,7 @@ def train(orders: Orders, rank: int, say: Say, *, board: Board) -> None:
 
 
 def _train(
-    orders: Orders, rank: int, say: Say, *, device: torch.device, recorder: Recorder
+    orders: RunSpec, rank: int, say: SendMessage, *, device: torch.device, recorder: Recorder
 ) -> None:
     with recorder.span("start"):
         ranks = orders.plan.device_count
@@ -106,12 +106,12 @@ def _train(
             _say_step(say, rank, trainer.step())
         with recorder.span("end"):
             if orders.pieces is not None:
-                _leave(pieces_of(trainer.memories.values()), rank, orders.pieces)
+                _leave(rank_tensors(trainer.buffers.values()), rank, orders.pieces)
             transport.close()
 
 
 def _train_by_deepspeed(
-    orders: Orders, rank: int, say: Say, *, device: torch.device, recorder: Recorder
+    orders: RunSpec, rank: int, say: SendMessage, *, device: torch.device, recorder: Recorder
 ) -> None:
     assert orders.deepspeed is not None
     try:
@@ -139,13 +139,13 @@ def _train_by_deepspeed(
                 _leave(trainer.pieces(), rank, orders.pieces)
             trainer.close()
     except (NotANumberError, DeepSpeedConfigError) as error:
-        raise RunFailed(str(error)) from None
+        raise RunFailedError(str(error)) from None
     except RuntimeError as error:
         # Torch says so of connections that break; if that was the cause, the parent knows whose.
-        raise PeerFailed(str(error).partition("\n")[0]) from error
+        raise PeerFailedError(str(error).partition("\n")[0]) from error
 
 
-def _resume(trainer: Trainer | DeepSpeedTrainer, orders: Orders) -> None:
+def _resume(trainer: Trainer | DeepSpeedTrainer, orders: RunSpec) -> None:
     if orders.beginning is not None:
         trainer.restore(orders.beginning.logical, orders.beginning.progress)
 
@@ -156,16 +156,16 @@ def _told(transport: Transport) -> Iterator[None]:
     try:
         yield
     except TransportError as error:
-        raise PeerFailed(str(error)) from None
+        raise PeerFailedError(str(error)) from None
     except NotANumberError as error:
         # Every rank has found the same.
-        raise RunFailed(str(error)) from None
+        raise RunFailedError(str(error)) from None
     except BaseException as error:
         transport.abort(f"{type(error).__name__}: {error}")
         raise
 
 
-def _say_step(say: Say, rank: int, report: StepReport) -> None:
+def _say_step(say: SendMessage, rank: int, report: StepReport) -> None:
     """Every rank knows the same of a step; one tells it."""
     if rank == 0:
         say({"kind": "step", **_line(report)})
@@ -188,14 +188,14 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _leave(pieces: Pieces, rank: int, folder: Path) -> None:
+def _leave(pieces: RankTensors, rank: int, folder: Path) -> None:
     masters = {key: parts for key, parts in pieces.items() if key[2] == "master"}
     try:
         torch.save(masters, folder / f"{rank}.pt")
     except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         what = f"rank {rank} cannot leave its weights in {folder.parent} ({reason})"
-        raise RunFailed(what) from None
+        raise RunFailedError(what) from None
 
 
 def _memory_bytes(field: str) -> int:
@@ -214,7 +214,7 @@ def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.de
         store = _meet(rank, listening=listening)
         return ProcessTransport(store, rank, ranks, device=device, deadline_s=DEADLINE_S)
     except (RuntimeError, OSError) as error:
-        raise PeerFailed(f"the ranks did not meet: {error}") from None
+        raise PeerFailedError(f"the ranks did not meet: {error}") from None
 
 
 def _meet(rank: int, *, listening: socket.socket) -> Store:

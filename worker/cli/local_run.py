@@ -24,24 +24,24 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
-from worker.checkpoint.resume import OPTION, Beginning, begin_from
+from worker.checkpoint.resume import OPTION, ResumePoint, open_resume_point
 from worker.cli.local_launcher import ended_by_signals, run_ranks
-from worker.cli.local_rank import Orders, train
-from worker.cli.progress_display import Progress
+from worker.cli.local_rank import RunSpec, train
+from worker.cli.progress_display import ProgressDisplay
 from worker.control.preload import preload
 from worker.data.open_data import open_data
 from worker.engines import select
 from worker.engines.deepspeed import build_ops
 from worker.engines.deepspeed import config as deepspeed_config
-from worker.layout.rank_layout import TIED, Seat, own_tensors, problems_with, seats_of
+from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places, tensors_by_layer
 from worker.layout.tensor_table import table_of
 from worker.models import exact
-from worker.models.hf_weights import is_published, to_huggingface
+from worker.models.hf_weights import is_hf_model, to_huggingface
 from worker.models.starting_weights import open_weights
-from worker.profiling.activity_board import Board
+from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailPoint
 from worker.profiling.timeline import RankTimeline, Span, trace
-from worker.training.full_tensors import merge
+from worker.training.full_tensors import merge_ranks
 from worker.types import ACTIVITIES
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ FAIL_POINT = "SAILOR_FAIL_AT"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RunOptions:
     """What a person asked for."""
 
     job: Path
@@ -67,25 +67,25 @@ class Wishes:
     device: str | None
 
 
-def train_alone(wishes: Wishes) -> None:
+def train_alone(wishes: RunOptions) -> None:
     """Train a job under a plan, with nobody's help."""
     job = load_job(wishes.job)
     with ended_by_signals(), ExitStack() as stack:
         orders = _prepare(wishes, job, stack)
-        seats, ranks = seats_of(orders.plan), orders.plan.device_count
-        account = _Account(Progress(orders.steps, as_json=wishes.as_json))
-        board = Board(ranks)
+        places, ranks = rank_places(orders.plan), orders.plan.device_count
+        account = _RunResults(ProgressDisplay(orders.steps, as_json=wishes.as_json))
+        board = ActivityBoard(ranks)
         body = partial(train, orders, board=board)
         with account.progress:
             run_ranks(body, ranks=ranks, board=board, hear=account.hear)
-        account.progress.finish(_summary(seats, account, orders.device))
+        account.progress.finish(_summary(places, account, orders.device))
         if wishes.timeline is not None:
-            _write_timeline(wishes.timeline, seats, account)
+            _write_timeline(wishes.timeline, places, account)
         if orders.pieces is not None and wishes.save is not None:
             _save(job, ranks, orders.pieces, wishes.save)
 
 
-def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
+def _prepare(wishes: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
     """Read, check and open everything; all that is wrong with it is told at once."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # A user's code may compute here, and must start no others by it.
@@ -115,10 +115,10 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
         cure = "no rank could have them: start them in a layer"
         raise InputError(Problem(wishes.job.name, what, cure))
     # A storage's own threads, which only wait, may be there from now on.
-    beginning = None if wishes.resume is None else begin_from(wishes.resume, job)
+    beginning = None if wishes.resume is None else open_resume_point(wishes.resume, job)
     ranks = plan.device_count
     listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
-    return Orders(
+    return RunSpec(
         job=job,
         plan=plan,
         data=data,
@@ -135,7 +135,7 @@ def _prepare(wishes: Wishes, job: Job, stack: ExitStack) -> Orders:
     )
 
 
-def _steps(wishes: Wishes, job: Job, beginning: Beginning | None) -> int:
+def _steps(wishes: RunOptions, job: Job, beginning: ResumePoint | None) -> int:
     """How many steps are to be made now; the job counts those before a checkpoint too."""
     if wishes.steps is not None:
         return wishes.steps
@@ -157,10 +157,10 @@ def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
 
 
 @dataclass(slots=True)
-class _Account:
+class _RunResults:
     """What was heard from the ranks."""
 
-    progress: Progress
+    progress: ProgressDisplay
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
@@ -174,11 +174,11 @@ class _Account:
 # -- what is asked for ----------------------------------------------------------------------------
 
 
-def _plan(wishes: Wishes, job: Job) -> Plan:
-    found = list(exact.problems_with(job)) if job.model.family == "exact" else []
+def _plan(wishes: RunOptions, job: Job) -> Plan:
+    found = list(exact.exact_problems(job)) if job.model.family == "exact" else []
     plan = _one_rank(job) if wishes.plan is None else load_plan(wishes.plan)
     place = "plan" if wishes.plan is None else wishes.plan.name
-    found += problems_with(plan, job, place=place)
+    found += plan_problems(plan, job, place=place)
     ranks = plan.device_count
     if wishes.ranks_max is not None and ranks > wishes.ranks_max:
         what = f"needs {ranks} ranks, more than the {wishes.ranks_max} allowed"
@@ -188,7 +188,7 @@ def _plan(wishes: Wishes, job: Job) -> Plan:
     return plan
 
 
-def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, Any] | None:
+def _deepspeed_config(wishes: RunOptions, plan: Plan | None, job: Job) -> dict[str, Any] | None:
     """What DeepSpeed is told; ``None``: our own engine trains."""
     if (wishes.engine or job.engine) == "sailor":
         if wishes.deepspeed_config is not None:
@@ -204,7 +204,7 @@ def _deepspeed_config(wishes: Wishes, plan: Plan | None, job: Job) -> dict[str, 
         found.append(Problem("--timeline", what, "give --engine sailor"))
     if plan is not None:
         place = "plan" if wishes.plan is None else wishes.plan.name
-        found += select.problems_with(plan, job, place=place)
+        found += select.deepspeed_problems(plan, job, place=place)
     if found or plan is None:
         raise InputError(found or Problem("--engine", "there is no plan for it"))
     return deepspeed_config.read_config(wishes.deepspeed_config, plan, job)
@@ -282,33 +282,35 @@ def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(Problem(str(path), what, "name another place"))
 
 
-def _summary(seats: tuple[Seat, ...], account: _Account, device: str) -> list[dict[str, Any]]:
+def _summary(
+    places: tuple[RankPlace, ...], account: _RunResults, device: str
+) -> list[dict[str, Any]]:
     return [
         {
-            "rank": seat.rank,
-            "pipeline": seat.pipeline,
-            "stage": seat.stage,
-            "tp_index": seat.index,
-            "layers": list(seat.layers),
+            "rank": place.rank,
+            "pipeline": place.pipeline,
+            "stage": place.stage,
+            "tp_index": place.index,
+            "layers": list(place.layers),
             "device": device,
-            "peak_memory_bytes": account.summaries[seat.rank]["peak_memory_bytes"],
+            "peak_memory_bytes": account.summaries[place.rank]["peak_memory_bytes"],
         }
-        for seat in seats
+        for place in places
     ]
 
 
-def _write_timeline(path: Path, seats: tuple[Seat, ...], account: _Account) -> None:
+def _write_timeline(path: Path, places: tuple[RankPlace, ...], account: _RunResults) -> None:
     timelines = [
         RankTimeline(
-            rank=seat.rank,
-            pipeline=seat.pipeline,
-            stage=seat.stage,
-            tp_index=seat.index,
-            tp=seat.tp,
-            layers=seat.layers,
-            spans=tuple(Span(**span) for span in account.summaries[seat.rank]["spans"]),
+            rank=place.rank,
+            pipeline=place.pipeline,
+            stage=place.stage,
+            tp_index=place.index,
+            tp=place.tp,
+            layers=place.layers,
+            spans=tuple(Span(**span) for span in account.summaries[place.rank]["spans"]),
         )
-        for seat in seats
+        for place in places
     ]
     text = json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False)
     with _naming(path):
@@ -327,13 +329,13 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
     """Put the ranks' shares together; families that are published are written as published."""
-    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
-    merged = merge(shares, tables)
+    merged = merge_ranks(shares, tables)
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
     named = (
         to_huggingface(job, whole)
-        if is_published(job)
+        if is_hf_model(job)
         else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
     )
     unfinished = pieces / "model.safetensors"

@@ -14,13 +14,13 @@ from pathlib import Path
 import click
 
 from simulator.documents.problems import InputError
-from worker.cli.local_launcher import Interrupted, RanksFailed
+from worker.cli.local_launcher import Interrupted, RanksFailedError
 
 SOME_FAILED = 1
 UNUSABLE_INPUT = 2
 
 
-class _Group(click.Group):
+class _CommandGroup(click.Group):
     """Answers a mistake with sentences, never with a stack trace."""
 
     def invoke(self, ctx: click.Context) -> object:
@@ -32,7 +32,7 @@ class _Group(click.Group):
             for problem in error.problems:
                 click.echo(f"error: {problem}", err=True)
             ctx.exit(UNUSABLE_INPUT)
-        except RanksFailed as error:
+        except RanksFailedError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(SOME_FAILED)
         except Interrupted as interrupted:
@@ -55,7 +55,7 @@ def _forget_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Train a plan on this machine, or prepare data for it."""
 
@@ -98,9 +98,9 @@ def run(
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         # Nothing is there to be tidied up yet, and torch cannot be interrupted while it is loaded.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from worker.cli.local_run import Wishes, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
+    from worker.cli.local_run import RunOptions, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
 
-    wishes = Wishes(
+    wishes = RunOptions(
         job=job,
         plan=plan,
         resume=resume,

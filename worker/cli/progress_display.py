@@ -14,7 +14,7 @@ _MIB = 2**20
 
 
 @dataclass(slots=True)
-class Progress:
+class ProgressDisplay:
     """Prints steps on the standard output; people also see how far it is, on a terminal."""
 
     steps: int
@@ -23,7 +23,7 @@ class Progress:
     _done: int = 0
     _samples: int = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         self._show(f"starting, {self.steps} steps to go")
         return self
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-Word = dict[str, Any]
-Order = dict[str, Any]
+Status = dict[str, Any]
+AgentMessage = dict[str, Any]
 
 _CALL_S = 0.1
 """From one call to the next while nobody answers."""
@@ -31,15 +31,15 @@ _READ_BYTES = 1 << 16
 
 
 @dataclass(eq=False)
-class Line:
+class AgentConnection:
     """The connection, and the thread that serves it."""
 
     path: str
     orphan_s: float
-    obey: Callable[[Order], None]
+    obey: Callable[[AgentMessage], None]
     """Called in the line's thread."""
-    _now: Word = field(default_factory=dict)
-    _unsaid: deque[Word] = field(default_factory=deque)
+    _now: Status = field(default_factory=dict)
+    _unsaid: deque[Status] = field(default_factory=deque)
     """What must not be left out."""
     _is_new: bool = False
     _said_at: float = 0.0
@@ -55,7 +55,7 @@ class Line:
         """Begin to listen."""
         threading.Thread(target=self._serve, name="line to the agent", daemon=True).start()
 
-    def say(self, word: Word, at_once: bool) -> None:
+    def say(self, word: Status, at_once: bool) -> None:
         """This is how the worker stands; without ``at_once`` a later word may take its place."""
         with self._lock:
             self._now = word
@@ -114,7 +114,7 @@ class Line:
                 word, self._is_new = self._now, False
             self._write(word)
 
-    def _write(self, word: Word) -> None:
+    def _write(self, word: Status) -> None:
         assert self._socket is not None
         self._socket.sendall(json.dumps(word).encode() + b"\n")
         self._said_at = time.monotonic()

@@ -15,15 +15,15 @@ from simulator.inputs.job_file import load_job
 from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.checkpoint.capacity_check import Peak
-from worker.checkpoint.fetch import Durable, OwnNode, Peer, Source
-from worker.checkpoint.snapshot_manager import Seat
+from worker.checkpoint.capacity_check import DevicePeak
+from worker.checkpoint.fetch import DurableSource, LocalSource, PeerSource, Source
+from worker.checkpoint.snapshot_manager import SnapshotTarget
 from worker.data.batch import Data
 from worker.data.open_data import open_data
-from worker.distributed.rendezvous import Party
-from worker.layout.rank_layout import problems_with, seats_of
+from worker.distributed.rendezvous import RendezvousInfo
+from worker.layout.rank_layout import plan_problems, rank_places
 from worker.models import exact
-from worker.models.apply_plan import Values
+from worker.models.apply_plan import ShardValues
 from worker.models.starting_weights import open_weights, zero_weights
 
 WAIT_S = 600.0
@@ -31,7 +31,7 @@ WAIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class RestorePoint:
     """Where a generation begins."""
 
     step: int
@@ -78,8 +78,8 @@ class Assignment:
         return Path(self.spec.get("base") or self.folder)
 
     @property
-    def restore(self) -> Restore:
-        return Restore(**self.spec["restore"])
+    def restore(self) -> RestorePoint:
+        return RestorePoint(**self.spec["restore"])
 
     @cached_property
     def device(self) -> torch.device:
@@ -97,10 +97,10 @@ class Assignment:
         return float(self.spec.get("wait_s", WAIT_S))
 
     @property
-    def peak(self) -> Peak | None:
+    def peak(self) -> DevicePeak | None:
         """What this rank is predicted to take of its device's memory; ``None``: nobody said."""
         told = self.spec.get("peak")
-        return None if told is None else Peak(**told)
+        return None if told is None else DevicePeak(**told)
 
     @property
     def device_bytes(self) -> int | None:
@@ -108,14 +108,14 @@ class Assignment:
         return self.spec.get("device_bytes")
 
     @property
-    def party(self) -> Party:
+    def rendezvous(self) -> RendezvousInfo:
         ranks, host = int(self.spec["ranks"]), str(self.spec["host"])
-        return Party(self.generation, self.rank, ranks, host, self.device, self.wait_s)
+        return RendezvousInfo(self.generation, self.rank, ranks, host, self.device, self.wait_s)
 
     @property
-    def seat(self) -> Seat:
+    def snapshot_target(self) -> SnapshotTarget:
         spec = self.spec
-        return Seat(
+        return SnapshotTarget(
             job=self.job,
             generation=self.generation,
             term=spec["term"],
@@ -132,8 +132,13 @@ class Assignment:
 
     def node_of(self, rank: int) -> str | None:
         """The node of another rank."""
-        seat = seats_of(self.plan)[rank]
-        return self.plan.pipelines[seat.pipeline].stages[seat.stage].places[0].node
+        snapshot_target = rank_places(self.plan)[rank]
+        return (
+            self.plan.pipelines[snapshot_target.pipeline]
+            .stages[snapshot_target.stage]
+            .places[0]
+            .node
+        )
 
     def sources(self) -> list[list[Source]]:
         """Where the restore point may be found: what is near and free of charge first."""
@@ -148,35 +153,37 @@ class Assignment:
         for node, peer in peers.items():
             if node != spec["node"]:
                 where = near if peer["zone"] == zone else far
-                found = Peer.at(peer["name"], peer["address"], spec["ticket"], self.job, **point)
+                found = PeerSource.at(
+                    peer["name"], peer["address"], spec["ticket"], self.job, **point
+                )
                 where.append(found)
-        own = OwnNode.at(Path(spec["memory"]), self.job, **point)
+        own = LocalSource.at(Path(spec["memory"]), self.job, **point)
         groups: list[list[Source]] = [[own], near, far]
         if spec.get("manifest"):
-            groups.append([Durable(spec["manifest"])])
+            groups.append([DurableSource(spec["manifest"])])
         return groups
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenJob:
     """What a worker needs besides the state."""
 
     job: Job
     plan: Plan
     data: Data
-    weights: Callable[[int], Values] | None
+    weights: Callable[[int], ShardValues] | None
 
 
 @dataclass(eq=False)
-class Library:
+class JobCache:
     """Keeps a job open from one generation to the next."""
 
     _text: bytes = b""
     _job: Job | None = None
     _data: Data | None = None
-    _weights: Callable[[int], Values] | None = None
+    _weights: Callable[[int], ShardValues] | None = None
 
-    def open(self, about: Assignment) -> Opened:
+    def open(self, about: Assignment) -> OpenJob:
         """Read the job and the plan, and open the data; ``InputError`` says what is wrong."""
         path = about.folder / "job.toml"
         text = path.read_bytes()
@@ -186,9 +193,9 @@ class Library:
             self._weights = open_weights(self._job, about.base)
             self._text = text
         job, plan = self._job, about.plan
-        found = list(exact.problems_with(job)) if job.model.family == "exact" else []
-        found += problems_with(plan, job)
+        found = list(exact.exact_problems(job)) if job.model.family == "exact" else []
+        found += plan_problems(plan, job)
         if found:
             raise InputError(found)
         weights = self._weights if about.restore.source == "start" else zero_weights(job)
-        return Opened(job, plan, self._data, weights)
+        return OpenJob(job, plan, self._data, weights)

@@ -21,42 +21,47 @@ from simulator.documents.problems import InputError
 from simulator.spec.job import Job
 from worker.checkpoint.capacity_check import check_device
 from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import Fetched, NotFound, fetch
-from worker.checkpoint.load_state import digests
-from worker.checkpoint.placement import keys_needed
-from worker.checkpoint.replica_check import Disagreement, compare
-from worker.checkpoint.snapshot_file import NoRoom
-from worker.checkpoint.snapshot_manager import SnapshotKeeper, check_node, shape_of, take_up
-from worker.control.assignment import Assignment, Opened
-from worker.distributed.interface import PeerLost, Transport, TransportError
-from worker.distributed.rendezvous import go_to, meet, open_place
-from worker.engines.deepspeed.snapshot_adapter import KeptDeepSpeed, Place
-from worker.engines.interface import Kept
-from worker.engines.select import as_kept, engine_for
+from worker.checkpoint.fetch import FetchedPieces, PieceNotFoundError, fetch
+from worker.checkpoint.load_state import piece_digests
+from worker.checkpoint.placement import pieces_needed
+from worker.checkpoint.replica_check import ReplicaMismatchError, check_replicas
+from worker.checkpoint.snapshot_file import NoRoomError
+from worker.checkpoint.snapshot_manager import (
+    SnapshotManager,
+    check_node,
+    load_snapshot,
+    state_shape,
+)
+from worker.control.assignment import Assignment, OpenJob
+from worker.distributed.interface import PeerLostError, Transport, TransportError
+from worker.distributed.rendezvous import join_store, open_store, open_transport
+from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine, DeepSpeedStore
+from worker.engines.interface import TrainingEngine
+from worker.engines.select import engine_for, snapshot_job
 from worker.layout.rank_layout import Holdings, holdings_of
 from worker.layout.tensor_table import table_of
-from worker.profiling.compute_time import Busy, slowed_by_file
-from worker.profiling.fault_injection import Arrow, fail_point
+from worker.profiling.compute_time import ComputeTimer, slowed_by_file
+from worker.profiling.fault_injection import Milestone, parse_fail_point
 from worker.profiling.timeline import Recorder
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 FAIL_POINT = "SAILOR_FAIL_AT"
 """Environment variable that lets a rank die: ``RANK:WHERE:STEP@GENERATION``, or a file beside
 which one with that may stand (for tests)."""
-Say = Callable[[dict[str, Any], bool], None]
+Report = Callable[[dict[str, Any], bool], None]
 """Tells the agent how this worker stands; with True, that word is not left out."""
 
 
-class Left(Exception):  # noqa: N818 - a fact, as events are
+class GenerationEndedError(Exception):
     """The generation is over."""
 
 
 @dataclass(eq=False)
-class Stint:
+class GenerationRun:
     """One rank's part in one generation."""
 
     assignment: Assignment
-    say: Say
+    say: Report
     taking: str = "fetching"
     step: int = 0
     _told: dict[str, Any] = field(default_factory=dict)
@@ -68,17 +73,19 @@ class Stint:
     _over: threading.Event = field(default_factory=threading.Event)
     _transport: Transport | None = None
     _store: Store | None = None
-    _trainer: Kept | None = None
-    _keeper: SnapshotKeeper | None = None
+    _trainer: TrainingEngine | None = None
+    _keeper: SnapshotManager | None = None
     _since_s: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         about = self.assignment
         self.step = about.restore.step
-        fail_at = fail_point(about.fail_at or os.environ.get(FAIL_POINT, ""))
+        fail_at = parse_fail_point(about.fail_at or os.environ.get(FAIL_POINT, ""))
         self._recorder = Recorder(about.rank, fail_at=fail_at, generation=about.generation)
         self._recorder.at_step(self.step)
-        self._busy = Busy(about.device, times_slower=slowed_by_file(about.seat.node))
+        self._busy = ComputeTimer(
+            about.device, times_slower=slowed_by_file(about.snapshot_target.node)
+        )
 
     # ---- orders, from the line's thread ---------------------------------------------------------
 
@@ -110,7 +117,7 @@ class Stint:
 
     # ---- life, in the main thread ---------------------------------------------------------------
 
-    def live(self, open_job: Callable[[Assignment], Opened]) -> bool:
+    def live(self, open_job: Callable[[Assignment], OpenJob]) -> bool:
         """Take part until the generation is over; can this process take part in another one?"""
         self._reached("joined")
         is_sound = True
@@ -118,11 +125,11 @@ class Stint:
             self._tell("fetching")
             self._take_up(open_job(self.assignment))
             self._train()
-        except Left:
+        except GenerationEndedError:
             pass
         except TransportError as error:
             self._break_off(error)
-        except NoRoom as error:
+        except NoRoomError as error:
             # The node is too small, or others have filled its memory: no bug of the job's.
             self._told["room_needed"] = error.needed_bytes
             self._fail(f"{error.filename}: {error.strerror}", is_bug=False)
@@ -131,9 +138,9 @@ class Stint:
             self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
         except InputError as error:
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
-        except NotFound as error:
+        except PieceNotFoundError as error:
             self._fail(str(error), is_bug=False)
-        except (NotANumberError, Disagreement) as error:
+        except (NotANumberError, ReplicaMismatchError) as error:
             self._fail(str(error), is_bug=True)
         except BaseException as error:
             # Our own defect, or the user's code: its trace is for us, the sentence for others.
@@ -145,7 +152,7 @@ class Stint:
             self._leave()
         return is_sound
 
-    def _take_up(self, opened: Opened) -> None:
+    def _take_up(self, opened: OpenJob) -> None:
         """Have what the restore point holds, and a way to the others."""
         about = self.assignment
         torch.set_num_threads(about.threads)
@@ -153,7 +160,9 @@ class Stint:
             torch.cuda.set_device(about.device)
             self._recorder.finish_device_work = torch.cuda.synchronize
         holdings = _holdings(opened)
-        check_node(as_kept(opened.job, opened.plan), opened.plan, holdings, about.seat)
+        check_node(
+            snapshot_job(opened.job, opened.plan), opened.plan, holdings, about.snapshot_target
+        )
         with ThreadPoolExecutor(1, thread_name_prefix="restore") as pool:
             coming = pool.submit(self._fetch, opened.job, holdings)
             transport = self._meet()
@@ -162,11 +171,11 @@ class Stint:
         self._phase("fetch")
         self._tell("rebuilding")
         if found is not None:
-            take_up(trainer, found.header.progress, found.bodies)
+            load_snapshot(trainer, found.header.progress, found.bodies)
             for complaint in found.complaints:
                 print(complaint, flush=True)
         else:
-            trainer.lay_down()
+            trainer.export_state()
         self._reached("filled")
         self._open_keeper(trainer, transport)
         self._reached("reserved")
@@ -191,74 +200,74 @@ class Stint:
             number = int(about.spec["device"])
             check_device(number, peak.tensors + peak.context, declared)
 
-    def _fetch(self, job: Job, holdings: Holdings) -> Fetched | None:
+    def _fetch(self, job: Job, holdings: Holdings) -> FetchedPieces | None:
         about = self.assignment
         groups = about.sources()
         if not groups:
             return None
-        keys = keys_needed(holdings, about.rank)
-        return fetch(keys, groups, model=model_of(job), go_on=self._go_on)
+        keys = pieces_needed(holdings, about.rank)
+        return fetch(keys, groups, model=model_of(job), check_cancelled=self._check_cancelled)
 
-    def _wait(self, coming: Future[Fetched | None]) -> Fetched | None:
+    def _wait(self, coming: Future[FetchedPieces | None]) -> FetchedPieces | None:
         found = coming.result()
         self._reached("fetched")
         return found
 
     def _meet(self) -> Transport:
         """Open the place, or wait to hear where it is; then wait for the others there."""
-        party = self.assignment.party
+        rendezvous = self.assignment.rendezvous
         try:
-            if party.ranks > 1 and party.rank == 0:
-                self._store, self._told["meeting"] = open_place(party)
+            if rendezvous.ranks > 1 and rendezvous.rank == 0:
+                self._store, self._told["meeting"] = open_store(rendezvous)
                 self._reached("meeting")
                 self._tell("fetching")
-            elif party.ranks > 1:
+            elif rendezvous.ranks > 1:
                 self._store = self._go_to_the_place()
-            self._transport = meet(party, self._store, self._go_on)
+            self._transport = open_transport(rendezvous, self._store, self._check_cancelled)
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
             raise TransportError(f"the ranks did not meet: {error}") from None
         self._reached("met")
-        self._go_on()
+        self._check_cancelled()
         return self._transport
 
     def _go_to_the_place(self) -> Store:
         with self._changed:
             while not self._place:
-                self._go_on()
+                self._check_cancelled()
                 self._changed.wait()
-        return go_to(self._place, self._go_on)
+        return join_store(self._place, self._check_cancelled)
 
-    def _build(self, opened: Opened, transport: Transport) -> Kept:
+    def _build(self, opened: OpenJob, transport: Transport) -> TrainingEngine:
         about = self.assignment
         engine, why = engine_for(opened.job, opened.plan)
         if why and about.rank == 0:
             print(f"generation {about.generation}: {why}", flush=True)
-        seat = opened.job, opened.plan, about.rank, transport
+        snapshot_target = opened.job, opened.plan, about.rank, transport
         shared: dict[str, Any] = {
             "device": about.device,
             "recorder": self._recorder,
             "weights": opened.weights,
         }
         if engine == "deepspeed":
-            place = Place(self._store, about.generation, about.wait_s)
-            self._trainer = KeptDeepSpeed(*seat, place, opened.data, **shared)
+            place = DeepSpeedStore(self._store, about.generation, about.wait_s)
+            self._trainer = DeepSpeedEngine(*snapshot_target, place, opened.data, **shared)
             return self._trainer
-        self._trainer = Trainer(*seat, opened.data, busy=self._busy, **shared)
+        self._trainer = Trainer(*snapshot_target, opened.data, busy=self._busy, **shared)
         return self._trainer
 
-    def _open_keeper(self, trainer: Kept, transport: Transport) -> None:
+    def _open_keeper(self, trainer: TrainingEngine, transport: Transport) -> None:
         about = self.assignment
-        self._keeper = SnapshotKeeper.open(
+        self._keeper = SnapshotManager.open(
             trainer,
-            about.seat,
+            about.snapshot_target,
             transport,
             on_sealed=self._sealed,
             reached=self._reached,
             on_short=self._short,
         )
-        trainer.keeper = self._keeper
+        trainer.snapshot_hook = self._keeper
         self._keeper.stop_at = self._stop_at
         self._keeper.replicated(self._replicated)
 
@@ -281,19 +290,21 @@ class Stint:
             is_stopping = report.stop or is_done
         self._reached("stopping")
         if has_begun:
-            keeper.seal_at_stop(persist=is_done and self.assignment.seat.persist_every is not None)
+            keeper.seal_at_stop(
+                persist=is_done and self.assignment.snapshot_target.persist_every is not None
+            )
         self._reached("stopped")
         self._tell("stopped")
 
-    def _note(self, report: StepReport, keeper: SnapshotKeeper) -> None:
+    def _note(self, report: StepReport, keeper: SnapshotManager) -> None:
         if "first_step" not in self._phases:
             self._phase("first_step")
         self.step = report.step + 1
         self._told["loss"] = report.loss if math.isfinite(report.loss) else None
         self._told["tokens_per_s"] = report.label_tokens / report.seconds
-        self._told["stall_s"] = keeper.costs.stall_s
-        self._told["late_s"] = keeper.costs.late_s
-        self._told["settle_s"] = keeper.costs.settle_s
+        self._told["stall_s"] = keeper.stalls.stall_s
+        self._told["late_s"] = keeper.stalls.late_s
+        self._told["settle_s"] = keeper.stalls.settle_s
         self._told["busy_s"] = self._busy.typical_s
         self.say(self._word(), False)
         self._write_down(report)
@@ -327,7 +338,7 @@ class Stint:
         print(f"generation {self.assignment.generation}: {error}", flush=True)
         if self._transport is not None:
             self._transport.abort(str(error))
-        lost = [error.rank] if isinstance(error, PeerLost) else []
+        lost = [error.rank] if isinstance(error, PeerLostError) else []
         self._reached("broken")
         if self._keeper is not None and self._trainer is not None:
             report = self._trainer.roll_forward()
@@ -366,18 +377,18 @@ class Stint:
 
     # ---- words ----------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._over.is_set():
-            raise Left
+            raise GenerationEndedError
 
-    def _reached(self, arrow: Arrow) -> None:
+    def _reached(self, arrow: Milestone) -> None:
         if self._trainer is not None:
             self._recorder.at_step(self._trainer.progress.step)
-        self._recorder.pass_by(arrow)
+        self._recorder.reached_point(arrow)
 
     def _phase(self, name: str) -> None:
         """A phase ends, and the next one begins."""
-        self._go_on()
+        self._check_cancelled()
         now_s = time.perf_counter()
         self._phases[name] = now_s - self._since_s
         self._since_s = now_s
@@ -397,19 +408,19 @@ class Stint:
         }
 
 
-def _holdings(opened: Opened) -> Holdings:
+def _holdings(opened: OpenJob) -> Holdings:
     job = opened.job
     tables = [table_of(job, index) for index in range(len(job.model.layers))]
     return holdings_of(opened.plan, tables, atoms=job.max_tp)
 
 
-def _compare(trainer: Kept) -> None:
+def _compare(trainer: TrainingEngine) -> None:
     """Do all that hold the same weights hold the same bits? It is the first thing sent, too."""
-    shape = shape_of(trainer.job)
-    compare(
-        digests(trainer.memories, shape),
+    shape = state_shape(trainer.job)
+    check_replicas(
+        piece_digests(trainer.buffers, shape),
         sorted(shape.keys),
-        trainer.everybody,
+        trainer.world_group,
         rank=trainer.rank,
         device=trainer.device,
         what="as it was taken up",

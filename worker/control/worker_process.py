@@ -12,39 +12,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.control.agent_connection import Line, Order
-from worker.control.assignment import Assignment, Library
-from worker.control.generation import Stint
+from worker.control.agent_connection import AgentConnection, AgentMessage
+from worker.control.assignment import Assignment, JobCache
+from worker.control.generation import GenerationRun
 from worker.control.preload import preload
 
 
 @dataclass(eq=False)
-class Worker:
+class WorkerProcess:
     """The process: what it takes part in now, and what it is told next."""
 
     spec: Mapping[str, Any]
-    library: Library = field(default_factory=Library)
-    _stint: Stint | None = None
-    _next: queue.SimpleQueue[Stint] = field(default_factory=queue.SimpleQueue)
+    job_cache: JobCache = field(default_factory=JobCache)
+    _stint: GenerationRun | None = None
+    _next: queue.SimpleQueue[GenerationRun] = field(default_factory=queue.SimpleQueue)
 
     def run(self) -> int:
         """Take part in one generation after the other; returns when it cannot any more."""
-        self._line = Line(self.spec["socket"], self.spec["orphan_s"], self._obey)
+        self._line = AgentConnection(self.spec["socket"], self.spec["orphan_s"], self._obey)
         self._join(self.spec)  # Before any order may come.
         self._line.open()
         while True:
             stint = self._next.get()
             about = stint.assignment
             print(f"generation {about.generation} rank {about.rank}", flush=True)
-            if not stint.live(self.library.open):
+            if not stint.live(self.job_cache.open):
                 self._line.flush()
                 return 1
 
     def _join(self, spec: Mapping[str, Any]) -> None:
-        self._stint = Stint(Assignment(spec), self._line.say)
+        self._stint = GenerationRun(Assignment(spec), self._line.say)
         self._next.put(self._stint)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: AgentMessage) -> None:
         """Called in the line's thread."""
         stint, generation = self._stint, order["generation"]
         if stint is None:
@@ -74,7 +74,7 @@ def main(spec: Mapping[str, Any]) -> int:
     """Be a worker; the return value is the process's exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    return Worker(spec).run()
+    return WorkerProcess(spec).run()
 
 
 # The warm parent imports this module for those that it forks.

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from worker.distributed.interface import (
-    Aborted,
-    DeadlinePassed,
-    News,
-    PeerLost,
+    AbortedError,
+    DeadlineError,
+    PeerLostError,
     Pending,
     Reduction,
     TransportError,
+    VoteRecord,
 )
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ class _Wait:
 
     def wait(self) -> None:
         if not self.done.wait(self._world.deadline_s):
-            raise DeadlinePassed(self._what, seconds=self._world.deadline_s)
+            raise DeadlineError(self._what, seconds=self._world.deadline_s)
         failure = self._world.failure
         if failure is not None:
             raise failure
@@ -46,7 +46,7 @@ class _Wait:
         return self.done.is_set()
 
 
-class _Round(_Wait):
+class _PendingCollective(_Wait):
     """One collective: the tensors of those who have come so far."""
 
     def __init__(self, world: ThreadWorld, size: int, what: str) -> None:
@@ -61,13 +61,13 @@ class ThreadWorld:
         self.size = size
         self.deadline_s = deadline_s
         self.failure: TransportError | None = None
-        self.notes: dict[int, News] = {}
-        self.told: list[News] = []
+        self.notes: dict[int, VoteRecord] = {}
+        self.told: list[VoteRecord] = []
         """What was noted when all ended."""
         self._lock = threading.Lock()
         self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self._wanted: dict[tuple[int, int], deque[tuple[Tensor, _Wait]]] = defaultdict(deque)
-        self._rounds: dict[tuple[tuple[int, ...], int], _Round] = {}
+        self._rounds: dict[tuple[tuple[int, ...], int], _PendingCollective] = {}
 
     def transport(self, rank: int) -> ThreadTransport:
         """The world as ``rank`` sees it."""
@@ -78,7 +78,7 @@ class ThreadWorld:
         with self._lock:
             if self.failure is None:
                 self.failure = failure
-                lost = failure.rank if isinstance(failure, PeerLost) else None
+                lost = failure.rank if isinstance(failure, PeerLostError) else None
                 self.told = [news for rank, news in self.notes.items() if rank != lost]
             for round_ in self._rounds.values():
                 round_.done.set()
@@ -88,7 +88,7 @@ class ThreadWorld:
 
     def lose(self, rank: int, doing: str) -> None:
         """Let a rank be gone, as a killed process is."""
-        self.fail(PeerLost(rank, doing))
+        self.fail(PeerLostError(rank, doing))
 
     def send(self, tensor: Tensor, *, source: int, to: int) -> None:
         with self._lock:
@@ -124,7 +124,9 @@ class ThreadWorld:
         with self._lock:
             self._raise_failure()
             what = f"a collective of ranks {ranks}"
-            round_ = self._rounds.setdefault((ranks, turn), _Round(self, len(ranks), what))
+            round_ = self._rounds.setdefault(
+                (ranks, turn), _PendingCollective(self, len(ranks), what)
+            )
             assert round_.tensors[index] is None, "a rank took part twice in one collective"
             round_.tensors[index] = tensor
             tensors = [each for each in round_.tensors if each is not None]
@@ -195,14 +197,14 @@ class ThreadTransport:
         if self._world.failure is not None:
             raise self._world.failure
 
-    def note(self, news: News) -> None:
+    def record_vote(self, news: VoteRecord) -> None:
         self._world.notes[self.rank] = news
 
-    def last_news(self, wait_s: float) -> list[News]:  # noqa: ARG002 - all is known at once
+    def last_votes(self, wait_s: float) -> list[VoteRecord]:  # noqa: ARG002 - all is known at once
         return self._world.told
 
     def abort(self, reason: str) -> None:
-        self._world.fail(Aborted(reason, rank=self.rank))
+        self._world.fail(AbortedError(reason, rank=self.rank))
 
     def close(self) -> None:
         self._groups.clear()
@@ -242,7 +244,7 @@ def run_as_threads(
             results[rank] = body(world.transport(rank))
         except BaseException as failure:
             failures.append(failure)
-            world.fail(Aborted(f"{type(failure).__name__}: {failure}", rank=rank))
+            world.fail(AbortedError(f"{type(failure).__name__}: {failure}", rank=rank))
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -18,7 +18,7 @@ class TransportError(RuntimeError):
     """A tensor did not come or go; the transport is of no use after it."""
 
 
-class PeerLost(TransportError):  # noqa: N818 - a fact, as events are
+class PeerLostError(TransportError):
     """A rank has gone: its process ended, or its machine cannot be reached."""
 
     def __init__(self, rank: int, doing: str) -> None:
@@ -27,7 +27,7 @@ class PeerLost(TransportError):  # noqa: N818 - a fact, as events are
         super().__init__(f"rank {rank} is gone (noticed in {doing})")
 
 
-class DeadlinePassed(TransportError):  # noqa: N818 - a fact, as events are
+class DeadlineError(TransportError):
     """Something took longer than a rank is ready to wait, though no peer is known to be gone."""
 
     def __init__(self, doing: str, *, seconds: float) -> None:
@@ -36,7 +36,7 @@ class DeadlinePassed(TransportError):  # noqa: N818 - a fact, as events are
         super().__init__(f"{doing} was not done after {seconds:g} s")
 
 
-class Aborted(TransportError):  # noqa: N818 - a fact, as events are
+class AbortedError(TransportError):
     """Somebody, here or at a peer, has ended the generation."""
 
     def __init__(self, reason: str, *, rank: int | None = None) -> None:
@@ -45,7 +45,7 @@ class Aborted(TransportError):  # noqa: N818 - a fact, as events are
         super().__init__(reason if rank is None else f"rank {rank}: {reason}")
 
 
-News = tuple[int, list[float]]
+VoteRecord = tuple[int, list[float]]
 """A step, and what came of its vote."""
 
 
@@ -106,10 +106,10 @@ class Transport(Protocol):
     def check(self) -> None:
         """Raise what has ended the generation, if anything has."""
 
-    def note(self, news: News) -> None:
+    def record_vote(self, news: VoteRecord) -> None:
         """Have the peers told of this, should all end before there is newer."""
 
-    def last_news(self, wait_s: float) -> list[News]:
+    def last_votes(self, wait_s: float) -> list[VoteRecord]:
         """When all is over: what those that live, this one included, had noted last."""
 
     def abort(self, reason: str) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from worker.distributed.interface import Aborted, News, PeerLost, TransportError
+from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
 
 _NAME = "watch"
 _LOOK_S = 0.002
 """How often a rank looks whether the others have come."""
 
 
-class Watch:
+class PeerMonitor:
     """One rank's quiet connections to all others."""
 
     def __init__(
@@ -37,20 +37,22 @@ class Watch:
         host: str,
         deadline_s: float,
         on_failure: Callable[[], None],
-        go_on: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
         self.failure: TransportError | None = None
         self.failed = threading.Event()
-        self.news: News | None = None
+        self.news: VoteRecord | None = None
         """What the peers are told with the failure."""
-        self._told: News | None = None
-        self._heard_news: dict[int, News] = {}
+        self._told: VoteRecord | None = None
+        self._heard_news: dict[int, VoteRecord] = {}
         self._spoken: set[int] = set()
         self._heard_all = threading.Event()
         self._rank = rank
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._peers = _connect(store, rank, size, host=host, deadline_s=deadline_s, go_on=go_on)
+        self._peers = _connect(
+            store, rank, size, host=host, deadline_s=deadline_s, check_cancelled=check_cancelled
+        )
         self._waking, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, daemon=True, name="peer watch")
         self._thread.start()
@@ -64,9 +66,9 @@ class Watch:
             self._told = self.news
         news: dict[str, Any] = {} if self._told is None else {"news": self._told}
         match failure:
-            case PeerLost():
+            case PeerLostError():
                 self._tell({"lost": failure.rank, "doing": failure.doing, **news})
-            case Aborted():
+            case AbortedError():
                 rank = self._rank if failure.rank is None else failure.rank
                 self._tell({"aborted": failure.reason, "rank": rank, **news})
             case _:
@@ -74,7 +76,7 @@ class Watch:
         self.failed.set()
         self._on_failure()
 
-    def last_news(self, wait_s: float) -> list[News]:
+    def last_votes(self, wait_s: float) -> list[VoteRecord]:
         """What this rank has told with the failure, and what the others have that live."""
         assert self.failure is not None, "news are told when all is over"
         self._heard_all.wait(wait_s)
@@ -118,7 +120,7 @@ class Watch:
                     if has_left or not content:
                         selector.unregister(self._peers[rank])
                     if not content and not has_left:
-                        self.fail(PeerLost(rank, "watching it"))
+                        self.fail(PeerLostError(rank, "watching it"))
 
     def _note_spoken(self, rank: int) -> None:
         self._spoken.add(rank)
@@ -133,9 +135,9 @@ class Watch:
                 self._heard_news[peer] = (int(step), slots)
         match message:
             case {"lost": int(rank), "doing": str(doing)}:
-                self.fail(PeerLost(rank, doing))
+                self.fail(PeerLostError(rank, doing))
             case {"aborted": str(reason), "rank": int(rank)}:
-                self.fail(Aborted(reason, rank=rank))
+                self.fail(AbortedError(reason, rank=rank))
             case {"bye": int()}:
                 return True
             case _:
@@ -157,7 +159,7 @@ def _connect(
     *,
     host: str,
     deadline_s: float,
-    go_on: Callable[[], None],
+    check_cancelled: Callable[[], None],
 ) -> dict[int, socket.socket]:
     """Connect each two ranks: the higher calls, the lower listens."""
     deadline = time.monotonic() + deadline_s
@@ -166,13 +168,13 @@ def _connect(
         with socket.create_server((host, 0), backlog=size) as server:
             store.set(f"{_NAME}/{rank}", json.dumps(server.getsockname()[:2]))
             for lower in range(rank):
-                address = _found(store, f"{_NAME}/{lower}", deadline, go_on)
+                address = _found(store, f"{_NAME}/{lower}", deadline, check_cancelled)
                 peer = socket.create_connection(tuple(address), timeout=_left(deadline))
                 peers[lower] = peer
                 peer.sendall(rank.to_bytes(4, "little"))
             server.settimeout(_LOOK_S)
             while len(peers) < size - 1:
-                go_on()
+                check_cancelled()
                 try:
                     peer, _ = server.accept()
                 except TimeoutError:
@@ -189,10 +191,10 @@ def _connect(
     return peers
 
 
-def _found(store: Store, name: str, deadline: float, go_on: Callable[[], None]) -> Any:
+def _found(store: Store, name: str, deadline: float, check_cancelled: Callable[[], None]) -> Any:
     """Wait for what another rank says of itself; torch's own wait could not be given up."""
     while not store.check([name]):
-        go_on()
+        check_cancelled()
         _left(deadline)
         time.sleep(_LOOK_S)
     return json.loads(store.get(name))

@@ -24,15 +24,15 @@ from torch._C._distributed_c10d import (
 )
 
 from worker.distributed.interface import (
-    Aborted,
-    DeadlinePassed,
-    News,
-    PeerLost,
+    AbortedError,
+    DeadlineError,
+    PeerLostError,
     Pending,
     Reduction,
     TransportError,
+    VoteRecord,
 )
-from worker.distributed.peer_monitor import Watch
+from worker.distributed.peer_monitor import PeerMonitor
 
 Result = TypeVar("Result")
 
@@ -60,10 +60,10 @@ class ProcessTransport:
         device: torch.device | str = "cpu",
         deadline_s: float = 60.0,
         host: str = "127.0.0.1",
-        go_on: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Meet the others; ``go_on`` raises when nobody wants that any more."""
-        self._go_on = go_on
+        """Meet the others; ``check_cancelled`` raises when nobody wants that any more."""
+        self._check_cancelled = check_cancelled
         self.rank, self.size = rank, size
         self.deadline_s = deadline_s
         self._on_gpu = torch.device(device).type == "cuda"
@@ -73,14 +73,14 @@ class ProcessTransport:
         self._groups: dict[tuple[int, ...], ProcessCollective] = {}
         self._others: Callable[[], Iterable[Any]] = tuple
         self._gloo_device = None if self._on_gpu else _Gloo.create_device(hostname=host)
-        self._watch = Watch(
+        self._watch = PeerMonitor(
             self._store,
             rank,
             size,
             host=host,
             deadline_s=deadline_s,
             on_failure=self._end_waits,
-            go_on=go_on,
+            check_cancelled=check_cancelled,
         )
         # One for each direction: what travels between two ranks in one group of NCCL does so in
         # turn, and neither may have to wait with what it sends for what it is sent.
@@ -118,20 +118,20 @@ class ProcessTransport:
         if self._watch.failure is not None:
             raise _as_noticed(self._watch.failure, "looking around")
 
-    def wait_over(self) -> bool:
+    def wait_failed(self) -> bool:
         """Is all over? What has just broken here may be known to be so in a moment."""
         return self._watch.failed.wait(_TELL_S)
 
-    def note(self, news: News) -> None:
+    def record_vote(self, news: VoteRecord) -> None:
         self._watch.news = news
 
-    def last_news(self, wait_s: float) -> list[News]:
-        return self._watch.last_news(wait_s)
+    def last_votes(self, wait_s: float) -> list[VoteRecord]:
+        return self._watch.last_votes(wait_s)
 
     def abort(self, reason: str) -> None:
-        self._watch.fail(Aborted(reason, rank=self.rank))
+        self._watch.fail(AbortedError(reason, rank=self.rank))
 
-    def end_too(self, others: Callable[[], Iterable[Any]]) -> None:
+    def also_abort(self, others: Callable[[], Iterable[Any]]) -> None:
         """Name backends that somebody else has opened: what waits there is broken with ours."""
         self._others = others
 
@@ -157,7 +157,7 @@ class ProcessTransport:
             return act()
         except RuntimeError as error:
             if "timed out" in str(error).lower():
-                self._watch.fail(DeadlinePassed(doing, seconds=self.deadline_s))
+                self._watch.fail(DeadlineError(doing, seconds=self.deadline_s))
             # A connection may break before the watch has heard who broke it.
             self._watch.failed.wait(_TELL_S)
             self._watch.fail(TransportError(f"{doing}: {error}"))
@@ -188,10 +188,10 @@ class ProcessTransport:
         names = [f"present/{rank}" for rank in ranks]
         deadline = time.monotonic() + self.deadline_s
         while not store.check(names):
-            self._go_on()
+            self._check_cancelled()
             self.check()
             if time.monotonic() > deadline:
-                self._watch.fail(DeadlinePassed(doing, seconds=self.deadline_s))
+                self._watch.fail(DeadlineError(doing, seconds=self.deadline_s))
             time.sleep(_LOOK_S)
 
     def _end_waits(self) -> None:
@@ -204,7 +204,7 @@ class ProcessTransport:
 
 
 def _as_noticed(failure: TransportError, doing: str) -> TransportError:
-    return PeerLost(failure.rank, doing) if isinstance(failure, PeerLost) else failure
+    return PeerLostError(failure.rank, doing) if isinstance(failure, PeerLostError) else failure
 
 
 def _break(backend: Any) -> None:

@@ -16,13 +16,13 @@ from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import Transport
 from worker.distributed.process_groups import ProcessTransport
 
-MEET_S = 60.0
+RENDEZVOUS_S = 60.0
 """For all ranks to come."""
 _LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class RendezvousInfo:
     """One rank of a generation, and the host that others reach it at."""
 
     generation: int
@@ -34,22 +34,22 @@ class Party:
     """For a rank that lives, in a collective; one that has died is noticed at once."""
 
 
-def open_place(party: Party) -> tuple[Store, str]:
+def open_store(party: RendezvousInfo) -> tuple[Store, str]:
     """Open the place, as rank 0, and say where it is."""
     with socket.create_server((party.host, 0), backlog=party.ranks) as server:
         port = server.getsockname()[1]
         taken = server.detach()
-    shared: dict[str, Any] = {"timeout": timedelta(seconds=MEET_S), "wait_for_workers": False}
+    shared: dict[str, Any] = {"timeout": timedelta(seconds=RENDEZVOUS_S), "wait_for_workers": False}
     store = TCPStore(party.host, port, is_master=True, master_listen_fd=taken, **shared)
     return store, f"{party.host}:{port}"
 
 
-def go_to(place: str, go_on: Callable[[], None]) -> Store:
+def join_store(place: str, check_cancelled: Callable[[], None]) -> Store:
     """Come to the place that rank 0 has opened."""
     host, _, port = place.rpartition(":")
-    deadline = time.monotonic() + MEET_S
+    deadline = time.monotonic() + RENDEZVOUS_S
     while True:
-        go_on()
+        check_cancelled()
         try:
             socket.create_connection((host, int(port)), timeout=1.0).close()
             break
@@ -57,10 +57,12 @@ def go_to(place: str, go_on: Callable[[], None]) -> Store:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_LOOK_S)
-    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_S))
+    return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
 
 
-def meet(party: Party, store: Store | None, go_on: Callable[[], None]) -> Transport:
+def open_transport(
+    party: RendezvousInfo, store: Store | None, check_cancelled: Callable[[], None]
+) -> Transport:
     """Open the way to the others; one that is alone needs no place."""
     if party.ranks == 1:
         return ThreadWorld(1).transport(0)
@@ -73,5 +75,5 @@ def meet(party: Party, store: Store | None, go_on: Callable[[], None]) -> Transp
         device=party.device,
         deadline_s=party.wait_s,
         host=party.host,
-        go_on=go_on,
+        check_cancelled=check_cancelled,
     )

@@ -11,12 +11,12 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.distributed.interface import Collective
 from worker.layout.rank_layout import Holdings
-from worker.training.flat_buffers import LayerMemory
+from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
-from worker.training.trainer import Keeper, Progress, StepReport
+from worker.training.trainer import SnapshotHook, StepReport, TrainingProgress
 
 
-class Kept(Protocol):
+class TrainingEngine(Protocol):
     """One rank of a plan, and its state in the memory of layers."""
 
     job: Job
@@ -26,11 +26,11 @@ class Kept(Protocol):
     device: torch.device
     precision: Precision
     holdings: Holdings
-    memories: Mapping[int, LayerMemory]
-    everybody: Collective | None
-    progress: Progress
-    is_whole: bool
-    keeper: Keeper
+    buffers: Mapping[int, LayerBuffer]
+    world_group: Collective | None
+    progress: TrainingProgress
+    update_complete: bool
+    snapshot_hook: SnapshotHook
 
     def step(self) -> StepReport:
         """Train on the next batch; every rank takes the same steps at the same time."""
@@ -38,13 +38,13 @@ class Kept(Protocol):
     def roll_forward(self) -> StepReport | None:
         """All is over for this plan: end the step if some rank that lives has ended it."""
 
-    def lay_down(self) -> float:
+    def export_state(self) -> float:
         """Let the memories hold what was trained; all ranks do so at the same step.
 
         Returns for how many seconds that held up training.
         """
 
-    def take_up(self) -> None:
+    def import_state(self) -> None:
         """Go on from what the memories hold."""
 
     def close(self) -> None:

@@ -15,19 +15,19 @@ from simulator.spec.plan import Plan
 
 def engine_for(job: Job, plan: Plan) -> tuple[Engine, str]:
     """The engine, and a sentence where it is not the one that the job names."""
-    found = problems_with(plan, job, place="plan") if job.engine == "deepspeed" else []
+    found = deepspeed_problems(plan, job, place="plan") if job.engine == "deepspeed" else []
     if not found:
         return job.engine, ""
     why = "; ".join(problem.what for problem in found)
     return "sailor", f"the sailor engine trains this plan, which DeepSpeed cannot: {why}"
 
 
-def as_kept(job: Job, plan: Plan) -> Job:
+def snapshot_job(job: Job, plan: Plan) -> Job:
     """The job as its snapshots see it: whatever DeepSpeed divides, each rank keeps all it holds."""
     return replace(job, zero=0) if engine_for(job, plan)[0] == "deepspeed" else job
 
 
-def problems_with(plan: Plan, job: Job, *, place: str) -> list[Problem]:
+def deepspeed_problems(plan: Plan, job: Job, *, place: str) -> list[Problem]:
     """Say what of a plan or a job DeepSpeed's engine cannot do."""
     found = []
     first = plan.pipelines[0]
@@ -50,10 +50,10 @@ def problems_with(plan: Plan, job: Job, *, place: str) -> list[Problem]:
     return found
 
 
-Shape = tuple[int, list[tuple[int, int]]]
+_PipelineShape = tuple[int, list[tuple[int, int]]]
 
 
-def _difference(first: Shape, other: Shape) -> str | None:
+def _difference(first: _PipelineShape, other: _PipelineShape) -> str | None:
     if first[0] != other[0]:
         return f"{other[0]} micro batches and pipeline 0 has {first[0]}"
     if first[1] != other[1]:

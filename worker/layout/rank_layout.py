@@ -21,7 +21,7 @@ from simulator.documents.problems import Problem
 from simulator.inputs.plan_check import check_plan_for_job
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Recompute
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
 TIED = -1
 """Stands for a layer: the tensors that layers share. It comes after layer 0 in every order."""
@@ -31,7 +31,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankPlace:
     """One rank's place in the plan."""
 
     rank: int
@@ -59,29 +59,31 @@ class Seat:
         return tuple(range(self.rank - self.index, self.rank - self.index + self.tp))
 
 
-def seats_of(plan: Plan) -> tuple[Seat, ...]:
+def rank_places(plan: Plan) -> tuple[RankPlace, ...]:
     """Number the ranks of a plan: pipeline by pipeline, stage by stage, index by index."""
-    seats: list[Seat] = []
+    places: list[RankPlace] = []
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
             for tp_index in range(stage.tp):
-                where = (len(seats), number, index, len(pipeline.stages))
-                seats.append(Seat(*where, stage.tp, tp_index, stage.layers, stage.recompute))
-    return tuple(seats)
+                where = (len(places), number, index, len(pipeline.stages))
+                places.append(RankPlace(*where, stage.tp, tp_index, stage.layers, stage.recompute))
+    return tuple(places)
 
 
-def neighbours(seats: tuple[Seat, ...], seat: Seat, *, step: int) -> tuple[Seat, ...]:
+def neighbouring_stage(
+    places: tuple[RankPlace, ...], place: RankPlace, *, step: int
+) -> tuple[RankPlace, ...]:
     """The ranks of the stage before (``step`` -1) or after (1) in the same pipeline."""
-    wanted = (seat.pipeline, seat.stage + step)
-    return tuple(other for other in seats if (other.pipeline, other.stage) == wanted)
+    wanted = (place.pipeline, place.stage + step)
+    return tuple(other for other in places if (other.pipeline, other.stage) == wanted)
 
 
-def source_of(receiver: Seat, senders: tuple[Seat, ...]) -> Seat:
+def sender_for(receiver: RankPlace, senders: tuple[RankPlace, ...]) -> RankPlace:
     """From whom a rank takes what all ranks of a neighbouring stage have alike."""
     return senders[receiver.index * len(senders) // receiver.tp]
 
 
-def targets_of(sender: Seat, receivers: tuple[Seat, ...]) -> tuple[Seat, ...]:
+def receivers_of(sender: RankPlace, receivers: tuple[RankPlace, ...]) -> tuple[RankPlace, ...]:
     """The ranks of a neighbouring stage that take what they need from this one."""
     return tuple(r for r in receivers if r.index * sender.tp // r.tp == sender.index)
 
@@ -95,11 +97,11 @@ def sample_positions(plan: Plan, *, pipeline: int, micro_batch: int) -> range:
 
 # -- layers, atoms and their holders --------------------------------------------------------------
 
-Tables = Mapping[int, tuple[TensorSpec, ...]]
+Tables = Mapping[int, tuple[LogicalTensor, ...]]
 """For each layer its own tensors, and under ``TIED`` those that are shared, as layer 0 has them."""
 
 
-def own_tensors(tables: Iterable[tuple[TensorSpec, ...]]) -> Tables:
+def tensors_by_layer(tables: Iterable[tuple[LogicalTensor, ...]]) -> Tables:
     """Divide the tables of all layers into what is a layer's own and what layers share."""
     tables = tuple(tables)
     shared = {spec.tied_name for table in tables for spec in table} - {None}
@@ -114,10 +116,10 @@ def own_tensors(tables: Iterable[tuple[TensorSpec, ...]]) -> Tables:
     return {**own, TIED: tuple(spec for spec in tables[0] if spec.name in shared)}
 
 
-def layers_held(seat: Seat, tables: Iterable[tuple[TensorSpec, ...]]) -> tuple[int, ...]:
+def layers_held(place: RankPlace, tables: Iterable[tuple[LogicalTensor, ...]]) -> tuple[int, ...]:
     """The layers whose tensors a rank holds, in the order in which gradients are summed."""
     tables = tuple(tables)
-    first, end = seat.layers
+    first, end = place.layers
     shared = {spec.tied_name for table in tables for spec in table} - {None}
     uses_shared = (first == 0 and bool(shared)) or any(
         spec.tied_name is not None for table in tables[first:end] for spec in table
@@ -153,49 +155,49 @@ class Holdings:
     def has_split(self, layer: int) -> bool:
         return any(spec.split_dim is not None for spec in self.tables[layer])
 
-    def has_whole(self, layer: int) -> bool:
+    def has_unsplit(self, layer: int) -> bool:
         return any(spec.split_dim is None for spec in self.tables[layer])
 
 
-def holdings_of(plan: Plan, tables: Iterable[tuple[TensorSpec, ...]], *, atoms: int) -> Holdings:
+def holdings_of(plan: Plan, tables: Iterable[tuple[LogicalTensor, ...]], *, atoms: int) -> Holdings:
     """Say who holds which atoms of which layer."""
     tables = tuple(tables)
     holders: dict[int, list[Holder]] = {layer: [] for layer in (*range(len(tables)), TIED)}
-    for seat in seats_of(plan):
-        held = atoms_held(tp=seat.tp, index=seat.index, atoms=atoms)
-        for layer in layers_held(seat, tables):
-            holders[layer].append(Holder(seat.rank, seat.tp, seat.index, held))
-    return Holdings(atoms, own_tensors(tables), {k: tuple(v) for k, v in holders.items()})
+    for place in rank_places(plan):
+        held = atoms_held(tp=place.tp, index=place.index, atoms=atoms)
+        for layer in layers_held(place, tables):
+            holders[layer].append(Holder(place.rank, place.tp, place.index, held))
+    return Holdings(atoms, tensors_by_layer(tables), {k: tuple(v) for k, v in holders.items()})
 
 
 # -- what is summed between whom ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Bucket:
     """Gradients, and weights, that the same ranks hold: what one collective carries."""
 
     layer: int
     atoms: range
     """Of the tensors that are cut; empty: none of them."""
-    with_whole: bool
+    with_unsplit: bool
     """The tensors that are not cut are in it too."""
     ranks: tuple[int, ...]
     owner: int
     """The one that keeps the optimizer's moments where only one does."""
 
 
-def sync_parts(holdings: Holdings) -> tuple[Part, ...]:
+def sync_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
     """All sums of a step, in the one order in which every rank starts those it takes part in.
 
     Layers descend, as the backward pass does; within a layer atoms ascend, and what is not cut
     comes last; what layers share comes at the very end. Groups overlap, so that any other
     agreement than one order for all could let two ranks wait for each other for ever.
     """
-    return tuple(part for part in all_parts(holdings) if len(part.ranks) > 1)
+    return tuple(part for part in all_buckets(holdings) if len(part.ranks) > 1)
 
 
-def all_parts(holdings: Holdings) -> tuple[Part, ...]:
+def all_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
     """Everything there is, also what only one rank holds, in the same order.
 
     Each part is owned by that of its holders who owns least, the largest being dealt out first.
@@ -212,13 +214,13 @@ def all_parts(holdings: Holdings) -> tuple[Part, ...]:
         *_, ranks = parts[number]
         owners[number] = min(ranks, key=lambda rank: (owned[rank], rank))
         owned[owners[number]] += sizes[number]
-    return tuple(Part(*part, owners[number]) for number, part in enumerate(parts))
+    return tuple(Bucket(*part, owners[number]) for number, part in enumerate(parts))
 
 
-def _elements(holdings: Holdings, layer: int, atoms: range, with_whole: bool) -> int:
+def _elements(holdings: Holdings, layer: int, atoms: range, with_unsplit: bool) -> int:
     specs = holdings.tables[layer]
-    cut = image_of_atoms(specs, atoms, atoms=holdings.atoms).elements
-    return cut + (image_of_whole(specs).elements if with_whole else 0)
+    cut = atoms_layout(specs, atoms, atoms=holdings.atoms).elements
+    return cut + (unsplit_layout(specs).elements if with_unsplit else 0)
 
 
 def _parts_of_layer(
@@ -226,7 +228,7 @@ def _parts_of_layer(
 ) -> Iterator[tuple[range, bool, tuple[int, ...]]]:
     holders = holdings.holders[layer]
     ranks = tuple(holder.rank for holder in holders)
-    split, whole = holdings.has_split(layer), holdings.has_whole(layer)
+    split, whole = holdings.has_split(layer), holdings.has_unsplit(layer)
     if all(holder.tp == 1 for holder in holders):
         # Nobody cuts this layer: all that it has is one sum between the same ranks.
         if split or whole:
@@ -248,15 +250,15 @@ def segments(holders: Iterable[Holder], *, atoms: int) -> tuple[range, ...]:
 
 def groups_of(plan: Plan, holdings: Holdings) -> tuple[tuple[int, ...], ...]:
     """All groups of ranks that a plan needs, in the order in which they are opened."""
-    seats = seats_of(plan)
-    groups = {seat.tp_ranks: None for seat in seats if seat.tp > 1}
-    groups |= {part.ranks: None for part in sync_parts(holdings)}
-    groups |= {tuple(range(len(seats))): None} if len(seats) > 1 else {}
+    places = rank_places(plan)
+    groups = {place.tp_ranks: None for place in places if place.tp > 1}
+    groups |= {part.ranks: None for part in sync_buckets(holdings)}
+    groups |= {tuple(range(len(places))): None} if len(places) > 1 else {}
     return tuple(groups)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class NormShare:
     """What one rank answers for, where several hold the same and exactly one must speak."""
 
     layer: int
@@ -264,13 +266,13 @@ class Share:
     whole: bool
 
 
-def speakers(holdings: Holdings) -> Mapping[int, tuple[Share, ...]]:
+def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
     """For each rank, the atoms and whole tensors whose norm it tells in the vote.
 
     Those with the finest cut speak, since they have an atom in one piece; among equals it goes
     round with the layers.
     """
-    found: dict[int, list[Share]] = {}
+    found: dict[int, list[NormShare]] = {}
     for layer in sorted(holdings.holders, reverse=True):
         holders = holdings.holders[layer]
         chosen: dict[int, list[int]] = {}
@@ -280,9 +282,9 @@ def speakers(holdings: Holdings) -> Mapping[int, tuple[Share, ...]]:
                 finest = max(holder.tp for holder in able)
                 best = [holder for holder in able if holder.tp == finest]
                 chosen.setdefault(best[layer % len(best)].rank, []).append(atom)
-        whole = holders[layer % len(holders)].rank if holdings.has_whole(layer) else None
+        whole = holders[layer % len(holders)].rank if holdings.has_unsplit(layer) else None
         for rank in sorted({*chosen, *(() if whole is None else (whole,))}):
-            share = Share(layer, tuple(chosen.get(rank, ())), rank == whole)
+            share = NormShare(layer, tuple(chosen.get(rank, ())), rank == whole)
             found.setdefault(rank, []).append(share)
     return {rank: tuple(shares) for rank, shares in found.items()}
 
@@ -291,10 +293,10 @@ def speakers(holdings: Holdings) -> Mapping[int, tuple[Share, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """Where a tensor, or some atoms of it, lies in flat memory."""
 
-    spec: TensorSpec
+    spec: LogicalTensor
     offset: int
     shape: tuple[int, ...]
 
@@ -304,43 +306,43 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class FlatLayout:
     """The flat form of some tensors: the order of the table, aligned, zeros between them."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[TensorSlot, ...]
     elements: int
 
 
-def image_of_atoms(specs: Iterable[TensorSpec], held: range, *, atoms: int) -> Image:
+def atoms_layout(specs: Iterable[LogicalTensor], held: range, *, atoms: int) -> FlatLayout:
     """The flat form of some atoms of all tensors that are cut."""
     split = [spec for spec in specs if spec.split_dim is not None]
     return _image((spec, _cut_shape(spec, len(held), atoms)) for spec in split)
 
 
-def image_of_whole(specs: Iterable[TensorSpec]) -> Image:
+def unsplit_layout(specs: Iterable[LogicalTensor]) -> FlatLayout:
     """The flat form of all tensors that are not cut."""
     return _image((spec, spec.shape) for spec in specs if spec.split_dim is None)
 
 
-def _cut_shape(spec: TensorSpec, count: int, atoms: int) -> tuple[int, ...]:
+def _cut_shape(spec: LogicalTensor, count: int, atoms: int) -> tuple[int, ...]:
     dim = spec.split_dim
     assert dim is not None, "only what is cut has atoms"
     assert spec.shape[dim] % atoms == 0, f"{spec.name} is not padded to whole atoms"
     return (*spec.shape[:dim], spec.shape[dim] // atoms * count, *spec.shape[dim + 1 :])
 
 
-def _image(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> Image:
+def _image(shapes: Iterable[tuple[LogicalTensor, tuple[int, ...]]]) -> FlatLayout:
     slots, offset = [], 0
     for spec, shape in shapes:
-        slots.append(Slot(spec, offset, shape))
+        slots.append(TensorSlot(spec, offset, shape))
         offset += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-    return Image(tuple(slots), offset)
+    return FlatLayout(tuple(slots), offset)
 
 
 # -- plans that this runtime cannot run -----------------------------------------------------------
 
 
-def problems_with(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
+def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
     """Say all that keeps this runtime from running the job under the plan."""
     found = list(check_plan_for_job(plan, job, place=place))
     if plan.schedule == "interleaved":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,15 @@ class Shard:
     shape: tuple[int, ...]
 
 
-def shard_of(spec: TensorSpec, atoms: range, *, of: int) -> Shard:
+def shard_of(spec: LogicalTensor, atoms: range, *, of: int) -> Shard:
     """Return what a rank that has these of the ``of`` atoms holds of a tensor."""
     first, *others = spec.shape
     width = math.prod(others)
     if spec.split_dim is None:
         return Shard(range(first), range(width), width, spec.shape)
     assert spec.split_dim < 2, "tensors are cut by rows or by columns"
-    cut = spec.shape[spec.split_dim] // of
-    held = range(atoms.start * cut, atoms.stop * cut)
+    take_shard = spec.shape[spec.split_dim] // of
+    held = range(atoms.start * take_shard, atoms.stop * take_shard)
     shape = (*spec.shape[: spec.split_dim], len(held), *spec.shape[spec.split_dim + 1 :])
     if spec.split_dim == 0:
         return Shard(held, range(width), width, shape)
@@ -37,7 +37,7 @@ def shard_of(spec: TensorSpec, atoms: range, *, of: int) -> Shard:
     return Shard(range(first), range(held.start * inner, held.stop * inner), width, shape)
 
 
-def cut(whole: Tensor, shard: Shard) -> Tensor:
+def take_shard(whole: Tensor, shard: Shard) -> Tensor:
     """Take a shard out of a tensor that is not padded; rows beyond it are 0."""
     matrix = whole.reshape(len(whole), -1)
     found = matrix[shard.rows.start : shard.rows.stop, shard.columns.start : shard.columns.stop]

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-Cut = Literal["columns", "rows", "vocabulary", "entry", "heads"]
-CUTS: tuple[Cut, ...] = get_args(Cut)
+SplitKind = Literal["columns", "rows", "vocabulary", "entry", "heads"]
+SPLIT_KINDS: tuple[SplitKind, ...] = get_args(SplitKind)
 
 
-def splits_of(layer: object) -> Mapping[str, Cut]:
+def splits_of(layer: object) -> Mapping[str, SplitKind]:
     """Return what a layer says of itself; nothing said means: nothing may be cut."""
-    declared: Mapping[str, Cut] = getattr(layer, "splits", {})
+    declared: Mapping[str, SplitKind] = getattr(layer, "splits", {})
     return declared

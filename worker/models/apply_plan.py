@@ -16,25 +16,25 @@ from torch.overrides import TorchFunctionMode
 
 from simulator.spec.job import Job
 from worker.distributed.interface import Collective
-from worker.layout.shards import cut, shard_of
+from worker.layout.shards import shard_of, take_shard
 from worker.layout.split_spec import splits_of
 from worker.layout.tensor_table import table_of
-from worker.models.builtin import family_layer
-from worker.models.custom import factory_layer
+from worker.models.builtin import builtin_layer
+from worker.models.custom import custom_layer
 from worker.models.dropout import KeyedDropout
 from worker.models.loss import loss_sum
-from worker.models.microbatch_context import Moment
+from worker.models.microbatch_context import MicroBatchContext
 from worker.models.tensor_parallel import (
     ColumnLinear,
-    Entry,
     RowLinear,
     SharedColumns,
+    TpEntry,
     VocabularyEmbedding,
 )
 from worker.models.weight_init import initial_shard
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
-Values = Callable[[TensorSpec, range], Tensor]
+ShardValues = Callable[[LogicalTensor, range], Tensor]
 """What a rank with these atoms holds of a tensor at the beginning."""
 
 
@@ -42,7 +42,7 @@ Values = Callable[[TensorSpec, range], Tensor]
 class LocalTensor:
     """One tensor of a layer and the parameter in which this rank holds its share of it."""
 
-    spec: TensorSpec
+    spec: LogicalTensor
     parameter: nn.Parameter
 
 
@@ -70,7 +70,7 @@ class LocalLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _TpShare:
     """Which part of each layer a rank has."""
 
     tp: int
@@ -89,20 +89,20 @@ def build_layer(
     tp: int,
     tp_index: int,
     group: Collective | None,
-    moment: Moment,
+    context: MicroBatchContext,
     dtype: torch.dtype,
     device: torch.device | str,
-    values: Values | None = None,
+    values: ShardValues | None = None,
 ) -> LocalLayer:
     """Build what a rank holds of one layer; ``values`` stand in for the job's initial weights."""
     assert job.max_tp % tp == 0, "a TP degree of a plan divides the job's largest"
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
-    share = _Share(tp, tp_index, group)
+    share = _TpShare(tp, tp_index, group)
     module, own = _made(job, index)
     values = values or own
     table = table_of(job, index)
     loss_group = _cut(module, job, index, share, {spec.name: spec for spec in table})
-    _key_dropout(module, index, share, moment)
+    _key_dropout(module, index, share, context)
     held = share.atoms(job.max_tp)
     tensors = []
     for spec in table:
@@ -120,27 +120,27 @@ def build_layer(
     return LocalLayer(index, module, tuple(tensors), job.model.vocab, loss_group)
 
 
-def _made(job: Job, index: int) -> tuple[nn.Module, Values | None]:
+def _made(job: Job, index: int) -> tuple[nn.Module, ShardValues | None]:
     """Make a whole layer; a user's own comes with the weights that its code gave it."""
     if job.factory is None:
-        with torch.device("meta"), _Unfilled():
-            return family_layer(job, index), None
-    layer = factory_layer(job, index)
+        with torch.device("meta"), _SkipRandomInit():
+            return builtin_layer(job, index), None
+    layer = custom_layer(job, index)
     weights = {name: each.detach() for name, each in layer.named_parameters()}
 
-    def values(spec: TensorSpec, held: range) -> Tensor:
+    def values(spec: LogicalTensor, held: range) -> Tensor:
         whole = weights[spec.name]
         if spec.tied_name is not None and index != 0:
-            whole = factory_layer(job, 0).get_parameter(spec.tied_name).detach()
-        return cut(whole, shard_of(spec, held, of=job.max_tp))
+            whole = custom_layer(job, 0).get_parameter(spec.tied_name).detach()
+        return take_shard(whole, shard_of(spec, held, of=job.max_tp))
 
     return layer, values
 
 
-_FILLING = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+_INIT_FUNCTIONS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipRandomInit(TorchFunctionMode):
     """Leaves out the random initial values of torch's modules, which nobody would see.
 
     On tensors without memory they cost a second: torch loads its compiler to make none of them.
@@ -150,13 +150,13 @@ class _Unfilled(TorchFunctionMode):
         self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _FILLING:
+        if func in _INIT_FUNCTIONS:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
 
 def _cut(
-    module: nn.Module, job: Job, index: int, share: _Share, table: dict[str, TensorSpec]
+    module: nn.Module, job: Job, index: int, share: _TpShare, table: dict[str, LogicalTensor]
 ) -> Collective | None:
     """Replace what the layer declares as cuttable; return the group that shares its logits."""
     group = share.group
@@ -173,7 +173,7 @@ def _cut(
         own = None if parent in entries else group
         match how, whole:
             case "entry", nn.Identity():
-                setattr(owner, name, Entry(group))
+                setattr(owner, name, TpEntry(group))
             case "columns" | "vocabulary", nn.Linear():
                 setattr(owner, name, _columns(whole, job, index, path, share, table, own))
                 if how == "vocabulary":
@@ -192,8 +192,8 @@ def _columns(
     job: Job,
     index: int,
     path: str,
-    share: _Share,
-    table: dict[str, TensorSpec],
+    share: _TpShare,
+    table: dict[str, LogicalTensor],
     group: Collective | None,
 ) -> nn.Module:
     if table[f"{path}.weight"].split_dim is not None:
@@ -206,13 +206,15 @@ def _columns(
     return SharedColumns(whole, slice(first * piece, end * piece), group)
 
 
-def _key_dropout(module: nn.Module, index: int, share: _Share, moment: Moment) -> None:
+def _key_dropout(
+    module: nn.Module, index: int, share: _TpShare, context: MicroBatchContext
+) -> None:
     """Put dropout that depends on the sample, not on the plan, in the place of torch's."""
     splits = splits_of(module)
     found = [(path, each) for path, each in module.named_modules() if type(each) is nn.Dropout]
     for path, dropout in found:
         part = share.index if splits.get(path) == "heads" else 0
-        keyed = KeyedDropout(dropout.p, layer=index, site=path, index=part, moment=moment)
+        keyed = KeyedDropout(dropout.p, layer=index, site=path, index=part, context=context)
         module.set_submodule(path, keyed)
 
 

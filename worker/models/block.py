@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simulator.models.architecture import Nonlinearity
-from worker.layout.split_spec import Cut
+from worker.layout.split_spec import SplitKind
 from worker.models.attention import Attention, AttentionShape, norm
 
 
@@ -46,7 +46,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer of a transformer between the embedding and the head."""
 
-    splits: ClassVar[dict[str, Cut]] = {
+    splits: ClassVar[dict[str, SplitKind]] = {
         "attention.entry": "entry",
         "attention.query": "columns",
         "attention.key": "columns",

@@ -14,7 +14,7 @@ from worker.models.exact import exact_layer
 from worker.models.vision import ClassHead, PatchEmbedding
 
 
-def family_layer(job: Job, index: int) -> nn.Module:
+def builtin_layer(job: Job, index: int) -> nn.Module:
     """Make one layer of the job's model, whole and as one device alone would hold it."""
     model, architecture = job.model, job.model.architecture
     assert architecture is not None, f"{model.name} is of no known family"

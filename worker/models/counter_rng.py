@@ -18,14 +18,14 @@ _WORD = 2**32
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
 
 
-def key_of(*purpose: int | str) -> tuple[int, int]:
+def stream_key(*purpose: int | str) -> tuple[int, int]:
     """Turn a purpose into two words that select a stream of random numbers."""
     text = "/".join(f"{len(str(part))}:{part}" for part in purpose)
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
-def words(index: Tensor, key: tuple[int, int] | tuple[Tensor, Tensor]) -> Tensor:
+def random_words(index: Tensor, key: tuple[int, int] | tuple[Tensor, Tensor]) -> Tensor:
     """Return 32 random bits for each index, as int32; ``index`` is int32 and is overwritten.
 
     The key's words may be int32 tensors that broadcast to the index: a stream for each row.
@@ -48,8 +48,8 @@ def _signed(word: int) -> int:
 
 def sample_keys(key: tuple[int, int], samples: Tensor) -> tuple[Tensor, Tensor]:
     """Derive the keys of one stream for each sample from the key of them all."""
-    low = words(samples.to(torch.int32, copy=True), key)
-    return low, words(low ^ _signed(0x9E3779B9), key)
+    low = random_words(samples.to(torch.int32, copy=True), key)
+    return low, random_words(low ^ _signed(0x9E3779B9), key)
 
 
 def dropout_mask(keys: tuple[Tensor, Tensor], index: Tensor, probability: float) -> Tensor:
@@ -59,11 +59,13 @@ def dropout_mask(keys: tuple[Tensor, Tensor], index: Tensor, probability: float)
     activation is cut over ranks.
     """
     row, column = keys[0][:, None], keys[1][:, None]
-    drawn = words(index.expand(len(row), -1).clone(), (row, column))
+    drawn = random_words(index.expand(len(row), -1).clone(), (row, column))
     return drawn >= round(probability * _WORD) - _WORD // 2
 
 
-def bell(index: Tensor, key: tuple[int, int], *, spread: float, dtype: torch.dtype) -> Tensor:
+def approx_normal(
+    index: Tensor, key: tuple[int, int], *, spread: float, dtype: torch.dtype
+) -> Tensor:
     """Return numbers around 0 of standard deviation ``spread``, for each int32 index.
 
     The sum of four uniform numbers of 16 bits: close to a normal distribution out to three
@@ -71,7 +73,7 @@ def bell(index: Tensor, key: tuple[int, int], *, spread: float, dtype: torch.dty
     """
     total = torch.zeros_like(index)
     for half in range(2):
-        drawn = words(index.clone(), (key[0], key[1] ^ half))
+        drawn = random_words(index.clone(), (key[0], key[1] ^ half))
         total += (drawn & 0xFFFF) + (drawn >> 16).bitwise_and_(0xFFFF)
     middle = 2 * 0xFFFF
     deviation = ((0x10000**2 - 1) / 12 * 4) ** 0.5

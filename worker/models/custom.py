@@ -25,16 +25,16 @@ from simulator.documents.problems import InputError, Problem, Problems
 from simulator.models.layers import TensorSpec
 from simulator.spec.job import Job
 from worker.layout.split_spec import splits_of
-from worker.models.counter_rng import key_of
+from worker.models.counter_rng import stream_key
 
 _PLACE = "model.factory"
 # torch draws a layer's weights from one state that all threads share.
 _drawing = threading.Lock()
 
-Entry = nn.Module | Callable[[], nn.Module]
+LayerEntry = nn.Module | Callable[[], nn.Module]
 
 
-def factory_layer(job: Job, index: int) -> nn.Module:
+def custom_layer(job: Job, index: int) -> nn.Module:
     """Make one layer, whole, on the CPU, with the weights that its own code gives it."""
     assert job.factory is not None, "a model without a family is made by a factory"
     with _drawing, torch.random.fork_rng(devices=[]):
@@ -42,17 +42,17 @@ def factory_layer(job: Job, index: int) -> nn.Module:
         if isinstance(entry, nn.Module):
             # Its parts are about to be replaced by a rank's share of them.
             return copy.deepcopy(entry)
-        torch.manual_seed(key_of("factory", job.data.seed, index)[0])
+        torch.manual_seed(stream_key("factory", job.data.seed, index)[0])
         return _layer(entry, index)
 
 
 @functools.lru_cache(maxsize=1)
-def _entries(factory: str, seed: int) -> Sequence[Entry]:
-    torch.manual_seed(key_of("factory", seed)[0])
+def _entries(factory: str, seed: int) -> Sequence[LayerEntry]:
+    torch.manual_seed(stream_key("factory", seed)[0])
     return _called(factory)
 
 
-def _called(factory: str) -> Sequence[Entry]:
+def _called(factory: str) -> Sequence[LayerEntry]:
     module, _, name = factory.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
@@ -84,7 +84,7 @@ def _shown(value: object) -> str:
     return f"{type(value).__name__} {value!r:.40}"
 
 
-def tensors_of(layer: nn.Module, *, first: str) -> tuple[TensorSpec, ...]:
+def described_tensors(layer: nn.Module, *, first: str) -> tuple[TensorSpec, ...]:
     """Return a layer's tensors as a description has them; ``first`` is the name of layer 0."""
     pieces: Mapping[str, int] = getattr(layer, "pieces", {})
     tied: Mapping[str, str] = getattr(layer, "tied", {})
@@ -140,7 +140,9 @@ def _problems_with_layer(job: Job, index: int, layer: nn.Module) -> Iterator[Pro
         elif part is not None and not isinstance(part, fitting):
             names = " or ".join(kind.__name__ for kind in fitting)
             yield Problem(at, f"{path} is a {type(part).__name__}", f"{cut} needs nn.{names}")
-    made = {tensor.name: tensor for tensor in tensors_of(layer, first=job.model.layers[0].name)}
+    made = {
+        tensor.name: tensor for tensor in described_tensors(layer, first=job.model.layers[0].name)
+    }
     described = {tensor.name: tensor for tensor in job.model.layers[index].tensors}
     for name in sorted(made.keys() | described.keys()):
         if made.get(name) != described.get(name):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.counter_rng import dropout_mask, key_of, sample_keys
-from worker.models.microbatch_context import Moment
+from worker.models.counter_rng import dropout_mask, sample_keys, stream_key
+from worker.models.microbatch_context import MicroBatchContext
 
 
-class _Kept(torch.autograd.Function):
+class _ScaledMask(torch.autograd.Function):
     """Multiplies by a mask of bytes, which is all that is kept for the backward pass."""
 
     @staticmethod
@@ -35,27 +35,27 @@ class KeyedDropout(nn.Module):
     """
 
     def __init__(
-        self, probability: float, *, layer: int, site: str, index: int, moment: Moment
+        self, probability: float, *, layer: int, site: str, index: int, context: MicroBatchContext
     ) -> None:
         super().__init__()
         self.p = probability
         self.layer = layer
         self.site = site
         self.index = index
-        self.moment = moment
+        self.context = context
 
     def forward(self, x: Tensor) -> Tensor:
         if self.p == 0:
             return x
-        now = self.moment.now
-        assert now is not None, "a pass began before anybody said which samples it is of"
-        assert len(now.samples) == len(x), "dropout needs the samples along the first dimension"
-        key = key_of("dropout", now.seed, now.step, self.layer, self.site)
-        keys = sample_keys(key, now.samples.to(x.device))
+        current = self.context.current
+        assert current is not None, "a pass began before anybody said which samples it is of"
+        assert len(current.samples) == len(x), "dropout needs the samples along the first dimension"
+        key = stream_key("dropout", current.seed, current.step, self.layer, self.site)
+        keys = sample_keys(key, current.samples.to(x.device))
         size = x[0].numel()
         mask = dropout_mask(keys, _places(self.index * size, size, x.device), self.p)
         scale = 1 / (1 - self.p)
-        return _Kept.apply(x, mask.view(x.shape), scale)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+        return _ScaledMask.apply(x, mask.view(x.shape), scale)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
 @functools.lru_cache(maxsize=16)

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from worker.layout.split_spec import Cut
+from worker.layout.split_spec import SplitKind
 from worker.models.attention import norm
 
 
 class TokenEmbedding(nn.Module):
     """Token ids become hidden states; learned positions are added where there are any."""
 
-    splits: ClassVar[dict[str, Cut]] = {"token": "vocabulary"}
+    splits: ClassVar[dict[str, SplitKind]] = {"token": "vocabulary"}
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TokenEmbedding(nn.Module):
 class LanguageHead(nn.Module):
     """Hidden states become logits over the vocabulary; the final norm belongs here."""
 
-    splits: ClassVar[dict[str, Cut]] = {"entry": "entry", "projection": "vocabulary"}
+    splits: ClassVar[dict[str, SplitKind]] = {"entry": "entry", "projection": "vocabulary"}
 
     def __init__(
         self,

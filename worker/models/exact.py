@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from simulator.documents.problems import Problem
 from simulator.spec.job import Job
 from worker.distributed.interface import Collective
-from worker.layout.split_spec import Cut
+from worker.layout.split_spec import SplitKind
 from worker.models.block import Block
 from worker.models.embedding_and_head import LanguageHead, TokenEmbedding
 from worker.models.loss import NO_LABEL
-from worker.models.tensor_parallel import leave
+from worker.models.tensor_parallel import reduce_from_tp
 
 # Fraction bits and bounds, beside those of weights (worker.precision). A product of two of them has
 # at most 36 bits; the rest of the 53 is for the number of terms of a sum.
@@ -38,7 +38,7 @@ def _rounded(x: Tensor, scale: float, bound: float) -> Tensor:
     return x.mul(scale).round_().div_(scale).clamp_(-bound, bound)
 
 
-class _Round(torch.autograd.Function):
+class _RoundToGrid(torch.autograd.Function):
     """Rounds a state on the way forth and its gradient on the way back."""
 
     @staticmethod
@@ -50,19 +50,19 @@ class _Round(torch.autograd.Function):
         return _rounded(gradient, _GRADIENT, _GRADIENT_MAX)
 
 
-def grid(x: Tensor) -> Tensor:
+def to_grid(x: Tensor) -> Tensor:
     """Put a state on its grid, and its gradient on that of gradients."""
-    return _Round.apply(x)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+    return _RoundToGrid.apply(x)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
-class _Grid(nn.Module):
-    """``grid`` as a module."""
+class _GridLayer(nn.Module):
+    """``to_grid`` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return grid(x)
+        return to_grid(x)
 
 
-class _Scale(nn.Module):
+class _ScaleShift(nn.Module):
     """Stands where others have a norm: scales and shifts each feature."""
 
     def __init__(self, width: int) -> None:
@@ -71,7 +71,7 @@ class _Scale(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return grid(grid(x) * self.weight + self.bias)
+        return to_grid(to_grid(x) * self.weight + self.bias)
 
 
 class _Attention(nn.Module):
@@ -84,7 +84,7 @@ class _Attention(nn.Module):
         h, self.head_dim = model.hidden, model.architecture.head_dim
         q, kv = (heads * self.head_dim for heads in (model.heads, model.kv_heads))
         qkv_bias = "attention.query.bias" in names
-        self.norm = _Scale(h)
+        self.norm = _ScaleShift(h)
         self.entry = nn.Identity()
         self.query = nn.Linear(h, q, bias=qkv_bias)
         self.key = nn.Linear(h, kv, bias=qkv_bias)
@@ -101,12 +101,12 @@ class _Attention(nn.Module):
         # Rounded after they are repeated: the gradients of heads that share a key may be summed
         # over ranks, and must be on the grid before that.
         times = query.shape[1] // key.shape[1]
-        key, value = (grid(each.repeat_interleave(times, 1)) for each in (key, value))
+        key, value = (to_grid(each.repeat_interleave(times, 1)) for each in (key, value))
         # By a power of two, which rounds nothing: about the mean over all tokens.
         scale = 2.0 ** -x.shape[1].bit_length()
-        scores = grid((grid(query) @ key.transpose(-1, -2)).tril() * scale)
-        attended = grid(grid(self.dropout(scores)) @ value)
-        out: Tensor = grid(self.output(attended.transpose(1, 2).flatten(2)))
+        scores = to_grid((to_grid(query) @ key.transpose(-1, -2)).tril() * scale)
+        attended = to_grid(to_grid(self.dropout(scores)) @ value)
+        out: Tensor = to_grid(self.output(attended.transpose(1, 2).flatten(2)))
         return out
 
 
@@ -116,19 +116,19 @@ class _MLP(nn.Module):
     def __init__(self, job: Job, index: int) -> None:
         super().__init__()
         model, bias = job.model, "mlp.up.bias" in _names(job, index)
-        self.norm = _Scale(model.hidden)
+        self.norm = _ScaleShift(model.hidden)
         self.entry = nn.Identity()
         self.up = nn.Linear(model.hidden, model.ffn, bias=bias)
         self.down = nn.Linear(model.ffn, model.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return grid(self.down(grid(self.up(self.entry(x))).relu()))
+        return to_grid(self.down(to_grid(self.up(self.entry(x))).relu()))
 
 
 class ExactBlock(nn.Module):
     """One layer between the embedding and the head."""
 
-    splits: ClassVar[dict[str, Cut]] = Block.splits
+    splits: ClassVar[dict[str, SplitKind]] = Block.splits
 
     def __init__(self, job: Job, index: int) -> None:
         super().__init__()
@@ -139,14 +139,14 @@ class ExactBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         attention, mlp = self.attention, self.mlp
-        x = grid(x + grid(self.attention_dropout(attention(attention.norm(x)))))
-        return grid(x + grid(self.mlp_dropout(mlp(mlp.norm(x)))))
+        x = to_grid(x + to_grid(self.attention_dropout(attention(attention.norm(x)))))
+        return to_grid(x + to_grid(self.mlp_dropout(mlp(mlp.norm(x)))))
 
 
 class ExactEmbedding(nn.Module):
     """Token ids become states, by token and by position."""
 
-    splits: ClassVar[dict[str, Cut]] = TokenEmbedding.splits
+    splits: ClassVar[dict[str, SplitKind]] = TokenEmbedding.splits
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -157,22 +157,22 @@ class ExactEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        return grid(self.dropout(grid(x)))
+        return to_grid(self.dropout(to_grid(x)))
 
 
 class ExactHead(nn.Module):
     """States become logits, and these a loss that is a sum of squares."""
 
-    splits: ClassVar[dict[str, Cut]] = LanguageHead.splits
+    splits: ClassVar[dict[str, SplitKind]] = LanguageHead.splits
 
     def __init__(self, job: Job) -> None:
         super().__init__()
-        self.norm = _Scale(job.model.hidden)
+        self.norm = _ScaleShift(job.model.hidden)
         self.entry = nn.Identity()
         self.projection = nn.Linear(job.model.hidden, job.model.vocab, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return grid(self.projection(self.entry(self.norm(x))))
+        return to_grid(self.projection(self.entry(self.norm(x))))
 
     def loss_sum(
         self, logits: Tensor, labels: Tensor, *, vocabulary: int, group: Collective | None
@@ -183,7 +183,7 @@ class ExactHead(nn.Module):
         distance = logits - (token == labels[..., None]).to(logits.dtype)
         counted = (token < vocabulary) & (labels != NO_LABEL)[..., None]
         total = distance.square().mul(counted).sum() / 2
-        return total if group is None else leave(total, group)
+        return total if group is None else reduce_from_tp(total, group)
 
 
 def exact_layer(job: Job, index: int) -> nn.Module:
@@ -197,7 +197,7 @@ def exact_layer(job: Job, index: int) -> nn.Module:
             return ExactHead(job)
 
 
-def problems_with(job: Job) -> tuple[Problem, ...]:
+def exact_problems(job: Job) -> tuple[Problem, ...]:
     """Say what of a job no exact model can do."""
     model, architecture = job.model, job.model.architecture
     assert architecture is not None

@@ -12,7 +12,7 @@ Form = Literal["same", "transposed", "reshaped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HfLocation:
     """Where one of our tensors stands in a checkpoint, and how it is written there."""
 
     name: str
@@ -23,7 +23,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _FamilyNames:
     """What a family calls our modules; blocks are numbered from 0 where the braces stand."""
 
     # Checkpoints of the model without its head leave this out.
@@ -44,8 +44,8 @@ _GPT = {
 _GPT_FIRST = {"token": "transformer.wte", "position": "transformer.wpe"}
 _GPT_LAST = {"norm": "transformer.ln_f", "projection": "lm_head"}
 
-_FAMILIES: dict[str, _Names] = {
-    "gpt2": _Names(
+_FAMILIES: dict[str, _FamilyNames] = {
+    "gpt2": _FamilyNames(
         prefix="transformer.",
         block="transformer.h.{}.",
         modules={
@@ -60,7 +60,7 @@ _FAMILIES: dict[str, _Names] = {
         },
         transposed=True,
     ),
-    "gpt-neo": _Names(
+    "gpt-neo": _FamilyNames(
         prefix="transformer.",
         block="transformer.h.{}.",
         modules={
@@ -75,7 +75,7 @@ _FAMILIES: dict[str, _Names] = {
             "head": _GPT_LAST,
         },
     ),
-    "opt": _Names(
+    "opt": _FamilyNames(
         prefix="model.",
         block="model.decoder.layers.{}.",
         modules={
@@ -101,7 +101,7 @@ _FAMILIES: dict[str, _Names] = {
             },
         },
     ),
-    "llama": _Names(
+    "llama": _FamilyNames(
         prefix="model.",
         block="model.layers.{}.",
         modules={
@@ -120,7 +120,7 @@ _FAMILIES: dict[str, _Names] = {
             "head": {"norm": "model.norm", "projection": "lm_head"},
         },
     ),
-    "vit": _Names(
+    "vit": _FamilyNames(
         prefix="vit.",
         block="vit.encoder.layer.{}.",
         modules={
@@ -157,12 +157,12 @@ def is_ignored(model: Model, name: str) -> bool:
     return buffers or copies or any(part in name for part in _IGNORED_PARTS)
 
 
-def place_of(model: Model, index: int, tensor: TensorSpec) -> Place:
+def location_of(model: Model, index: int, tensor: TensorSpec) -> HfLocation:
     """Say where a checkpoint of this model's family keeps one tensor of a layer."""
     if tensor.tied_to is not None:
         own = tensor.tied_to.partition("/")[2]
         (first,) = (t for t in model.layers[0].tensors if t.name == own)
-        return place_of(model, 0, first)
+        return location_of(model, 0, first)
     special = _vision_place(model, tensor)
     if special is not None:
         return special
@@ -178,8 +178,8 @@ def place_of(model: Model, index: int, tensor: TensorSpec) -> Place:
     if names.transposed and module in _FUSED:
         shape, offset = _fused(model, index, module, kind)
     if names.transposed and layer.kind == "block" and len(shape) == 2:
-        return Place(name, "transposed", shape[::-1], offset)
-    return Place(name, "same", shape, offset)
+        return HfLocation(name, "transposed", shape[::-1], offset)
+    return HfLocation(name, "same", shape, offset)
 
 
 def _fused(model: Model, index: int, module: str, kind: str) -> tuple[tuple[int, ...], int]:
@@ -190,25 +190,25 @@ def _fused(model: Model, index: int, module: str, kind: str) -> tuple[tuple[int,
     return (sum(rows), *shapes[f"{module}.{kind}"][1:]), before
 
 
-def _vision_place(model: Model, tensor: TensorSpec) -> Place | None:
+def _vision_place(model: Model, tensor: TensorSpec) -> HfLocation | None:
     architecture = model.architecture
     if architecture is None or not architecture.image:
         return None
     at = "vit.embeddings."
     match tensor.name:
         case "class_token":
-            return Place(f"{at}cls_token", "reshaped", (1, 1, *tensor.shape))
+            return HfLocation(f"{at}cls_token", "reshaped", (1, 1, *tensor.shape))
         case "position.weight":
-            return Place(f"{at}position_embeddings", "reshaped", (1, *tensor.shape))
+            return HfLocation(f"{at}position_embeddings", "reshaped", (1, *tensor.shape))
         case "patch.weight":
             edge, colours = architecture.patch, architecture.channels
             shape = (tensor.shape[0], colours, edge, edge)
-            return Place(f"{at}patch_embeddings.projection.weight", "reshaped", shape)
+            return HfLocation(f"{at}patch_embeddings.projection.weight", "reshaped", shape)
         case _:
             return None
 
 
-def _names(model: Model) -> _Names:
+def _names(model: Model) -> _FamilyNames:
     if model.family not in _FAMILIES:
         what = f"is {model.family!r}, of which Hugging Face has no checkpoints"
         raise InputError(Problem("model.family", what, f"known are {', '.join(_FAMILIES)}"))

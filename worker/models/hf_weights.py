@@ -14,12 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from simulator.documents.problems import InputError, Problem, Problems
-from simulator.models.layers import Model
-from simulator.models.layers import TensorSpec as Described
+from simulator.models.layers import Model, TensorSpec
 from simulator.spec.job import Job
-from worker.layout.shards import Shard, cut, shard_of
-from worker.models.hf_names import Place, is_ignored, place_of, prefix_of
-from worker.types import TensorSpec
+from worker.layout.shards import Shard, shard_of, take_shard
+from worker.models.hf_names import HfLocation, is_ignored, location_of, prefix_of
+from worker.types import LogicalTensor
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -27,25 +26,25 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class HfCheckpoint:
     """Open files that together hold every tensor of a model, each of the right shape."""
 
     job: Job
     # The name in a file -> that file; names are as the files have them.
     files: Mapping[str, Any]
 
-    def values(self, index: int) -> Callable[[TensorSpec, range], Tensor]:
+    def values(self, index: int) -> Callable[[LogicalTensor, range], Tensor]:
         """Return what ``build_layer`` takes as the values of a layer."""
         described = {tensor.name: tensor for tensor in self.job.model.layers[index].tensors}
 
-        def read(spec: TensorSpec, atoms: range) -> Tensor:
-            place = place_of(self.job.model, index, described[spec.name])
+        def read(spec: LogicalTensor, atoms: range) -> Tensor:
+            place = location_of(self.job.model, index, described[spec.name])
             shard = shard_of(spec, atoms, of=self.job.max_tp)
             return self._read(place, shard, described[spec.name].shape)
 
         return read
 
-    def _read(self, place: Place, shard: Shard, true_shape: tuple[int, ...]) -> Tensor:
+    def _read(self, place: HfLocation, shard: Shard, true_shape: tuple[int, ...]) -> Tensor:
         """Read a share; rows that pad a vocabulary are in no file and become 0."""
         name = _present(place.name, self.files, self.job.model)
         file, columns = self.files[name], shard.columns
@@ -54,7 +53,7 @@ class Checkpoint:
         rows = slice(place.offset + start, place.offset + end)
         across = slice(columns.start, columns.stop)
         if place.form == "reshaped":
-            return cut(file.get_tensor(name).reshape(true_shape), shard)
+            return take_shard(file.get_tensor(name).reshape(true_shape), shard)
         if len(true_shape) == 1:
             found = file.get_slice(name)[rows].reshape(-1, 1)
         elif place.form == "transposed":
@@ -66,7 +65,7 @@ class Checkpoint:
         return out.view(shard.shape)
 
 
-def open_checkpoint(path: Path, job: Job) -> Checkpoint:
+def open_checkpoint(path: Path, job: Job) -> HfCheckpoint:
     """Open a safetensors file, or a folder with one or several; tell all that does not fit."""
     files = _open(path)
     problems = Problems()
@@ -95,13 +94,13 @@ def open_checkpoint(path: Path, job: Job) -> Checkpoint:
         located = Problems()
         located.take(InputError(problems.found), place=f"{path}:")
         located.raise_if_any()
-    return Checkpoint(job, files)
+    return HfCheckpoint(job, files)
 
 
-def _places(model: Model) -> Iterator[tuple[int, Described, Place]]:
+def _places(model: Model) -> Iterator[tuple[int, TensorSpec, HfLocation]]:
     for index, layer in enumerate(model.layers):
         for tensor in layer.tensors:
-            yield index, tensor, place_of(model, index, tensor)
+            yield index, tensor, location_of(model, index, tensor)
 
 
 def _present(name: str, files: Mapping[str, Any], model: Model) -> str:
@@ -145,7 +144,7 @@ def _indexed(index: Path) -> list[Path]:
         raise InputError(Problem(str(index), what, "fetch it again")) from None
 
 
-def is_published(job: Job) -> bool:
+def is_hf_model(job: Job) -> bool:
     """Say whether Hugging Face has a name for every tensor of the job's model."""
     try:
         return job.factory is None and len(list(_places(job.model))) > 0

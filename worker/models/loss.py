@@ -33,11 +33,11 @@ def loss_sum(
     if first + exact.shape[1] > vocabulary:
         padding = torch.arange(first, first + exact.shape[1], device=exact.device) >= vocabulary
         exact = exact.masked_fill(padding, -torch.inf)
-    loss: Tensor = _CutCrossEntropy.apply(exact, labels.flatten(), first, group)  # type: ignore[no-untyped-call]  # torch does not type it
+    loss: Tensor = _SplitCrossEntropy.apply(exact, labels.flatten(), first, group)  # type: ignore[no-untyped-call]  # torch does not type it
     return loss
 
 
-class _CutCrossEntropy(torch.autograd.Function):
+class _SplitCrossEntropy(torch.autograd.Function):
     """Cross entropy over a vocabulary of which each rank has a share."""
 
     @staticmethod

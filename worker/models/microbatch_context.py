@@ -17,11 +17,11 @@ class MicroBatch:
 
 
 @dataclass(slots=True)
-class Moment:
+class MicroBatchContext:
     """What is being computed now: one for each rank, shared by all layers that it holds.
 
     It is set before each forward pass, and before each pass that is computed again, so that the
     second one drops what the first one did.
     """
 
-    now: MicroBatch | None = None
+    current: MicroBatch | None = None

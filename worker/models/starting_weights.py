@@ -12,13 +12,13 @@ from torch import Tensor
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.layout.shards import shard_of
-from worker.models.apply_plan import Values
+from worker.models.apply_plan import ShardValues
 from worker.models.custom import check_factory
 from worker.models.hf_weights import open_checkpoint
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
 
-def open_weights(job: Job, base: Path) -> Callable[[int], Values] | None:
+def open_weights(job: Job, base: Path) -> Callable[[int], ShardValues] | None:
     """Check the user's code and open the user's weights; ``None``: each layer makes its own.
 
     Both are looked up beside the job's file, before any rank is started.
@@ -34,10 +34,10 @@ def open_weights(job: Job, base: Path) -> Callable[[int], Values] | None:
     return open_checkpoint(base / job.weights, job).values
 
 
-def zero_weights(job: Job) -> Callable[[int], Values]:
+def zero_weights(job: Job) -> Callable[[int], ShardValues]:
     """Return zeros as the initial weights, for a model whose state is loaded right afterwards."""
 
-    def values(spec: TensorSpec, held: range) -> Tensor:
+    def values(spec: LogicalTensor, held: range) -> Tensor:
         return torch.zeros(shard_of(spec, held, of=job.max_tp).shape)
 
     return lambda _: values

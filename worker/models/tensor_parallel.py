@@ -15,7 +15,7 @@ from torch.nn import functional
 from worker.distributed.interface import Collective
 
 
-class _Enter(torch.autograd.Function):
+class _CopyToTp(torch.autograd.Function):
     """Hands on what every rank has; its gradient is the sum of what each rank made of it."""
 
     @staticmethod
@@ -28,7 +28,7 @@ class _Enter(torch.autograd.Function):
         return ctx.group.all_reduce(gradient.contiguous()), None
 
 
-class _Leave(torch.autograd.Function):
+class _ReduceFromTp(torch.autograd.Function):
     """Sums what the ranks have; the gradient of the sum is that of each part."""
 
     @staticmethod
@@ -41,17 +41,17 @@ class _Leave(torch.autograd.Function):
         return gradient, None
 
 
-def enter(x: Tensor, group: Collective) -> Tensor:
+def copy_to_tp(x: Tensor, group: Collective) -> Tensor:
     """Begin a cut part with a tensor that is whole on every rank."""
-    return _Enter.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+    return _CopyToTp.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
-def leave(x: Tensor, group: Collective) -> Tensor:
+def reduce_from_tp(x: Tensor, group: Collective) -> Tensor:
     """End a cut part: sum the ranks' shares, in place."""
-    return _Leave.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
+    return _ReduceFromTp.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
-class Entry(nn.Module):
+class TpEntry(nn.Module):
     """Stands before all columns of a part, so that their gradients are summed once."""
 
     def __init__(self, group: Collective) -> None:
@@ -59,10 +59,10 @@ class Entry(nn.Module):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        return enter(x, self.group)
+        return copy_to_tp(x, self.group)
 
 
-class Linear(nn.Module):
+class PartialLinear(nn.Module):
     """One rank's share of a linear layer, which takes that layer's place and parameters."""
 
     def __init__(self, whole: nn.Linear) -> None:
@@ -71,7 +71,7 @@ class Linear(nn.Module):
         self.bias: nn.Parameter | None = whole.bias
 
 
-class ColumnLinear(Linear):
+class ColumnLinear(PartialLinear):
     """Some outputs of a linear layer; without an entry before it, it is its own."""
 
     def __init__(self, whole: nn.Linear, group: Collective | None) -> None:
@@ -80,11 +80,11 @@ class ColumnLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group is not None:
-            x = enter(x, self.group)
+            x = copy_to_tp(x, self.group)
         return functional.linear(x, self.weight, self.bias)
 
 
-class SharedColumns(Linear):
+class SharedColumns(PartialLinear):
     """A linear layer that every rank holds whole and computes some outputs of.
 
     Keys and values where there are fewer heads of them than ranks: each rank computes those that
@@ -98,12 +98,12 @@ class SharedColumns(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group is not None:
-            x = enter(x, self.group)
+            x = copy_to_tp(x, self.group)
         bias = self.bias[self.used] if self.bias is not None else None
         return functional.linear(x, self.weight[self.used], bias)
 
 
-class RowLinear(Linear):
+class RowLinear(PartialLinear):
     """Some inputs of a linear layer; the ranks' results are summed, then the bias is added."""
 
     def __init__(self, whole: nn.Linear, group: Collective) -> None:
@@ -111,7 +111,7 @@ class RowLinear(Linear):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        out = leave(functional.linear(x, self.weight), self.group)
+        out = reduce_from_tp(functional.linear(x, self.weight), self.group)
         return out if self.bias is None else out + self.bias
 
 
@@ -128,4 +128,4 @@ class VocabularyEmbedding(nn.Module):
         local = tokens - self.group.index * rows
         elsewhere = (local < 0) | (local >= rows)
         found = functional.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return leave(found.masked_fill(elsewhere[..., None], 0), self.group)
+        return reduce_from_tp(found.masked_fill(elsewhere[..., None], 0), self.group)

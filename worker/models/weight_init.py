@@ -10,8 +10,8 @@ from torch import Tensor
 
 from simulator.spec.job import Job
 from worker.layout.shards import Shard, shard_of
-from worker.models.counter_rng import bell, key_of
-from worker.types import TensorSpec
+from worker.models.counter_rng import approx_normal, stream_key
+from worker.types import LogicalTensor
 
 # Rows are made in portions of about this many elements, so that a large table needs little more
 # memory than itself, and a core's cache holds what is worked on.
@@ -22,7 +22,7 @@ _STANDARD_DEVIATION = 0.02
 def initial_shard(
     job: Job,
     index: int,
-    spec: TensorSpec,
+    spec: LogicalTensor,
     atoms: range,
     *,
     dtype: torch.dtype = torch.float32,
@@ -35,20 +35,20 @@ def initial_shard(
     constant = _constant(name)
     if constant is not None:
         return out.fill_(constant).view(shard.shape)
-    key = key_of("weights", job.data.seed, owner, name)
+    key = stream_key("weights", job.data.seed, owner, name)
     spread = _spread(job, name)
     columns = torch.arange(shard.columns.start, shard.columns.stop, device=device)
     step = max(1, _PORTION // max(1, len(columns)))
     for start in range(0, len(shard.rows), step):
         rows = shard.rows[start : start + step]
         places = torch.arange(rows.start, rows.stop, device=device)[:, None] * shard.width + columns
-        values = bell(places.to(torch.int32), key, spread=spread, dtype=dtype)
+        values = approx_normal(places.to(torch.int32), key, spread=spread, dtype=dtype)
         out[start : start + len(rows)] = values
     _clear_padding(job, index, spec, shard, out)
     return out.view(shard.shape)
 
 
-def _clear_padding(job: Job, index: int, spec: TensorSpec, shard: Shard, out: Tensor) -> None:
+def _clear_padding(job: Job, index: int, spec: LogicalTensor, shard: Shard, out: Tensor) -> None:
     """Rows that pad a vocabulary stand for no token: they are 0 and stay 0."""
     true = {t.name: t.shape for t in job.model.layers[index].tensors}[spec.name]
     if true[0] < spec.shape[0]:

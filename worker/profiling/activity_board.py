@@ -10,7 +10,7 @@ from worker.types import ACTIVITIES, Activity
 _RECORD = struct.Struct("=qq")
 
 
-class Board:
+class ActivityBoard:
     """What every rank of a machine is doing now, in memory that outlives each of them.
 
     It is made before the ranks are forked. Each writes its own record only, so nothing is locked.

@@ -26,7 +26,7 @@ STEPS_KEPT = 8
 Mark = float | torch.cuda.Event
 
 
-class Busy:
+class ComputeTimer:
     """One rank's account; wrap each piece of work in it.
 
     On an accelerator moments of the device are noted, without waiting for it, and read when the

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from worker.types import ACTIVITIES, Activity
 
-Arrow = Literal[
+Milestone = Literal[
     "joined",
     "meeting",
     "met",
@@ -27,7 +27,7 @@ Arrow = Literal[
     "left",
 ]
 """Where a rank passes from one state of its snapshots, or of a change of plan, to the next."""
-ARROWS: tuple[Arrow, ...] = get_args(Arrow)
+MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class FailPoint:
 
     rank: int | None
     """``None``: whichever it is."""
-    activity: Activity | Arrow
+    activity: Activity | Milestone
     step: int | None
     """``None``: at the first that comes."""
     generation: int | None = 0
@@ -49,7 +49,7 @@ class FailPoint:
         Rank, step and generation may be ``*``. ``None``: it is not so.
         """
         found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+|\*))?", text)
-        places = (*ACTIVITIES, *ARROWS)
+        places = (*ACTIVITIES, *MILESTONES)
         known = next((known for known in places if found and known == found[2]), None)
         if found is None or known is None:
             return None
@@ -57,7 +57,7 @@ class FailPoint:
         rank, step, generation = (None if text == "*" else int(text) for text in numbers)
         return cls(rank, known, step, generation)
 
-    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
+    def is_at(self, rank: int, place: Activity | Milestone, step: int, generation: int) -> bool:
         """Does a rank stand there now?"""
         is_here = self.activity == place and self.generation in {None, generation}
         return is_here and self.rank in {None, rank} and self.step in {None, step}
@@ -69,7 +69,7 @@ class FailFile:
 
     path: Path
 
-    def is_at(self, rank: int, place: Activity | Arrow, step: int, generation: int) -> bool:
+    def is_at(self, rank: int, place: Activity | Milestone, step: int, generation: int) -> bool:
         """Does a rank stand there now, as the first that does?"""
         try:
             point = FailPoint.parse(self.path.read_text(encoding="utf-8"))
@@ -81,6 +81,6 @@ class FailFile:
         return True
 
 
-def fail_point(text: str) -> FailPoint | FailFile | None:
+def parse_fail_point(text: str) -> FailPoint | FailFile | None:
     """Read either: beside the agent's file stands its workers'. ``None``: it is neither."""
     return FailFile(Path(f"{text}.worker")) if text.startswith("/") else FailPoint.parse(text)

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, assert_never
 
 from simulator.traces.perfetto import complete_event, process_named, span_text, thread_named
-from worker.profiling.activity_board import Board
-from worker.profiling.fault_injection import Arrow, FailFile, FailPoint
+from worker.profiling.activity_board import ActivityBoard
+from worker.profiling.fault_injection import FailFile, FailPoint, Milestone
 from worker.types import Activity
 
 # As in the simulator's traces: process 1 is the whole, and no row is 0 or equal to a process.
@@ -45,7 +45,7 @@ class Recorder:
     """One rank's account of what it does; costs next to nothing where nothing is kept."""
 
     rank: int = 0
-    board: Board | None = None
+    board: ActivityBoard | None = None
     keeps_spans: bool = False
     fail_at: FailPoint | FailFile | None = None
     generation: int = 0
@@ -61,9 +61,9 @@ class Recorder:
 
     def span(
         self, phase: Activity, *, layer: int | None = None, micro_batch: int | None = None
-    ) -> _Doing:
+    ) -> _SpanContext:
         """Wrap an action of this thread; actions may stand within others."""
-        return _Doing(self, phase, layer, micro_batch)
+        return _SpanContext(self, phase, layer, micro_batch)
 
     def begin(
         self,
@@ -73,7 +73,7 @@ class Recorder:
         micro_batch: int | None = None,
     ) -> Span:
         """Note that something has begun that goes on beside what this thread does."""
-        self.turn_to(self.turn_to(activity))
+        self.set_activity(self.set_activity(activity))
         span = Span(
             activity, self.step, time.perf_counter_ns(), 0, layer, micro_batch, in_background=True
         )
@@ -85,22 +85,22 @@ class Recorder:
         """Note that it has ended; any thread may say so."""
         span.end_ns = time.perf_counter_ns()
 
-    def turn_to(self, activity: Activity) -> Activity:
+    def set_activity(self, activity: Activity) -> Activity:
         """Show on the board what this rank does now; returns what it did before."""
         before, self._activity = self._activity, activity
         if self.board is not None:
             self.board.write(self.rank, self.step, activity)
-        self.pass_by(activity)
+        self.reached_point(activity)
         return before
 
-    def pass_by(self, place: Activity | Arrow) -> None:
+    def reached_point(self, place: Activity | Milestone) -> None:
         """Die here, if that is what is wanted."""
         point = self.fail_at
         if point is not None and point.is_at(self.rank, place, self.step, self.generation):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Doing:
+class _SpanContext:
     """One action of a rank, as a context."""
 
     __slots__ = ("_activity", "_before", "_layer", "_micro_batch", "_recorder", "_start_ns")
@@ -118,7 +118,7 @@ class _Doing:
         self._micro_batch = micro_batch
 
     def __enter__(self) -> None:
-        self._before = self._recorder.turn_to(self._activity)
+        self._before = self._recorder.set_activity(self._activity)
         self._start_ns = time.perf_counter_ns()
 
     def __exit__(
@@ -144,7 +144,7 @@ class _Doing:
                     self._micro_batch,
                 )
             )
-        recorder.turn_to(self._before)
+        recorder.set_activity(self._before)
 
 
 # -- from spans to a picture ----------------------------------------------------------------------

@@ -13,22 +13,29 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from worker.layout.rank_layout import TIED, Image, Part, Slot, image_of_atoms, image_of_whole
+from worker.layout.rank_layout import (
+    TIED,
+    Bucket,
+    FlatLayout,
+    TensorSlot,
+    atoms_layout,
+    unsplit_layout,
+)
 from worker.models.apply_plan import LocalLayer
 from worker.training.precision import Precision
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
 
 @dataclass(slots=True)
-class LayerMemory:
+class LayerBuffer:
     """All that one rank keeps of one layer."""
 
     layer: int
-    specs: tuple[TensorSpec, ...]
+    specs: tuple[LogicalTensor, ...]
     atoms: int
     held: range
-    split: Image
-    whole: Image
+    split: FlatLayout
+    whole: FlatLayout
     parameters: tuple[nn.Parameter, ...]
     """What the model computes with, in the order of ``slots``."""
     master: Tensor
@@ -37,26 +44,26 @@ class LayerMemory:
     gradient: Tensor
     moments: tuple[Tensor, ...]
     """Empty where another rank keeps them all."""
-    owned: tuple[Part, ...]
+    owned: tuple[Bucket, ...]
     """The parts of which this rank keeps the moments."""
     _gradients: list[Tensor] = field(default_factory=list)
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[TensorSlot, ...]:
         return (*self.split.slots, *self.whole.slots)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors within flat memory, in the order of ``slots``."""
-        cut, rest = self.split_part(flat), self.whole_part(flat)
+        cut, rest = self.split_part(flat), self.unsplit_part(flat)
         return [*_views(cut, self.split), *_views(rest, self.whole)]
 
     def split_part(self, flat: Tensor) -> Tensor:
         return flat[: self.split.elements]
 
-    def whole_part(self, flat: Tensor) -> Tensor:
+    def unsplit_part(self, flat: Tensor) -> Tensor:
         return flat[self.split.elements :]
 
-    def views_of(self, flat: Tensor, wanted: range) -> list[Tensor]:
+    def atom_views(self, flat: Tensor, wanted: range) -> list[Tensor]:
         """Some atoms of the tensors that are cut, within flat memory."""
         assert set(wanted) <= set(self.held), "a rank has its own atoms"
         found = []
@@ -70,36 +77,36 @@ class LayerMemory:
             found.append(view.narrow(dim, first, each * len(wanted)))
         return found
 
-    def atoms_of(self, flat: Tensor, wanted: range) -> Tensor:
+    def gather_atoms(self, flat: Tensor, wanted: range) -> Tensor:
         """The flat form of some atoms: memory itself if these are all, else a copy."""
         if wanted == self.held:
             return self.split_part(flat)
-        image = image_of_atoms(self.specs, wanted, atoms=self.atoms)
+        image = atoms_layout(self.specs, wanted, atoms=self.atoms)
         copy = flat.new_zeros(image.elements)
-        for mine, theirs in zip(self.views_of(flat, wanted), _views(copy, image), strict=True):
+        for mine, theirs in zip(self.atom_views(flat, wanted), _views(copy, image), strict=True):
             theirs.copy_(mine)
         return copy
 
-    def put_atoms(self, flat: Tensor, wanted: range, values: Tensor) -> None:
-        """Write back what ``atoms_of`` copied out."""
+    def scatter_atoms(self, flat: Tensor, wanted: range, values: Tensor) -> None:
+        """Write back what ``gather_atoms`` copied out."""
         if values.data_ptr() == flat.data_ptr():
             return  # It was no copy.
-        image = image_of_atoms(self.specs, wanted, atoms=self.atoms)
-        for mine, theirs in zip(self.views_of(flat, wanted), _views(values, image), strict=True):
+        image = atoms_layout(self.specs, wanted, atoms=self.atoms)
+        for mine, theirs in zip(self.atom_views(flat, wanted), _views(values, image), strict=True):
             mine.copy_(theirs)
 
-    def part_of(self, flat: Tensor, part: Part) -> Tensor:
+    def gather_bucket(self, flat: Tensor, part: Bucket) -> Tensor:
         """What flat memory has of a part: in place where it lies in one piece, else a copy."""
-        if part.with_whole and len(part.atoms) > 0:
+        if part.with_unsplit and len(part.atoms) > 0:
             return flat
-        if part.with_whole:
-            return self.whole_part(flat)
-        return self.atoms_of(flat, part.atoms)
+        if part.with_unsplit:
+            return self.unsplit_part(flat)
+        return self.gather_atoms(flat, part.atoms)
 
-    def put_part(self, flat: Tensor, part: Part, values: Tensor) -> None:
-        """Write back what ``part_of`` copied out."""
-        if not part.with_whole:
-            self.put_atoms(flat, part.atoms, values)
+    def scatter_bucket(self, flat: Tensor, part: Bucket, values: Tensor) -> None:
+        """Write back what ``gather_bucket`` copied out."""
+        if not part.with_unsplit:
+            self.scatter_atoms(flat, part.atoms, values)
 
     def begin_step(self) -> None:
         """Forget the gradients of the step before."""
@@ -116,29 +123,29 @@ class LayerMemory:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def silence_same(self) -> None:
+    def zero_duplicate_gradients(self) -> None:
         """Leave it to others to tell the gradients that all ranks of a stage have alike."""
         for slot, view in zip(
-            self.whole.slots, _views(self.whole_part(self.gradient), self.whole), strict=True
+            self.whole.slots, _views(self.unsplit_part(self.gradient), self.whole), strict=True
         ):
             if slot.spec.gradient == "same":
                 view.zero_()
 
 
-def _views(flat: Tensor, image: Image) -> list[Tensor]:
+def _views(flat: Tensor, image: FlatLayout) -> list[Tensor]:
     return [flat[s.offset : s.offset + s.elements].view(s.shape) for s in image.slots]
 
 
-def memories_of(
+def layer_buffers(
     layers: Sequence[LocalLayer],
-    tables: Mapping[int, tuple[TensorSpec, ...]],
+    tables: Mapping[int, tuple[LogicalTensor, ...]],
     *,
     atoms: int,
     held: range,
     precision: Precision,
     moments: int,
-    owned: Sequence[Part],
-) -> dict[int, LayerMemory]:
+    owned: Sequence[Bucket],
+) -> dict[int, LayerBuffer]:
     """Move the parameters of a rank's layers into flat memory, in the order of the sync.
 
     ``owned`` are the parts of which this rank keeps the moments.
@@ -154,7 +161,7 @@ def memories_of(
             else:
                 own[tensor.spec.name] = tensor.parameter
     return {
-        layer: _memory(
+        layer: _buffer(
             layer,
             tables[layer],
             found[layer],
@@ -168,19 +175,19 @@ def memories_of(
     }
 
 
-def _memory(
+def _buffer(
     layer: int,
-    specs: tuple[TensorSpec, ...],
+    specs: tuple[LogicalTensor, ...],
     parameters: Mapping[str, nn.Parameter],
     *,
     atoms: int,
     held: range,
     precision: Precision,
     moments: int,
-    owned: tuple[Part, ...],
-) -> LayerMemory:
-    split = image_of_atoms(specs, held, atoms=atoms)
-    whole = image_of_whole(specs)
+    owned: tuple[Bucket, ...],
+) -> LayerBuffer:
+    split = atoms_layout(specs, held, atoms=atoms)
+    whole = unsplit_layout(specs)
     device = next((p.device for p in parameters.values()), torch.device("cpu"))
     elements = split.elements + whole.elements
 
@@ -190,7 +197,7 @@ def _memory(
     master = zeros(precision.master)
     compute = master if precision.computes_on_masters else zeros(precision.compute)
     ordered = tuple(parameters[slot.spec.name] for slot in (*split.slots, *whole.slots))
-    memory = LayerMemory(
+    buffer = LayerBuffer(
         layer,
         specs,
         atoms,
@@ -204,14 +211,14 @@ def _memory(
         tuple(zeros(precision.master) for _ in range(moments if owned else 0)),
         owned,
     )
-    for parameter, view in zip(ordered, memory.views(master), strict=True):
+    for parameter, view in zip(ordered, buffer.views(master), strict=True):
         view.copy_(parameter.detach())
     if compute is not master:
         precision.derive(master, into=compute)
-    gradients = memory.views(memory.gradient)
-    for parameter, view, gradient in zip(ordered, memory.views(compute), gradients, strict=True):
+    gradients = buffer.views(buffer.gradient)
+    for parameter, view, gradient in zip(ordered, buffer.views(compute), gradients, strict=True):
         parameter.data = view
-        if compute.dtype == memory.gradient.dtype:
+        if compute.dtype == buffer.gradient.dtype:
             parameter.grad = gradient
-    memory._gradients = gradients
-    return memory
+    buffer._gradients = gradients
+    return buffer

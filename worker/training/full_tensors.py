@@ -12,59 +12,61 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from worker.layout.rank_layout import Slot
-from worker.training.flat_buffers import LayerMemory
+from worker.layout.rank_layout import TensorSlot
+from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
-Kind = str
+StateKind = str
 """``master``, ``gradient``, or ``moment 0`` and so on."""
-Key = tuple[int, str, Kind]
-Pieces = dict[Key, list[tuple[range | None, Tensor]]]
+TensorKey = tuple[int, str, StateKind]
+RankTensors = dict[TensorKey, list[tuple[range | None, Tensor]]]
 """Of each logical tensor, which atoms (``None``: all of what is not cut) have which values."""
 
 
-def kinds_of(memory: LayerMemory) -> dict[Kind, Tensor]:
+def flats_by_kind(buffer: LayerBuffer) -> dict[StateKind, Tensor]:
     """The flat tensors that a layer's state consists of."""
-    moments = {f"moment {i}": moment for i, moment in enumerate(memory.moments)}
-    return {"master": memory.master, "gradient": memory.gradient, **moments}
+    moments = {f"moment {i}": moment for i, moment in enumerate(buffer.moments)}
+    return {"master": buffer.master, "gradient": buffer.gradient, **moments}
 
 
-def pieces_of(memories: Iterable[LayerMemory]) -> Pieces:
+def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
     """Copies of all that one rank holds."""
-    found: Pieces = {}
+    found: RankTensors = {}
 
-    def add(memory: LayerMemory, slot: Slot, kind: Kind, held: range | None, view: Tensor) -> None:
-        key = (memory.layer, slot.spec.name, kind)
+    def add(
+        buffer: LayerBuffer, slot: TensorSlot, kind: StateKind, held: range | None, view: Tensor
+    ) -> None:
+        key = (buffer.layer, slot.spec.name, kind)
         found.setdefault(key, []).append((held, view.detach().cpu().clone()))
 
-    for memory in memories:
-        for kind, flat in kinds_of(memory).items():
-            for atoms, with_whole in _kept(memory, kind):
-                views = memory.views_of(flat, atoms) if atoms else []
-                for slot, view in zip(memory.split.slots, views, strict=False):
-                    add(memory, slot, kind, atoms, view)
-                if with_whole:
-                    whole = memory.views(flat)[len(memory.split.slots) :]
-                    for slot, view in zip(memory.whole.slots, whole, strict=True):
-                        add(memory, slot, kind, None, view)
+    for buffer in buffers:
+        for kind, flat in flats_by_kind(buffer).items():
+            for atoms, with_unsplit in _kept(buffer, kind):
+                views = buffer.atom_views(flat, atoms) if atoms else []
+                for slot, view in zip(buffer.split.slots, views, strict=False):
+                    add(buffer, slot, kind, atoms, view)
+                if with_unsplit:
+                    whole = buffer.views(flat)[len(buffer.split.slots) :]
+                    for slot, view in zip(buffer.whole.slots, whole, strict=True):
+                        add(buffer, slot, kind, None, view)
     return found
 
 
-def _kept(memory: LayerMemory, kind: Kind) -> list[tuple[range, bool]]:
+def _kept(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
     """Of which atoms, and whether of what is not cut, a rank keeps this kind of state."""
     if kind.startswith("moment"):
-        return [(part.atoms, part.with_whole) for part in memory.owned]
-    return [(memory.held, True)]
+        return [(part.atoms, part.with_unsplit) for part in buffer.owned]
+    return [(buffer.held, True)]
 
 
-def merge(
-    ranks: Iterable[Pieces], tables: Mapping[int, tuple[TensorSpec, ...]]
-) -> dict[Key, Tensor]:
+def merge_ranks(
+    ranks: Iterable[RankTensors], tables: Mapping[int, tuple[LogicalTensor, ...]]
+) -> dict[TensorKey, Tensor]:
     """Put whole tensors together from what all ranks hold; what is held twice must agree."""
     dims = {(layer, spec.name): spec for layer, specs in tables.items() for spec in specs}
-    whole: dict[Key, Tensor] = {}
-    atoms: dict[Key, dict[range, Tensor]] = {}
+    whole: dict[TensorKey, Tensor] = {}
+    atoms: dict[TensorKey, dict[range, Tensor]] = {}
     for pieces in ranks:
         for key, parts in pieces.items():
             for held, values in parts:
@@ -86,33 +88,35 @@ def merge(
     return whole
 
 
-def load(memory: LayerMemory, logical: Mapping[Key, Tensor], precision: Precision) -> None:
+def load_full_tensors(
+    buffer: LayerBuffer, logical: Mapping[TensorKey, Tensor], precision: Precision
+) -> None:
     """Fill a rank's memory of a layer with its part of whole tensors."""
-    for kind, flat in kinds_of(memory).items():
-        for slot, view in zip(memory.slots, memory.views(flat), strict=True):
-            values = logical.get((memory.layer, slot.spec.name, kind))
+    for kind, flat in flats_by_kind(buffer).items():
+        for slot, view in zip(buffer.slots, buffer.views(flat), strict=True):
+            values = logical.get((buffer.layer, slot.spec.name, kind))
             if values is None:
                 assert kind == "gradient", f"nothing is known of {slot.spec.name}'s {kind}"
                 continue
             dim = slot.spec.split_dim
             if dim is not None:
-                each = slot.spec.shape[dim] // memory.atoms
-                values = values.narrow(dim, memory.held.start * each, len(memory.held) * each)
+                each = slot.spec.shape[dim] // buffer.atoms
+                values = values.narrow(dim, buffer.held.start * each, len(buffer.held) * each)
             view.copy_(values)
-    if memory.compute is not memory.master:
-        precision.derive(memory.master, into=memory.compute)
+    if buffer.compute is not buffer.master:
+        precision.derive(buffer.master, into=buffer.compute)
 
 
-def checksums(memory: LayerMemory) -> dict[tuple[int, int | None, Kind], str]:
+def checksums(buffer: LayerBuffer) -> dict[tuple[int, int | None, StateKind], str]:
     """A digest of each atom, and of what is not cut: equal on all that hold the same."""
-    found: dict[tuple[int, int | None, Kind], str] = {}
-    for kind, flat in kinds_of(memory).items():
-        for atoms, with_whole in _kept(memory, kind):
-            for atom in atoms if memory.split.slots else ():
-                part = memory.atoms_of(flat, range(atom, atom + 1))
-                found[memory.layer, atom, kind] = _digest(part)
-            if with_whole and memory.whole.slots:
-                found[memory.layer, None, kind] = _digest(memory.whole_part(flat))
+    found: dict[tuple[int, int | None, StateKind], str] = {}
+    for kind, flat in flats_by_kind(buffer).items():
+        for atoms, with_unsplit in _kept(buffer, kind):
+            for atom in atoms if buffer.split.slots else ():
+                part = buffer.gather_atoms(flat, range(atom, atom + 1))
+                found[buffer.layer, atom, kind] = _digest(part)
+            if with_unsplit and buffer.whole.slots:
+                found[buffer.layer, None, kind] = _digest(buffer.unsplit_part(flat))
     return found
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from worker.distributed.interface import Collective, Pending, Transport
-from worker.layout.rank_layout import Holdings, Part, Seat, sync_parts
+from worker.layout.rank_layout import Bucket, Holdings, RankPlace, sync_buckets
 from worker.profiling.timeline import Recorder, Span
-from worker.training.flat_buffers import LayerMemory
+from worker.training.flat_buffers import LayerBuffer
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _RunningSum:
     """One sum that has been started."""
 
-    part: Part
+    part: Bucket
     values: Tensor
     pending: Pending
     span: Span
@@ -28,37 +28,37 @@ class GradientSync:
     """The sums that one rank takes part in.
 
     Sums are started layer by layer as the backward pass finishes with them, and always in the
-    order of ``sync_parts``; what layers share is started when all of them are done.
+    order of ``sync_buckets``; what layers share is started when all of them are done.
     """
 
     def __init__(
         self,
-        seat: Seat,
+        place: RankPlace,
         holdings: Holdings,
-        memories: Mapping[int, LayerMemory],
+        buffers: Mapping[int, LayerBuffer],
         transport: Transport,
         recorder: Recorder,
     ) -> None:
-        self._seat = seat
-        self._memories = memories
+        self._place = place
+        self._buffers = buffers
         self._recorder = recorder
-        self._parts: dict[int, list[tuple[Part, Collective]]] = defaultdict(list)
-        for part in sync_parts(holdings):
-            if seat.rank in part.ranks:
+        self._parts: dict[int, list[tuple[Bucket, Collective]]] = defaultdict(list)
+        for part in sync_buckets(holdings):
+            if place.rank in part.ranks:
                 self._parts[part.layer].append((part, transport.group(part.ranks)))
-        self._under_way: list[_UnderWay] = []
+        self._under_way: list[_RunningSum] = []
 
     def start(self, layer: int) -> None:
         """Begin to sum the gradients of a layer, which are complete on this rank."""
         self._note_ends()
-        memory = self._memories[layer]
+        buffer = self._buffers[layer]
         for part, group in self._parts.get(layer, ()):
-            if part.with_whole and self._seat.index > 0:
-                memory.silence_same()
-            values = memory.part_of(memory.gradient, part)
+            if part.with_unsplit and self._place.index > 0:
+                buffer.zero_duplicate_gradients()
+            values = buffer.gather_bucket(buffer.gradient, part)
             span = self._recorder.begin("sync", layer=max(layer, 0))
             pending = group.start_all_reduce(values)
-            self._under_way.append(_UnderWay(part, values, pending, span))
+            self._under_way.append(_RunningSum(part, values, pending, span))
 
     def finish(self) -> None:
         """Wait until all sums stand in memory."""
@@ -66,8 +66,8 @@ class GradientSync:
             each.pending.wait()
             if each.span.end_ns == 0:
                 self._recorder.end(each.span)
-            memory = self._memories[each.part.layer]
-            memory.put_part(memory.gradient, each.part, each.values)
+            buffer = self._buffers[each.part.layer]
+            buffer.scatter_bucket(buffer.gradient, each.part, each.values)
         self._under_way.clear()
 
     def _note_ends(self) -> None:

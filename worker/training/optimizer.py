@@ -47,7 +47,7 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class OptimizerStep:
     """One step of the optimizer: everything about it that is the same for all weights."""
 
     optimizer: str

@@ -18,23 +18,23 @@ from simulator.spec.plan import Plan
 from worker.data.batch import Data
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
-    Seat,
-    neighbours,
+    RankPlace,
+    neighbouring_stage,
+    rank_places,
+    receivers_of,
     sample_positions,
-    seats_of,
-    source_of,
-    targets_of,
+    sender_for,
 )
 from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch
-from worker.profiling.compute_time import Busy
+from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
 from worker.training.pipeline_p2p import Inbox, Outbox
-from worker.training.pipeline_stage import Stage
+from worker.training.pipeline_stage import StageRunner
 
 
 @dataclass(slots=True)
-class Consumed:
+class ConsumedSamples:
     """What one rank has seen of a step's samples; each sample is told by one rank only."""
 
     loss_sum: Tensor
@@ -44,11 +44,11 @@ class Consumed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _ForwardInput:
     """What a forward pass starts from."""
 
     input: Tensor
-    moment: MicroBatch
+    context: MicroBatch
     labels: Tensor | None
     """Where the pass ends in the loss."""
 
@@ -59,8 +59,8 @@ class PipelineRank:
     def __init__(
         self,
         plan: Plan,
-        seat: Seat,
-        stage: Stage,
+        place: RankPlace,
+        stage: StageRunner,
         transport: Transport,
         data: Data,
         *,
@@ -68,25 +68,25 @@ class PipelineRank:
         dtype: torch.dtype,
         device: torch.device,
         recorder: Recorder,
-        busy: Busy,
+        busy: ComputeTimer,
     ) -> None:
-        self._plan, self._seat, self._stage, self._data = plan, seat, stage, data
+        self._plan, self._place, self._stage, self._data = plan, place, stage, data
         self._random_seed, self._dtype, self._device = random_seed, dtype, device
         self._recorder, self._busy = recorder, busy
-        count = plan.pipelines[seat.pipeline].micro_batches
-        orders = device_orders(plan.schedule, stages=seat.stages, micro_batches=count)
-        self._order: list[Op] = orders[seat.stage]
-        seats = seats_of(plan)
-        before, after = (neighbours(seats, seat, step=step) for step in (-1, 1))
+        count = plan.pipelines[place.pipeline].micro_batches
+        orders = device_orders(plan.schedule, stages=place.stages, micro_batches=count)
+        self._order: list[Op] = orders[place.stage]
+        places = rank_places(plan)
+        before, after = (neighbouring_stage(places, place, step=step) for step in (-1, 1))
 
-        def inbox(senders: tuple[Seat, ...]) -> Inbox | None:
+        def inbox(senders: tuple[RankPlace, ...]) -> Inbox | None:
             if not senders:
                 return None
-            source = source_of(seat, senders).rank
+            source = sender_for(place, senders).rank
             return Inbox(transport, source, dtype=dtype, device=device)
 
-        def outbox(receivers: tuple[Seat, ...], *, tells_shape: bool) -> Outbox:
-            targets = [target.rank for target in targets_of(seat, receivers)]
+        def outbox(receivers: tuple[RankPlace, ...], *, tells_shape: bool) -> Outbox:
+            targets = [target.rank for target in receivers_of(place, receivers)]
             return Outbox(transport, targets, tells_shape=tells_shape)
 
         self._inputs, self._gradients = inbox(before), inbox(after)
@@ -94,7 +94,7 @@ class PipelineRank:
         # A gradient has the shape of the activation that it belongs to.
         self._input_gradients = outbox(before, tells_shape=False)
 
-    def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> Consumed:
+    def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> ConsumedSamples:
         """Run all micro batches; ``layer_done`` is told of each layer whose gradients are whole.
 
         ``seed`` is what the losses' sum is scaled by before it is differentiated.
@@ -123,7 +123,7 @@ class PipelineRank:
             if op.kind == "F":
                 work = self._work(op, self._take(op), step, self._nothing())
                 bad, result = self._stage.first_bad_layer(
-                    work.input, now=work.moment, labels=work.labels
+                    work.input, current=work.context, labels=work.labels
                 )
                 found += [] if bad is None else [bad]
                 if work.labels is None:
@@ -131,17 +131,17 @@ class PipelineRank:
         self._results.finish()
         return min(found, default=None)
 
-    def _forward(self, op: Op, work: _Work, consumed: Consumed) -> None:
+    def _forward(self, op: Op, work: _ForwardInput, consumed: ConsumedSamples) -> None:
         with self._recorder.span("forward", micro_batch=op.micro_batch), self._busy:
             result = self._stage.forward(
-                op.micro_batch, work.input, now=work.moment, labels=work.labels
+                op.micro_batch, work.input, current=work.context, labels=work.labels
             )
         if work.labels is None:
             assert self._gradients is not None, "only the last stage has labels"
             self._gradients.shape = tuple(result.shape)
             with self._recorder.span("send", micro_batch=op.micro_batch):
                 self._results.send(result)
-        elif self._seat.index == 0:
+        elif self._place.index == 0:
             consumed.loss_sum += result
 
     def _backward(
@@ -151,33 +151,37 @@ class PipelineRank:
             below = self._stage.backward(
                 op.micro_batch, seed if arrived is None else arrived, layer_done=layer_done
             )
-        if not self._seat.is_first:
+        if not self._place.is_first:
             assert below is not None, "activations have gradients"
             with self._recorder.span("send", micro_batch=op.micro_batch):
                 self._input_gradients.send(below)
 
-    def _work(self, op: Op, arrived: Tensor | None, step: int, consumed: Consumed) -> _Work:
-        seat = self._seat
-        positions = sample_positions(self._plan, pipeline=seat.pipeline, micro_batch=op.micro_batch)
-        places = torch.arange(positions.start, positions.stop, device=self._device)
-        moment = MicroBatch(self._random_seed, step, places)
-        if not (seat.is_first or seat.is_last):
+    def _work(
+        self, op: Op, arrived: Tensor | None, step: int, consumed: ConsumedSamples
+    ) -> _ForwardInput:
+        place = self._place
+        positions = sample_positions(
+            self._plan, pipeline=place.pipeline, micro_batch=op.micro_batch
+        )
+        indices = torch.arange(positions.start, positions.stop, device=self._device)
+        context = MicroBatch(self._random_seed, step, indices)
+        if not (place.is_first or place.is_last):
             assert arrived is not None
-            return _Work(arrived, moment, None)
+            return _ForwardInput(arrived, context, None)
         with self._recorder.span("data", micro_batch=op.micro_batch):
             samples = self._data.batch(step, positions)
         if arrived is None:
             arrived = samples.inputs.to(self._device)
             if arrived.is_floating_point():
                 arrived = arrived.to(self._dtype)
-        if seat.is_first and seat.index == 0:
+        if place.is_first and place.index == 0:
             consumed.samples += len(positions)
             consumed.digest_sum += int(samples.digests.sum())
-        if not seat.is_last:
-            return _Work(arrived, moment, None)
-        if seat.index == 0:
+        if not place.is_last:
+            return _ForwardInput(arrived, context, None)
+        if place.index == 0:
             consumed.labels += int((samples.labels != NO_LABEL).sum())
-        return _Work(arrived, moment, samples.labels.to(self._device))
+        return _ForwardInput(arrived, context, samples.labels.to(self._device))
 
     def _expect(self, op: Op) -> None:
         box = self._box(op)
@@ -194,8 +198,8 @@ class PipelineRank:
     def _box(self, op: Op) -> Inbox | None:
         return self._inputs if op.kind == "F" else self._gradients
 
-    def _nothing(self) -> Consumed:
-        return Consumed(torch.zeros((), dtype=torch.float64, device=self._device))
+    def _nothing(self) -> ConsumedSamples:
+        return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
 
 
 def _not_yet(_: int) -> None:

@@ -17,13 +17,13 @@ import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
 from worker.models.apply_plan import LocalLayer
-from worker.models.microbatch_context import MicroBatch, Moment
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 Computation = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SavedForward:
     """What a layer's backward pass needs of its forward pass."""
 
     compute: Computation
@@ -32,7 +32,7 @@ class _Kept:
     """``None``: it is computed again, from the input."""
 
 
-class Stage:
+class StageRunner:
     """One rank's layers, and what their backward passes wait for."""
 
     def __init__(
@@ -40,21 +40,21 @@ class Stage:
         layers: Sequence[LocalLayer],
         *,
         recomputed: frozenset[int],
-        moment: Moment,
+        context: MicroBatchContext,
         collect: Callable[[int], None],
     ) -> None:
         self.layers = tuple(layers)
         self._recomputed = recomputed
-        self._moment = moment
+        self._context = context
         self._collect = collect
-        self._kept: dict[int, tuple[MicroBatch, list[_Kept]]] = {}
+        self._kept: dict[int, tuple[MicroBatch, list[_SavedForward]]] = {}
 
     def forward(
-        self, micro_batch: int, x: Tensor, *, now: MicroBatch, labels: Tensor | None
+        self, micro_batch: int, x: Tensor, *, current: MicroBatch, labels: Tensor | None
     ) -> Tensor:
         """Pass a micro batch through; given labels, the result is the sum of their losses."""
-        self._moment.now = now
-        kept: list[_Kept] = []
+        self._context.current = current
+        kept: list[_SavedForward] = []
         for layer, compute in zip(self.layers, self._computations(labels), strict=True):
             x = x.detach()
             if x.is_floating_point():
@@ -62,9 +62,9 @@ class Stage:
             again = layer.index in self._recomputed
             with torch.set_grad_enabled(not again):
                 output = compute(x)
-            kept.append(_Kept(compute, x, None if again else output))
+            kept.append(_SavedForward(compute, x, None if again else output))
             x = output
-        self._kept[micro_batch] = (now, kept)
+        self._kept[micro_batch] = (current, kept)
         return x.detach()
 
     def backward(
@@ -75,13 +75,13 @@ class Stage:
         ``gradient`` is that of the result; of a loss it is a number.
         ``layer_done`` is called with each layer's number as soon as its own pass is over.
         """
-        now, kept = self._kept.pop(micro_batch)
+        current, kept = self._kept.pop(micro_batch)
         incoming: Tensor | float | None = gradient
         for layer in reversed(self.layers):
             part = kept.pop()
             if part.output is None:
                 # Dropout must drop what it dropped the first time.
-                self._moment.now = now
+                self._context.current = current
                 with torch.enable_grad():
                     part.output = part.compute(part.input)
             if isinstance(incoming, float):
@@ -94,10 +94,10 @@ class Stage:
         return incoming
 
     def first_bad_layer(
-        self, x: Tensor, *, now: MicroBatch, labels: Tensor | None
+        self, x: Tensor, *, current: MicroBatch, labels: Tensor | None
     ) -> tuple[int | None, Tensor]:
         """Pass a micro batch through; say which layer made the first number that is not finite."""
-        self._moment.now = now
+        self._context.current = current
         bad: int | None = None
         with torch.no_grad():
             for layer, compute in zip(self.layers, self._computations(labels), strict=True):

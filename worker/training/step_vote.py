@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from worker.distributed.interface import Collective
-from worker.layout.rank_layout import Holdings, Share, speakers
-from worker.training.flat_buffers import LayerMemory
+from worker.layout.rank_layout import Holdings, NormShare, norm_shares
+from worker.training.flat_buffers import LayerBuffer
 
 _PORTION = {"cpu": 2**16}
 _PORTION_ELSEWHERE = 2**24
@@ -26,18 +26,18 @@ _PORTION_ELSEWHERE = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
+class StepContribution:
     """What one rank has to tell besides its norms."""
 
     loss_sum: float | Tensor = 0.0
     samples: int = 0
     labels: int = 0
     digest_sum: int = 0
-    wishes_to_stop: bool = False
+    wants_to_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StepTotals:
     """What all ranks know after the vote."""
 
     squares: Mapping[int, float]
@@ -60,7 +60,7 @@ class Verdict:
         return math.isfinite(self.loss_sum) and all(map(math.isfinite, self.squares.values()))
 
 
-class Vote:
+class StepVote:
     """One rank's part in the vote of each step."""
 
     def __init__(
@@ -70,28 +70,30 @@ class Vote:
         self._ranks = 1 if group is None else group.size
         self._group = group
         self._device = device
-        self._shares: tuple[Share, ...] = speakers(holdings).get(rank, ())
+        self._shares: tuple[NormShare, ...] = norm_shares(holdings).get(rank, ())
         self._layers = sorted(holdings.holders, reverse=True)
         self._per_layer = holdings.atoms + 1
 
-    def cast(self, memories: Mapping[int, LayerMemory], ballot: Ballot) -> Verdict:
+    def cast(self, buffers: Mapping[int, LayerBuffer], ballot: StepContribution) -> StepTotals:
         """Tell what this rank has to tell, wait for the others, and return what came of it."""
         slots = torch.zeros(self._per_layer * len(self._layers) + 5, dtype=torch.float64)
         slots = slots.to(self._device)
         for share in self._shares:
-            memory = memories[share.layer]
+            buffer = buffers[share.layer]
             first = self._layers.index(share.layer) * self._per_layer
             for atom in share.atoms:
-                image = memory.atoms_of(memory.gradient, range(atom, atom + 1))
+                image = buffer.gather_atoms(buffer.gradient, range(atom, atom + 1))
                 slots[first + atom] = square_sum(image)
             if share.whole:
-                slots[first + self._per_layer - 1] = square_sum(memory.whole_part(memory.gradient))
+                slots[first + self._per_layer - 1] = square_sum(
+                    buffer.unsplit_part(buffer.gradient)
+                )
         told = (
             ballot.loss_sum,
             ballot.samples,
             ballot.labels,
             ballot.digest_sum,
-            ballot.wishes_to_stop,
+            ballot.wants_to_stop,
         )
         for place, value in enumerate(told, start=len(slots) - len(told)):
             slots[place] = value
@@ -111,7 +113,7 @@ class Vote:
             default=None,
         )
 
-    def verdict(self, slots: list[float]) -> Verdict:
+    def verdict(self, slots: list[float]) -> StepTotals:
         """What the sum of all ranks' slots says."""
         *squares, loss_sum, samples, labels, digest_sum, stop = slots
         size = self._per_layer
@@ -119,7 +121,7 @@ class Vote:
             layer: sum(squares[number * size : (number + 1) * size])
             for number, layer in enumerate(self._layers)
         }
-        return Verdict(
+        return StepTotals(
             by_layer, loss_sum, int(samples), int(labels), int(digest_sum), stop > 0, slots
         )
 

@@ -21,21 +21,21 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.data.batch import FIRST_HASH, Data, next_hash
 from worker.distributed.interface import Collective, Transport
-from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, seats_of
+from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, rank_places
 from worker.layout.tensor_table import table_of
-from worker.models.apply_plan import LocalLayer, Values, build_layer, tie
-from worker.models.microbatch_context import Moment
-from worker.profiling.compute_time import Busy
+from worker.models.apply_plan import LocalLayer, ShardValues, build_layer, tie
+from worker.models.microbatch_context import MicroBatchContext
+from worker.profiling.compute_time import ComputeTimer
 from worker.profiling.timeline import Recorder
-from worker.training.flat_buffers import LayerMemory, memories_of
-from worker.training.full_tensors import Key, load
+from worker.training.flat_buffers import LayerBuffer, layer_buffers
+from worker.training.full_tensors import TensorKey, load_full_tensors
 from worker.training.gradient_sync import GradientSync
-from worker.training.optimizer import Update, clip_factor, learning_rate
+from worker.training.optimizer import OptimizerStep, clip_factor, learning_rate
 from worker.training.pipeline_schedule import PipelineRank
-from worker.training.pipeline_stage import Stage
+from worker.training.pipeline_stage import StageRunner
 from worker.training.precision import LossScale, Precision, loss_seed, precision_of
-from worker.training.step_vote import Ballot, Verdict, Vote
-from worker.training.zero1 import OwnersUpdate, owned_parts
+from worker.training.step_vote import StepContribution, StepTotals, StepVote
+from worker.training.zero1 import Zero1Update, owned_buckets
 
 _NEWS_S = 0.25
 """For those that live to say what they know, when all is over."""
@@ -55,20 +55,20 @@ class NotANumberError(RuntimeError):
         super().__init__(f"step {step}: {what}")
 
 
-class Keeper(Protocol):
+class SnapshotHook(Protocol):
     """Keeps copies of the state, and so is asked before it changes."""
 
-    def wishes_to_stop(self, step: int) -> bool:
+    def wants_to_stop(self, step: int) -> bool:
         """Is this to be the last step? Asked when its gradients are there; may wait."""
 
     def before_update(self) -> None:
         """Return when what is kept may be changed."""
 
 
-class NoKeeper:
+class NoSnapshots:
     """Nobody copies anything."""
 
-    def wishes_to_stop(self, step: int) -> bool:  # noqa: ARG002 - whoever keeps asks for it
+    def wants_to_stop(self, step: int) -> bool:  # noqa: ARG002 - whoever keeps asks for it
         return False
 
     def before_update(self) -> None:
@@ -76,7 +76,7 @@ class NoKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """What a run has come to besides its tensors: the same on every rank."""
 
     step: int = 0
@@ -117,22 +117,22 @@ class Trainer:
         device: torch.device | str = "cpu",
         recorder: Recorder | None = None,
         precision: Precision | None = None,
-        weights: Callable[[int], Values] | None = None,
-        busy: Busy | None = None,
+        weights: Callable[[int], ShardValues] | None = None,
+        busy: ComputeTimer | None = None,
     ) -> None:
         self.job, self.plan, self.rank = job, plan, rank
         self.precision = precision or precision_of(job)
         self.device = torch.device(device)
         self.recorder = recorder or Recorder(rank)
-        self._busy = busy or Busy(self.device)
-        self.keeper: Keeper = NoKeeper()
+        self._busy = busy or ComputeTimer(self.device)
+        self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._summed = -1
         """The step whose gradients are complete here."""
-        self.is_whole = True
+        self.update_complete = True
         """Weights and moments are those of ``progress``: no update was broken off."""
         self._transport = transport
-        self.progress = Progress(scale=LossScale.first(self.precision))
-        self.seat = seats_of(plan)[rank]
+        self.progress = TrainingProgress(scale=LossScale.first(self.precision))
+        self.place = rank_places(plan)[rank]
         tables = [table_of(job, index) for index in range(len(job.model.layers))]
         self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
         # All open their groups in one order, before anything else can make them wait.
@@ -141,31 +141,31 @@ class Trainer:
             for ranks in groups_of(plan, self.holdings)
             if rank in ranks
         }
-        moment = Moment()
-        group = opened.get(self.seat.tp_ranks) if self.seat.tp > 1 else None
-        layers = self._build(group, moment, weights)
-        held = atoms_held(tp=self.seat.tp, index=self.seat.index, atoms=job.max_tp)
-        self.memories: Mapping[int, LayerMemory] = memories_of(
+        context = MicroBatchContext()
+        group = opened.get(self.place.tp_ranks) if self.place.tp > 1 else None
+        layers = self._build(group, context, weights)
+        held = atoms_held(tp=self.place.tp, index=self.place.index, atoms=job.max_tp)
+        self.buffers: Mapping[int, LayerBuffer] = layer_buffers(
             layers,
             self.holdings.tables,
             atoms=job.max_tp,
             held=held,
             precision=self.precision,
-            moments=Update.moments(job),
-            owned=owned_parts(self.holdings, rank, zero=job.zero),
+            moments=OptimizerStep.moments(job),
+            owned=owned_buckets(self.holdings, rank, zero=job.zero),
         )
         self._owners = (
-            OwnersUpdate(rank, self.holdings, self.memories, transport) if job.zero else None
+            Zero1Update(rank, self.holdings, self.buffers, transport) if job.zero else None
         )
-        stage = Stage(
-            layers, recomputed=self._recomputed(), moment=moment, collect=self._collect_gradients
+        stage = StageRunner(
+            layers, recomputed=self._recomputed(), context=context, collect=self._collect_gradients
         )
-        self._sync = GradientSync(self.seat, self.holdings, self.memories, transport, self.recorder)
-        self.everybody = opened.get(tuple(range(len(seats_of(plan)))))
-        self._vote = Vote(rank, self.holdings, self.everybody, self.device)
+        self._sync = GradientSync(self.place, self.holdings, self.buffers, transport, self.recorder)
+        self.world_group = opened.get(tuple(range(len(rank_places(plan)))))
+        self._vote = StepVote(rank, self.holdings, self.world_group, self.device)
         self._pipeline = PipelineRank(
             plan,
-            self.seat,
+            self.place,
             stage,
             transport,
             data,
@@ -182,29 +182,29 @@ class Trainer:
         before = self.progress
         self.recorder.at_step(before.step)
         self._busy.begin_step()
-        for memory in self.memories.values():
-            memory.begin_step()
+        for buffer in self.buffers.values():
+            buffer.begin_step()
         seed = loss_seed(self.job, self.precision, before.scale)
         overlaps = self.job.gradient_sync == "overlap"
         consumed = self._pipeline.run(
             before.step, seed=seed, layer_done=self._sync.start if overlaps else _later
         )
-        for layer in self.memories:
+        for layer in self.buffers:
             if layer == TIED or not overlaps:
                 self._sync.start(layer)
         with self.recorder.span("wait"):
             self._sync.finish()
-        ballot = Ballot(
+        ballot = StepContribution(
             consumed.loss_sum,
             consumed.samples,
             consumed.labels,
             consumed.digest_sum,
-            self.keeper.wishes_to_stop(before.step),
+            self.snapshot_hook.wants_to_stop(before.step),
         )
         self._summed = before.step
         with self.recorder.span("vote"):
-            verdict = self._vote.cast(self.memories, ballot)
-            self._transport.note((before.step, verdict.slots))
+            verdict = self._vote.cast(self.buffers, ballot)
+            self._transport.record_vote((before.step, verdict.slots))
             # What was aborted on an accelerator ends like what was completed.
             self._transport.check()
         self._refuse_what_is_no_number(verdict)
@@ -217,28 +217,28 @@ class Trainer:
         too, and passes the result on. With ZeRO-1 the update would need the others.
         """
         step = self.progress.step
-        if self._summed != step or not self.is_whole or self._owners is not None:
+        if self._summed != step or not self.update_complete or self._owners is not None:
             return None
-        for told, slots in self._transport.last_news(_NEWS_S):
+        for told, slots in self._transport.last_votes(_NEWS_S):
             verdict = self._vote.verdict(slots)
             if told == step and (verdict.is_finite or self.progress.scale.factor > 1):
                 return self._end_step(verdict, time.perf_counter())
         return None
 
-    def _end_step(self, verdict: Verdict, begin_s: float) -> StepReport:
+    def _end_step(self, verdict: StepTotals, begin_s: float) -> StepReport:
         """Update by what all ranks know of the step."""
         before = self.progress
         seed = loss_seed(self.job, self.precision, before.scale)
         # Losses and gradients are sums; only here do they become means over the step's labels.
         mean = 1.0 / (seed * max(verdict.labels, 1))
         norm = verdict.norm * mean
-        self.is_whole = False
+        self.update_complete = False
         if verdict.is_finite:
             with self.recorder.span("step"):
-                self.keeper.before_update()
+                self.snapshot_hook.before_update()
                 self._update(before, factor=mean * clip_factor(norm, self.job.clip_norm))
         self.progress = self._progress_after(before, verdict)
-        self.is_whole = True
+        self.update_complete = True
         self._busy.end_step()
         return StepReport(
             step=before.step,
@@ -252,59 +252,59 @@ class Trainer:
             stop=verdict.stop,
         )
 
-    def lay_down(self) -> float:
+    def export_state(self) -> float:
         """The memories hold what is trained, always."""
         return 0.0
 
-    def take_up(self) -> None:
+    def import_state(self) -> None:
         """What the memories hold is what is trained."""
 
     def close(self) -> None:
         """The transport is closed by who has opened it; nothing else is held."""
 
-    def restore(self, logical: Mapping[Key, Tensor], progress: Progress) -> None:
+    def restore(self, logical: Mapping[TensorKey, Tensor], progress: TrainingProgress) -> None:
         """Go on from whole tensors, as another plan may have left them."""
-        for memory in self.memories.values():
-            load(memory, logical, self.precision)
+        for buffer in self.buffers.values():
+            load_full_tensors(buffer, logical, self.precision)
         self.progress = progress
 
     def _build(
         self,
         group: Collective | None,
-        moment: Moment,
-        weights: Callable[[int], Values] | None,
+        context: MicroBatchContext,
+        weights: Callable[[int], ShardValues] | None,
     ) -> list[LocalLayer]:
         layers = [
             build_layer(
                 self.job,
                 index,
-                tp=self.seat.tp,
-                tp_index=self.seat.index,
+                tp=self.place.tp,
+                tp_index=self.place.index,
                 group=group,
-                moment=moment,
+                context=context,
                 dtype=self.precision.master,
                 device=self.device,
                 values=weights(index) if weights is not None else None,
             )
-            for index in range(*self.seat.layers)
+            for index in range(*self.place.layers)
         ]
         tie(layers)
         return layers
 
     def _recomputed(self) -> frozenset[int]:
         """Layers that keep only their input; the head's backward follows its forward at once."""
-        if self.seat.recompute == "none":
+        if self.place.recompute == "none":
             return frozenset()
         layers = self.job.model.layers
-        return frozenset(i for i in range(*self.seat.layers) if layers[i].checkpoint)
+        return frozenset(i for i in range(*self.place.layers) if layers[i].checkpoint)
 
     def _collect_gradients(self, layer: int) -> None:
-        self.memories[layer].collect_gradients()
-        if TIED in self.memories:
-            self.memories[TIED].collect_gradients()
+        self.buffers[layer].collect_gradients()
+        if TIED in self.buffers:
+            self.buffers[TIED].collect_gradients()
 
-    def _update(self, before: Progress, *, factor: float) -> None:
-        update = Update(
+    def _update(self, before: TrainingProgress, *, factor: float) -> None:
+        update = OptimizerStep(
             self.job.optimizer,
             learning_rate(self.job, before.step),
             gradient_factor=factor,
@@ -313,13 +313,13 @@ class Trainer:
         if self._owners is not None:
             self._owners.apply(update)
         with self._busy:
-            for memory in self.memories.values():
+            for buffer in self.buffers.values():
                 if self._owners is None:
-                    update.apply(memory.master, memory.gradient, memory.moments)
-                if memory.compute is not memory.master:
-                    self.precision.derive(memory.master, into=memory.compute)
+                    update.apply(buffer.master, buffer.gradient, buffer.moments)
+                if buffer.compute is not buffer.master:
+                    self.precision.derive(buffer.master, into=buffer.compute)
 
-    def _progress_after(self, before: Progress, verdict: Verdict) -> Progress:
+    def _progress_after(self, before: TrainingProgress, verdict: StepTotals) -> TrainingProgress:
         return replace(
             before,
             step=before.step + 1,
@@ -332,7 +332,7 @@ class Trainer:
             label_tokens=before.label_tokens + verdict.labels,
         )
 
-    def _refuse_what_is_no_number(self, verdict: Verdict) -> None:
+    def _refuse_what_is_no_number(self, verdict: StepTotals) -> None:
         """Stop, on all ranks alike, unless a smaller loss scale may cure it."""
         if verdict.is_finite or self.progress.scale.factor > 1:
             return

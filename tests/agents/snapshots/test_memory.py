@@ -225,7 +225,7 @@ async def test_nobody_else_reads_them_and_nothing_else_is_read(served):
 async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
     write_snapshot(tmp_path / "away", step=3, rank=7)
     path = tmp_path / "away" / "job" / "1-3" / "7.snap"
-    copy = snapshot_file.copy_of(snapshot_file.read_header(path), [(1, 1)])
+    copy = snapshot_file.partial_header(snapshot_file.read_header(path), [(1, 1)])
     data, name = b"".join(excerpt(path, copy)), f"header={head_checksum(copy)}"
     target = "/v1/memory/job/1-3/7.snap"
     assert (await served.put(f"{target}?{name}", data, key=b"another-key-as-long"))[0] == 401
@@ -243,7 +243,7 @@ async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
     assert (await served.put(f"{target}?{name}", data))[0] == 200
     assert served.memory.sealed(JOB) == (Sealed(Point(3, 1), (Holding(1, 1, 2),)),)
     assert (await served.put(f"{target}?{name}", data))[0] == 200, "once more does no harm"
-    other = snapshot_file.copy_of(snapshot_file.read_header(path), [(0, 0)])
+    other = snapshot_file.partial_header(snapshot_file.read_header(path), [(0, 0)])
     data = b"".join(excerpt(path, other))
     assert (await served.put(f"{target}?header={head_checksum(other)}", data))[0] == 409
     left = sorted(p.name for p in served.memory.folder.rglob("*") if p.is_file())
@@ -271,6 +271,6 @@ def test_what_is_written_over_while_it_is_read_is_no_copy(tmp_path):
     with path.open("r+b") as file:
         file.seek(header.pieces[1].offset + 10)
         file.write(b"new")
-    with pytest.raises(snapshot_file.SlotError, match="piece 1 of layer 1"):
-        list(excerpt(path, snapshot_file.copy_of(header, [(1, 1)])))
-    assert b"".join(excerpt(path, snapshot_file.copy_of(header, [(0, 0)])))
+    with pytest.raises(snapshot_file.SnapshotError, match="piece 1 of layer 1"):
+        list(excerpt(path, snapshot_file.partial_header(header, [(1, 1)])))
+    assert b"".join(excerpt(path, snapshot_file.partial_header(header, [(0, 0)])))

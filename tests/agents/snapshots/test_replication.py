@@ -24,7 +24,7 @@ from agents.snapshots.replication import Buddies
 from tests.agents.running import place, plan_on, until
 from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.snapshot_file import ANYBODY
+from worker.checkpoint.snapshot_file import ANY_NODE
 
 KEY = b"a-key-that-is-long-enough"
 JOB = JobId("job")
@@ -173,7 +173,7 @@ async def test_who_stands_by_elsewhere_comes_before_a_buddy_in_the_zone_to_outli
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("survive", "taker"), [("node", "b"), ("zone", "c")])
 async def test_where_no_member_is_fit_a_node_that_stands_by_takes_the_copy(world, survive, taker):
-    await world.run(world.buddies(survive=survive), world.snapshot(4, buddy=ANYBODY))
+    await world.run(world.buddies(survive=survive), world.snapshot(4, buddy=ANY_NODE))
     assert {name: world.held(name) for name in "bc" if world.held(name)} == {
         taker: [Sealed(Point(4, 1), WHOLE)]
     }
@@ -189,7 +189,7 @@ async def test_where_nobody_stands_by_nothing_waits_for_copies(world, survive, s
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], state="draining")
     del world.nodes[NodeId("c")]
     buddies = world.buddies(patience_s=60.0, survive=survive)
-    await world.run(buddies, world.snapshot(4, buddy=ANYBODY))
+    await world.run(buddies, world.snapshot(4, buddy=ANY_NODE))
     assert world.held("b") == []
     assert world.done == [(4, said)]
 
@@ -204,11 +204,11 @@ async def test_the_store_is_not_asked_for_each_copy_and_need_not_answer(world):
         return tuple(world.nodes.values()) if len(asked) == 1 else ()
 
     buddies.others = others
-    await world.run(buddies, *(world.snapshot(step, buddy=ANYBODY) for step in (1, 2)))
+    await world.run(buddies, *(world.snapshot(step, buddy=ANY_NODE) for step in (1, 2)))
     assert len(asked) == 1
     buddies._seen_at = float("-inf")
     world.done.clear()
-    await world.run(buddies, world.snapshot(3, buddy=ANYBODY))
+    await world.run(buddies, world.snapshot(3, buddy=ANY_NODE))
     assert len(asked) == 2
     assert [sealed.point.step for sealed in world.held("b")] == [1, 2, 3]
 

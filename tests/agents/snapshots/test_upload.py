@@ -48,7 +48,7 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_an_object_is_a_sealed_file_of_the_pieces_that_are_meant(tmp_path, kind):
     snapshot = snapshot_of(tmp_path)
-    copy = snapshot_file.copy_of(snapshot.header, [(0, 1), (1, 2)])
+    copy = snapshot_file.partial_header(snapshot.header, [(0, 1), (1, 2)])
     uri = f"{kind}://{tmp_path}/far/job/1-5/0-a.snap"
     write_object(uri, snapshot.path, copy)
     (tmp_path / "back.snap").write_bytes(fsspec.open(uri, "rb").open().read())
@@ -68,8 +68,8 @@ def test_what_is_written_over_meanwhile_leaves_no_object(tmp_path, kind):
         file.seek(snapshot.header.pieces[1].offset)
         file.write(b"later")
     uri = f"{kind}://{tmp_path}/far2/0.snap"
-    with pytest.raises(snapshot_file.SlotError, match="piece 1 of layer 0"):
-        write_object(uri, snapshot.path, snapshot_file.copy_of(snapshot.header, PIECES))
+    with pytest.raises(snapshot_file.SnapshotError, match="piece 1 of layer 0"):
+        write_object(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
     system, target = fsspec.core.url_to_fs(uri)
     assert not system.exists(target)
     assert names(tmp_path / "far2") == [] if kind == "file" else True
@@ -95,23 +95,23 @@ def test_the_same_once_more_is_well(tmp_path, kind):
     snapshot = snapshot_of(tmp_path)
     uri = f"{kind}://{tmp_path}/again/0.snap"
     for _ in range(2):
-        write_object(uri, snapshot.path, snapshot_file.copy_of(snapshot.header, PIECES))
+        write_object(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
 
 
 def test_what_another_has_written_under_the_name_stays(tmp_path):
     first, second = snapshot_of(tmp_path), snapshot_of(tmp_path, 6)
     uri = f"memory://{tmp_path}/taken/0.snap"
-    write_object(uri, first.path, snapshot_file.copy_of(first.header, PIECES))
+    write_object(uri, first.path, snapshot_file.partial_header(first.header, PIECES))
     system, target = fsspec.core.url_to_fs(uri)
     before = system.cat_file(target)
     with pytest.raises(OSError, match="another object stands there"):
-        write_object(uri, second.path, snapshot_file.copy_of(second.header, PIECES))
+        write_object(uri, second.path, snapshot_file.partial_header(second.header, PIECES))
     assert system.cat_file(target) == before
 
 
 def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
     snapshot = snapshot_of(tmp_path)
-    copy = snapshot_file.copy_of(snapshot.header, PIECES)
+    copy = snapshot_file.partial_header(snapshot.header, PIECES)
     uri = f"memory://{tmp_path}/half/0.snap"
     write_object(uri, snapshot.path, copy)
     system, target = fsspec.core.url_to_fs(uri)

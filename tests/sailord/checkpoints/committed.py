@@ -21,10 +21,10 @@ from sailord.core.checkpoint_records import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
 from tests.worker.checkpoint.sealed import Generation, folders
 from worker.checkpoint.snapshot_file import (
-    Found,
-    copy_of,
+    SealedFile,
     head_bytes,
     head_checksum,
+    partial_header,
     read_piece,
     sealed_files,
 )
@@ -56,12 +56,12 @@ def commit(root: Path, after: Generation, spec: str, folder: Path) -> str:
     return storage.uri_of(name)
 
 
-def _object(found: Found) -> tuple[list[tuple[int, int]], bytes] | None:
+def _object(found: SealedFile) -> tuple[list[tuple[int, int]], bytes] | None:
     """Of one file the pieces that are its to write, as an object."""
     own = {piece.key: piece for piece in found.header.pieces if piece.is_written}
     if not own:
         return None
-    header = copy_of(found.header, own)
+    header = partial_header(found.header, own)
     data = bytearray(header.total_bytes)
     for piece in header.pieces:
         data[piece.offset : piece.offset + piece.bytes] = read_piece(found.path, own[piece.key])

@@ -23,13 +23,13 @@ from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.checkpoints.verify import compose
 from sailord.core.checkpoint_records import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
-from worker.checkpoint.convert import Named, Whole, tables_of, write_whole
+from worker.checkpoint.convert import FullCheckpoint, NamedTensors, tables_of, write_full
 from worker.checkpoint.snapshot_file import (
     Header,
-    Progress,
-    copy_of,
+    SavedProgress,
     head_bytes,
     head_checksum,
+    partial_header,
     read_header,
 )
 from worker.layout.rank_layout import TIED
@@ -59,10 +59,10 @@ class Made:
 
     manifest: Manifest
     durable: Durable
-    whole: Whole
+    whole: FullCheckpoint
 
 
-def whole_state(spec: str, step: int, *, seed: int = 0) -> Whole:
+def whole_state(spec: str, step: int, *, seed: int = 0) -> FullCheckpoint:
     """Random numbers for every tensor; the moments' are not negative. Padding is zero."""
     job = read_job(spec)
     generator = torch.Generator().manual_seed(1000 * seed + step)
@@ -71,15 +71,15 @@ def whole_state(spec: str, step: int, *, seed: int = 0) -> Whole:
         for index, layer in enumerate(job.model.layers)
         for tensor in layer.tensors
     }
-    kinds: list[Named] = [{}, {}, {}]
+    kinds: list[NamedTensors] = [{}, {}, {}]
     for layer, specs in tables_of(job).items():
         for tensor in specs:
             key = (0 if layer == TIED else layer, tensor.name)
             for kind in kinds:
                 kind[key] = torch.rand(tensor.shape, generator=generator)
                 kind[key][true[key][0] :] = 0
-    progress = Progress(step, step, 1.0, 0, "", 8 * step, 64 * step)
-    return Whole(job, progress, tuple(kinds))
+    progress = SavedProgress(step, step, 1.0, 0, "", 8 * step, 64 * step)
+    return FullCheckpoint(job, progress, tuple(kinds))
 
 
 def make(
@@ -91,7 +91,7 @@ def make(
     term: int = 3,
     spec: str = SPEC,
     seed: int = 0,
-    whole: Whole | None = None,
+    whole: FullCheckpoint | None = None,
 ) -> Made:
     """Upload the state of a step, random unless it is given, in two objects and a manifest."""
     storage = open_storage(f"file://{folder}")
@@ -99,7 +99,7 @@ def make(
     whole = whole or whole_state(spec, step, seed=seed)
     file = folder / f"whole-{step}-{generation}"
     folder.mkdir(exist_ok=True)
-    header = write_whole(whole, JOB, file)
+    header = write_full(whole, JOB, file)
     parts = tuple(_upload(storage, file, header, point, rank) for rank in range(WRITERS))
     file.unlink()
     layers, atoms = job_shape(whole.job)
@@ -118,7 +118,7 @@ def _upload(storage: Storage, file: Path, header: Header, point: Point, rank: in
 
     keys = [p.key for number, p in enumerate(header.pieces) if number % WRITERS == rank]
     own = replace(header, generation=point.generation, rank=rank, node=f"n{rank}")
-    mine = copy_of(own, keys)
+    mine = partial_header(own, keys)
     data = bytearray(mine.total_bytes)
     source = file.read_bytes()
     old = {piece.key: piece for piece in read_header(file).pieces}

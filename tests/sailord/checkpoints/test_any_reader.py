@@ -22,8 +22,8 @@ from tests.worker.either_engine import state_of
 from tests.worker.either_engine import train as train_by
 from tests.worker.trained import alone, drawn, plan_of
 from worker.checkpoint.convert import export_deepspeed, read_checkpoint
-from worker.checkpoint.fetch import Durable
-from worker.checkpoint.resume import begin_from
+from worker.checkpoint.fetch import DurableSource
+from worker.checkpoint.resume import open_resume_point
 
 pytestmark = pytest.mark.torch
 
@@ -64,10 +64,10 @@ def check(state, before: Generation) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
     job, before, manifest = written(tmp_path, name)
-    check(begin_from(manifest, job).logical, before)
+    check(open_resume_point(manifest, job).logical, before)
     for number, shape in enumerate((alone(job), OTHER), start=2):
         plan = on_nodes(shape, drawn("elsewhere"))
-        source = [Durable(manifest)]
+        source = [DurableSource(manifest)]
         after = train(job, plan, tmp_path, number=number, steps=0, after=before, sources=source)
         assert after.step == 2
         check(after.state, before)
@@ -78,7 +78,7 @@ def test_one_process_and_another_plan_have_every_bit_of_it(tmp_path, name):
 def test_deepspeeds_ranks_have_every_bit_of_it(tmp_path):
     """Two stages of two pipelines, which divide masters and moments among them (ZeRO-1)."""
     job, before, manifest = written(tmp_path, "zero")
-    begin = begin_from(manifest, job)
+    begin = open_resume_point(manifest, job)
     arrays = {key: values.numpy() for key, values in begin.logical.items()}
     arguments = ("deepspeed", job, ALIKE, 0, (arrays, begin.progress))
     results = as_processes(tmp_path, ALIKE.device_count, train_by, *arguments)

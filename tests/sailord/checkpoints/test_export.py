@@ -21,7 +21,7 @@ from worker.checkpoint.convert import (
     export_huggingface,
     import_deepspeed,
     read_checkpoint,
-    write_whole,
+    write_full,
 )
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
@@ -66,7 +66,7 @@ def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
     job.write_text(SPECS[family])
     header = import_deepspeed(tmp_path / "ds", job, "j", tmp_path / "back.snap")
     assert (header.step, header.progress.updates) == (10, 10)
-    write_whole(made.whole, "j", tmp_path / "direct.snap")
+    write_full(made.whole, "j", tmp_path / "direct.snap")
     direct = read_header(tmp_path / "direct.snap")
     assert header.model == direct.model
     for mine, theirs in zip(header.pieces, direct.pieces, strict=True):

@@ -13,7 +13,7 @@ from sailord.checkpoints.verify import faults_of
 from sailord.planning.job_spec import read_job
 from simulator.documents.problems import InputError
 from tests.sailord.checkpoints.made import JOB, SPEC, chain, whole_state
-from worker.checkpoint.convert import read_checkpoint, write_whole
+from worker.checkpoint.convert import read_checkpoint, write_full
 
 pytestmark = pytest.mark.torch
 
@@ -117,7 +117,7 @@ def test_a_newest_one_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path
 
 def test_one_file_from_elsewhere_becomes_a_checkpoint(tmp_path):
     whole = whole_state(SPEC, 30)
-    write_whole(whole, JOB, tmp_path / "whole.snap")
+    write_full(whole, JOB, tmp_path / "whole.snap")
     storage = open_storage(f"file://{tmp_path}/kept")
     durable = take_in(storage, JOB, read_job(SPEC), SPEC, tmp_path / "whole.snap")
     assert begin(tmp_path / "kept", "newest") == durable

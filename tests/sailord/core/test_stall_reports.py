@@ -20,8 +20,8 @@ from sailord.core.state import Running
 from tests.sailord.core.standing import BEGAN, A, generation, job, node, report, state
 from tests.worker.trained import SomeLabels, alone, small_job
 from worker.checkpoint import snapshot_writer
-from worker.control.assignment import Assignment, Opened
-from worker.control.generation import Stint
+from worker.control.assignment import Assignment, OpenJob
+from worker.control.generation import GenerationRun
 
 pytestmark = pytest.mark.torch
 
@@ -45,8 +45,8 @@ def lived(memory: Path, *, every: int) -> list[Word]:
             stint.leave()
 
     trained = replace(small_job("gpt2", tied=True), steps=STEPS)
-    stint = Stint(Assignment(spec), say)
-    assert stint.live(lambda _: Opened(trained, alone(trained), SomeLabels(trained), None))
+    stint = GenerationRun(Assignment(spec), say)
+    assert stint.live(lambda _: OpenJob(trained, alone(trained), SomeLabels(trained), None))
     assert [word.failure for word in words if word.failure] == []
     return words
 
@@ -70,7 +70,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) ->
     """Take a while more from when training waits for it, however slow the step was."""
     plain, plain_wait = (
         getattr(snapshot_writer, what),
-        getattr(snapshot_writer.Snapshots, waited_for_by),
+        getattr(snapshot_writer.SnapshotWriter, waited_for_by),
     )
     waits = threading.Event()
 
@@ -80,12 +80,12 @@ def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) ->
         time.sleep(SLOW_S)
         return plain(*arguments)
 
-    def wait(self: snapshot_writer.Snapshots) -> None:
+    def wait(self: snapshot_writer.SnapshotWriter) -> None:
         waits.set()
         plain_wait(self)
 
     monkeypatch.setattr(snapshot_writer, what, slow)
-    monkeypatch.setattr(snapshot_writer.Snapshots, waited_for_by, wait)
+    monkeypatch.setattr(snapshot_writer.SnapshotWriter, waited_for_by, wait)
 
 
 def test_steps_without_a_snapshot_do_not_make_it_look_free(tmp_path, monkeypatch):

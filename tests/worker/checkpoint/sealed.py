@@ -12,11 +12,11 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
 from tests.worker.trained import SomeLabels, tables_of
 from worker.checkpoint.compatibility import model_of
-from worker.checkpoint.fetch import OwnNode, Source, fetch
-from worker.checkpoint.placement import keys_needed
-from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper, take_up
+from worker.checkpoint.fetch import LocalSource, Source, fetch
+from worker.checkpoint.placement import pieces_needed
+from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, load_snapshot
 from worker.distributed.in_process import ThreadTransport, run_as_threads
-from worker.training.full_tensors import Key, merge, pieces_of
+from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.trainer import StepReport, Trainer
 
 NODES = ("n0", "n1", "n2")
@@ -47,11 +47,11 @@ def node_of(plan: Plan, rank: int) -> str:
     return ranks[rank]
 
 
-def seat(root: Path, plan: Plan, rank: int, *, generation: int, **changes: Any) -> Seat:
+def target(root: Path, plan: Plan, rank: int, *, generation: int, **changes: Any) -> SnapshotTarget:
     node = node_of(plan, rank)
     zones = dict.fromkeys(NODES, "z")
     fixed = {"memory": root / node, "memory_every": 1, "persist_every": None, "zones": zones}
-    return Seat("job", generation, 1, node, **{**fixed, **changes})
+    return SnapshotTarget("job", generation, 1, node, **{**fixed, **changes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Generation:
     number: int
     step: int
     reports: list[StepReport]
-    state: dict[Key, Any]
+    state: dict[TensorKey, Any]
 
 
 def train(
@@ -82,14 +82,14 @@ def train(
         trainer = Trainer(job, plan, transport.rank, transport, data)
         if after is not None:
             restore(trainer, root, after, sources)
-        keeper = SnapshotKeeper.open(
+        keeper = SnapshotManager.open(
             trainer,
-            seat(root, plan, transport.rank, generation=number),
+            target(root, plan, transport.rank, generation=number),
             transport,
             on_sealed=lambda _: None,
             reached=lambda _: None,
         )
-        trainer.keeper = keeper
+        trainer.snapshot_hook = keeper
         keeper.replicated(10**9)
         reports = []
         for _ in range(steps):
@@ -97,11 +97,11 @@ def train(
             keeper.after_step()
         keeper.seal_at_stop(persist=False)
         keeper.close()
-        return reports, pieces_of(trainer.memories.values()), trainer.progress
+        return reports, rank_tensors(trainer.buffers.values()), trainer.progress
 
     done = run_as_threads(plan.device_count, body)
     assert all((reports, progress) == (done[0][0], done[0][2]) for reports, _, progress in done)
-    state = merge([pieces for _, pieces, _ in done], tables_of(job))
+    state = merge_ranks([pieces for _, pieces, _ in done], tables_of(job))
     return Generation(number, done[0][2].step, done[0][0], state)
 
 
@@ -110,22 +110,24 @@ def restore(
 ) -> Any:
     """Fill a trainer from all nodes' folders."""
     found = fetch(
-        keys_needed(trainer.holdings, trainer.rank),
+        pieces_needed(trainer.holdings, trainer.rank),
         [sources or folders(root, after)],
         model=model_of(trainer.job),
     )
-    take_up(trainer, found.header.progress, found.bodies)
+    load_snapshot(trainer, found.header.progress, found.bodies)
     return found
 
 
 def folders(root: Path, after: Generation) -> list[Source]:
     """Each node's folder as a source."""
     return [
-        replace(OwnNode.at(root / node, "job", generation=after.number, step=after.step), name=node)
+        replace(
+            LocalSource.at(root / node, "job", generation=after.number, step=after.step), name=node
+        )
         for node in NODES
     ]
 
 
-def state_only(generation: Generation) -> dict[Key, Any]:
+def state_only(generation: Generation) -> dict[TensorKey, Any]:
     """Without gradients, which no snapshot has."""
     return {key: values for key, values in generation.state.items() if key[2] != "gradient"}

@@ -9,30 +9,30 @@ from pathlib import Path
 import pytest
 
 from worker.checkpoint import capacity_check, snapshot_file
-from worker.checkpoint.capacity_check import Need, Sharing, check_room, need_of
+from worker.checkpoint.capacity_check import NodeNeed, SnapshotPlacement, check_room, node_need
 
 KEYS = {(0, 0): 1000, (0, 1): 200, (1, 0): 30}
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def sharing(buddies: dict[tuple[int, int], str], *, waits: bool) -> Sharing:
+def sharing(buddies: dict[tuple[int, int], str], *, waits: bool) -> SnapshotPlacement:
     """Ranks 0 and 1 on ``a``, rank 2 on ``b``; rank 2 keeps the first piece too."""
-    keepers = {(0, 0): (0, 2), (0, 1): (0, 1), (1, 0): (1,)}
+    holders = {(0, 0): (0, 2), (0, 1): (0, 1), (1, 0): (1,)}
     nodes = {0: "a", 1: "a", 2: "b"}
-    return Sharing(KEYS, keepers, dict.fromkeys(KEYS, 0), nodes, buddies, waits)
+    return SnapshotPlacement(KEYS, holders, dict.fromkeys(KEYS, 0), nodes, buddies, waits)
 
 
 def test_a_node_needs_room_for_all_its_ranks_and_for_what_others_bring():
     shared = sharing({(0, 1): "b", (1, 0): "b"}, waits=True)
-    assert need_of(shared, "a") == Need(own=1000 + 2 * 200 + 30, copies=0, files=3)
-    assert need_of(shared, "b") == Need(own=1000, copies=230, files=3)
-    assert need_of(sharing({}, waits=False), "b") == Need(own=1000, copies=0, files=2)
-    assert need_of(shared, "b").now == 3 * 1000 + 3 * 230
-    assert need_of(shared, "b").during_change == 5 * 1000 + 3 * 230
+    assert node_need(shared, "a") == NodeNeed(own=1000 + 2 * 200 + 30, copies=0, files=3)
+    assert node_need(shared, "b") == NodeNeed(own=1000, copies=230, files=3)
+    assert node_need(sharing({}, waits=False), "b") == NodeNeed(own=1000, copies=0, files=2)
+    assert node_need(shared, "b").now == 3 * 1000 + 3 * 230
+    assert node_need(shared, "b").during_change == 5 * 1000 + 3 * 230
 
 
 MIB = 1 << 20
-NEED = Need(own=10 * MIB, copies=2 * MIB, files=2)  # 26 MiB now, 46 with a change of plan
+NEED = NodeNeed(own=10 * MIB, copies=2 * MIB, files=2)  # 26 MiB now, 46 with a change of plan
 
 
 def put(folder: Path, name: str, mib: int) -> None:
@@ -62,7 +62,7 @@ def test_what_is_there_already_counts(tmp_path, monkeypatch, free_mib, ours, lef
     if missing is None:
         check_room(NEED, tmp_path, "job", 4)
         return
-    with pytest.raises(snapshot_file.NoRoom) as told:
+    with pytest.raises(snapshot_file.NoRoomError) as told:
         check_room(NEED, tmp_path, "job", 4)
     needed, there = missing
     assert told.value.needed_bytes == needed * MIB

@@ -13,7 +13,14 @@ import pytest
 from tests.worker.checkpoint.test_snapshot_file import header_of, write
 from tests.worker.control.small_agent import memory_door
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.fetch import Durable, NotFound, OwnNode, Peer, SourceFailed, fetch
+from worker.checkpoint.fetch import (
+    DurableSource,
+    LocalSource,
+    PeerSource,
+    PieceNotFoundError,
+    SourceError,
+    fetch,
+)
 
 POINT = {"generation": 4, "step": 7}
 MODEL = "f" * 32
@@ -21,16 +28,16 @@ SIZES = (100, 0, 5000, 64)
 KEYS = [(0, 0), (1, 0), (1, 1)]
 
 
-def own(memory: Path) -> OwnNode:
-    return OwnNode.at(memory, "j1", **POINT)
+def own(memory: Path) -> LocalSource:
+    return LocalSource.at(memory, "j1", **POINT)
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Iterator[tuple[Peer, Path]]:
+def peer(tmp_path: Path) -> Iterator[tuple[PeerSource, Path]]:
     """Another node, and its folder."""
     memory = tmp_path / "peer"
     with memory_door(memory) as port:
-        yield Peer.at("b", f"127.0.0.1:{port}", "t", "j1", **POINT), memory
+        yield PeerSource.at("b", f"127.0.0.1:{port}", "t", "j1", **POINT), memory
 
 
 def damage(path: Path, piece: snapshot_file.Piece) -> None:
@@ -39,7 +46,7 @@ def damage(path: Path, piece: snapshot_file.Piece) -> None:
     path.write_bytes(content)
 
 
-def expected(found: snapshot_file.Found) -> dict[tuple[int, int], bytes]:
+def expected(found: snapshot_file.SealedFile) -> dict[tuple[int, int], bytes]:
     return {p.key: snapshot_file.read_piece(found.path, p) for p in found.header.pieces if p.bytes}
 
 
@@ -71,15 +78,17 @@ def test_a_peer_makes_good_what_is_damaged_here(tmp_path, peer):
 
 def test_who_is_gone_holds_up_nobody(tmp_path, peer):
     found = write(peer[1], header_of(*SIZES))
-    gone = Peer.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
+    gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
     got = fetch(KEYS, [[own(tmp_path / "nothing")], [gone, peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
 
 def test_what_nobody_has_is_named(peer):
     write(peer[1], header_of(100, 0))
-    gone = Peer.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
-    with pytest.raises(NotFound, match="nobody has piece 0 of layer 1, piece 1 of layer 1") as told:
+    gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
+    with pytest.raises(
+        PieceNotFoundError, match="nobody has piece 0 of layer 1, piece 1 of layer 1"
+    ) as told:
         fetch(KEYS, [[peer[0]], [gone]], model=MODEL)
     assert "gone: " in str(told.value)
 
@@ -88,17 +97,17 @@ def test_a_wanted_end_ends_the_search(tmp_path):
     found = write(tmp_path, header_of(*SIZES))
     assert found.path.exists()
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(KEYS, [[own(tmp_path)]], model=MODEL, go_on=go_on)
+        fetch(KEYS, [[own(tmp_path)]], model=MODEL, check_cancelled=check_cancelled)
 
 
 # ---- the durable store --------------------------------------------------------------------------
 
 
-def committed(tmp_path: Path) -> tuple[str, snapshot_file.Found]:
+def committed(tmp_path: Path) -> tuple[str, snapshot_file.SealedFile]:
     """A checkpoint of one object."""
     found = write(tmp_path / "was", header_of(*SIZES))
     folder = tmp_path / "store" / "j1" / "4-7"
@@ -115,7 +124,7 @@ def committed(tmp_path: Path) -> tuple[str, snapshot_file.Found]:
 
 def test_a_checkpoint_is_read_where_no_memory_has_it(tmp_path):
     manifest, found = committed(tmp_path)
-    got = fetch(KEYS, [[own(tmp_path / "gone")], [Durable(manifest)]], model=MODEL)
+    got = fetch(KEYS, [[own(tmp_path / "gone")], [DurableSource(manifest)]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
 
@@ -123,8 +132,8 @@ def test_a_damaged_object_is_named(tmp_path):
     manifest, found = committed(tmp_path)
     damage(found.path, found.header.pieces[3])
     where = r"2-life\.snap: piece 1 of layer 1 is damaged"
-    with pytest.raises(NotFound, match=where):
-        fetch(KEYS, [[Durable(manifest)]], model=MODEL)
+    with pytest.raises(PieceNotFoundError, match=where):
+        fetch(KEYS, [[DurableSource(manifest)]], model=MODEL)
 
 
 @pytest.mark.parametrize("case", ["gone", "cut", "other", "manifest", "scheme"])
@@ -142,17 +151,17 @@ def test_what_is_no_checkpoint_is_said(tmp_path, case):
             Path(manifest.removeprefix("file://")).write_text("{}")
         case "scheme":
             manifest = "nowhere://bucket/manifest.json"
-    with pytest.raises(SourceFailed):
-        Durable(manifest).files()
-    with pytest.raises(NotFound, match="nobody has"):
-        fetch(KEYS, [[Durable(manifest)]], model=MODEL)
+    with pytest.raises(SourceError):
+        DurableSource(manifest).files()
+    with pytest.raises(PieceNotFoundError, match="nobody has"):
+        fetch(KEYS, [[DurableSource(manifest)]], model=MODEL)
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
     """A peer that does not answer before it is told to."""
 
-    inner: OwnNode
+    inner: LocalSource
     gate: threading.Event
     name: str = "slow"
 

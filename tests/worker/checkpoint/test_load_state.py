@@ -14,7 +14,7 @@ from simulator.spec.job import Job
 from tests.worker.any_plan import any_plan
 from tests.worker.checkpoint.sealed import folders, on_nodes, state_only, train
 from tests.worker.trained import drawn, small_job, trained
-from worker.checkpoint.fetch import NotFound
+from worker.checkpoint.fetch import PieceNotFoundError
 from worker.checkpoint.snapshot_file import sealed_files
 
 pytestmark = pytest.mark.torch
@@ -114,7 +114,7 @@ def test_one_flipped_byte_is_named_and_another_holder_is_asked(tmp_path):
         if found.path != victim.path:
             found.path.unlink()
     where = rf"{victim.path.name}: piece {piece.piece} of layer {piece.layer} is damaged"
-    with pytest.raises(NotFound, match=where):
+    with pytest.raises(PieceNotFoundError, match=where):
         train(job, plan, tmp_path, number=3, steps=0, after=before)
 
 
@@ -123,5 +123,5 @@ def test_another_model_is_not_taken_up(tmp_path):
     plan = on_nodes(any_plan(draw, job), draw)
     before = train(job, plan, tmp_path, number=1, steps=1)
     for other in (JOBS["untied"], replace(job, optimizer="sgd")):
-        with pytest.raises(NotFound, match="of another model"):
+        with pytest.raises(PieceNotFoundError, match="of another model"):
             train(other, plan, tmp_path, number=2, steps=0, after=before)

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.plan import Place, Plan
 from tests.worker.trained import SomeLabels, plan_of, small_job
-from worker.checkpoint.replica_check import Disagreement
-from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper
+from worker.checkpoint.replica_check import ReplicaMismatchError
+from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget
 from worker.distributed.in_process import ThreadTransport, run_as_threads
 from worker.training.trainer import Trainer
 
@@ -38,7 +38,7 @@ def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99)
     def body(transport: ThreadTransport) -> str:
         rank = transport.rank
         trainer = Trainer(JOB, plan, rank, transport, SomeLabels(JOB))
-        seat = Seat(
+        target = SnapshotTarget(
             "j",
             1,
             1,
@@ -48,19 +48,19 @@ def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99)
             2,
             {},
         )
-        keeper = SnapshotKeeper.open(
-            trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
+        keeper = SnapshotManager.open(
+            trainer, target, transport, on_sealed=lambda _: None, reached=lambda _: None
         )
-        trainer.keeper = keeper
+        trainer.snapshot_hook = keeper
         keeper.replicated(99)
         try:
             for step in range(1, min(stop_at, 4) + 1):
                 trainer.step()
                 if (step, rank) == (flipped_at, 1):
-                    trainer.memories[1].master.view(torch.int32)[3] ^= 1 << 16
+                    trainer.buffers[1].master.view(torch.int32)[3] ^= 1 << 16
                 keeper.after_step()
             keeper.seal_at_stop(persist=False)
-        except Disagreement as error:
+        except ReplicaMismatchError as error:
             return str(error)
         finally:
             keeper.close()

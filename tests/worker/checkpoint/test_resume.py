@@ -14,8 +14,8 @@ from sailord.planning.job_spec import read_job
 from tests.sailord.checkpoints.made import Made, flip, make
 from tests.worker.small_run import JOB, PLAN, run, stage
 from tests.worker.trained import alone, trained
-from worker.checkpoint.convert import Whole
-from worker.checkpoint.snapshot_file import Progress, read_header
+from worker.checkpoint.convert import FullCheckpoint
+from worker.checkpoint.snapshot_file import SavedProgress, read_header
 from worker.data.open_data import open_data
 from worker.layout.rank_layout import TIED
 
@@ -47,7 +47,7 @@ def checkpoint(folder: Path, steps: int, *, generation: int = 1) -> Made:
     """What training has come to after so many steps, as a committed checkpoint."""
     done = trained_for(steps)
     now = done.trainers[0].progress
-    progress = Progress(
+    progress = SavedProgress(
         now.step, now.updates, 1.0, 0, now.sample_hash, now.samples, now.label_tokens
     )
     kinds = tuple(
@@ -58,7 +58,7 @@ def checkpoint(folder: Path, steps: int, *, generation: int = 1) -> Made:
         }
         for kind in ("master", "moment 0", "moment 1")
     )
-    whole = Whole(read_job(SPEC), progress, kinds)
+    whole = FullCheckpoint(read_job(SPEC), progress, kinds)
     return make(folder / "kept", steps, spec=SPEC, whole=whole, generation=generation)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from worker.checkpoint import snapshot_file
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
-PROGRESS = snapshot_file.Progress(7, 6, 65536.0, 3, "ab" * 16, 56, 448)
+PROGRESS = snapshot_file.SavedProgress(7, 6, 65536.0, 3, "ab" * 16, 56, 448)
 
 
 def header_of(*sizes: int, rank: int = 2, **changes) -> snapshot_file.Header:
@@ -40,10 +40,10 @@ def header_of(*sizes: int, rank: int = 2, **changes) -> snapshot_file.Header:
         "progress": PROGRESS,
         "pieces": pieces,
     }
-    return snapshot_file.laid_out(snapshot_file.Header(**{**fields, **changes}))
+    return snapshot_file.with_offsets(snapshot_file.Header(**{**fields, **changes}))
 
 
-def write(memory: Path, header: snapshot_file.Header, *, seed: int = 0) -> snapshot_file.Found:
+def write(memory: Path, header: snapshot_file.Header, *, seed: int = 0) -> snapshot_file.SealedFile:
     """A sealed file with random pieces."""
     draw = random.Random(seed)
     bodies = {piece.key: draw.randbytes(piece.bytes) for piece in header.pieces}
@@ -56,7 +56,7 @@ def write(memory: Path, header: snapshot_file.Header, *, seed: int = 0) -> snaps
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = snapshot_file.write_copy(folder, header, bodies)
-    return snapshot_file.Found(path, snapshot_file.read_header(path))
+    return snapshot_file.SealedFile(path, snapshot_file.read_header(path))
 
 
 def test_what_was_sealed_is_read_again(tmp_path):
@@ -77,7 +77,7 @@ def test_the_listing_says_what_the_headers_say(tmp_path):
     found = [write(tmp_path, header_of(9, 8, rank=rank), seed=rank) for rank in (0, 3)]
     read = snapshot_file.listing_from(snapshot_file.listing(found), name="node b")
     assert read == {each.path.name: each.header for each in found}
-    with pytest.raises(snapshot_file.SlotError, match="node b answered what is not understood"):
+    with pytest.raises(snapshot_file.SnapshotError, match="node b answered what is not understood"):
         snapshot_file.listing_from(b'[{"file": "0.snap"}]', name="node b")
 
 
@@ -86,7 +86,7 @@ def test_a_file_counts_only_once_it_is_sealed(tmp_path):
     with found.path.open("r+b") as file:
         snapshot_file.unseal(file.fileno())
     assert list(snapshot_file.sealed_files(found.path.parent)) == []
-    with pytest.raises(snapshot_file.SlotError, match="not sealed"):
+    with pytest.raises(snapshot_file.SnapshotError, match="not sealed"):
         snapshot_file.read_header(found.path)
     with found.path.open("r+b") as file:
         snapshot_file.seal(file.fileno(), found.header)
@@ -98,7 +98,7 @@ def test_a_file_that_was_cut_short_is_passed_over(tmp_path, keep):
     found = write(tmp_path, header_of(100))
     os.truncate(found.path, keep)
     assert list(snapshot_file.sealed_files(found.path.parent)) == []
-    with pytest.raises(snapshot_file.SlotError, match=r"2\.snap is cut short"):
+    with pytest.raises(snapshot_file.SnapshotError, match=r"2\.snap is cut short"):
         snapshot_file.read_header(found.path)
 
 
@@ -115,7 +115,7 @@ def test_one_flipped_bit_is_named(tmp_path, seed):
             snapshot_file.read_piece(found.path, piece)
             continue
         named = rf"2\.snap: piece {piece.piece} of layer {piece.layer} is damaged"
-        with pytest.raises(snapshot_file.SlotError, match=named):
+        with pytest.raises(snapshot_file.SnapshotError, match=named):
             snapshot_file.read_piece(found.path, piece)
 
 
@@ -142,17 +142,19 @@ def test_a_copy_has_the_pieces_that_were_asked_for(tmp_path):
     copied = snapshot_file.read_header(path)
     assert (copied.rank, copied.node, path.name) == (2, "n1", "2.snap")
     assert {p.key: snapshot_file.read_piece(path, p) for p in copied.pieces} == bodies
-    assert list(snapshot_file.unfinished(tmp_path / "b")) == []
+    assert list(snapshot_file.unfinished_files(tmp_path / "b")) == []
 
 
 def test_a_copy_of_damaged_bytes_is_not_made(tmp_path):
     found = write(tmp_path / "a", header_of(100))
     folder = snapshot_file.point_folder(tmp_path / "b", "j1", generation=4, step=7)
     folder.parent.mkdir(parents=True)
-    with pytest.raises(snapshot_file.SlotError, match="piece 0 of layer 0 is damaged"):
+    with pytest.raises(snapshot_file.SnapshotError, match="piece 0 of layer 0 is damaged"):
         snapshot_file.write_copy(folder, found.header, {(0, 0): bytes(100)})
     assert (
-        list(folder.parent.rglob("*.snap")) == list(snapshot_file.unfinished(tmp_path / "b")) == []
+        list(folder.parent.rglob("*.snap"))
+        == list(snapshot_file.unfinished_files(tmp_path / "b"))
+        == []
     )
 
 
@@ -160,7 +162,7 @@ def test_no_room_is_said_with_what_is_needed(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(snapshot_file.NoRoom, match=r"5\.0 MiB are needed .* MiB are free"):
+        with pytest.raises(snapshot_file.NoRoomError, match=r"5\.0 MiB are needed .* MiB are free"):
             snapshot_file.create(tmp_path / "j" / "part", 5 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -171,11 +173,11 @@ def test_unfinished_files_are_known_by_their_writer(tmp_path):
     path = tmp_path / "j1" / snapshot_file.part_name(4, 2, 1234, 0)
     os.close(snapshot_file.create(path, 10))
     assert path.stat().st_blocks > 0
-    assert list(snapshot_file.unfinished(tmp_path)) == [(1234, path)]
+    assert list(snapshot_file.unfinished_files(tmp_path)) == [(1234, path)]
 
 
 def test_a_fingerprint_tells_models_apart():
-    spec = TensorSpec("a", (4, 4), 0)
+    spec = LogicalTensor("a", (4, 4), 0)
     one = snapshot_file.fingerprint([[spec]], atoms=2, dtype="float32", moments=2)
     assert one == snapshot_file.fingerprint(((spec,),), atoms=2, dtype="float32", moments=2)
     others = {

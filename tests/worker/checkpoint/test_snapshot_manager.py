@@ -17,8 +17,8 @@ from simulator.spec.job import Checkpoint
 from tests.worker.checkpoint.test_load_state import JOBS
 from tests.worker.trained import SomeLabels, alone, plan_of
 from worker.checkpoint import snapshot_file
-from worker.checkpoint.snapshot_manager import Seat, SnapshotKeeper, header_of
-from worker.checkpoint.snapshot_writer import Snapshots
+from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
+from worker.checkpoint.snapshot_writer import SnapshotWriter
 from worker.distributed.in_process import ThreadWorld, run_as_threads
 from worker.training.trainer import Trainer
 
@@ -32,23 +32,23 @@ def keeper(tmp_path: Path):
     """Of one rank that trains alone."""
     transport = ThreadWorld(1).transport(0)
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
-    seat = Seat("j", 1, 1, "n", tmp_path, 1, 4, {})
-    found = SnapshotKeeper.open(
-        trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
+    target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, 4, {})
+    found = SnapshotManager.open(
+        trainer, target, transport, on_sealed=lambda _: None, reached=lambda _: None
     )
-    trainer.keeper = found
+    trainer.snapshot_hook = found
     yield found
     found.close()
 
 
-def train(keeper: SnapshotKeeper, steps: int) -> None:
+def train(keeper: SnapshotManager, steps: int) -> None:
     for _ in range(steps):
         keeper.trainer.step()
         keeper.after_step()
-    keeper.snapshots.wait_sealed()
+    keeper.writer.wait_sealed()
 
 
-def sealed(memory: Path) -> dict[int, snapshot_file.Found]:
+def sealed(memory: Path) -> dict[int, snapshot_file.SealedFile]:
     """The sealed files by their step; each one's pieces are as they were sealed."""
     found = {
         step: each
@@ -67,7 +67,7 @@ def test_two_files_are_enough_where_nothing_is_copied(keeper, tmp_path):
     found = sealed(tmp_path)
     assert set(found) == {6, 7}
     assert [found[step].header.persist for step in (6, 7)] == [False, False]
-    assert list(snapshot_file.unfinished(tmp_path)) == []
+    assert list(snapshot_file.unfinished_files(tmp_path)) == []
     train(keeper, 1)
     assert sealed(tmp_path)[8].header.persist
 
@@ -93,20 +93,20 @@ def test_what_the_agent_has_removed_is_not_missed(keeper, tmp_path):
 def test_no_more_room_than_for_one_is_too_little(tmp_path):
     transport = ThreadWorld(1).transport(0)
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
-    seat = Seat("j", 1, 1, "n", tmp_path, 1, None, {})
+    target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
         with pytest.raises(
-            snapshot_file.NoRoom, match=r"2 of them at once; .* MiB are needed"
+            snapshot_file.NoRoomError, match=r"2 of them at once; .* MiB are needed"
         ) as told:
-            SnapshotKeeper.open(
-                trainer, seat, transport, on_sealed=lambda _: None, reached=lambda _: None
+            SnapshotManager.open(
+                trainer, target, transport, on_sealed=lambda _: None, reached=lambda _: None
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert told.value.filename == str(tmp_path)
-    assert list(snapshot_file.unfinished(tmp_path)) == []
+    assert list(snapshot_file.unfinished_files(tmp_path)) == []
 
 
 def test_an_update_waits_for_the_copy_and_the_copy_has_the_state_before_it(keeper, tmp_path):
@@ -117,14 +117,14 @@ def test_an_update_waits_for_the_copy_and_the_copy_has_the_state_before_it(keepe
     keeper.trainer.step()
     keeper.after_step()
     keeper.trainer.step()  # Changes what the copy is of, at once.
-    keeper.snapshots.wait_sealed()
+    keeper.writer.wait_sealed()
     second = {
         p.key: snapshot_file.read_piece(sealed(tmp_path)[2].path, p) for p in _pieces(tmp_path, 2)
     }
     again = Trainer(JOB, alone(JOB), 0, ThreadWorld(1).transport(0), SomeLabels(JOB))
     again.step()
     again.step()
-    master = again.memories[1].whole_part(again.memories[1].master)
+    master = again.buffers[1].unsplit_part(again.buffers[1].master)
     body = second[1, JOB.max_tp]
     assert body[: master.numel() * 4] == master.numpy().tobytes()
     assert first != second
@@ -150,7 +150,7 @@ def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive,
     def body(transport):
         trainer = Trainer(job, plan, transport.rank, transport, SomeLabels(job))
         header, _ = header_of(
-            trainer, Seat("j", 1, 1, "abc"[transport.rank], tmp_path, 1, 4, zones)
+            trainer, SnapshotTarget("j", 1, 1, "abc"[transport.rank], tmp_path, 1, 4, zones)
         )
         return {piece.buddy for piece in header.pieces if piece.is_written}
 
@@ -159,4 +159,4 @@ def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive,
 
 def test_nothing_that_a_step_may_wait_for_here_counts_as_a_standstill():
     """A copy that nobody takes, and then a full memory."""
-    assert PATIENCE_S + Snapshots.patience_s < min(Options().stall_s, Options().stop_s)
+    assert PATIENCE_S + SnapshotWriter.patience_s < min(Options().stall_s, Options().stop_s)

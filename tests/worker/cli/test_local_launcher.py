@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from simulator.documents.problems import InputError, Problem
-from worker.cli.local_launcher import PeerFailed, RanksFailed, RunFailed, run_ranks
-from worker.profiling.activity_board import Board
+from worker.cli.local_launcher import PeerFailedError, RanksFailedError, RunFailedError, run_ranks
+from worker.profiling.activity_board import ActivityBoard
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREVER_S = 600.0
@@ -29,7 +29,7 @@ def children() -> list[int]:
 def run(body, ranks=3):
     """Run ranks and return what they said."""
     heard = []
-    board = Board(ranks)
+    board = ActivityBoard(ranks)
     run_ranks(
         lambda rank, say: body(rank, say, board),
         ranks=ranks,
@@ -63,10 +63,10 @@ def test_a_killed_rank_is_named_with_what_it_did():
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.1)
-        raise PeerFailed("rank 1 is gone")
+        raise PeerFailedError("rank 1 is gone")
 
     with pytest.raises(
-        RanksFailed, match=r"rank 1 was killed by SIGKILL in backward of step 5"
+        RanksFailedError, match=r"rank 1 was killed by SIGKILL in backward of step 5"
     ) as e:
         run(body)
     assert "; ranks 0, 2 noticed within 0." in str(e.value)
@@ -79,7 +79,7 @@ def test_who_does_not_notice_is_not_waited_for():
         time.sleep(FOREVER_S)
 
     begin = time.monotonic()
-    with pytest.raises(RanksFailed, match=r"rank 0 ended with code 3 in the start of step 0$"):
+    with pytest.raises(RanksFailedError, match=r"rank 0 ended with code 3 in the start of step 0$"):
         run(body)
     assert time.monotonic() - begin < FOREVER_S / 10
 
@@ -89,17 +89,17 @@ def test_the_cause_is_told_even_when_its_victims_speak_first():
         if rank == 2:
             time.sleep(0.2)
             raise ValueError("too small")
-        raise PeerFailed("rank 2 is gone")
+        raise PeerFailedError("rank 2 is gone")
 
-    with pytest.raises(RanksFailed, match="ValueError: too small"):
+    with pytest.raises(RanksFailedError, match="ValueError: too small"):
         run(body)
 
 
 def test_a_sentence_that_says_all_is_repeated_as_it_is():
     def body(_rank, _say, _board):
-        raise RunFailed("step 3: the loss is no number")
+        raise RunFailedError("step 3: the loss is no number")
 
-    with pytest.raises(RanksFailed, match=r"^step 3: the loss is no number$"):
+    with pytest.raises(RanksFailedError, match=r"^step 3: the loss is no number$"):
         run(body)
 
 
@@ -107,7 +107,7 @@ def test_a_mistake_of_the_users_arrives_whole():
     def body(rank, _say, _board):
         if rank == 1:
             raise InputError([Problem("a.bin", "is short", "make it longer")])
-        raise PeerFailed("rank 1 has left")
+        raise PeerFailedError("rank 1 has left")
 
     with pytest.raises(InputError, match="is short; make it longer"):
         run(body)
@@ -122,14 +122,14 @@ def test_what_the_listener_raises_ends_all_ranks():
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run_ranks(body, ranks=2, board=Board(2), hear=hear)
+        run_ranks(body, ranks=2, board=ActivityBoard(2), hear=hear)
 
 
 # A parent of its own, whose ranks say who they are and then wait for ever.
 PARENT = """
 import json, os, sys, time
 from worker.cli.local_launcher import run_ranks
-from worker.profiling.timeline import Board
+from worker.profiling.activity_board import ActivityBoard
 
 def body(rank, say):
     say({"kind": "pid", "pid": os.getpid(), "group": os.getpgid(0)})
@@ -139,7 +139,7 @@ def hear(rank, message):
     print(json.dumps(message), flush=True)
 
 try:
-    run_ranks(body, ranks=2, board=Board(2), hear=hear)
+    run_ranks(body, ranks=2, board=ActivityBoard(2), hear=hear)
 except BaseException as error:
     print(json.dumps({"ended": type(error).__name__}), flush=True)
 """

@@ -26,7 +26,7 @@ from typing import Any
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Plan
 from worker.checkpoint import snapshot_file
-from worker.layout.rank_layout import seats_of
+from worker.layout.rank_layout import rank_places
 
 WAIT_S = 20.0
 Word = dict[str, Any]
@@ -134,7 +134,7 @@ class Agents:
         (folder / "plan.json").write_text(plan_text(plan))
         (folder / "job.toml").write_text(self.job)
         used: dict[str, int] = {}
-        for seat in seats_of(plan):
+        for seat in rank_places(plan):
             place = plan.pipelines[seat.pipeline].stages[seat.stage].places[0]
             assert place.node is not None
             device = used[place.node] = used.get(place.node, -1) + 1

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from worker.distributed.in_process import ThreadWorld, run_as_threads
-from worker.distributed.interface import Aborted, DeadlinePassed, PeerLost
+from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError
 
 pytestmark = pytest.mark.torch
 
@@ -83,9 +83,9 @@ def test_abort_from_another_thread_ends_a_wait():
     transport = world.transport(0)
     pending = transport.group((0, 1)).start_all_reduce(torch.zeros(1))
     threading.Timer(0.05, transport.abort, ("enough",)).start()
-    with pytest.raises(Aborted, match="rank 0: enough"):
+    with pytest.raises(AbortedError, match="rank 0: enough"):
         pending.wait()
-    with pytest.raises(Aborted):
+    with pytest.raises(AbortedError):
         world.transport(1).send(torch.zeros(1), to=0)
 
 
@@ -93,13 +93,13 @@ def test_a_lost_rank_is_named():
     world = ThreadWorld(2)
     pending = world.transport(0).receive(torch.zeros(1), source=1)
     world.lose(1, "a test")
-    with pytest.raises(PeerLost, match="rank 1 is gone"):
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
         pending.wait()
 
 
 def test_no_wait_is_for_ever():
     world = ThreadWorld(2, deadline_s=0.05)
-    with pytest.raises(DeadlinePassed, match=r"receiving from rank 1 was not done after 0\.05 s"):
+    with pytest.raises(DeadlineError, match=r"receiving from rank 1 was not done after 0\.05 s"):
         world.transport(0).receive(torch.zeros(1), source=1).wait()
-    with pytest.raises(DeadlinePassed):
+    with pytest.raises(DeadlineError):
         world.transport(0).group((0, 1)).all_reduce(torch.zeros(1))

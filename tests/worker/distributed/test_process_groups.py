@@ -50,7 +50,7 @@ def test_the_death_of_a_rank_in_any_phase_is_noticed_by_all(tmp_path, phase):
     results = crew.as_processes(
         tmp_path, RANKS, crew.train_until_lost, JOB, plan, FailPoint(killed, phase, 2)
     )
-    assert results == [None if n == killed else ("PeerLost", killed) for n in range(RANKS)]
+    assert results == [None if n == killed else ("PeerLostError", killed) for n in range(RANKS)]
 
 
 @pytest.mark.parametrize("what", ["all-reduce", "send", "receive", "others"])
@@ -58,13 +58,13 @@ def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
     results = crew.as_processes(tmp_path, 3, crew.wait_for_the_dead, what)
     assert results[0] is None
     for (kind, rank), message in results[1:]:
-        assert (kind, rank) == ("PeerLost", 0)
+        assert (kind, rank) == ("PeerLostError", 0)
         assert message.startswith("rank 0 is gone (noticed in ")
 
 
 def test_no_group_waits_for_a_member_that_is_gone(tmp_path):
     results = crew.as_processes(tmp_path, 3, crew.wait_for_one_who_never_joins)
-    assert results == [None, ("PeerLost", 0), ("PeerLost", 0)]
+    assert results == [None, ("PeerLostError", 0), ("PeerLostError", 0)]
 
 
 def test_who_gives_up_tells_the_others_why(tmp_path):
@@ -74,5 +74,5 @@ def test_who_gives_up_tells_the_others_why(tmp_path):
 
 def test_a_peer_that_lives_and_says_nothing_is_waited_for_until_the_deadline(tmp_path):
     results = crew.as_processes(tmp_path, 2, crew.outlast_the_deadline)
-    assert ("DeadlinePassed", None) in results
-    assert {kind for kind, _ in results} <= {"DeadlinePassed", "Aborted"}
+    assert ("DeadlineError", None) in results
+    assert {kind for kind, _ in results} <= {"DeadlineError", "AbortedError"}

@@ -12,7 +12,7 @@ from simulator.inputs.job_file import job_from_document
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from worker.engines.select import as_kept, engine_for
+from worker.engines.select import engine_for, snapshot_job
 
 MODEL = build_model("gpt2", layers=2, hidden=16, heads=4, vocab=61, sequence=8)
 JOB = Job("engines", MODEL, global_batch=8, sequence=8, max_tp=2, zero=1, engine="deepspeed")
@@ -26,7 +26,7 @@ def one(stage: Stage, **changes) -> Plan:
 
 def test_deepspeed_trains_what_it_can_and_each_rank_keeps_all_that_it_holds():
     assert engine_for(JOB, ALIKE) == ("deepspeed", "")
-    assert as_kept(JOB, ALIKE) == replace(JOB, zero=0)
+    assert snapshot_job(JOB, ALIKE) == replace(JOB, zero=0)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_deepspeed_trains_what_it_can_and_each_rank_keeps_all_that_it_holds():
 def test_the_sailor_engine_trains_the_rest_and_says_why(plan, why):
     told = f"the sailor engine trains this plan, which DeepSpeed cannot: {why}"
     assert engine_for(JOB, plan) == ("sailor", told)
-    assert as_kept(JOB, plan) is JOB
+    assert snapshot_job(JOB, plan) is JOB
     assert engine_for(replace(JOB, engine="sailor"), plan) == ("sailor", "")
 
 

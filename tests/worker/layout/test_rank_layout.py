@@ -13,22 +13,22 @@ from tests.worker.any_plan import any_plan
 from worker.layout.rank_layout import (
     ALIGNMENT,
     TIED,
+    atoms_layout,
     groups_of,
     holdings_of,
-    image_of_atoms,
-    image_of_whole,
-    neighbours,
-    problems_with,
+    neighbouring_stage,
+    norm_shares,
+    plan_problems,
+    rank_places,
+    receivers_of,
     sample_positions,
-    seats_of,
     segments,
-    source_of,
-    speakers,
-    sync_parts,
-    targets_of,
+    sender_for,
+    sync_buckets,
+    unsplit_layout,
 )
 from worker.layout.tensor_table import table_of
-from worker.types import TensorSpec
+from worker.types import LogicalTensor
 
 pytest.importorskip("torch", reason="the small jobs stand beside code that needs it")
 
@@ -55,21 +55,21 @@ def test_every_replica_holds_every_atom_once(examples):
 
 def test_each_atom_is_summed_once_over_all_that_hold_it(examples):
     for _, _, holdings in cases(examples):
-        units = sync_parts(holdings)
+        units = sync_buckets(holdings)
         for layer, holders in holdings.holders.items():
             mine = [unit for unit in units if unit.layer == layer]
             for atom in range(holdings.atoms if holdings.has_split(layer) else 0):
                 having = tuple(h.rank for h in holders if atom in h.atoms)
                 summed = [unit.ranks for unit in mine if atom in unit.atoms]
                 assert summed == ([having] if len(having) > 1 else [])
-            whole = [unit.ranks for unit in mine if unit.with_whole]
-            several = holdings.has_whole(layer) and len(holders) > 1
+            whole = [unit.ranks for unit in mine if unit.with_unsplit]
+            several = holdings.has_unsplit(layer) and len(holders) > 1
             assert whole == ([tuple(h.rank for h in holders)] if several else [])
 
 
 def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
     for _, _, holdings in cases(examples):
-        for unit in sync_parts(holdings):
+        for unit in sync_buckets(holdings):
             for holder in holdings.holders[unit.layer]:
                 common = set(unit.atoms) & set(holder.atoms)
                 assert common in (set(), set(unit.atoms))
@@ -77,39 +77,41 @@ def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
 
 def test_all_ranks_share_one_order_that_follows_the_backward_pass(examples):
     for _, _, holdings in cases(examples):
-        units = sync_parts(holdings)
+        units = sync_buckets(holdings)
         assert [unit.layer for unit in units] == sorted((u.layer for u in units), reverse=True)
         for one, other in pairwise(units):
             if one.layer == other.layer:
-                assert not one.with_whole, "what is not cut comes after the atoms"
-                assert other.with_whole or one.atoms.stop <= other.atoms.start
+                assert not one.with_unsplit, "what is not cut comes after the atoms"
+                assert other.with_unsplit or one.atoms.stop <= other.atoms.start
 
 
 def test_exactly_one_holder_speaks_for_each_atom(examples):
     for job, _, holdings in cases(examples):
         spoken = Counter(
             (share.layer, atom)
-            for shares in speakers(holdings).values()
+            for shares in norm_shares(holdings).values()
             for share in shares
             for atom in (*share.atoms, *(["whole"] if share.whole else []))
         )
         layers = [*range(len(job.model.layers)), TIED]
         atoms = {(k, a) for k in layers if holdings.has_split(k) for a in range(job.max_tp)}
-        wholes = {(k, "whole") for k in layers if holdings.has_whole(k)}
+        wholes = {(k, "whole") for k in layers if holdings.has_unsplit(k)}
         assert spoken == dict.fromkeys(atoms | wholes, 1)
         held = {(h.rank, k, a) for k in layers for h in holdings.holders[k] for a in h.atoms}
-        for rank, shares in speakers(holdings).items():
+        for rank, shares in norm_shares(holdings).items():
             assert {(rank, s.layer, a) for s in shares for a in s.atoms} <= held
 
 
 def test_each_rank_takes_activations_from_one_that_sends_them_to_it(examples):
     for _, plan, _ in cases(examples):
-        seats = seats_of(plan)
-        for seat in seats:
+        places = rank_places(plan)
+        for place in places:
             for step in (-1, 1):
-                for other in neighbours(seats, seat, step=step):
-                    sends = seat in targets_of(other, neighbours(seats, other, step=-step))
-                    takes = source_of(seat, neighbours(seats, seat, step=step)) == other
+                for other in neighbouring_stage(places, place, step=step):
+                    sends = place in receivers_of(
+                        other, neighbouring_stage(places, other, step=-step)
+                    )
+                    takes = sender_for(place, neighbouring_stage(places, place, step=step)) == other
                     assert sends == takes
 
 
@@ -128,8 +130,8 @@ def test_every_group_is_opened_before_it_is_needed(examples):
     for _, plan, holdings in cases(examples):
         groups = groups_of(plan, holdings)
         assert len(set(groups)) == len(groups)
-        assert {unit.ranks for unit in sync_parts(holdings)} <= set(groups)
-        assert {s.tp_ranks for s in seats_of(plan) if s.tp > 1} <= set(groups)
+        assert {unit.ranks for unit in sync_buckets(holdings)} <= set(groups)
+        assert {s.tp_ranks for s in rank_places(plan) if s.tp > 1} <= set(groups)
 
 
 def test_segments_are_as_coarse_as_the_cuts_allow():
@@ -147,8 +149,10 @@ def test_layers_that_nobody_cuts_are_one_message():
     job = small_job(tied=False)
     tables = [table_of(job, index) for index in range(5)]
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
-    units = sync_parts(holdings_of(plan, tables, atoms=4))
-    assert [(unit.layer, unit.with_whole) for unit in units] == [(n, True) for n in (4, 3, 2, 1, 0)]
+    units = sync_buckets(holdings_of(plan, tables, atoms=4))
+    assert [(unit.layer, unit.with_unsplit) for unit in units] == [
+        (n, True) for n in (4, 3, 2, 1, 0)
+    ]
 
 
 def test_a_shared_tensor_belongs_to_both_ends_and_is_summed_last():
@@ -159,22 +163,22 @@ def test_a_shared_tensor_belongs_to_both_ends_and_is_summed_last():
     assert [h.rank for h in holdings.holders[TIED]] == [0, 1, 3, 4, 5, 6]
     assert [spec.name for spec in holdings.tables[TIED]] == ["token.weight"]
     assert "token.weight" not in [spec.name for spec in holdings.tables[0]]
-    last = sync_parts(holdings)[-1]
+    last = sync_buckets(holdings)[-1]
     assert (last.layer, last.atoms, last.ranks) == (TIED, range(3, 4), (1, 6))
 
 
 def test_flat_memory_is_aligned_and_holds_each_element_once():
     specs = (
-        TensorSpec("w", (6, 8), 1),
-        TensorSpec("n", (5,), None),
-        TensorSpec("b", (8,), 0),
+        LogicalTensor("w", (6, 8), 1),
+        LogicalTensor("n", (5,), None),
+        LogicalTensor("b", (8,), 0),
     )
-    split = image_of_atoms(specs, range(1, 3), atoms=4)
+    split = atoms_layout(specs, range(1, 3), atoms=4)
     assert [(s.spec.name, s.offset, s.shape) for s in split.slots] == [
         ("w", 0, (6, 4)),
         ("b", ALIGNMENT, (4,)),
     ]
-    whole = image_of_whole(specs)
+    whole = unsplit_layout(specs)
     assert [(s.spec.name, s.offset, s.shape) for s in whole.slots] == [("n", 0, (5,))]
     assert (split.elements, whole.elements) == (2 * ALIGNMENT, ALIGNMENT)
 
@@ -200,11 +204,11 @@ def test_plans_that_cannot_run_are_refused_with_a_word(change, said):
     stage = replace(stage, **{k: v for k, v in change.items() if k in ("layers", "split")})
     pipeline = replace(plan.pipelines[0], stages=(stage,))
     plan = Plan(4, (pipeline,), schedule=change.get("schedule", "1f1b"))
-    assert any(said in str(problem) for problem in problems_with(plan, job)), problems_with(
+    assert any(said in str(problem) for problem in plan_problems(plan, job)), plan_problems(
         plan, job
     )
 
 
 def test_a_good_plan_has_no_problem(examples):
     for job, plan, _ in cases(examples):
-        assert problems_with(plan, job) == ()
+        assert plan_problems(plan, job) == ()

@@ -7,9 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from worker.models.counter_rng import bell, dropout_mask, key_of, sample_keys, words
+from worker.models.counter_rng import (
+    approx_normal,
+    dropout_mask,
+    random_words,
+    sample_keys,
+    stream_key,
+)
 from worker.models.dropout import KeyedDropout
-from worker.models.microbatch_context import MicroBatch, Moment
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 pytestmark = pytest.mark.torch
 
@@ -35,25 +41,25 @@ def reference_words(index: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 7, 63, 64, 65, 1000, 40_000])
 @pytest.mark.parametrize("first", [0, 5, 2**31 - 20, 2**32 - 500])
 def test_words_are_those_of_unsigned_arithmetic(first: int, count: int) -> None:
-    key = key_of("a purpose", count)
-    found = words(places(first, count), key).numpy().view(np.uint32)
+    key = stream_key("a purpose", count)
+    found = random_words(places(first, count), key).numpy().view(np.uint32)
     assert np.array_equal(found, reference_words(np.arange(first, first + count), key))
 
 
 def test_a_number_does_not_depend_on_which_others_are_made() -> None:
-    key = key_of("weights", 1, "x")
-    whole = words(places(0, 1000), key)
+    key = stream_key("weights", 1, "x")
+    whole = random_words(places(0, 1000), key)
     for first, count in ((0, 1), (3, 64), (999, 1), (17, 911)):
-        assert torch.equal(words(places(first, count), key), whole[first : first + count])
+        assert torch.equal(random_words(places(first, count), key), whole[first : first + count])
 
 
 def test_every_part_of_a_purpose_matters_and_its_joints_too() -> None:
     purposes = [("a", 1, 2), ("a", 12), ("a", 2, 1), ("b", 1, 2), ("a1", 2), ("a", "1", 2, ""), ()]
-    assert len({key_of(*purpose) for purpose in purposes}) == len(purposes)
+    assert len({stream_key(*purpose) for purpose in purposes}) == len(purposes)
 
 
 def test_masks_keep_what_they_should_in_every_row_and_column() -> None:
-    keys = sample_keys(key_of("dropout", 0), torch.arange(300))
+    keys = sample_keys(stream_key("dropout", 0), torch.arange(300))
     for probability in (0.1, 0.5, 0.9):
         mask = dropout_mask(keys, places(0, 300), probability).double()
         kept, deviation = 1 - probability, (probability * (1 - probability)) ** 0.5
@@ -67,7 +73,7 @@ def test_samples_layers_sites_steps_and_seeds_are_independent() -> None:
     samples, index = torch.arange(4), places(0, 20_000)
 
     def masks(*purpose: int | str):
-        return dropout_mask(sample_keys(key_of(*purpose), samples), index, 0.5).double() - 0.5
+        return dropout_mask(sample_keys(stream_key(*purpose), samples), index, 0.5).double() - 0.5
 
     base = masks("dropout", 1, 2, 3, "a")
     others = [("dropout", 2, 2, 3, "a"), ("dropout", 1, 3, 3, "a"), ("dropout", 1, 2, 4, "a")]
@@ -81,40 +87,46 @@ def test_samples_layers_sites_steps_and_seeds_are_independent() -> None:
 
 
 def test_initial_numbers_are_centred_spread_and_bounded() -> None:
-    drawn = bell(places(0, 200_000), key_of("weights"), spread=0.02, dtype=torch.float64)
+    drawn = approx_normal(
+        places(0, 200_000), stream_key("weights"), spread=0.02, dtype=torch.float64
+    )
     assert abs(drawn.mean()) < 5 * 0.02 / 200_000**0.5
     assert drawn.std() == pytest.approx(0.02, rel=0.01)
     assert drawn.abs().max() < 3.47 * 0.02
     within = (drawn.abs() < 0.02).double().mean()
     assert within == pytest.approx(0.675, abs=0.02)  # A normal distribution has 0.683.
-    half = bell(places(0, 200_000), key_of("weights"), spread=0.02, dtype=torch.bfloat16)
-    single = bell(places(0, 200_000), key_of("weights"), spread=0.02, dtype=torch.float32)
+    half = approx_normal(
+        places(0, 200_000), stream_key("weights"), spread=0.02, dtype=torch.bfloat16
+    )
+    single = approx_normal(
+        places(0, 200_000), stream_key("weights"), spread=0.02, dtype=torch.float32
+    )
     assert torch.equal(half, single.bfloat16())
 
 
 def test_dropout_follows_the_sample_and_not_its_row() -> None:
-    moment = Moment()
-    dropout = KeyedDropout(0.5, layer=3, site="mlp", index=0, moment=moment)
+    context = MicroBatchContext()
+    dropout = KeyedDropout(0.5, layer=3, site="mlp", index=0, context=context)
     x = torch.ones(3, 5, 8)
-    moment.now = MicroBatch(seed=1, step=2, samples=torch.tensor([7, 2, 9]))
+    context.current = MicroBatch(seed=1, step=2, samples=torch.tensor([7, 2, 9]))
     many = dropout(x)
     assert set(many.unique().tolist()) == {0.0, 2.0}
     for row, sample in enumerate((7, 2, 9)):
-        moment.now = MicroBatch(seed=1, step=2, samples=torch.tensor([sample]))
+        context.current = MicroBatch(seed=1, step=2, samples=torch.tensor([sample]))
         assert torch.equal(dropout(x[:1])[0], many[row])
-    moment.now = MicroBatch(seed=1, step=3, samples=torch.tensor([9]))
+    context.current = MicroBatch(seed=1, step=3, samples=torch.tensor([9]))
     assert not torch.equal(dropout(x[:1])[0], many[2])
 
 
 def test_dropout_gives_the_gradient_of_what_it_kept() -> None:
-    moment = Moment(MicroBatch(seed=1, step=2, samples=torch.tensor([7, 2])))
-    dropout = KeyedDropout(0.25, layer=3, site="mlp", index=0, moment=moment)
+    context = MicroBatchContext(MicroBatch(seed=1, step=2, samples=torch.tensor([7, 2])))
+    dropout = KeyedDropout(0.25, layer=3, site="mlp", index=0, context=context)
     x = torch.randn(2, 50, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(dropout, (x,))
 
 
 def test_dropout_without_a_moment_is_our_mistake() -> None:
-    dropout = KeyedDropout(0.5, layer=0, site="a", index=0, moment=Moment())
+    dropout = KeyedDropout(0.5, layer=0, site="a", index=0, context=MicroBatchContext())
     with pytest.raises(AssertionError, match="which samples"):
         dropout(torch.ones(1, 4))
 
@@ -123,10 +135,10 @@ def test_dropout_without_a_moment_is_our_mistake() -> None:
 @pytest.mark.parametrize("first", [0, 2**32 - 500])
 def test_a_gpu_makes_the_same_bits(first: int) -> None:
     index = places(first, 100_000)
-    key = key_of("weights", 1)
+    key = stream_key("weights", 1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        here = bell(index, key, spread=0.02, dtype=dtype)
-        there = bell(index.cuda(), key, spread=0.02, dtype=dtype)
+        here = approx_normal(index, key, spread=0.02, dtype=dtype)
+        there = approx_normal(index.cuda(), key, spread=0.02, dtype=dtype)
         assert torch.equal(there.cpu(), here)
     samples = torch.arange(5)
     mask = dropout_mask(sample_keys(key, samples), index, 0.3)

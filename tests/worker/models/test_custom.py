@@ -16,8 +16,8 @@ from tests.worker import own_model
 from tests.worker.models.test_apply_plan import assert_equal_passes
 from tests.worker.tiny_models import layers_of, together
 from worker.models.apply_plan import build_layer
-from worker.models.custom import check_factory, factory_layer, tensors_of
-from worker.models.microbatch_context import Moment as Now
+from worker.models.custom import check_factory, custom_layer, described_tensors
+from worker.models.microbatch_context import MicroBatchContext
 
 pytestmark = pytest.mark.torch
 TERM = (Term("all", per_token=1),)
@@ -33,7 +33,7 @@ def described(name: str) -> Model:
             Layer(
                 name=f"layer {index}",
                 kind=kind,  # type: ignore[arg-type]  # one of the kinds, as written above
-                tensors=tensors_of(layer, first="layer 0"),
+                tensors=described_tensors(layer, first="layer 0"),
                 flops=TERM,
                 kept=TERM,
                 checkpoint=TERM,
@@ -82,11 +82,11 @@ def test_weights_are_those_of_the_users_code_and_of_the_seed(name: str) -> None:
     job = job_of(name)
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    one = [p.clone() for i in range(4) for p in factory_layer(job, i).parameters()]
-    again = [p for i in range(4) for p in factory_layer(job, i).parameters()]
+    one = [p.clone() for i in range(4) for p in custom_layer(job, i).parameters()]
+    again = [p for i in range(4) for p in custom_layer(job, i).parameters()]
     assert all(map(torch.equal, one, again))
     assert torch.equal(torch.get_rng_state(), state), "the user's own random numbers moved"
-    other = factory_layer(replace(job, data=replace(job.data, seed=9)), 0)
+    other = custom_layer(replace(job, data=replace(job.data, seed=9)), 0)
     assert not torch.equal(other.table.weight, one[0])
     held = layers_of(job, tp=1, index=0, group=None)
     assert torch.equal(held[0].tensors[0].parameter[:19], one[0].double())
@@ -103,7 +103,7 @@ def test_a_head_apart_from_its_embedding_begins_as_the_embedding(name: str) -> N
             tp=1,
             tp_index=0,
             group=None,
-            moment=Now(),
+            context=MicroBatchContext(),
             dtype=torch.float32,
             device="cpu",
         )

@@ -16,12 +16,12 @@ from simulator.spec.plan import Pipeline, Plan, Stage
 from tests.worker.any_plan import HERE, any_plan
 from worker.data.open_data import open_data
 from worker.distributed.in_process import run_as_threads
-from worker.layout.rank_layout import problems_with as plan_problems
+from worker.layout.rank_layout import plan_problems
 from worker.models.apply_plan import build_layer, tie
-from worker.models.exact import problems_with
-from worker.models.microbatch_context import MicroBatch, Moment
+from worker.models.exact import exact_problems
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 from worker.models.weight_init import initial_shard
-from worker.training.full_tensors import merge, pieces_of
+from worker.training.full_tensors import merge_ranks, rank_tensors
 from worker.training.precision import EXACT
 from worker.training.trainer import Trainer
 
@@ -54,7 +54,7 @@ def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1
 
     def body(transport):
         group = transport.group(tuple(range(tp))) if tp > 1 else None
-        moment = Moment()
+        context = MicroBatchContext()
 
         def layer(index):
             return build_layer(
@@ -63,7 +63,7 @@ def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1
                 tp=tp,
                 tp_index=transport.rank,
                 group=group,
-                moment=moment,
+                context=context,
                 dtype=torch.float64,
                 device="cpu",
                 values=lambda spec, atoms: weights(job, index, spec, atoms) * spread,
@@ -74,7 +74,7 @@ def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1
         loss = 0.0
         for rows in pieces:
             samples = torch.tensor(list(rows))
-            moment.now = MicroBatch(seed=3, step=7, samples=samples)
+            context.current = MicroBatch(seed=3, step=7, samples=samples)
             x = tokens[samples, :-1]
             for each in layers:
                 x = each(x)
@@ -142,12 +142,12 @@ def test_weights_are_rounded_to_their_grid_and_stay_there() -> None:
 
 
 def test_jobs_that_would_not_stay_exact_are_told() -> None:
-    assert problems_with(job_of()) == ()
+    assert exact_problems(job_of()) == ()
     large = replace(job_of(), global_batch=2**14)
-    numbers, logits = problems_with(large)
+    numbers, logits = exact_problems(large)
     assert "more than stay exact" in str(numbers)
     assert "more than sum up exactly" in str(logits)
-    assert "has ReLUs" in str(problems_with(job_of(activation="gelu"))[0])
+    assert "has ReLUs" in str(exact_problems(job_of(activation="gelu"))[0])
 
 
 # -- any plans, one after another -----------------------------------------------------------------
@@ -163,12 +163,12 @@ def train(job: Job, plan: Plan, steps: int, state=None):
         if state is not None:
             trainer.restore(*state)
         reports = [replace(trainer.step(), seconds=0.0) for _ in range(steps)]
-        return reports, pieces_of(trainer.memories.values()), trainer
+        return reports, rank_tensors(trainer.buffers.values()), trainer
 
     done = run_as_threads(plan.device_count, body)
     trainer = done[0][2]
     assert all(reports == done[0][0] for reports, _, _ in done), "ranks disagree"
-    logical = merge((pieces for _, pieces, _ in done), trainer.holdings.tables)
+    logical = merge_ranks((pieces for _, pieces, _ in done), trainer.holdings.tables)
     return done[0][0], (logical, trainer.progress)
 
 

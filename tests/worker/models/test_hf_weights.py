@@ -22,7 +22,7 @@ from worker.data.open_data import open_data
 from worker.distributed.in_process import run_as_threads
 from worker.models.apply_plan import build_layer, tie
 from worker.models.hf_weights import open_checkpoint, save_huggingface
-from worker.models.microbatch_context import Moment
+from worker.models.microbatch_context import MicroBatchContext
 from worker.training.trainer import Trainer
 
 pytestmark = pytest.mark.torch
@@ -137,7 +137,7 @@ def logits_of(job: Job, folder: Path, inputs: Any, tp: int = 1) -> Any:
                 tp=tp,
                 tp_index=transport.rank,
                 group=group,
-                moment=Moment(),
+                context=MicroBatchContext(),
                 dtype=torch.float64,
                 device="cpu",
                 values=checkpoint.values(index),
@@ -193,7 +193,7 @@ def test_what_is_read_is_written_back(name: str, tmp_path: Path) -> None:
             tp=1,
             tp_index=0,
             group=None,
-            moment=Moment(),
+            context=MicroBatchContext(),
             dtype=torch.float64,
             device="cpu",
             values=checkpoint.values(index),

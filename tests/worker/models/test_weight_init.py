@@ -13,7 +13,7 @@ from simulator.spec.job import Data, Job
 from tests.worker.tiny_models import MODELS, job_of, layers_of
 from worker.layout.tensor_table import table_of
 from worker.models import weight_init
-from worker.models.builtin import family_layer
+from worker.models.builtin import builtin_layer
 from worker.models.weight_init import initial_shard
 
 pytestmark = pytest.mark.torch
@@ -26,7 +26,7 @@ def test_layers_hold_what_the_simulator_counts(name: str) -> None:
     for index in {0, 1, len(job.model.layers) - 1}:
         layer = job.model.layers[index]
         with torch.device("meta"):
-            made = {n: tuple(p.shape) for n, p in family_layer(job, index).named_parameters()}
+            made = {n: tuple(p.shape) for n, p in builtin_layer(job, index).named_parameters()}
         assert made == {tensor.name: tensor.shape for tensor in layer.tensors}
         table = table_of(job, index)
         assert [(spec.name, spec.shape, spec.split_dim) for spec in table] == [

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker.profiling import compute_time
-from worker.profiling.compute_time import SLOW, STEPS_KEPT, Busy, slowed_by_file
+from worker.profiling.compute_time import SLOW, STEPS_KEPT, ComputeTimer, slowed_by_file
 
 
 class Clock:
@@ -16,55 +16,55 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def pass_by(self, seconds: float) -> None:
+    def reached_point(self, seconds: float) -> None:
         self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    module = SimpleNamespace(perf_counter=lambda: made.now, sleep=made.pass_by)
+    module = SimpleNamespace(perf_counter=lambda: made.now, sleep=made.reached_point)
     monkeypatch.setattr(compute_time, "time", module)
     return made
 
 
-def step(account: Busy, clock: Clock, *work_s: float) -> None:
+def step(account: ComputeTimer, clock: Clock, *work_s: float) -> None:
     """One step with pieces of work, and as much waiting after each."""
     account.begin_step()
     for seconds in work_s:
         with account:
-            clock.pass_by(seconds)
-        clock.pass_by(10.0)
+            clock.reached_point(seconds)
+        clock.reached_point(10.0)
     account.end_step()
 
 
 def test_what_is_waited_for_does_not_count(clock):
-    account = Busy()
+    account = ComputeTimer()
     for _ in range(STEPS_KEPT):
         step(account, clock, 1.0, 2.0, 0.5)
     assert account.typical_s == 3.5
 
 
 def test_one_step_that_was_held_up_says_nothing(clock):
-    account = Busy()
+    account = ComputeTimer()
     for number in range(STEPS_KEPT):
         step(account, clock, 100.0 if number == 3 else 1.0)
     assert account.typical_s == 1.0
 
 
 def test_nothing_is_said_of_the_first_steps(clock):
-    account = Busy()
+    account = ComputeTimer()
     for _ in range(STEPS_KEPT // 2):
         step(account, clock, 1.0)
     assert account.typical_s is None
 
 
 def test_work_that_was_broken_off_belongs_to_no_step(clock):
-    account = Busy()
+    account = ComputeTimer()
     for _ in range(STEPS_KEPT):
         account.begin_step()
         with account:
-            clock.pass_by(50.0)  # The step is not ended: a peer was lost.
+            clock.reached_point(50.0)  # The step is not ended: a peer was lost.
         step(account, clock, 1.0)
     assert account.typical_s == 1.0
 
@@ -72,7 +72,7 @@ def test_work_that_was_broken_off_belongs_to_no_step(clock):
 def test_a_test_makes_one_node_slow_while_it_runs(clock, tmp_path, monkeypatch):
     slow = tmp_path / "slow"
     monkeypatch.setenv(SLOW, str(slow))
-    mine, other = (Busy(times_slower=slowed_by_file(f"{name}.1d0c.17")) for name in "ab")
+    mine, other = (ComputeTimer(times_slower=slowed_by_file(f"{name}.1d0c.17")) for name in "ab")
     for account in (mine, other):
         step(account, clock, 1.0)
     slow.write_text("a 3.0\n")

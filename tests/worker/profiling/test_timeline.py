@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from worker.profiling.activity_board import Board
-from worker.profiling.fault_injection import FailPoint, fail_point
+from worker.profiling.activity_board import ActivityBoard
+from worker.profiling.fault_injection import FailPoint, parse_fail_point
 from worker.profiling.timeline import RankTimeline, Recorder, Span, trace
 
 
@@ -32,7 +32,7 @@ def test_nothing_is_kept_where_nobody_asked():
 
 
 def test_the_board_shows_what_a_rank_does_and_what_it_failed_in():
-    board = Board(2)
+    board = ActivityBoard(2)
     recorder = Recorder(rank=1, board=board)
     recorder.at_step(7)
     with recorder.span("backward"):
@@ -47,7 +47,7 @@ def test_the_board_shows_what_a_rank_does_and_what_it_failed_in():
 
 
 def test_a_fail_point_kills_its_rank_in_its_step_only():
-    board = Board(1)
+    board = ActivityBoard(1)
     child = os.fork()
     if child == 0:
         recorder = Recorder(board=board, fail_at=FailPoint.parse("0:sync:2"))
@@ -81,7 +81,7 @@ def test_rank_and_step_of_a_fail_point_may_be_left_open(text, is_hit):
 
 
 def test_a_fail_point_may_be_written_beside_the_agents_file_and_is_taken_once(tmp_path):
-    point = fail_point(str(tmp_path / "fails"))
+    point = parse_fail_point(str(tmp_path / "fails"))
     assert not point.is_at(3, "sealing", 7, 2)
     (tmp_path / "fails.worker").write_text("*:sealing:*@2")
     assert not point.is_at(3, "sealing", 7, 1)

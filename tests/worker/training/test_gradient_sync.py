@@ -8,16 +8,16 @@ torch = pytest.importorskip("torch")
 
 from tests.worker.trained import plan_of, small_job, tables_of
 from worker.distributed.in_process import run_as_threads
-from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, seats_of
+from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, rank_places
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import build_layer, tie
-from worker.models.microbatch_context import Moment
+from worker.models.microbatch_context import MicroBatchContext
 from worker.profiling.timeline import Recorder
-from worker.training.flat_buffers import memories_of
-from worker.training.full_tensors import load, merge, pieces_of
+from worker.training.flat_buffers import layer_buffers
+from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
 from worker.training.gradient_sync import GradientSync
 from worker.training.precision import FP64
-from worker.training.zero1 import owned_parts
+from worker.training.zero1 import owned_buckets
 
 pytestmark = pytest.mark.torch
 
@@ -25,32 +25,32 @@ TIED_JOB = small_job(tied=True)
 LLAMA = small_job("llama", tied=False)  # Two key and value heads for four atoms: partial sums.
 
 
-def memories(job, plan, seat, group):
+def buffers(job, plan, place, group):
     tables = [table_of(job, index) for index in range(len(job.model.layers))]
     holdings = holdings_of(plan, tables, atoms=job.max_tp)
     layers = [
         build_layer(
             job,
             index,
-            tp=seat.tp,
-            tp_index=seat.index,
+            tp=place.tp,
+            tp_index=place.index,
             group=group,
-            moment=Moment(),
+            context=MicroBatchContext(),
             dtype=torch.float64,
             device="cpu",
         )
-        for index in range(*seat.layers)
+        for index in range(*place.layers)
     ]
     tie(layers)
-    held = atoms_held(tp=seat.tp, index=seat.index, atoms=job.max_tp)
-    return memories_of(
+    held = atoms_held(tp=place.tp, index=place.index, atoms=job.max_tp)
+    return layer_buffers(
         layers,
         tables_of(job),
         atoms=job.max_tp,
         held=held,
         precision=FP64,
         moments=2,
-        owned=owned_parts(holdings, seat.rank, zero=0),
+        owned=owned_buckets(holdings, place.rank, zero=0),
     )
 
 
@@ -58,63 +58,65 @@ def synced(job, plan, *, fill):
     """Give every rank gradients, sum them, and return what each then has."""
     tables = [table_of(job, index) for index in range(len(job.model.layers))]
     holdings = holdings_of(plan, tables, atoms=job.max_tp)
-    seats = seats_of(plan)
+    places = rank_places(plan)
 
     def body(transport):
-        seat = seats[transport.rank]
+        place = places[transport.rank]
         for ranks in groups_of(plan, holdings):
-            if seat.rank in ranks:
+            if place.rank in ranks:
                 transport.group(ranks)
-        group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
-        kept = memories(job, plan, seat, group)
-        for memory in kept.values():
-            for slot, view in zip(memory.slots, memory.views(memory.gradient), strict=True):
-                view.fill_(fill(seat, slot.spec))
-        sync = GradientSync(seat, holdings, kept, transport, Recorder())
+        group = transport.group(place.tp_ranks) if place.tp > 1 else None
+        kept = buffers(job, plan, place, group)
+        for buffer in kept.values():
+            for slot, view in zip(buffer.slots, buffer.views(buffer.gradient), strict=True):
+                view.fill_(fill(place, slot.spec))
+        sync = GradientSync(place, holdings, kept, transport, Recorder())
         for layer in kept:
             sync.start(layer)
         sync.finish()
         return kept
 
-    return run_as_threads(len(seats), body)
+    return run_as_threads(len(places), body)
 
 
 def test_every_holder_has_the_sum_over_replicas():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
     replicas = {0: 1.0, 1: 10.0, 2: 100.0}
-    for rank in synced(TIED_JOB, plan, fill=lambda seat, _: replicas[seat.pipeline]):
-        for memory in rank.values():
-            for slot, view in zip(memory.slots, memory.views(memory.gradient), strict=True):
+    for rank in synced(TIED_JOB, plan, fill=lambda place, _: replicas[place.pipeline]):
+        for buffer in rank.values():
+            for slot, view in zip(buffer.slots, buffer.views(buffer.gradient), strict=True):
                 # Both ends of pipelines 0 and 1 use what they share; the one rank of 2 once.
-                wanted = 122.0 if memory.layer == TIED else 111.0
-                assert torch.all(view == wanted), (memory.layer, slot.spec.name)
+                wanted = 122.0 if buffer.layer == TIED else 111.0
+                assert torch.all(view == wanted), (buffer.layer, slot.spec.name)
 
 
 def test_of_gradients_that_a_stage_has_alike_one_counts_and_parts_are_added():
     plan = plan_of(4, (1, [(0, 5, 4)]), (1, [(0, 5, 1)]))
     for rank in synced(LLAMA, plan, fill=lambda *_: 1.0):
-        for memory in rank.values():
-            for slot, view in zip(memory.slots, memory.views(memory.gradient), strict=True):
+        for buffer in rank.values():
+            for slot, view in zip(buffer.slots, buffer.views(buffer.gradient), strict=True):
                 partial = slot.spec.split_dim is None and slot.spec.gradient == "partial"
-                assert torch.all(view == (5.0 if partial else 2.0)), (memory.layer, slot.spec)
+                assert torch.all(view == (5.0 if partial else 2.0)), (buffer.layer, slot.spec)
 
 
 def test_atoms_leave_and_enter_flat_memory_unchanged():
     plan = plan_of(8, (1, [(0, 5, 1)]))
-    memory = memories(TIED_JOB, plan, seats_of(plan)[0], None)[2]
-    flat = torch.zeros_like(memory.master)
-    for number, view in enumerate(memory.views(flat)):
+    buffer = buffers(TIED_JOB, plan, rank_places(plan)[0], None)[2]
+    flat = torch.zeros_like(buffer.master)
+    for number, view in enumerate(buffer.views(flat)):
         view.copy_(torch.arange(view.numel()).view(view.shape) + 1000.0 * number)
     again = torch.zeros_like(flat)
     for wanted in (range(1), range(1, 3), range(3, 4)):
-        memory.put_atoms(again, wanted, memory.atoms_of(flat, wanted))
-    assert torch.equal(memory.split_part(again), memory.split_part(flat))
-    one = memory.atoms_of(flat, range(1, 2))
+        buffer.scatter_atoms(again, wanted, buffer.gather_atoms(flat, wanted))
+    assert torch.equal(buffer.split_part(again), buffer.split_part(flat))
+    one = buffer.gather_atoms(flat, range(1, 2))
     assert one.sum() == sum(
         view.chunk(4, slot.spec.split_dim)[1].sum()
-        for slot, view in zip(memory.split.slots, memory.views(flat), strict=False)
+        for slot, view in zip(buffer.split.slots, buffer.views(flat), strict=False)
     )
-    assert memory.atoms_of(flat, range(4)).data_ptr() == flat.data_ptr(), "no copy of everything"
+    assert buffer.gather_atoms(flat, range(4)).data_ptr() == flat.data_ptr(), (
+        "no copy of everything"
+    )
 
 
 @pytest.mark.parametrize("job", [TIED_JOB, LLAMA], ids=["tied", "grouped heads"])
@@ -133,19 +135,19 @@ def test_whole_tensors_survive_from_plan_to_plan(job):
 
 def merged(job, plan, logical):
     """The whole tensors of all ranks of a plan, which began with the given ones."""
-    seats = seats_of(plan)
+    places = rank_places(plan)
 
     def body(transport):
-        seat = seats[transport.rank]
-        group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
-        kept = memories(job, plan, seat, group)
-        for memory in kept.values():
+        place = places[transport.rank]
+        group = transport.group(place.tp_ranks) if place.tp > 1 else None
+        kept = buffers(job, plan, place, group)
+        for buffer in kept.values():
             if logical is None:
-                for number, moment in enumerate(memory.moments):
-                    moment.copy_(memory.master * (number + 2))
+                for number, context in enumerate(buffer.moments):
+                    context.copy_(buffer.master * (number + 2))
             else:
-                memory.master.zero_()
-                load(memory, logical, FP64)
-        return pieces_of(kept.values())
+                buffer.master.zero_()
+                load_full_tensors(buffer, logical, FP64)
+        return rank_tensors(kept.values())
 
-    return merge(run_as_threads(len(seats), body), tables_of(job))
+    return merge_ranks(run_as_threads(len(places), body), tables_of(job))

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.worker.trained import drawn, small_job
-from worker.training.optimizer import Update, clip_factor, learning_rate
+from worker.training.optimizer import OptimizerStep, clip_factor, learning_rate
 
 pytestmark = pytest.mark.torch
 
@@ -30,12 +30,14 @@ def test_ten_updates_are_those_of_torch(name):
         "sgd": lambda: torch.optim.SGD([reference], lr=1e-2, momentum=0.9),
     }[name]()
     weight = start.clone()
-    moments = tuple(torch.zeros_like(weight) for _ in range(Update.moments(job)))
+    moments = tuple(torch.zeros_like(weight) for _ in range(OptimizerStep.moments(job)))
     for count in range(1, 11):
         gradient = gradients[count % 3] * count
         reference.grad = gradient * 0.25
         optimizer.step()
-        Update(name, 1e-2, gradient_factor=0.25, count=count).apply(weight, gradient, moments)
+        OptimizerStep(name, 1e-2, gradient_factor=0.25, count=count).apply(
+            weight, gradient, moments
+        )
     torch.testing.assert_close(weight, reference.detach(), rtol=1e-12, atol=1e-14)
 
 
@@ -45,7 +47,7 @@ def test_a_weight_gets_the_same_bits_wherever_it_stands(name):
     weight, gradient, m, v = numbers(5000)
     v = v.abs()
     moments = (m, v) if name != "sgd" else (m,)
-    update = Update(name, 1e-3, gradient_factor=0.7, count=5)
+    update = OptimizerStep(name, 1e-3, gradient_factor=0.7, count=5)
 
     def updated(begin: int, end: int, *, offset: int) -> list[torch.Tensor]:
         kept = []
@@ -67,7 +69,7 @@ def test_a_weight_gets_the_same_bits_wherever_it_stands(name):
 
 def test_memory_beyond_one_portion_is_updated_too():
     start, gradient, m, v = numbers(2**17 + 5)
-    update = Update("adam", 1e-3, gradient_factor=1.0, count=1)
+    update = OptimizerStep("adam", 1e-3, gradient_factor=1.0, count=1)
     weight = start.clone()
     update.apply(weight, gradient, (m.zero_(), v.zero_()))
     torch.testing.assert_close(weight, start - 1e-3 * gradient.sign(), rtol=0, atol=1e-5)

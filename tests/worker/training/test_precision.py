@@ -31,7 +31,7 @@ from worker.training.precision import (
     loss_seed,
     precision_of,
 )
-from worker.training.trainer import NotANumberError, Progress, Trainer
+from worker.training.trainer import NotANumberError, Trainer, TrainingProgress
 
 pytestmark = pytest.mark.torch
 
@@ -82,11 +82,11 @@ def test_every_family_trains_in_low_precision_under_a_mixed_plan(family, precisi
 def test_masters_keep_what_low_precision_would_lose(precision):
     job = small_job(precision=precision, learning_rate=1e-5)
     (trainer,) = trained(job, alone(job), steps=3).trainers
-    memory = trainer.memories[2]
-    assert memory.master.dtype == torch.float32
-    assert memory.compute.dtype == trainer.precision.compute
-    assert torch.equal(memory.compute, memory.master.to(memory.compute.dtype))
-    assert not torch.equal(memory.compute.float(), memory.master)
+    buffer = trainer.buffers[2]
+    assert buffer.master.dtype == torch.float32
+    assert buffer.compute.dtype == trainer.precision.compute
+    assert torch.equal(buffer.compute, buffer.master.to(buffer.compute.dtype))
+    assert not torch.equal(buffer.compute.float(), buffer.master)
 
 
 def test_an_overflow_skips_the_update_on_all_ranks_and_lowers_the_scale():
@@ -95,10 +95,10 @@ def test_an_overflow_skips_the_update_on_all_ranks_and_lowers_the_scale():
 
     def body(transport):
         trainer = Trainer(job, MIXED, transport.rank, transport, SomeLabels(job))
-        trainer.progress = Progress(scale=scale)
-        before = [checksums(memory) for memory in trainer.memories.values()]
+        trainer.progress = TrainingProgress(scale=scale)
+        before = [checksums(buffer) for buffer in trainer.buffers.values()]
         report = trainer.step()
-        after = [checksums(memory) for memory in trainer.memories.values()]
+        after = [checksums(buffer) for buffer in trainer.buffers.values()]
         same = all(
             one[key] == other[key]
             for one, other in zip(before, after, strict=True)
@@ -130,8 +130,8 @@ def test_the_scale_does_not_show_in_what_is_learned():
 
         def body(transport, factor=factor):
             trainer = Trainer(job, alone(job), 0, transport, SomeLabels(job), precision=FP64)
-            trainer.progress = Progress(scale=LossScale(factor))
-            return trainer.step(), trainer.memories[1].master.clone()
+            trainer.progress = TrainingProgress(scale=LossScale(factor))
+            return trainer.step(), trainer.buffers[1].master.clone()
 
         results += run_as_threads(1, body)
     (one, weights), (other, same_weights) = results
@@ -157,13 +157,13 @@ def test_a_loss_that_is_no_number_names_the_step_the_rank_and_the_layer(layer):
     def body(transport):
         trainer = Trainer(job, plan, transport.rank, transport, SomeLabels(job))
         trainer.step()
-        if transport.rank in (3, 4) and layer in trainer.memories:
-            trainer.memories[layer].compute.fill_(math.nan)
-        weights = {k: memory.master.clone() for k, memory in trainer.memories.items()}
+        if transport.rank in (3, 4) and layer in trainer.buffers:
+            trainer.buffers[layer].compute.fill_(math.nan)
+        weights = {k: buffer.master.clone() for k, buffer in trainer.buffers.items()}
         with pytest.raises(NotANumberError) as caught:
             trainer.step()
-        for k, memory in trainer.memories.items():
-            same = torch.equal(memory.master.nan_to_num(9.0), weights[k].nan_to_num(9.0))
+        for k, buffer in trainer.buffers.items():
+            same = torch.equal(buffer.master.nan_to_num(9.0), weights[k].nan_to_num(9.0))
             assert same, "weights were touched"
         return str(caught.value)
 
@@ -178,7 +178,7 @@ def test_a_gradient_that_is_no_number_names_its_layer():
 
     def body(transport):
         trainer = Trainer(job, alone(job), 0, transport, SomeLabels(job))
-        parameter = trainer.memories[2].parameters[0]
+        parameter = trainer.buffers[2].parameters[0]
         parameter.register_hook(lambda gradient: gradient * math.inf)
         with pytest.raises(NotANumberError, match="the gradient of layer 2 is not finite"):
             trainer.step()

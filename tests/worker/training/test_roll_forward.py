@@ -16,8 +16,8 @@ from tests.worker.trained import (
     trained,
 )
 from worker.distributed.in_process import ThreadTransport, ThreadWorld, run_as_threads
-from worker.distributed.interface import PeerLost, TransportError
-from worker.training.full_tensors import pieces_of
+from worker.distributed.interface import PeerLostError, TransportError
+from worker.training.full_tensors import rank_tensors
 from worker.training.trainer import Trainer
 
 pytestmark = pytest.mark.torch
@@ -41,7 +41,7 @@ class Unheard:
             while self._world.notes.get(0, (0,))[0] != LAST:
                 pass  # Rank 0 has the result.
             self._world.lose(1, "voting")
-            raise PeerLost(1, "voting")
+            raise PeerLostError(1, "voting")
         return tensor
 
 
@@ -55,13 +55,13 @@ def until_the_loss(job, *, zero: int = 0):
         worlds.append(world)
         trainer = Trainer(job, PLAN, transport.rank, transport, SomeLabels(job))
         if transport.rank == 2:
-            trainer._vote._group = Unheard(trainer, world, trainer.everybody)
+            trainer._vote._group = Unheard(trainer, world, trainer.world_group)
         try:
             for _ in range(10):
                 trainer.step()
         except TransportError:
             report = trainer.roll_forward()
-        return trainer.progress, report, pieces_of(trainer.memories.values())
+        return trainer.progress, report, rank_tensors(trainer.buffers.values())
 
     return run_as_threads(3, body)
 
@@ -86,7 +86,7 @@ def test_who_has_not_its_gradients_does_not_end_the_step():
         trainer = Trainer(JOB, PLAN, transport.rank, transport, SomeLabels(JOB))
         trainer.step()
         all_done.wait()  # Who aborts before another has done its step ends that one, too.
-        transport.note((1, [0.0] * 35))  # As if somebody had the next one, which cannot be.
+        transport.record_vote((1, [0.0] * 35))  # As if somebody had the next one, which cannot be.
         transport.abort("over")
         return trainer.roll_forward(), trainer.progress.step
 

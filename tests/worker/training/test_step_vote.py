@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from tests.worker.any_plan import any_plan
 from tests.worker.trained import SomeLabels, drawn, plan_of, small_job
-from tests.worker.training.test_gradient_sync import memories
+from tests.worker.training.test_gradient_sync import buffers
 from worker.distributed.in_process import run_as_threads
-from worker.layout.rank_layout import holdings_of, seats_of
+from worker.layout.rank_layout import holdings_of, rank_places
 from worker.layout.tensor_table import table_of
-from worker.training.step_vote import Ballot, Vote, square_sum
-from worker.training.trainer import NoKeeper, Trainer
+from worker.training.step_vote import StepContribution, StepVote, square_sum
+from worker.training.trainer import NoSnapshots, Trainer
 
 pytestmark = pytest.mark.torch
 
@@ -26,26 +26,26 @@ def verdicts(plan, *, ballot):
     """What all ranks hear when every logical gradient is the initial weight."""
     tables = [table_of(JOB, index) for index in range(len(JOB.model.layers))]
     holdings = holdings_of(plan, tables, atoms=JOB.max_tp)
-    seats = seats_of(plan)
+    places = rank_places(plan)
 
     def body(transport):
-        seat = seats[transport.rank]
-        everybody = transport.group(tuple(range(len(seats))))
-        group = transport.group(seat.tp_ranks) if seat.tp > 1 else None
-        kept = memories(JOB, plan, seat, group)
-        for memory in kept.values():
-            memory.gradient.copy_(memory.master)
-        vote = Vote(seat.rank, holdings, everybody, torch.device("cpu"))
-        return vote.cast(kept, ballot(seat))
+        place = places[transport.rank]
+        everybody = transport.group(tuple(range(len(places))))
+        group = transport.group(place.tp_ranks) if place.tp > 1 else None
+        kept = buffers(JOB, plan, place, group)
+        for buffer in kept.values():
+            buffer.gradient.copy_(buffer.master)
+        vote = StepVote(place.rank, holdings, everybody, torch.device("cpu"))
+        return vote.cast(kept, ballot(place))
 
-    return run_as_threads(len(seats), body)
+    return run_as_threads(len(places), body)
 
 
 def test_the_norm_has_the_same_bits_under_every_plan(examples):
     norms = set()
     for seed in range(examples // 5):
         plan = any_plan(drawn(f"vote {seed}"), JOB)
-        found = verdicts(plan, ballot=lambda _: Ballot())
+        found = verdicts(plan, ballot=lambda _: StepContribution())
         assert len({verdict.norm for verdict in found}) == 1
         norms.add(found[0].norm)
     assert len(norms) == 1
@@ -53,12 +53,12 @@ def test_the_norm_has_the_same_bits_under_every_plan(examples):
 
 def test_a_shared_tensor_counts_once_in_the_norm():
     plan = plan_of(8, (1, [(0, 5, 1)]))
-    (verdict,) = verdicts(plan, ballot=lambda _: Ballot())
-    kept = memories(JOB, plan, seats_of(plan)[0], None)
-    wanted = math.sqrt(sum((memory.master**2).sum().item() for memory in kept.values()))
+    (verdict,) = verdicts(plan, ballot=lambda _: StepContribution())
+    kept = buffers(JOB, plan, rank_places(plan)[0], None)
+    wanted = math.sqrt(sum((buffer.master**2).sum().item() for buffer in kept.values()))
     assert verdict.norm == pytest.approx(wanted, rel=1e-13)
     assert (
-        sum(p.numel() for memory in kept.values() for p in memory.parameters)
+        sum(p.numel() for buffer in kept.values() for p in buffer.parameters)
         == sum(
             tensor.elements
             for layer in JOB.model.layers
@@ -74,8 +74,8 @@ def test_what_ranks_tell_is_added():
     big = 2**52 // 4
     found = verdicts(
         plan,
-        ballot=lambda seat: Ballot(
-            0.5, samples=1, labels=seat.rank, digest_sum=big + seat.rank, wishes_to_stop=False
+        ballot=lambda place: StepContribution(
+            0.5, samples=1, labels=place.rank, digest_sum=big + place.rank, wants_to_stop=False
         ),
     )
     for verdict in found:
@@ -87,14 +87,14 @@ def test_what_ranks_tell_is_added():
 def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
 
-    class Wish(NoKeeper):
-        def wishes_to_stop(self, step):
+    class Wish(NoSnapshots):
+        def wants_to_stop(self, step):
             return step == 1
 
     def body(transport):
         trainer = Trainer(JOB, plan, transport.rank, transport, SomeLabels(JOB))
         if transport.rank == 2:
-            trainer.keeper = Wish()
+            trainer.snapshot_hook = Wish()
         return [trainer.step().stop for _ in range(3)]
 
     assert run_as_threads(4, body) == [[False, True, False]] * 4
@@ -103,9 +103,11 @@ def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
 def test_what_is_not_finite_is_told():
     plan = plan_of(2, (1, [(0, 5, 2)]), (3, [(0, 5, 1)]))
     for loss in (math.nan, math.inf):
-        found = verdicts(plan, ballot=lambda seat, loss=loss: Ballot(loss if seat.rank else 0.0))
+        found = verdicts(
+            plan, ballot=lambda place, loss=loss: StepContribution(loss if place.rank else 0.0)
+        )
         assert not any(verdict.is_finite for verdict in found)
-    assert all(v.is_finite for v in verdicts(plan, ballot=lambda _: Ballot(1.0)))
+    assert all(v.is_finite for v in verdicts(plan, ballot=lambda _: StepContribution(1.0)))
 
 
 def test_squares_are_summed_in_double_precision():

@@ -32,12 +32,12 @@ def test_moments_are_kept_once():
     held = {}
     for zero in (0, 1):
         run = trained(replace(JOB, zero=zero), plan)
-        memories = [m for trainer in run.trainers for m in trainer.memories.values()]
-        held[zero] = sum(moment.numel() for memory in memories for moment in memory.moments)
+        buffers = [m for trainer in run.trainers for m in trainer.buffers.values()]
+        held[zero] = sum(context.numel() for buffer in buffers for context in buffer.moments)
         parts = [
             (trainer.rank, part)
             for trainer in run.trainers
-            for m in trainer.memories.values()
+            for m in trainer.buffers.values()
             for part in m.owned
         ]
         if zero:
@@ -51,7 +51,7 @@ def test_owners_take_turns():
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
     run = trained(replace(JOB, zero=1), plan)
     owned = [
-        sum(len(memory.master) for memory in trainer.memories.values() if memory.moments)
+        sum(len(buffer.master) for buffer in trainer.buffers.values() if buffer.moments)
         for trainer in run.trainers
     ]
     assert min(owned) > 0.3 * sum(owned)

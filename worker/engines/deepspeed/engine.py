@@ -29,15 +29,21 @@ from simulator.spec.plan import Plan
 from worker.data.batch import Data, next_hash
 from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
-from worker.layout.rank_layout import Seat, sample_positions, seats_of
+from worker.layout.rank_layout import RankPlace, rank_places, sample_positions
 from worker.layout.tensor_table import table_of
-from worker.models.apply_plan import LocalLayer, Values, build_layer, tie
+from worker.models.apply_plan import LocalLayer, ShardValues, build_layer, tie
 from worker.models.loss import NO_LABEL, loss_sum
-from worker.models.microbatch_context import MicroBatch, Moment
-from worker.training.full_tensors import Key, Pieces
+from worker.models.microbatch_context import MicroBatch, MicroBatchContext
+from worker.training.full_tensors import RankTensors, TensorKey
 from worker.training.optimizer import learning_rate
 from worker.training.precision import LossScale, precision_of
-from worker.training.trainer import Keeper, NoKeeper, NotANumberError, Progress, StepReport
+from worker.training.trainer import (
+    NoSnapshots,
+    NotANumberError,
+    SnapshotHook,
+    StepReport,
+    TrainingProgress,
+)
 
 
 class DeepSpeedTrainer:
@@ -54,17 +60,17 @@ class DeepSpeedTrainer:
         *,
         device: torch.device,
         deadline_s: float,
-        weights: Callable[[int], Values] | None,
+        weights: Callable[[int], ShardValues] | None,
     ) -> None:
         self.job, self.plan, self.data, self.device = job, plan, data, device
-        self.seat: Seat = seats_of(plan)[rank]
+        self.place: RankPlace = rank_places(plan)[rank]
         self._follows_job = config["optimizer"] == optimizer_of(job) and "scheduler" not in config
-        self.progress = Progress(scale=LossScale.first(precision_of(job)))
-        self.keeper: Keeper = NoKeeper()
+        self.progress = TrainingProgress(scale=LossScale.first(precision_of(job)))
+        self.snapshot_hook: SnapshotHook = NoSnapshots()
         self._number = 0
-        self._moment = Moment()
+        self._context = MicroBatchContext()
         self._per_label = 0.0
-        count = len(seats_of(plan))
+        count = len(rank_places(plan))
         local = rank if device.index is None else device.index
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(count)}
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -76,7 +82,7 @@ class DeepSpeedTrainer:
             self._engine = _engine(self._model, config)
             _keep_norm(self._engine)
         self._dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
-        self._layers[0].module.register_forward_pre_hook(self._next_moment)
+        self._layers[0].module.register_forward_pre_hook(self._advance_micro_batch)
         # Which layers have put out what is no number, noted without waiting for a device.
         self._bad = torch.zeros(len(job.model.layers), dtype=torch.bool, device=device)
         for layer in self._layers:
@@ -124,11 +130,11 @@ class DeepSpeedTrainer:
         """Leave the other ranks in peace, and this process as it was before."""
         leave_groups()
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> RankTensors:
         """What this rank holds of the state, named as our own engine names it; all ranks ask."""
         return pieces_of_engine(self._engine, self.job, self._layers)
 
-    def restore(self, logical: Mapping[Key, Tensor], progress: Progress) -> None:
+    def restore(self, logical: Mapping[TensorKey, Tensor], progress: TrainingProgress) -> None:
         """Go on from whole tensors, as another engine may have left them.
 
         In fp16 the loss scale begins anew.
@@ -136,7 +142,7 @@ class DeepSpeedTrainer:
         load_engine(self._engine, self.job, self._layers, logical, updates=progress.updates)
         self.progress = progress
 
-    def _build(self, weights: Callable[[int], Values] | None) -> list[LocalLayer]:
+    def _build(self, weights: Callable[[int], ShardValues] | None) -> list[LocalLayer]:
         layers = [
             build_layer(
                 self.job,
@@ -144,12 +150,12 @@ class DeepSpeedTrainer:
                 tp=1,
                 tp_index=0,
                 group=None,
-                moment=self._moment,
+                context=self._context,
                 dtype=torch.float32,
                 device=self.device,
                 values=None if weights is None else weights(index),
             )
-            for index in range(*self.seat.layers)
+            for index in range(*self.place.layers)
         ]
         tie(layers)
         return layers
@@ -161,7 +167,7 @@ class DeepSpeedTrainer:
         local = {layer.index: layer.module for layer in self._layers}
         tied = _tied_apart(self.job, [stage.layers for stage in stages])
 
-        class Made(pipe.LayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
+        class _PrebuiltLayer(pipe.LayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
             """A layer that is there already, where this rank holds it."""
 
             def __init__(self, index: int) -> None:
@@ -171,7 +177,7 @@ class DeepSpeedTrainer:
             def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002 - as there
                 return local[self.index]
 
-        class MadeTied(pipe.TiedLayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
+        class _PrebuiltTiedLayer(pipe.TiedLayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
             """One of two that share a weight, and stand in different stages."""
 
             def __init__(self, index: int, name: str) -> None:
@@ -181,7 +187,7 @@ class DeepSpeedTrainer:
             def build(self, log: bool = False) -> nn.Module:  # noqa: ARG002 - as there
                 return local[self.index]
 
-        class Pipelines(pipe.PipelineModule):  # type: ignore[misc]  # DeepSpeed is not typed
+        class _PlannedPipelines(pipe.PipelineModule):  # type: ignore[misc]  # DeepSpeed is not typed
             """Cut where the plan says."""
 
             def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - as there
@@ -189,8 +195,11 @@ class DeepSpeedTrainer:
                 number = self._topo.get_coord(self.global_rank).pipe
                 self._set_bounds(start=self.parts[number], stop=self.parts[number + 1])
 
-        model: nn.Module = Pipelines(
-            [MadeTied(i, tied[i]) if i in tied else Made(i) for i in range(count)],
+        model: nn.Module = _PlannedPipelines(
+            [
+                _PrebuiltTiedLayer(i, tied[i]) if i in tied else _PrebuiltLayer(i)
+                for i in range(count)
+            ],
             # Our ranks count the stages of one pipeline before those of the next.
             topology=topology.ProcessTopology(
                 ["data", "pipe"], [len(self.plan.pipelines), len(stages)]
@@ -218,19 +227,19 @@ class DeepSpeedTrainer:
         """The micro batches of this pipeline; of all ranks: the sum of digests, how many labels,
         and how many wish that this is the last step.
         """
-        seat = self.seat
+        place = self.place
         batches: list[tuple[Tensor, Tensor]] = []
         told = torch.zeros(3, dtype=torch.int64, device=self.device)
-        told[2] = int(self.keeper.wishes_to_stop(self.progress.step))
-        for number in range(self.plan.pipelines[seat.pipeline].micro_batches):
-            if not (seat.is_first or seat.is_last):
+        told[2] = int(self.snapshot_hook.wants_to_stop(self.progress.step))
+        for number in range(self.plan.pipelines[place.pipeline].micro_batches):
+            if not (place.is_first or place.is_last):
                 batches.append((torch.empty(0), torch.empty(0)))  # Nobody looks at them.
                 continue
-            positions = sample_positions(self.plan, pipeline=seat.pipeline, micro_batch=number)
+            positions = sample_positions(self.plan, pipeline=place.pipeline, micro_batch=number)
             samples = self.data.batch(self.progress.step, positions)
-            if seat.is_first:
+            if place.is_first:
                 told[0] += int(samples.digests.sum())
-            if seat.is_last:
+            if place.is_last:
                 told[1] += int((samples.labels != NO_LABEL).sum())
             inputs = samples.inputs
             inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
@@ -239,14 +248,14 @@ class DeepSpeedTrainer:
         digest_sum, labels, wishes = told.tolist()
         return batches, digest_sum, labels, wishes
 
-    def _next_moment(self, *_: Any) -> None:
+    def _advance_micro_batch(self, *_: Any) -> None:
         """Passes begin in the order of their micro batches, which dropout must know."""
         positions = sample_positions(
-            self.plan, pipeline=self.seat.pipeline, micro_batch=self._number
+            self.plan, pipeline=self.place.pipeline, micro_batch=self._number
         )
         self._number += 1
         samples = torch.arange(positions.start, positions.stop, device=self.device)
-        self._moment.now = MicroBatch(self.job.data.seed, self.progress.step, samples)
+        self._context.current = MicroBatch(self.job.data.seed, self.progress.step, samples)
 
     def _look_at(self, layer: int, _: nn.Module, __: Any, output: Tensor) -> None:
         self._bad[layer] |= ~torch.isfinite(output.detach()).all()
@@ -255,7 +264,7 @@ class DeepSpeedTrainer:
         """Name the first layer that left the numbers, and its rank; all ranks say the same."""
         ranks, layers = dist.get_world_size(), len(self._bad)
         first = int(self._bad.nonzero()[0]) if self._bad.any() else layers
-        found = torch.tensor(first * ranks + self.seat.rank, device=self.device)
+        found = torch.tensor(first * ranks + self.place.rank, device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         layer, rank = divmod(int(found), ranks)
         assert layer < layers, "the loss comes from the last layer"

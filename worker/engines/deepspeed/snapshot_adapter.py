@@ -27,25 +27,31 @@ from worker.distributed.interface import Collective, Transport
 from worker.distributed.process_groups import ProcessTransport
 from worker.engines.deepspeed.config import read_config
 from worker.engines.deepspeed.engine import DeepSpeedTrainer, leave_groups
-from worker.engines.select import as_kept
-from worker.layout.rank_layout import holdings_of, seats_of
+from worker.engines.select import snapshot_job
+from worker.layout.rank_layout import holdings_of, rank_places
 from worker.layout.tensor_table import table_of
-from worker.models.apply_plan import Values, build_layer, tie
-from worker.models.microbatch_context import Moment
+from worker.models.apply_plan import ShardValues, build_layer, tie
+from worker.models.microbatch_context import MicroBatchContext
 from worker.models.starting_weights import zero_weights
 from worker.profiling.timeline import Recorder
-from worker.training.flat_buffers import LayerMemory, memories_of
-from worker.training.full_tensors import load, merge, pieces_of
-from worker.training.optimizer import Update
+from worker.training.flat_buffers import LayerBuffer, layer_buffers
+from worker.training.full_tensors import load_full_tensors, merge_ranks, rank_tensors
+from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
-from worker.training.trainer import Keeper, NoKeeper, NotANumberError, Progress, StepReport
-from worker.training.zero1 import owned_parts
+from worker.training.trainer import (
+    NoSnapshots,
+    NotANumberError,
+    SnapshotHook,
+    StepReport,
+    TrainingProgress,
+)
+from worker.training.zero1 import owned_buckets
 
 _PREFIX = "deepspeed"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DeepSpeedStore:
     """Where the ranks of a generation meet."""
 
     store: Store | None
@@ -60,7 +66,7 @@ class Place:
         return PrefixStore(f"{_PREFIX}/{self.generation}", self.store)
 
 
-class KeptDeepSpeed:
+class DeepSpeedEngine:
     """One rank that DeepSpeed trains, as a keeper of snapshots sees it."""
 
     def __init__(
@@ -69,26 +75,26 @@ class KeptDeepSpeed:
         plan: Plan,
         rank: int,
         transport: Transport,
-        place: Place,
+        place: DeepSpeedStore,
         data: Data,
         *,
         device: torch.device,
         recorder: Recorder,
-        weights: Callable[[int], Values] | None,
+        weights: Callable[[int], ShardValues] | None,
     ) -> None:
         _check_it_can_be(job, device)
-        self.job = as_kept(job, plan)
+        self.job = snapshot_job(job, plan)
         self.plan, self.rank, self.device = plan, rank, device
         self.precision = precision_of(job)
         self.recorder = recorder
-        self.is_whole = True
+        self.update_complete = True
         tables = [table_of(job, index) for index in range(len(job.model.layers))]
         self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
         self._transport = transport
-        self.everybody: Collective | None = None
+        self.world_group: Collective | None = None
         if isinstance(transport, ProcessTransport):
-            self.everybody = transport.group(tuple(range(plan.device_count)))
-            transport.end_too(_opened_backends)
+            self.world_group = transport.group(tuple(range(plan.device_count)))
+            transport.also_abort(_opened_backends)
         config = read_config(None, plan, job)
         shared: dict[str, Any] = {"device": device, "weights": weights}
 
@@ -103,54 +109,54 @@ class KeptDeepSpeed:
         except BaseException:
             leave_groups()
             raise
-        self.memories: Mapping[int, LayerMemory] = self._memories()
+        self.buffers: Mapping[int, LayerBuffer] = self._buffers()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         return self._trainer.progress
 
     @progress.setter
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: TrainingProgress) -> None:
         self._trainer.progress = progress
 
     @property
-    def keeper(self) -> Keeper:
-        return self._trainer.keeper
+    def snapshot_hook(self) -> SnapshotHook:
+        return self._trainer.snapshot_hook
 
-    @keeper.setter
-    def keeper(self, keeper: Keeper) -> None:
-        self._trainer.keeper = keeper
+    @snapshot_hook.setter
+    def snapshot_hook(self, hook: SnapshotHook) -> None:
+        self._trainer.snapshot_hook = hook
 
     def step(self) -> StepReport:
         """Train on the next batch; every rank takes the same steps at the same time."""
         self.recorder.at_step(self.progress.step)
         # What a step that is broken off has changed cannot be told: the last snapshot counts.
-        self.is_whole = False
+        self.update_complete = False
         with self.recorder.span("step"):
             report: StepReport = self._translated(self._trainer.step)
-        self.is_whole = True
+        self.update_complete = True
         return report
 
     def roll_forward(self) -> StepReport | None:
         return None
 
-    def lay_down(self) -> float:
+    def export_state(self) -> float:
         begin_s = time.perf_counter()
         held = self._translated(self._trainer.pieces)
         logical = {key: whole for key, ((_, whole),) in held.items()}
-        for memory in self.memories.values():
-            load(memory, logical, self.precision)
+        for buffer in self.buffers.values():
+            load_full_tensors(buffer, logical, self.precision)
         return time.perf_counter() - begin_s
 
-    def take_up(self) -> None:
-        state = merge([pieces_of(self.memories.values())], self.holdings.tables)
+    def import_state(self) -> None:
+        state = merge_ranks([rank_tensors(self.buffers.values())], self.holdings.tables)
         self._trainer.restore(state, self.progress)
 
     def close(self) -> None:
-        self.keeper = NoKeeper()
+        self.snapshot_hook = NoSnapshots()
         self._trainer.close()
 
-    def _memories(self) -> dict[int, LayerMemory]:
+    def _buffers(self) -> dict[int, LayerBuffer]:
         """Empty ones for the layers of this rank, in the host's memory."""
         job, rank = self.job, self.rank
         layers = [
@@ -160,22 +166,22 @@ class KeptDeepSpeed:
                 tp=1,
                 tp_index=0,
                 group=None,
-                moment=Moment(),
+                context=MicroBatchContext(),
                 dtype=self.precision.master,
                 device="cpu",
                 values=zero_weights(job)(index),
             )
-            for index in range(*seats_of(self.plan)[rank].layers)
+            for index in range(*rank_places(self.plan)[rank].layers)
         ]
         tie(layers)
-        return memories_of(
+        return layer_buffers(
             layers,
             self.holdings.tables,
             atoms=job.max_tp,
             held=range(job.max_tp),
             precision=self.precision,
-            moments=Update.moments(job),
-            owned=owned_parts(self.holdings, rank, zero=0),
+            moments=OptimizerStep.moments(job),
+            owned=owned_buckets(self.holdings, rank, zero=0),
         )
 
     def _translated(self, act: Callable[[], Any]) -> Any:
@@ -188,7 +194,7 @@ class KeptDeepSpeed:
             transport = self._transport
             if not isinstance(transport, ProcessTransport):
                 raise
-            if not _is_of_connections(error) and not transport.wait_over():
+            if not _is_of_connections(error) and not transport.wait_failed():
                 raise
             return transport.translate(partial(_raise, error), "training by DeepSpeed")
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from simulator.spec.job import Job
-from worker.layout.rank_layout import TIED, own_tensors
+from worker.layout.rank_layout import TIED, tensors_by_layer
 from worker.layout.tensor_table import table_of
 from worker.models.apply_plan import LocalLayer
-from worker.training.full_tensors import Key, Kind, Pieces
+from worker.training.full_tensors import RankTensors, StateKind, TensorKey
 
 _MOMENTS: Mapping[type, tuple[str, ...]] = {
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
@@ -27,9 +27,9 @@ _MOMENTS: Mapping[type, tuple[str, ...]] = {
 """What torch calls our moments; other optimizers have none that we know."""
 
 
-def pieces_of_engine(engine: Any, job: Job, layers: Sequence[LocalLayer]) -> Pieces:
+def pieces_of_engine(engine: Any, job: Job, layers: Sequence[LocalLayer]) -> RankTensors:
     """Copies of all that the layers of this rank consist of; all replicas ask at once."""
-    found: Pieces = {}
+    found: RankTensors = {}
     for layer, name, atoms, parameter in _named(job, layers):
         place, kept = _kept(engine, parameter)
         for kind, values in kept.items():
@@ -45,7 +45,7 @@ def load_engine(
     engine: Any,
     job: Job,
     layers: Sequence[LocalLayer],
-    logical: Mapping[Key, Tensor],
+    logical: Mapping[TensorKey, Tensor],
     *,
     updates: int,
 ) -> None:
@@ -65,7 +65,7 @@ def _named(
     job: Job, layers: Sequence[LocalLayer]
 ) -> Iterator[tuple[int, str, range | None, nn.Parameter]]:
     """Each parameter with its layer, name and atoms in the logical state."""
-    tables = own_tensors(table_of(job, index) for index in range(len(job.model.layers)))
+    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shared = {spec.name for spec in tables[TIED]}
     for layer in layers:
         for tensor in layer.tensors:
@@ -75,7 +75,7 @@ def _named(
             yield TIED if is_shared else layer.index, name, atoms, tensor.parameter
 
 
-def _kept(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[Kind, Tensor]]:
+def _kept(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[StateKind, Tensor]]:
     """The master and the moments that this rank keeps, and which part of the parameter it is."""
     optimizer = _torch_optimizer(engine)
     flat: Tensor = parameter
