@@ -17,7 +17,7 @@ import json, subprocess, sys
 from pathlib import Path
 from agents.snapshots.upload import reason_of, write_object
 from sailord.checkpoints.object_storage import StorageError, open_storage
-from worker import slots
+from worker.checkpoint import snapshot_file as slots
 
 far, found = Path(sys.argv[1]), []
 def bring(name, path=Path(sys.argv[2])):
