@@ -1,12 +1,11 @@
-"""``sailorctl checkpoint``: what is kept of a job, and what a person may do with it.
+"""The commands ``checkpoint ...``: list, make, pin, verify, export, import and roll back.
 
-``ls``, ``now``, ``pin``, ``unpin`` and ``rollback`` ask the running sailord. ``verify`` and
-``export`` need nothing but the storage: they work where all else is gone.
+``ls``, ``now``, ``pin``, ``unpin`` and ``rollback`` ask the running sailord. ``verify``, ``export``
+and ``import`` need only the storage, so they work without a cluster.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -24,10 +23,12 @@ from sailord.checkpoints.object_storage import Storage, StorageError, open_stora
 from sailord.checkpoints.resume import take_in
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
-from sailord.cli.cluster import FAILED, active_job, online, show
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.options import FILE, JSON, show
+from sailord.cli.server import about_job, active_job, order_options, server_command
 from sailord.client import Client, ServerProblem, part
 from sailord.planning.job_spec import read_job, saving_of
-from sailord.text import cluster_text as text
+from sailord.text.table import table
 from simulator.documents.files import read_bytes
 from simulator.documents.problems import InputError, Problem
 
@@ -36,52 +37,50 @@ WAIT_S = 0.2
 
 @click.group()
 def checkpoint() -> None:
-    """List, make, check, keep, export and go back to checkpoints."""
+    """List, make, verify, pin and export checkpoints, and roll back."""
 
 
 @checkpoint.command("ls")
 @click.argument("job", required=False)
-@online
+@server_command
 def list_checkpoints(client: Client, job: str | None, as_json: bool) -> None:
     """List a job's checkpoints.
 
-    Without JOB: of the job that has the cluster.
+    Default JOB: the active one.
     """
-    job = job or active_job(client)
-    show(client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints"), as_json, _listed)
+    show(about_job(client, job, "checkpoints"), as_json, _list_text)
 
 
-def _listed(value: dict[str, Any]) -> str:
+def _list_text(value: dict[str, Any]) -> str:
     if value["uri"] is None:
-        return f"{value['job']} names no place for checkpoints"
-    rows = [("step", "generation", "bytes", "samples", "")]
+        return f"{value['job']} has no [checkpoint] uri"
+    rows = []
     for each in value["checkpoints"]:
         marks = [word for word in ("durable", "pinned") if each[f"is_{word}"]]
         numbers = (each["step"], each["generation"], each["bytes"], each["samples"])
         step, generation, size, samples = (f"{number:,}" for number in numbers)
         rows.append((step, generation, size, samples, ", ".join(marks)))
-    # A sailord that is older than this command does not tell of those.
-    unreadable = value.get("unreadable", ())
-    for each in unreadable:
+    for each in value["unreadable"]:
         step, generation = f"{each['step']:,}", f"{each['generation']:,}"
         rows.append((step, generation, "-", "-", f"unreadable: {each['why']}"))
-    lines = text.table(rows) if len(rows) > 1 else ["no checkpoint yet"]
-    if unreadable:
-        lines.append("what is unreadable is never gone back to; an older one is taken instead")
+    header = ("step", "generation", "bytes", "samples", "")
+    lines = [table(header, rows) if rows else "no checkpoint yet"]
+    if value["unreadable"]:
+        lines.append("unreadable checkpoints are skipped when the job is restored")
     lines.append(f"at {value['uri']}/{value['job']}")
     if value["unfinished_bytes"]:
-        lines.append(f"{value['unfinished_bytes']:,} bytes of uploads that are no checkpoint yet")
+        lines.append(f"{value['unfinished_bytes']:,} bytes of unfinished uploads")
     return "\n".join([*lines, *([value["trouble"]] if value["trouble"] else [])])
 
 
 @checkpoint.command("now")
 @click.argument("job", required=False)
-@click.option("--wait/--no-wait", default=True, help="Until it is durable.", show_default=True)
-@online
+@click.option("--wait/--no-wait", default=True, help="Wait until it is durable.", show_default=True)
+@server_command
 def make_now(client: Client, job: str | None, wait: bool, as_json: bool) -> None:
-    """Make what the job has come to durable, whatever the interval says.
+    """Make a durable checkpoint now, regardless of the interval.
 
-    Without JOB: of the job that has the cluster.
+    Default JOB: the active one.
     """
     job = job or active_job(client)
     before = _durable_step(client, job)
@@ -89,27 +88,27 @@ def make_now(client: Client, job: str | None, wait: bool, as_json: bool) -> None
     if not wait:
         show(ordered, as_json, lambda _: f"checkpoint {job}: ordered")
         return
-    told: list[str] = []
+    reported: list[str] = []
     while (step := _durable_step(client, job)) is None or step == before:
         time.sleep(WAIT_S)
         state = client.ask("GET", f"/v1/jobs/{part(job)}/checkpoints")
         if state["trouble"] or state["uri"] is None:
-            click.echo(f"error: {state['trouble'] or _listed(state)}", err=True)
+            click.echo(f"error: {state['trouble'] or _list_text(state)}", err=True)
             raise SystemExit(FAILED)
         _expect_running(client, job, step)
-        if (troubles := _troubles(client, job)) != told:
-            told = troubles
+        if (troubles := _troubles(client, job)) != reported:
+            reported = troubles
             click.echo("\n".join(["still waiting", *troubles]), err=True)
     show({"job": job, "step": step}, as_json, lambda _: f"step {step} is durable")
 
 
 def _expect_running(client: Client, job: str, durable_step: int | None) -> None:
-    """Nobody makes a checkpoint of a job that does not run; who waits for one hears it."""
+    """Raise if the job does not run, since no further checkpoint of it will come."""
     state = client.ask("GET", f"/v1/jobs/{part(job)}")["state"]
     if state == "running":
         return
-    kept = "nothing of it is" if durable_step is None else f"step {durable_step} is"
-    raise ServerProblem(f"{job} is {state}: no further checkpoint is made of it; {kept} durable")
+    newest = "none is durable" if durable_step is None else f"the newest is of step {durable_step}"
+    raise ServerProblem(f"{job} is {state}, so no further checkpoint is made; {newest}")
 
 
 def _troubles(client: Client, job: str) -> list[str]:
@@ -126,7 +125,7 @@ def _pinning(order: str, about: str) -> click.Command:
     @click.command(order, help=about)
     @click.argument("job")
     @click.argument("step", type=click.IntRange(0))
-    @online
+    @server_command
     def command(client: Client, job: str, step: int, as_json: bool) -> None:
         value = client.ask("POST", f"/v1/jobs/{part(job)}/checkpoints/{step}/{order}", {})
         show(value, as_json, lambda _: f"step {step} of {job} is {order}ned")
@@ -134,35 +133,31 @@ def _pinning(order: str, about: str) -> click.Command:
     return command
 
 
-checkpoint.add_command(_pinning("pin", "Keep a checkpoint whatever comes."))
-checkpoint.add_command(_pinning("unpin", "Let a checkpoint go when it is old."))
+checkpoint.add_command(_pinning("pin", "Keep a checkpoint, whatever the retention says."))
+checkpoint.add_command(_pinning("unpin", "Leave a checkpoint to the retention again."))
 
 
 @checkpoint.command()
 @click.argument("job")
 @click.argument("step", type=click.IntRange(0))
-@click.option("--reason", default="", help="Stands in the history.")
-@click.option("--id", "id_", help="The same id has one effect only.")
-@online
-def rollback(
-    client: Client, job: str, step: int, reason: str, id_: str | None, as_json: bool
-) -> None:
-    """Go back to an older checkpoint, and on from there; what came after is given up."""
-    body = {"reason": reason} | ({} if id_ is None else {"id": id_})
-    value = client.ask("POST", f"/v1/jobs/{part(job)}/checkpoints/{step}/rollback", body)
-    show(value, as_json, lambda _: f"{job} goes back to step {step}: ordered")
+@order_options
+@server_command
+def rollback(client: Client, job: str, step: int, order: dict[str, Any], as_json: bool) -> None:
+    """Roll a job back to an older checkpoint; later steps are discarded."""
+    value = client.ask("POST", f"/v1/jobs/{part(job)}/checkpoints/{step}/rollback", order)
+    show(value, as_json, lambda _: f"rollback of {job} to step {step}: ordered")
 
 
-# ---- on the storage alone -----------------------------------------------------------------------
+# ---- without sailord, on the storage ------------------------------------------------------------
 
 
 @checkpoint.command()
 @click.argument("uri")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@JSON
 def verify(uri: str, as_json: bool) -> None:
-    """Read every byte of a checkpoint. Exits with 1 if it cannot be used.
+    """Verify every byte of a checkpoint. Exits with 1 if it is damaged.
 
-    URI is a manifest, or a job's folder, of which the newest checkpoint is checked.
+    URI is a manifest, or a job's folder: then its newest checkpoint is verified.
     """
     storage, job, name = _located(uri)
     faults = _all_faults(storage, job, name)
@@ -173,22 +168,22 @@ def verify(uri: str, as_json: bool) -> None:
         "faults": faults,
         "next_older": older,
     }
-    click.echo(json.dumps(value, indent=1) if as_json else _verdict(value))
+    show(value, as_json, _verdict)
     if faults:
         raise SystemExit(FAILED)
 
 
 def _verdict(value: dict[str, Any]) -> str:
     if value["is_whole"]:
-        return f"{value['manifest']}: every byte is as it was written"
-    lines = [f"{value['manifest']}: cannot be used", *(f"  {each}" for each in value["faults"])]
+        return f"{value['manifest']}: intact"
+    lines = [f"{value['manifest']}: damaged", *(f"  {each}" for each in value["faults"])]
     older = value["next_older"]
-    lines.append(f"the next older one is whole: {older}" if older else "no older one is whole")
+    lines.append(f"the next older intact one: {older}" if older else "no older one is intact")
     return "\n".join(lines)
 
 
 def _located(uri: str) -> tuple[Storage, JobId, str]:
-    """The storage, the job and the manifest that an address means."""
+    """Return the storage, the job and the manifest that a URI names."""
     base, _, last = uri.rstrip("/").rpartition("/")
     try:
         if last.startswith(PREFIX):
@@ -211,7 +206,7 @@ def _why_none(folders: list[Folder]) -> str:
     if not folders:
         return "holds no checkpoint"
     points = ", ".join(str(folder.point.step) for folder in folders[:5])
-    return f"holds uploads of step {points}, none of which became a checkpoint"
+    return f"holds unfinished uploads of step {points}, and no checkpoint"
 
 
 def _all_faults(storage: Storage, job: JobId, name: str) -> list[str]:
@@ -223,7 +218,7 @@ def _all_faults(storage: Storage, job: JobId, name: str) -> list[str]:
 
 
 def _next_older(storage: Storage, job: JobId, name: str) -> str | None:
-    """The next older checkpoint of which every byte is as it was written."""
+    """Return the manifest of the next older checkpoint that is intact."""
     generation, _, step = name.split("/")[1].partition("-")
     found = [(m, d) for m, d in complete_at(storage, job) if m.point.step < int(step)]
     found.sort(key=lambda pair: (pair[0].point.generation, pair[0].point.step), reverse=True)
@@ -236,7 +231,7 @@ def _next_older(storage: Storage, job: JobId, name: str) -> str | None:
 
 @checkpoint.command()
 @click.argument("uri")
-@click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new folder.")
+@click.option("--to", "out", required=True, type=FILE, help="A new folder.")
 @click.option(
     "--form",
     type=click.Choice(["huggingface", "deepspeed"]),
@@ -245,26 +240,26 @@ def _next_older(storage: Storage, job: JobId, name: str) -> str | None:
     help="Hugging Face's safetensors, or DeepSpeed's universal checkpoint.",
 )
 def export(uri: str, out: Path, form: str) -> None:
-    """Write a checkpoint in a form that others read.
+    """Convert a checkpoint for other programs.
 
-    URI is a manifest, or a job's folder, of which the newest checkpoint is taken.
+    URI is a manifest, or a job's folder: then its newest checkpoint is taken.
     """
     storage, _, name = _located(uri)
     if out.exists():
-        raise InputError(Problem(str(out), "is there already", "name a new folder"))
+        raise InputError(Problem(str(out), "exists", "name a new folder"))
     command = [sys.executable, "-m", "worker", "export-checkpoint", storage.uri_of(name)]
-    # It needs torch, which is not loaded here.
+    # A process of its own, since it imports torch.
     done = subprocess.run([*command, "--to", str(out), "--form", form], check=False, env=os.environ)
     if done.returncode:
         raise SystemExit(done.returncode)
 
 
 @checkpoint.command("import")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--job", "job_file", required=True, type=click.Path(path_type=Path), help="Job file.")
+@click.argument("folder", type=FILE)
+@click.option("--job", "job_file", required=True, type=FILE, help="Job file.")
 @click.option("--name", required=True, help="The job's name in the cluster.")
 def import_checkpoint(folder: Path, job_file: Path, name: str) -> None:
-    """Turn a universal checkpoint of DeepSpeed into one at the job's place.
+    """Import a universal checkpoint of DeepSpeed into the storage of a job.
 
     Then: sailorctl submit JOB --id NAME --resume newest
     """
@@ -272,11 +267,11 @@ def import_checkpoint(folder: Path, job_file: Path, name: str) -> None:
     job = read_job(spec)
     uri = saving_of(job).uri
     if uri is None:
-        cure = "name it under [checkpoint] uri"
-        raise InputError(Problem(str(job_file), "names no place for checkpoints", cure))
+        cure = "set uri under [checkpoint]"
+        raise InputError(Problem(str(job_file), "has no place for checkpoints", cure))
     command = [sys.executable, "-m", "worker", "import-checkpoint", str(folder)]
-    with tempfile.TemporaryDirectory() as early:
-        file = Path(early) / "whole.snap"
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "whole.snap"
         options = ["--job", str(job_file), "--name", name, "--to", str(file)]
         done = subprocess.run([*command, *options], check=False, stdout=subprocess.PIPE)
         if done.returncode:
@@ -285,4 +280,4 @@ def import_checkpoint(folder: Path, job_file: Path, name: str) -> None:
             durable = take_in(open_storage(uri), JobId(name), job, spec, file)
         except StorageError as error:
             raise InputError(Problem(uri, str(error))) from None
-    click.echo(f"step {durable.point.step} of {name} stands at {durable.manifest}")
+    click.echo(f"step {durable.point.step} of {name} is at {durable.manifest}")

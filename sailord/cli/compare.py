@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
@@ -14,14 +13,14 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
-from planner.problem.question import Question, read_ahead
-from sailord.cli.deadline import seconds_left
-from sailord.cli.inputs import FILE, JSON, PROFILES, load_job_and_cluster
+from planner.problem.question import Question
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.inputs import ESTIMATOR, PROFILES
+from sailord.cli.options import FILE, JSON, show
+from sailord.cli.question import chosen_names, read_question
 from sailord.text.table import table
-from simulator.api import ESTIMATORS, estimator, load_measurements
-from simulator.documents.problems import InputError, Problem, nearest
-
-NO_PLAN = 1
+from simulator.api import estimator
+from simulator.documents.problems import InputError
 
 
 @click.command()
@@ -40,17 +39,10 @@ NO_PLAN = 1
     type=click.Choice(["fixed", "published"]),
     default="fixed",
     show_default=True,
-    help="Planners of the literature with their known defects mended, or as published.",
+    help="Planners of the literature with their known defects fixed, or as published.",
 )
-@click.option(
-    "--estimator",
-    "estimator_name",
-    default="event",
-    show_default=True,
-    metavar="NAME",
-    help=f"What judges all plans: one of {', '.join(ESTIMATORS)}.",
-)
-@click.option("--budget", type=click.IntRange(min=1), help="Plans that our own planner may judge.")
+@ESTIMATOR
+@click.option("--budget", type=click.IntRange(min=1), help="Plans judged at most by our planner.")
 @JSON
 def compare(
     job: Path,
@@ -62,18 +54,14 @@ def compare(
     budget: int | None,
     as_json: bool,
 ) -> None:
-    """Let all planners plan JOB on CLUSTER, and judge their plans by one simulator.
+    """Run all planners on JOB and CLUSTER, judged by one simulator.
 
-    Each planner's plans are taken in its own order; the first that the job and the cluster allow
-    and that fits the devices' memory counts. Exits with 1 if no planner has one.
+    Of each planner's ranking the first plan counts that the job and the cluster allow and that
+    fits the devices' memory. Exits with 1 if no planner has one.
     """
-    the_job, the_cluster = load_job_and_cluster(job, cluster)
-    wanted = _wanted(planners)
-    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
-    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
-    left = seconds_left(the_job)
-    question = Question(
-        the_job, the_cluster, measurements, estimator_name, budget=budget, seconds_left=left
+    wanted = chosen_names(planners, names(), "--planners")
+    question = read_question(
+        *(job, cluster, profiles, estimator_name), budget=budget, has_deadline=True
     )
     contest = _Contest(question, mode)
     rows = []
@@ -81,27 +69,14 @@ def compare(
         started = time.perf_counter()
         entry = contest.enter(name)
         rows.append((entry, time.perf_counter() - started))
-    if as_json:
-        click.echo(json.dumps([_to_json(*row) for row in rows], indent=1, allow_nan=False))
-    else:
-        click.echo(_text(rows, the_job.objective.goal))
+    document = [_to_json(*row) for row in rows]
+    show(document, as_json, lambda _: _text(rows, question.job.objective.goal))
     if all(entry.plan is None for entry, _ in rows):
-        raise SystemExit(NO_PLAN)
-
-
-def _wanted(text: str) -> list[str]:
-    if text == "all":
-        return list(names())
-    wanted = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in names()]
-    if unknown or not wanted:
-        name = unknown[0] if unknown else text
-        raise InputError(Problem("--planners", f'"{name}" is not known', nearest(name, names())))
-    return wanted
+        raise SystemExit(FAILED)
 
 
 class _Contest:
-    """One case, with the tables that all planners share."""
+    """One case and its judge, shared by all planners."""
 
     def __init__(self, question: Question, mode: Mode) -> None:
         self.question = question
@@ -115,7 +90,7 @@ class _Contest:
         )
 
     def enter(self, name: str) -> Entry:
-        """One planner's entry; a planner that cannot start on this case says why."""
+        """Run one planner; one that cannot take this case enters with the reason."""
         try:
             if name == SAILOR:
                 return self._own()
@@ -152,16 +127,16 @@ def _to_json(entry: Entry, seconds: float) -> dict[str, Any]:
 
 def _text(rows: list[tuple[Entry, float]], goal: str) -> str:
     header = ["planner", "s/iteration", "samples/s", "$/iteration", "GPUs", "pipelines",
-              "passed over", "own error", "search s"]  # fmt: skip
+              "rejected", "own error", "search s"]  # fmt: skip
 
-    def worth(row: tuple[Entry, float]) -> float:
+    def objective(row: tuple[Entry, float]) -> float:
         estimate = row[0].estimate
         if estimate is None:
             return math.inf
-        worth = estimate.money.total_usd if goal == "cost" else estimate.iteration_s
-        return math.inf if worth is None else worth
+        value = estimate.money.total_usd if goal == "cost" else estimate.iteration_s
+        return math.inf if value is None else value
 
-    ranked = sorted(rows, key=worth)
+    ranked = sorted(rows, key=objective)
     cells, reasons = [], []
     for entry, seconds in ranked:
         cells.append([entry.planner, *_cells(entry), f"{seconds:.2f}"])
@@ -171,8 +146,8 @@ def _text(rows: list[tuple[Entry, float]], goal: str) -> str:
 
 
 def _cells(entry: Entry) -> list[str]:
-    passed = [f"{n} {what.replace('_', ' ')}" for what, n in entry.passed_over.items() if n]
-    counts = ", ".join(passed) or "-"
+    rejected = [f"{n} {what.replace('_', ' ')}" for what, n in entry.passed_over.items() if n]
+    counts = ", ".join(rejected) or "-"
     if entry.plan is None or entry.estimate is None:
         return ["-"] * 5 + [counts, "-"]
     estimate, usd = entry.estimate, entry.estimate.money.total_usd

@@ -1,4 +1,4 @@
-"""What ``sailorctl`` says to a person: an estimate, and a comparison with measured runs."""
+"""Text of an estimate, and of a comparison of predictions with measured runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from sailord.text.table import table
+from sailord.text.units import counted, number_ranges
 from simulator.estimate.result import Estimate
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan, Stage
@@ -13,11 +14,13 @@ from simulator.validate_runs import Comparison, Report
 
 GIB = 2**30
 ROWS_MAX = 40
+RANGES_MAX = 4
+"""Ranges of pipeline numbers shown in a row."""
 
 
 def estimate_text(plan: Plan, job: Job, estimate: Estimate) -> str:
-    """An estimate as a page: the sums, each kind of stage, and where the numbers come from."""
-    lines = [*_sums(plan, job, estimate), ""]
+    """Return an estimate: its totals, one row per kind of stage, and the sources of its numbers."""
+    lines = [*_totals(plan, job, estimate), ""]
     lines += [_stages(plan, estimate), ""]
     lines.append(f"bottleneck  {estimate.bottleneck}")
     error = estimate.provenance.relative_error
@@ -27,13 +30,13 @@ def estimate_text(plan: Plan, job: Job, estimate: Estimate) -> str:
     return "\n".join(lines)
 
 
-def _sums(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
+def _totals(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
     money = estimate.money
     used = ", ".join(f"{count} x {name}" for name, count in plan.gpus_used().items())
     tokens = estimate.throughput_samples_per_s * job.sequence
     yield f"job         {job.name}: {job.model.name}, {job.precision}, sequence {job.sequence}"
     yield (
-        f"plan        {_counted(len(plan.pipelines), 'pipeline')}, micro batch "
+        f"plan        {counted(len(plan.pipelines), 'pipeline')}, micro batch "
         f"{plan.micro_batch_size}, {estimate.samples_per_iteration} samples an iteration"
     )
     yield f"devices     {used}"
@@ -51,15 +54,11 @@ def _sums(plan: Plan, job: Job, estimate: Estimate) -> Iterable[str]:
         yield "memory      fits"
     else:
         full = sum(not device.fits for row in estimate.memory for device in row)
-        yield f"memory      DOES NOT FIT on {_counted(full, 'device group')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+        yield f"memory      DOES NOT FIT on {counted(full, 'device group')}"
 
 
 def _stages(plan: Plan, estimate: Estimate) -> str:
-    """One row per different device group."""
+    """Return one row per kind of stage group."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(plan.owning_stages(pipeline)):
@@ -84,14 +83,14 @@ def _stages(plan: Plan, estimate: Estimate) -> str:
     header = ["pipelines", "stage", "layers", "devices", "zone", "micro batches", "GiB"]
     if estimate.stages:
         header += ["compute", "comm.", "idle"]
-    listed = [[_spans(pipelines), *row] for row, pipelines in rows.items()]
+    listed = [[number_ranges(pipelines, RANGES_MAX), *row] for row, pipelines in rows.items()]
     text = table(header, listed[:ROWS_MAX])
     rest = len(listed) - ROWS_MAX
     return text + (f"\n... and {rest} more (--json has them all)" if rest > 0 else "")
 
 
 def _devices(stage: Stage) -> str:
-    """A100-40 x2; of a split stage, each kind with the number of its groups."""
+    """Return the devices of a stage: A100-40 x2; of a split stage, the groups of each kind."""
     kinds: dict[str, int] = {}
     for place in stage.places:
         kinds[place.gpu] = kinds.get(place.gpu, 0) + 1
@@ -101,20 +100,8 @@ def _devices(stage: Stage) -> str:
     )
 
 
-def _spans(numbers: list[int]) -> str:
-    """0-3, 5"""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    texts = ["-".join(map(str, part)) for part in parts]
-    return ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
-
-
 def validation_text(report: Report, estimator_name: str) -> str:
-    """Measured against predicted, then the mean errors of each campaign."""
+    """Return measured and predicted values per case, then the mean errors per campaign."""
     cases = [
         [
             c.case,

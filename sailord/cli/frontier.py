@@ -1,8 +1,7 @@
-"""The command ``frontier``: throughput against dollars, with the plans that are worth having."""
+"""The command ``frontier``: the plans of which none is both faster and cheaper than another."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,40 +11,31 @@ import click
 
 from planner.api import plan_job
 from planner.cost_frontier import DEFAULT_POINTS, Frontier, Point, frontier
-from planner.problem.question import Question, read_ahead
-from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.options import FILE, JSON, show
+from sailord.cli.question import BUDGET, exit_without_plan, read_question
 from sailord.plots.figure import check_picture
 from sailord.plots.frontier import draw_frontier
 from sailord.text.table import table
-from simulator.api import ESTIMATORS, load_measurements
 from simulator.documents.problems import InputError, Problem
 from simulator.inputs.plan_file import plan_text, plan_to_json
-
-NO_PLAN = 1
 
 
 @click.command("frontier")
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
 @PROFILES
-@click.option(
-    "--estimator",
-    "estimator_name",
-    default="event",
-    show_default=True,
-    metavar="NAME",
-    help=f"What judges the plans: one of {', '.join(ESTIMATORS)}.",
-)
-@click.option("--budget", type=click.IntRange(min=1), help="Plans judged in each search.")
+@ESTIMATOR
+@BUDGET
 @click.option(
     "--points",
     type=click.IntRange(min=2, max=100),
     default=DEFAULT_POINTS,
     show_default=True,
-    help="Plans to print at most; about as many searches are made.",
+    help="Plans printed at most; takes about as many searches.",
 )
 @click.option("--save", type=FILE, metavar="DIR", help="Write each plan into this folder.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the front as .svg or .png.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the frontier as .svg or .png.")
 @JSON
 def frontier_command(
     job: Path,
@@ -58,38 +48,30 @@ def frontier_command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the plans for JOB on CLUSTER of which none is both faster and cheaper.
+    """Find the trade-off of throughput and cost.
 
-    The first is the fastest, the last the cheapest; limits of the job hold for all. Exits with 1
-    if no plan keeps them.
+    Prints the plans for JOB on CLUSTER of which none is both faster and cheaper than another, the
+    fastest first. All keep the job's limits; exits with 1 if no plan does.
     """
     check_outputs((plot,), (job, cluster))
     if plot is not None:
         check_picture(plot)
-    the_job, the_cluster = load_job_and_cluster(job, cluster)
-    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
-    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
-    question = Question(the_job, the_cluster, measurements, estimator_name, budget=budget)
+    question = read_question(job, cluster, profiles, estimator_name, budget=budget)
     started = time.perf_counter()
     found = frontier(question, points=points)
     seconds = time.perf_counter() - started
     if not found.points:
-        for problem in plan_job(question).problems:
-            click.echo(f"no plan: {problem}", err=True)
-        raise SystemExit(NO_PLAN)
+        exit_without_plan(plan_job(question).problems)
     files: Sequence[Path | None] = (
         _save(found, save) if save is not None else [None] * len(found.points)
     )
     if plot is not None:
-        draw_frontier(found, the_job.name, plot)
-    if as_json:
-        click.echo(json.dumps(_to_json(found, files, seconds), indent=1, allow_nan=False))
-    else:
-        click.echo(_text(found, files, seconds))
+        draw_frontier(found, question.job.name, plot)
+    show(_to_json(found, files, seconds), as_json, lambda _: _text(found, files, seconds))
 
 
 def _save(found: Frontier, folder: Path) -> list[Path]:
-    """Write the plans, numbered as they are printed."""
+    """Write the plans, numbered as in the printed table."""
     width = len(str(len(found.points)))
     files = []
     try:
@@ -143,12 +125,12 @@ def _text(found: Frontier, files: Sequence[Path | None], seconds: float) -> str:
     ]
     lines = [table(header, rows), ""]
     lines.append(
-        f"search  {seconds:.3f} s, {found.judged} plans judged, {found.found} on the front"
+        f"search  {seconds:.3f} s, {found.judged} plans judged, {found.found} on the frontier"
     )
     lines += [f"plan    {files[0]} to {files[-1]}"] if files[0] is not None else []
     return "\n".join(lines)
 
 
 def gpus_text(point: Point) -> str:
-    """Which GPUs a plan takes."""
+    """Return the GPUs of a plan: 8 x A100-40@us-west1-a, ..."""
     return ", ".join(f"{count} x {name}" for name, count in point.plan.gpus_used().items())

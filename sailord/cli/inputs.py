@@ -1,4 +1,4 @@
-"""The files that commands take, read together so that the mistakes of all are told at once."""
+"""Job, cluster and plan files of a command, read together: one run reports all their mistakes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import click
 
+from sailord.cli.options import FILE
+from simulator.api import ESTIMATORS
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.cluster_file import load_cluster
 from simulator.documents.files import load_document
@@ -18,23 +20,29 @@ from simulator.inputs.plan_file import load_plan
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
-FILE = click.Path(path_type=Path)
 PROFILES = click.option(
     "--profiles",
     type=FILE,
     metavar="DIR",
     help="Folder with profiles_<name>.json and, if measured, network.json.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+ESTIMATOR = click.option(
+    "--estimator",
+    "estimator_name",
+    default="event",
+    show_default=True,
+    metavar="NAME",
+    help=f"Estimator that judges plans: one of {', '.join(ESTIMATORS)}.",
+)
 
 KEYS = {"plan": "pipelines", "job": "training", "cluster": "pool"}
-"""A key that only this kind of file has."""
+"""A key that only this kind of file has, to recognise files in the wrong order."""
 
 T = TypeVar("T")
 
 
 def load_job_and_cluster(job: Path, cluster: Path) -> tuple[Job, Cluster]:
-    """Read both files."""
+    """Read the job and the cluster file."""
     problems = Problems()
     the_job, the_cluster = _try(load_job, job, problems), _try(load_cluster, cluster, problems)
     problems.raise_if_any()
@@ -44,7 +52,7 @@ def load_job_and_cluster(job: Path, cluster: Path) -> tuple[Job, Cluster]:
 
 
 def load_all(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
-    """Read all three files."""
+    """Read the job, the cluster and the plan file."""
     problems = Problems()
     the_job, the_cluster = _try(load_job, job, problems), _try(load_cluster, cluster, problems)
     the_plan = _try(load_plan, plan, problems)
@@ -58,9 +66,9 @@ def load_all(job: Path, cluster: Path, plan: Path) -> tuple[Job, Cluster, Plan]:
 
 
 def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) -> None:
-    """No output may take the place of a file that is read, nor two outputs be one.
+    """Refuse outputs that would overwrite an input or another output, or that cannot be written.
 
-    What cannot be written is refused here too, before anybody waits for what is to be in it.
+    Called before the work begins, so that a long search does not end in this error.
     """
     taken = {path.resolve(): path for path in inputs}
     problems = Problems()
@@ -68,7 +76,7 @@ def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) ->
         if path is None:
             continue
         if path.resolve() in taken:
-            problems.add(str(path), "would be written over", "name another file for the output")
+            problems.add(str(path), "would be overwritten", "name another file for the output")
         elif path.is_dir():
             problems.add(str(path), "is a directory", "name a file inside it")
         elif not path.parent.is_dir():
@@ -81,7 +89,7 @@ def check_outputs(outputs: tuple[Path | None, ...], inputs: tuple[Path, ...]) ->
 
 
 def _check_order(job: Path, cluster: Path, plan: Path) -> None:
-    """Files that are only in the wrong order deserve one sentence instead of many mistakes."""
+    """Report files in the wrong order as such, instead of every mistake that follows from it."""
     wrong = Problems()
     for path, meant in ((plan, "plan"), (job, "job"), (cluster, "cluster")):
         try:

@@ -1,4 +1,4 @@
-"""The commands that start a cluster on this machine, and that do to it what a cloud would."""
+"""The commands ``up``, ``tour`` and ``local``: a cluster of emulated nodes on this machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import click
 
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.options import FILE
 from sailord.client import ServerProblem
 from sailord.local.cluster import Failed, LocalCluster
 from sailord.local.control import Control, ask, listen
@@ -20,41 +22,45 @@ from sailord.local.signals import Ended, ended_by_signals, ignore
 from sailord.local.tour.story import tell
 from simulator.documents.problems import InputError, Problem
 
-FAILED = 1
 LOOK_S = 1.0
+WORKER = click.option("--worker", default="worker.control.worker_process", hidden=True)
+FOLDER = click.option("--folder", type=FILE, help="Folder of the cluster's files.")
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(min=1), help="How long to train; else until Ctrl-C.")
-@click.option("--worker", default="worker.control.worker_process", hidden=True)
-@click.option("--folder", type=click.Path(path_type=Path), help="Where it keeps its files.")
+@click.option("--steps", type=click.IntRange(min=1), help="Steps to train; default: until Ctrl-C.")
+@WORKER
+@FOLDER
 def up(steps: int | None, worker: str, folder: Path | None) -> None:
-    """Start a cluster of emulated nodes on this machine, and train an example on it.
+    """Start an emulated cluster here and train on it.
 
-    Eight nodes in three zones, with GPUs of two kinds that are shares of this machine's cores;
-    sailord with its store; and a small LLaMA that learns a text. Ctrl-C ends all of it.
+    It has sailord with its store, eight nodes in three zones, and two kinds of emulated GPUs that
+    share this machine's cores. It trains a small LLaMA until Ctrl-C, which removes everything.
     """
     raise SystemExit(_within(Place(folder or usual_folder(), worker), lambda c: _train(c, steps)))
 
 
 @click.command()
-@click.option("--worker", default="worker.control.worker_process", hidden=True)
-@click.option("--folder", type=click.Path(path_type=Path), help="Where it keeps its files.")
+@WORKER
+@FOLDER
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path("build/tour.json"),
     show_default=True,
-    help="Where its figures go.",
+    help="File for the measured figures.",
 )
 def tour(worker: str, folder: Path | None, out: Path) -> None:
-    """Tell the story without a person: machines go and come, and nothing is lost."""
+    """Demonstrate recovery on an emulated cluster.
+
+    Nodes leave and join while two jobs train; exits with 0 if no step is lost for good.
+    """
     place = Place(folder or usual_folder(), worker)
     raise SystemExit(_within(place, lambda cluster: 0 if tell(cluster, out) else FAILED))
 
 
 def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
-    """Do something with a cluster, however that ends; return the exit code."""
+    """Run ``act`` on a new cluster, and always end it; return the exit code."""
     cluster = LocalCluster(place)
     is_ours = False
     with ended_by_signals():
@@ -70,7 +76,7 @@ def _within(place: Place, act: Callable[[LocalCluster], int]) -> int:
         finally:
             ignore()
             if is_ours:
-                click.echo("ending all of it")
+                click.echo("stopping the cluster")
             cluster.close()
 
 
@@ -84,7 +90,7 @@ def _train(cluster: LocalCluster, steps: int | None) -> int:
 
 
 def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
-    """Show how things stand until told to end."""
+    """Redraw the screen and serve `sailorctl local` until a signal ends it."""
     if not screen.is_terminal:
         click.echo(screen.hints)
     seen, look_at = 0, 0.0
@@ -105,31 +111,31 @@ def _live(cluster: LocalCluster, control: Control, screen: Screen) -> NoReturn:
         seen = news[-1]["id"] if news else seen
         screen.hear(news)
         for name in cluster.play_cloud(status):
-            screen.say(f"the notice of {name} has run out: the cloud took it")
+            screen.say(f"the notice of {name} ran out: the node is preempted")
         screen.draw(status, nodes)
 
 
 @click.group()
 def local() -> None:
-    """Do to the cluster of `sailorctl up` what a cloud would."""
+    """Add and kill nodes of `sailorctl up`."""
 
 
 @local.command()
 @click.argument("machine", metavar="KIND@ZONE")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the cluster is.")
+@FOLDER
 def add(machine: str, folder: Path | None) -> None:
-    """Let a machine come: KIND is large or small, ZONE zone-a, zone-b or zone-c."""
+    """Add a node: KIND is large or small, ZONE is zone-a, zone-b or zone-c."""
     kind, at, zone = machine.partition("@")
     if not at:
-        raise InputError(Problem(machine, "is no machine", "give it as large@zone-a"))
+        raise InputError(Problem(machine, "is not KIND@ZONE", "for example large@zone-a"))
     _ask(folder, {"ask": "add", "kind": kind, "zone": zone})
 
 
 @local.command("kill")
 @click.argument("node")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the cluster is.")
+@FOLDER
 def kill_(node: str, folder: Path | None) -> None:
-    """Take a machine away without a word: kill all that runs on it."""
+    """Kill a node without notice, with all its processes."""
     _ask(folder, {"ask": "kill", "node": node})
 
 

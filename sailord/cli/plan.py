@@ -1,8 +1,7 @@
-"""The command ``plan``: the best plan for a job on a cluster, offline."""
+"""The command ``plan``: the best plan for a job on a cluster."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +13,19 @@ from planner.api import plan_job
 from planner.compare.interface import Mode
 from planner.compare.judge_all import Entry, case_of, enter
 from planner.compare.registry import SAILOR, baseline, names
-from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space, read_ahead
+from planner.problem.question import DEFAULT_BUDGETS, SPACES, Answer, Question, Space
 from planner.what_if import explained
-from sailord.cli import estimate_text
-from sailord.cli.deadline import seconds_left
-from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.cli.estimate_text import estimate_text
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.options import FILE, JSON, show
+from sailord.cli.question import chosen_names, exit_without_plan, read_question
 from sailord.plots.figure import check_picture
 from sailord.plots.plan import write_plot
-from simulator.api import ESTIMATORS, estimator, load_measurements
-from simulator.documents.problems import InputError, Problem, nearest
+from simulator.api import Estimator, estimator
+from simulator.documents.problems import Problem
 from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Plan
-
-NO_PLAN = 1
 
 
 @click.command()
@@ -39,33 +37,26 @@ NO_PLAN = 1
     default=SAILOR,
     show_default=True,
     metavar="NAME",
-    help=f"Ours, or one of the literature: {', '.join(names())}.",
+    help=f"Our planner, or one of the literature: {', '.join(names())}.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["fixed", "published"]),
     default="fixed",
     show_default=True,
-    help="A planner of the literature with its known defects mended, or as published.",
+    help="A planner of the literature with its known defects fixed, or as published.",
 )
-@click.option(
-    "--estimator",
-    "estimator_name",
-    default="event",
-    show_default=True,
-    metavar="NAME",
-    help=f"What judges the plans: one of {', '.join(ESTIMATORS)}.",
-)
+@ESTIMATOR
 @click.option("--space", type=click.Choice(SPACES), default="full", show_default=True)
 @click.option(
     "--budget",
     type=click.IntRange(min=1),
-    help="Plans that may be judged; by default "
+    help="Plans judged at most; default: "
     + ", ".join(f"{budget} ({name})" for name, budget in DEFAULT_BUDGETS.items()),
 )
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the plan to this file.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
-@click.option("--explain", is_flag=True, help="Say why this plan, and why not others.")
+@click.option("--explain", is_flag=True, help="Say why this plan won, and why others did not.")
 @JSON
 def plan(
     job: Path,
@@ -83,46 +74,32 @@ def plan(
 ) -> None:
     """Find the best plan for JOB on CLUSTER.
 
-    Exits with 0 exactly when it prints a plan, with 1 if there is none.
+    Exits with 0 if it prints a plan, with 1 if there is none.
     """
     check_outputs((save, plot), (job, cluster))
     if plot is not None:
         check_picture(plot)
-    the_job, the_cluster = load_job_and_cluster(job, cluster)
-    if planner not in names():
-        raise InputError(
-            Problem("--planner", f'"{planner}" is not known', nearest(planner, names()))
-        )
-    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
-    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
-    question = Question(
-        the_job, the_cluster, measurements, estimator_name, space, budget, seconds_left(the_job)
+    (planner,) = chosen_names(planner, names(), "--planner")
+    question = read_question(
+        *(job, cluster, profiles, estimator_name), space=space, budget=budget, has_deadline=True
     )
     if planner == SAILOR:
-        found = _ours(question, explain=explain)
+        found = _search(question, explain=explain)
     else:
-        found = _of_the_literature(question, planner, mode)
+        found = _run_baseline(question, planner, mode)
     if isinstance(found, list):
-        for problem in found:
-            click.echo(f"no plan: {problem}", err=True)
-        raise SystemExit(NO_PLAN)
+        exit_without_plan(found)
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     if plot is not None:
-        judge = estimator(
-            estimator_name, job=the_job, cluster=the_cluster, measurements=measurements
-        )
-        write_plot(found.plan, found.estimate, judge, plot)
-    if as_json:
-        click.echo(json.dumps(found.document, indent=1, allow_nan=False))
-    else:
-        page = estimate_text.estimate_text(found.plan, the_job, found.estimate)
-        click.echo("\n".join([page, *found.lines]))
+        write_plot(found.plan, found.estimate, _judge(question), plot)
+    page = estimate_text(found.plan, question.job, found.estimate)
+    show(found.document, as_json, lambda _: "\n".join([page, *found.lines]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A plan, with what programs and people are told beyond its estimate."""
+    """A plan, its JSON document, and the lines that follow its estimate in the text."""
 
     plan: Plan
     estimate: Estimate
@@ -130,7 +107,16 @@ class _Found:
     lines: tuple[str, ...]
 
 
-def _ours(question: Question, *, explain: bool) -> _Found | list[Problem]:
+def _judge(question: Question) -> Estimator:
+    return estimator(
+        question.estimator,
+        job=question.job,
+        cluster=question.cluster,
+        measurements=question.measurements,
+    )
+
+
+def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
     started = time.perf_counter()
     answer = plan_job(question)
     seconds = time.perf_counter() - started
@@ -151,34 +137,29 @@ def _search_line(answer: Answer, seconds: float) -> str:
     )
 
 
-def _of_the_literature(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
-    judge = estimator(
-        question.estimator,
-        job=question.job,
-        cluster=question.cluster,
-        measurements=question.measurements,
-    )
+def _run_baseline(question: Question, name: str, mode: Mode) -> _Found | list[Problem]:
     started = time.perf_counter()
-    entry = enter(baseline(name), case_of(question), mode, judge, question.seconds_left)
+    judge, left = _judge(question), question.seconds_left
+    entry = enter(baseline(name), case_of(question), mode, judge, left)
     seconds = time.perf_counter() - started
     if entry.plan is None or entry.estimate is None:
-        return [_nothing(entry)]
+        return [_why_none(entry)]
     document = entry.to_json(seconds=seconds, goal=question.job.objective.goal)
     own = ""
     if entry.own_seconds is not None:
-        own = f"; it thought {entry.own_seconds:.4g} s ({entry.own_error:+.0%})"
-    line = f"search      {seconds:.3f} s by {name}, {_passed_over(entry)}{own}"
+        own = f"; its own estimate {entry.own_seconds:.4g} s ({entry.own_error:+.0%})"
+    line = f"search      {seconds:.3f} s by {name}, {_rejected(entry)}{own}"
     return _Found(entry.plan, entry.estimate, document, (line,))
 
 
-def _passed_over(entry: Entry) -> str:
-    """What came before the answer in the planner's own list."""
+def _rejected(entry: Entry) -> str:
+    """Say which plans of the planner's ranking were rejected before the one taken."""
     counts = [
         f"{count} {what.replace('_', ' ')}" for what, count in entry.passed_over.items() if count
     ]
-    return f"passed over {', '.join(counts)}" if counts else "its first plan"
+    return f"rejected {', '.join(counts)}" if counts else "its first plan"
 
 
-def _nothing(entry: Entry) -> Problem:
-    counts = _passed_over(entry) if any(entry.passed_over.values()) else "no plan at all"
-    return Problem(entry.planner, f"{entry.why_not} ({counts})", "ask another planner")
+def _why_none(entry: Entry) -> Problem:
+    counts = _rejected(entry) if any(entry.passed_over.values()) else "it proposed no plan"
+    return Problem(entry.planner, f"{entry.why_not} ({counts})", "try another planner")

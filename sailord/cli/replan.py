@@ -1,8 +1,7 @@
-"""The command ``replan``: the next plan after a change, what moves, and whether it is worth it."""
+"""The command ``replan``: the next plan after a change, and whether moving to it pays off."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import fields, replace
@@ -20,9 +19,10 @@ from planner.replan.match_nodes import Roster, roster_of, with_pools_of
 from planner.replan.nodes import cluster_with, is_placed, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.transfers import Transfers
-from sailord.cli import estimate_text
-from sailord.cli.errors import Finite
-from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_all
+from sailord.cli.estimate_text import estimate_text
+from sailord.cli.inputs import PROFILES, check_outputs, load_all
+from sailord.cli.options import FILE, JSON, FiniteRange, show
+from sailord.cli.question import exit_without_plan
 from simulator.api import load_measurements
 from simulator.cluster.cluster import Cluster
 from simulator.documents.problems import Problems
@@ -31,22 +31,24 @@ from simulator.inputs.plan_file import complete_plan, plan_text, plan_to_json
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
-NO_PLAN = 1
-
 
 @click.command("replan")
 @click.argument("plan", type=FILE)
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
 @PROFILES
-@click.option("--lost", multiple=True, metavar="NODE", help="A node that is gone; repeatable.")
+@click.option("--lost", multiple=True, metavar="NODE", help="A lost node; repeatable.")
 @click.option(
     "--life",
     "life_s",
-    type=Finite(min=0),
-    help="Seconds that the new state is expected to last at most.",
+    type=FiniteRange(min=0),
+    help="Seconds until the next change, at most: the time in which a move must pay off.",
 )
-@click.option("--deep", is_flag=True, help="Search on, also from nothing, as when there is time.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Search longer and from scratch, as sailord does while the job runs.",
+)
 @click.option("--save", type=FILE, metavar="PLAN", help="Write the next plan to this file.")
 @JSON
 def replan_command(
@@ -60,10 +62,10 @@ def replan_command(
     save: Path | None,
     as_json: bool,
 ) -> None:
-    """Find the plan that should follow PLAN for JOB, now that CLUSTER is what is there.
+    """Find the plan that should follow PLAN on the new CLUSTER.
 
-    Prints what would move, what that costs, and whether it is worth it. Exits with 0 exactly
-    when there is a next plan, with 1 if there is none.
+    Prints what the reconfiguration would move, what it costs, and whether it pays off. Exits with
+    0 if there is a next plan, with 1 if there is none.
     """
     check_outputs((save,), (plan, job, cluster))
     the_job, the_cluster, old = load_all(job, cluster, plan)
@@ -75,32 +77,31 @@ def replan_command(
     ready = read_ahead(measurements, the_job, the_cluster.catalogue)
     replanner = Replanner(the_job, the_cluster, ready)
     placed = old if is_placed(old) else replanner.place(old, roster.before)
-    assert placed is not None, "a plan that was checked has room"
+    assert placed is not None, "a checked plan fits its cluster"
     running = replanner.look_at(placed)
     started = time.perf_counter()
     found = (replanner.improve if deep else replanner.replan)(running, roster.now)
     seconds = time.perf_counter() - started
     if found.plan is None:
-        for problem in found.problems:
-            click.echo(f"no plan: {problem}", err=True)
-        raise SystemExit(NO_PLAN)
+        exit_without_plan(found.problems)
     verdict = _verdict(running, found, roster, the_job, life_s)
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
     gone = tuple(name for name in roster.lost if name in nodes_used(placed))
-    if as_json:
-        document = _document(running, found, roster, gone, verdict, seconds)
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
-    else:
-        click.echo(_text(running, found, roster, gone, verdict, the_job, seconds))
+    document = _document(running, found, roster, gone, verdict, seconds)
+    show(
+        document,
+        as_json,
+        lambda _: _text(running, found, roster, gone, verdict, the_job, seconds),
+    )
 
 
 def _check(old: Plan, job: Job, cluster: Cluster, roster: Roster, name: str) -> None:
-    """The running plan must suit the job and the machines on which it ran."""
+    """Check the running plan against the job and the nodes on which it ran."""
     before = cluster_with(
         cluster, (replace(node, spot=_is_spot(cluster, node.key)) for node in roster.before)
     )
-    wide = replace(before, quotas=())  # What runs was granted once.
+    wide = replace(before, quotas=())  # A running plan has passed its quotas.
     Problems(list(check_plan(old, job, wide, place=name))).raise_if_any()
 
 
@@ -111,7 +112,7 @@ def _is_spot(cluster: Cluster, key: tuple[str, str, str]) -> bool:
 def _verdict(
     running: Running, found: Replan, roster: Roster, job: Job, life_s: float | None
 ) -> Verdict:
-    """Nothing is known of the past here: newcomers count as settled."""
+    """Judge the move without a history of node lifetimes: no node counts as new."""
     offer = offer_of(
         running,
         found,
@@ -185,21 +186,21 @@ def _text(
     )
     is_same = plan == running.plan
     lines = [
-        estimate_text.estimate_text(plan, job, estimate),
+        estimate_text(plan, job, estimate),
         "",
         f"before      {running.estimate.iteration_s:.4g} s an iteration"
         + (f"; {found.needed}" if found.needed else ""),
         f"lost        {_listed(gone)}",
-        f"besides     {_listed(roster.besides)}",
-        f"moves       {_gb(transfers.network_bytes)} between nodes in"
-        f" {len(transfers.between_nodes)} transfers, {_gb(transfers.restored_bytes)} from copies"
-        f" elsewhere; {_gb(transfers.own_device_bytes)} stay on their devices",
+        f"unused      {_listed(roster.besides)}",
+        f"transfers   {_gb(transfers.network_bytes)} between nodes in"
+        f" {len(transfers.between_nodes)} transfers, {_gb(transfers.restored_bytes)} from replicas;"
+        f" {_gb(transfers.own_device_bytes)} stay on their devices",
     ]
     if not is_same:
-        rent = "" if move.rent_usd is None else f", ${move.rent_usd:.2f} of rent"
+        rent = "" if move.rent_usd is None else f", ${move.rent_usd:.2f} for rent"
         lines.append(
-            f"takes       {move.seconds:.1f} s ({phases} s; {move.steps_lost:g} steps again),"
-            f" ${move.egress_usd:.2f} of egress{rent}"
+            f"downtime    {move.seconds:.1f} s ({phases} s; {move.steps_lost:g} steps repeated),"
+            f" ${move.egress_usd:.2f} for egress{rent}"
         )
     lines += [
         f"verdict     {verdict.reason}",
@@ -210,7 +211,7 @@ def _text(
 
 def _listed(names: tuple[str, ...]) -> str:
     if not names:
-        return "no node"
+        return "none"
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 

@@ -1,41 +1,42 @@
-"""The command ``replay``: what a job would have done on a trace, under each policy."""
+"""The command ``replay``: simulate a job on a trace of availability, under each policy."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from planner.api import find_plan, plan_job
-from planner.problem.question import Question, read_ahead
+from planner.problem.question import Question
+from planner.search.search_cache import SearchCache
 from planner.replay.plan_library import DEFAULT_SEARCHES
 from planner.replay.run_replay import POLICIES, Replay, replayed
-from planner.search.search_cache import SearchCache
-from sailord.cli.errors import Finite
-from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_job_and_cluster
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
+from sailord.cli.options import FILE, JSON, FiniteRange, show
+from sailord.cli.question import BUDGET, chosen_names, exit_without_plan, read_question
 from sailord.plots.figure import check_picture
 from sailord.plots.replay import draw_replay
 from sailord.text.table import table
-from simulator.api import ESTIMATORS, load_measurements
+from sailord.text.units import duration
 from simulator.cluster.cluster import Cluster
-from simulator.documents.problems import InputError, Problem, nearest
-from simulator.traces.player import PolicyResult, ReconfigurationCosts
+from simulator.traces.player import ReconfigurationCosts, PolicyResult
 from simulator.traces.trace import LostSlots, Trace, cluster_at
 from simulator.traces.trace_file import TraceChoice, load_trace
 
-NEVER_RAN = 1
 _COSTS = ReconfigurationCosts()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
-    return click.option(name, type=Finite(min=0), default=default, show_default=True, help=what)
+    return click.option(
+        name, type=FiniteRange(min=0), default=default, show_default=True, help=what
+    )
 
 
 @click.command()
@@ -49,42 +50,43 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
     default="all",
     show_default=True,
     metavar="NAMES",
-    help=f"Separated by commas: {', '.join(POLICIES)}.",
+    help=f"Policies, separated by commas: {', '.join(POLICIES)}.",
 )
-@click.option("--trace", "trace_name", metavar="NAME", help="Which trace of a file that has many.")
+@click.option("--trace", "trace_name", metavar="NAME", help="The trace, in a file with several.")
+@click.option("--pool", metavar="GPU@ZONE", help="The pool of a trace that names none.")
 @click.option(
-    "--pool", metavar="GPU@ZONE", help="Which pool a trace is about that names none itself."
+    "--until",
+    "until_s",
+    type=FiniteRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End of the replay.",
 )
-@click.option("--until", "until_s", type=Finite(min=0, min_open=True), metavar="SECONDS")
-@click.option("--seed", default=0, show_default=True, help="Draws which machines a loss takes.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed that draws which machines a loss takes."
+)
 @click.option(
     "--searches",
     type=click.IntRange(min=1),
     default=DEFAULT_SEARCHES,
     show_default=True,
-    help="Different availabilities for which a plan is searched, the longest first.",
+    help="Availabilities for which a plan is searched, the longest-lasting first.",
 )
-@click.option("--budget", type=click.IntRange(min=1), help="Plans judged in each search.")
-@click.option(
-    "--estimator",
-    "estimator_name",
-    default="event",
-    show_default=True,
-    metavar="NAME",
-    help=f"What judges the plans: one of {', '.join(ESTIMATORS)}.",
-)
-@_seconds("--planned-s", _COSTS.planned_s, "Downtime of a move in place.")
-@_seconds("--unplanned-s", _COSTS.unplanned_s, "Downtime of a move in place after a loss.")
-@_seconds("--restart-s", _COSTS.restart_s, "Downtime of a restart from the durable checkpoint.")
-@_seconds("--checkpoint-every-s", _COSTS.checkpoint_every_s, "Between durable checkpoints.")
+@BUDGET
+@ESTIMATOR
+@_seconds("--planned-s", _COSTS.planned_s, "Downtime of a planned reconfiguration.")
+@_seconds("--unplanned-s", _COSTS.unplanned_s, "Downtime of a reconfiguration after a loss.")
+@_seconds("--restart-s", _COSTS.restart_s, "Downtime of a restart from a durable checkpoint.")
+@_seconds("--checkpoint-every-s", _COSTS.checkpoint_every_s, "Interval of durable checkpoints.")
 @click.option(
     "--snapshot-steps",
     type=click.IntRange(min=1),
     default=_COSTS.snapshot_steps,
     show_default=True,
-    help="Between snapshots in the nodes' memory.",
+    help="Steps between snapshots in the nodes' memory.",
 )
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw all of it over time, .svg or .png.")
+@click.option(
+    "--plot", type=FILE, metavar="FILE", help="Draw the replay over time as .svg or .png."
+)
 @JSON
 def replay(
     trace: Path,
@@ -107,54 +109,36 @@ def replay(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Play the availability TRACE, and say what JOB on CLUSTER trains, loses and pays.
+    """Replay an availability TRACE under several replanning policies.
 
-    Exits with 1 if the trace never has enough GPUs for the job.
+    Prints what JOB on CLUSTER would train, lose and cost. Exits with 1 if the trace never has
+    enough GPUs for the job.
     """
     check_outputs((plot,), (trace, job, cluster))
     if plot is not None:
         check_picture(plot)
-    wanted = _wanted(policies)
-    the_job, the_cluster = load_job_and_cluster(job, cluster)
-    the_trace = load_trace(trace, the_cluster, TraceChoice(trace_name, pool, until_s))
-    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
-    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
-    question = Question(the_job, the_cluster, measurements, estimator_name, budget=budget)
-    costs = ReconfigurationCosts(
-        planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps
-    )
+    wanted = chosen_names(policies, POLICIES, "--policy")
+    question = read_question(job, cluster, profiles, estimator_name, budget=budget)
+    the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
+    costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps)
     result = replayed(
         question,
         the_trace,
         costs,
-        taken=machines_taken(the_trace, the_cluster, seed),
+        taken=machines_taken(the_trace, question.cluster, seed),
         search=lambda asked: find_plan(asked, SearchCache()),
         searches=searches,
     )
     shown = [tale for tale in result.tales if tale.policy in wanted]
     if plot is not None:
         draw_replay(result, shown, plot)
-    if as_json:
-        click.echo(json.dumps(_to_json(result, shown), indent=1, allow_nan=False))
-    else:
-        click.echo(_text(result, shown, the_job.name))
+    show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
     if not result.plans.known:
-        _refuse(question, result)
-
-
-def _wanted(text: str) -> tuple[str, ...]:
-    if text == "all":
-        return POLICIES
-    wanted = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in wanted if name not in POLICIES]
-    if unknown or not wanted:
-        name = unknown[0] if unknown else text
-        raise InputError(Problem("--policy", f'"{name}" is not known', nearest(name, POLICIES)))
-    return wanted
+        _exit_never_ran(question, result)
 
 
 def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]:
-    """Draw which GPUs of each pool go at each change: whole machines, in random order."""
+    """Draw which GPUs of each pool a change takes: whole machines, in random order."""
     chance = random.Random(seed)
     before = trace.intervals[0].gpus
     found = []
@@ -170,7 +154,7 @@ def machines_taken(trace: Trace, cluster: Cluster, seed: int) -> list[LostSlots]
 
 
 def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int, ...]:
-    """Numbers of the GPUs that go, machine after machine."""
+    """Return the numbers of the GPUs that are taken, machine after machine."""
     if gone <= 0:
         return ()
     machines = list(range(-(-count // size)))
@@ -183,19 +167,18 @@ def _slots(chance: random.Random, count: int, gone: int, size: int) -> tuple[int
     return tuple(sorted(slots[:gone]))
 
 
-def _refuse(question: Question, result: Replay) -> None:
-    """Say why nothing ran, and end."""
+def _exit_never_ran(question: Question, result: Replay) -> NoReturn:
+    """Print why the job never ran, and exit."""
     most = max(result.plans.states, key=lambda gpus: (sum(gpus), gpus))
     click.echo(
-        f"nothing runs: at no moment of {result.trace.name} is there a plan for the job;"
+        f"the job never runs: no availability of {result.trace.name} has a plan for it;"
         f" at most {sum(most)} GPUs are up",
         err=True,
     )
     if sum(most):
         asked = replace(question, cluster=cluster_at(question.cluster, most))
-        for problem in plan_job(asked).problems:
-            click.echo(f"no plan: {problem}", err=True)
-    raise SystemExit(NEVER_RAN)
+        exit_without_plan(plan_job(asked).problems)
+    raise SystemExit(FAILED)
 
 
 def _to_json(result: Replay, shown: Sequence[PolicyResult]) -> dict[str, Any]:
@@ -240,11 +223,11 @@ def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
     trace, plans = result.trace, result.plans
     gpus = [sum(interval.gpus) for interval in trace.intervals]
     lines = [
-        f"trace       {trace.name}: {_span(trace.end_s)}, {len(gpus) - 1} changes,"
+        f"trace       {trace.name}: {duration(trace.end_s)}, {len(gpus) - 1} changes,"
         f" {min(gpus)} to {max(gpus)} GPUs",
         f"job         {job}: {len(plans.known)} plans for {len(trace.distinct())}"
-        f" different availabilities, {plans.searched} searches",
-        f"ideal       {result.ideal_samples / trace.end_s:.4g} samples/s, if changes cost nothing",
+        f" availabilities, {plans.searched} searches",
+        f"ideal       {result.ideal_samples / trace.end_s:.4g} samples/s without any downtime",
         "",
         _table(result, shown),
     ]
@@ -253,7 +236,7 @@ def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
 
 def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
     header = ["policy", "samples/s", "of ideal", "$", "$/1000 samples", "steps", "steps lost",
-              "moves", "down", "lost", "standing"]  # fmt: skip
+              "moves", "down", "redone", "idle"]  # fmt: skip
     rows = []
     for tale in shown:
         share = _share(result, tale)
@@ -273,9 +256,3 @@ def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
             ]
         )  # fmt: skip
     return table(header, rows)
-
-
-def _span(seconds: float) -> str:
-    if seconds >= 2 * 86400:
-        return f"{seconds / 86400:.3g} days"
-    return f"{seconds / 3600:.3g} h" if seconds >= 7200 else f"{seconds:.5g} s"

@@ -1,14 +1,15 @@
-"""Commands that need no daemon: a plan's estimate, and the simulator's accuracy."""
+"""The commands ``simulate`` and ``validate``: estimate a plan; check the simulator's accuracy."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from sailord.cli import estimate_text
-from sailord.cli.inputs import FILE, JSON, PROFILES, check_outputs, load_all
+from sailord.cli.estimate_text import estimate_text, validation_text
+from sailord.cli.exit_codes import DOES_NOT_FIT, FAILED
+from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs, load_all
+from sailord.cli.options import FILE, JSON, show
 from sailord.plots.plan import write_plot
 from sailord.plots.timeline import write_timeline
 from simulator.api import ESTIMATORS, Estimator, estimator, load_measurements
@@ -23,18 +24,7 @@ from simulator.inputs.plan_file import complete_plan
 from simulator.spec.plan import Plan
 from simulator.validate_runs import validate as validate_cases
 
-DOES_NOT_FIT = 3
-SOME_FAILED = 1
-MISFITS_SHOWN_MAX = 6
-
-_ESTIMATOR = click.option(
-    "--estimator",
-    "estimator_name",
-    default="event",
-    show_default=True,
-    metavar="NAME",
-    help=f"One of {', '.join(ESTIMATORS)}.",
-)
+SHORTAGES_SHOWN_MAX = 6
 
 
 @click.command()
@@ -42,8 +32,13 @@ _ESTIMATOR = click.option(
 @click.argument("job", type=FILE)
 @click.argument("cluster", type=FILE)
 @PROFILES
-@_ESTIMATOR
-@click.option("--timeline", type=FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@ESTIMATOR
+@click.option(
+    "--timeline",
+    type=FILE,
+    metavar="FILE",
+    help="Write one iteration as a trace for ui.perfetto.dev.",
+)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the plan as .svg or .png.")
 @JSON
 def simulate(
@@ -56,7 +51,7 @@ def simulate(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Estimate the time, memory and money of PLAN for JOB on CLUSTER.
+    """Estimate the time, memory and cost of PLAN for JOB on CLUSTER.
 
     Exits with 3 if the plan does not fit the memory of its devices.
     """
@@ -67,23 +62,20 @@ def simulate(
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     judge = estimator(estimator_name, job=the_job, cluster=the_cluster, measurements=measurements)
     estimate = judge.estimate(the_plan)
-    too_full: tuple[MemoryShortage, ...] = ()
+    shortages: tuple[MemoryShortage, ...] = ()
     if not estimate.fits and isinstance(judge, EventEstimator):
-        too_full = judge.memory_shortages(the_plan)
+        shortages = judge.memory_shortages(the_plan)
     if timeline is not None or plot is not None:
         _draw(the_plan, judge, estimate, timeline=timeline, picture=plot)
-    if as_json:
-        document = estimate.to_json() | {
-            "gpus_used": the_plan.gpus_used(),
-            "misfits": [str(misfit) for misfit in too_full],
-        }
-        click.echo(json.dumps(document, indent=1, allow_nan=False))
-    else:
-        click.echo(estimate_text.estimate_text(the_plan, the_job, estimate))
-    for misfit in too_full[:MISFITS_SHOWN_MAX]:
-        click.echo(f"does not fit: {misfit}", err=True)
-    if len(too_full) > MISFITS_SHOWN_MAX:
-        rest = len(too_full) - MISFITS_SHOWN_MAX
+    document = estimate.to_json() | {
+        "gpus_used": the_plan.gpus_used(),
+        "misfits": [str(shortage) for shortage in shortages],
+    }
+    show(document, as_json, lambda _: estimate_text(the_plan, the_job, estimate))
+    for shortage in shortages[:SHORTAGES_SHOWN_MAX]:
+        click.echo(f"does not fit: {shortage}", err=True)
+    if len(shortages) > SHORTAGES_SHOWN_MAX:
+        rest = len(shortages) - SHORTAGES_SHOWN_MAX
         click.echo(f"does not fit: {rest} more kinds of device groups (--json has all)", err=True)
     if not estimate.fits:
         raise SystemExit(DOES_NOT_FIT)
@@ -97,11 +89,11 @@ def _draw(
     timeline: Path | None,
     picture: Path | None,
 ) -> None:
-    """Write the pictures that were asked for."""
+    """Write the timeline and the picture, if asked for."""
     if timeline is not None:
         if not isinstance(judge, EventEstimator):
             raise InputError(
-                Problem("--timeline", f"the estimator {judge.name} knows no schedule",
+                Problem("--timeline", f"the estimator {judge.name} has no schedule",
                         "use --estimator event")
             )  # fmt: skip
         write_timeline(plan, judge, timeline)
@@ -112,8 +104,13 @@ def _draw(
 @click.command()
 @click.argument("cases", type=FILE)
 @PROFILES
-@_ESTIMATOR
-@click.option("--catalogue", type=FILE, metavar="FILE", help="Your own facts, laid over ours.")
+@ESTIMATOR
+@click.option(
+    "--catalogue",
+    type=FILE,
+    metavar="FILE",
+    help="Your own facts, merged over the built-in catalogue.",
+)
 @JSON
 def validate(
     cases: Path,
@@ -122,9 +119,10 @@ def validate(
     catalogue: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare predictions with measured runs: per case, per campaign and in sum.
+    """Compare predictions with measured runs.
 
-    Exits with 0 when every case with a valid measurement was estimated, whatever the error.
+    Prints the errors of each case and their means. Exits with 0 if every case with a valid
+    measurement could be estimated, whatever the error.
     """
     if estimator_name not in ESTIMATORS:
         known = ", ".join(ESTIMATORS)
@@ -138,11 +136,8 @@ def validate(
         catalogue=facts,
         estimator_name=estimator_name,
     )
-    if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1, allow_nan=False))
-    else:
-        click.echo(estimate_text.validation_text(result, estimator_name))
+    show(result.to_json(), as_json, lambda _: validation_text(result, estimator_name))
     for case, reason in result.failures:
         click.echo(f"error: {case}: {reason}", err=True)
     if result.failures:
-        raise SystemExit(SOME_FAILED)
+        raise SystemExit(FAILED)

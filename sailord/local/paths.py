@@ -12,8 +12,6 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from simulator.documents.problems import InputError, Problem
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -108,6 +106,8 @@ class Place:
         )
 
     def _write_text(self) -> None:
+        import numpy as np  # noqa: PLC0415 - the command line imports this module for a path
+
         text = np.frombuffer((DATA / "text.txt").read_bytes(), dtype=np.uint8)
         np.save(self.folder / "text.npy", text.astype(np.uint16))
 

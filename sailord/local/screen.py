@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sailord.local.paths import Place, usual_folder
-from sailord.text.cluster_text import happening_text, nodes_text, status_text
+from sailord.text.cluster_text import event_text, nodes_text, status_text
 
 LINES_KEPT = 8
 HINTS = """\
@@ -48,7 +48,7 @@ class Screen:
     def hear(self, happenings: Iterable[dict[str, Any]]) -> None:
         """Tell what sailord says that happened."""
         for happening in happenings:
-            self.say(happening_text(happening))
+            self.say(event_text(happening))
 
     def draw(self, status: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
         """Show how everything stands."""

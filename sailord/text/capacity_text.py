@@ -1,42 +1,50 @@
-"""What ``sailorctl capacity`` prints for a person."""
+"""Text of ``sailorctl capacity``, and the problems of capacity that ``doctor`` lists."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sailord.text.cluster_text import moment, table
+from sailord.text.table import table
+from sailord.text.units import timestamp
+
+STOPS = {
+    "": "",
+    "parting": "; unused instances are deleted",
+    "ended": "; all instances are deleted",
+}
 
 
 def capacity_text(capacity: dict[str, Any]) -> str:
-    """Pools, machines that are not simply up, and money."""
+    """Return pools, instances that are not up, and cost."""
     if capacity["provider"] is None:
-        return "no provider is configured: machines come by themselves (docs/capacity.md)"
+        return "no provider is configured: nodes join by themselves (docs/capacity.md)"
     if not capacity["leads"]:
-        return "nobody leads yet, so nobody knows of machines"
-    lines = _pool_lines(capacity["pools"]) if capacity["pools"] else ["no pool yet"]
+        return "no leader elected yet; retry in about 10 s"
+    lines = [_pool_table(capacity["pools"]) if capacity["pools"] else "no pool yet"]
     for pool in capacity["pools"]:
         if pool["rest"] is not None:
-            lines.append(f"{_name(pool)} rests {_rest(pool['rest'])}")
-    for quota in sorted({_quota(q) for pool in capacity["pools"] for q in pool["quotas"]}):
-        lines.append(quota)
+            lines.append(f"{_name(pool)}: cooldown {_cooldown(pool['rest'])}")
+    lines += sorted({_quota(quota) for pool in capacity["pools"] for quota in pool["quotas"]})
     for machine in capacity["machines"]:
         if machine["state"] != "up":
             why = f": {machine['why']}" if machine["why"] else ""
             lines.append(f"{machine['name']} is {machine['state']}{why}")
-    lines += [f"{name} would not be deleted" for name in capacity["orphans"]]
+    lines += [f"{name} could not be deleted and is still billed" for name in capacity["orphans"]]
     if capacity["strangers"]:
-        lines.append(f"not of this provider: {', '.join(capacity['strangers'])}")
-    return "\n".join([*lines, _money(capacity["money"])])
+        lines.append(f"nodes not from this provider: {', '.join(capacity['strangers'])}")
+    return "\n".join([*lines, _cost(capacity["money"])])
 
 
-def _pool_lines(pools: list[dict[str, Any]]) -> list[str]:
-    heads = ("zone", "machine", "contract", "wanted", "up", "awaited", "asked", "more", "$/h")
-    rows: list[tuple[str, ...]] = [heads]
+def _pool_table(pools: list[dict[str, Any]]) -> str:
+    counts = {"wanted": "wanted", "up": "up", "awaited": "starting", "asked": "requested",
+              "obtainable": "available"}  # fmt: skip
+    header = ("zone", "machine", "contract", *counts.values(), "$/h")
+    rows = []
     for pool in pools:
         price = "-" if pool["usd_per_hour"] is None else f"{pool['usd_per_hour']:,.2f}"
-        counts = (str(pool[k]) for k in ("wanted", "up", "awaited", "asked", "obtainable"))
-        rows.append((pool["zone"], pool["machine"], _contract(pool), *counts, price))
-    return table(rows)
+        numbers = (str(pool[key]) for key in counts)
+        rows.append((pool["zone"], pool["machine"], _contract(pool), *numbers, price))
+    return table(header, rows)
 
 
 def _contract(pool: dict[str, Any]) -> str:
@@ -47,37 +55,37 @@ def _name(pool: dict[str, Any]) -> str:
     return f"{pool['machine']} in {pool['zone']} ({_contract(pool)})"
 
 
-def _rest(rest: dict[str, Any]) -> str:
-    times = "" if rest["refusals"] == 1 else f", {rest['refusals']} times in a row"
-    return f"until {moment(rest['until'])} ({rest['kind']}{times}): {rest['text']}"
+def _cooldown(rest: dict[str, Any]) -> str:
+    times = "" if rest["refusals"] == 1 else f", {rest['refusals']} refusals in a row"
+    return f"until {timestamp(rest['until'])} ({rest['kind']}{times}): {rest['text']}"
 
 
 def _quota(quota: dict[str, Any]) -> str:
     return f"quota {quota['name']}: {quota['used_gpus']:g} of {quota['limit_gpus']:g} GPUs used"
 
 
-def _money(money: dict[str, Any]) -> str:
-    text = f"${money['usd_per_hour']:,.2f} an hour"
+def _cost(money: dict[str, Any]) -> str:
+    text = f"${money['usd_per_hour']:,.2f}/h"
     if money["usd_per_hour_max"] is not None:
-        text += f" of ${money['usd_per_hour_max']:,.2f}"
+        text += f" of at most ${money['usd_per_hour_max']:,.2f}/h"
     text += f", ${money['spent_usd']:,.2f} so far"
     if money["usd_max"] is not None:
-        text += f" of ${money['usd_max']:,.2f}"
+        text += f" of at most ${money['usd_max']:,.2f}"
     if money["unpriced"]:
-        text += f", without {', '.join(money['unpriced'])}, whose price nobody knows"
-    return text + {"": "", "parting": "; what is unused goes", "ended": "; all goes"}[money["stop"]]
+        text += f", without {', '.join(money['unpriced'])} (price unknown)"
+    return text + STOPS[money["stop"]]
 
 
-def glance_problems(glance: dict[str, Any] | None) -> list[str]:
-    """What is wrong with rented machines, for the doctor."""
+def capacity_problems(glance: dict[str, Any] | None) -> list[str]:
+    """Return what is wrong with rented instances, each with its cure."""
     if glance is None:
         return []
     found = [
-        f"{name} would not be deleted, and costs money; delete it by hand"
+        f"{name} could not be deleted and is still billed; delete it by hand"
         for name in glance["orphans"]
     ]
     if glance["stop"]:
-        found.append("the budget for machines is spent; raise [capacity] usd_max and restart")
+        found.append("the capacity budget is spent; raise [capacity] usd_max and restart sailord")
     if glance["resting"] and glance["up"] < glance["wanted"]:
-        found.append("machines are missing that were refused; sailorctl capacity says why")
+        found.append("instances are missing, requests were refused; see sailorctl capacity")
     return found

@@ -1,250 +1,222 @@
-"""What the online commands print for a person."""
+"""Text of the commands that ask a running cluster: status, nodes, jobs, events, moves, why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-DRAINED = "drained, safe to stop"
+from sailord.text.table import table
+from sailord.text.units import counted, duration, number_ranges, timestamp
+
+SAFE_TO_STOP = "drained, safe to stop"
+MEMBERS_MAX = 6
+PIPELINES_MAX = 4
+"""Columns of a plan's table; more kinds of pipelines go into further tables below."""
 
 
 def status_text(status: dict[str, Any]) -> str:
-    """Everything at a glance."""
+    """Return the cluster, its job, nodes, instances and plan, one line each."""
     store, leader = status["store"], status["leader"]
-    led = f"{leader['host']} ({leader['address']})" if leader else "nobody"
-    lines = [f"cluster     {status['cluster']}, led by {led}"]
+    led = f"leader {leader['host']} ({leader['address']})" if leader else "no leader"
+    lines = [f"cluster     {status['cluster']}, {led}"]
     if not store["answers"]:
-        away_s = status["at"] - store["away_since"]
-        lines.append(f"store       away for {span(away_s)}; the job goes on, commits wait")
-        # A sailord that is older than this command does not say what it heard.
-        lines += [f"            {store['trouble']}"] if store.get("trouble") else []
-    elif store.get("trouble"):
-        lines.append(f"store       refuses a write, and all wait for it: {store['trouble']}")
+        away = duration(status["at"] - store["away_since"])
+        lines.append(f"store       does not answer for {away}; the job trains, commits wait")
+        lines += [f"            {store['trouble']}"] if store["trouble"] else []
+    elif store["trouble"]:
+        lines.append(f"store       rejects writes and blocks the controller: {store['trouble']}")
     lines += _job_lines(status["job"], status["at"]) if status["job"] else ["job         none"]
     if status["queued"]:
-        lines.append(f"queue       {status['queued']} waiting")
+        lines.append(f"queue       {counted(status['queued'], 'job')}")
     counts = ", ".join(f"{n} {state}" for state, n in status["nodes"].items())
     lines.append(f"nodes       {counts or 'none'}")
     for node in status["leaving"]:
-        left = "" if node["leaves_at"] is None else f" in {span(node['leaves_at'] - status['at'])}"
-        # A sailord that is older than this command does not say whether it is drained.
-        drained = f"; {DRAINED}" if node.get("safe_to_stop") else ""
-        lines.append(f"            {node['name']} goes away{left}{drained}")
-    if status.get("capacity") is not None:
-        lines.append(f"machines    {glance_text(status['capacity'])}")
+        left = (
+            "" if node["leaves_at"] is None else f" in {duration(node['leaves_at'] - status['at'])}"
+        )
+        drained = f"; {SAFE_TO_STOP}" if node["safe_to_stop"] else ""
+        lines.append(f"            {node['name']} leaves{left}{drained}")
+    if status["capacity"] is not None:
+        lines.append(f"instances   {glance_text(status['capacity'])}")
     plan = status["job"]["plan"] if status["job"] else None
     return "\n".join([*lines, *(plan_lines(plan) if plan else [])])
 
 
 def _job_lines(job: dict[str, Any], at: float) -> list[str]:
     phase, generation = job["phase"], job["generation"]
-    since = "" if phase["since"] is None else f" for {span(at - phase['since'])}"
-    until = "" if phase["deadline"] is None else f", at most {span(phase['deadline'] - at)} more"
+    since = "" if phase["since"] is None else f" for {duration(at - phase['since'])}"
+    until = (
+        "" if phase["deadline"] is None else f", times out in {duration(phase['deadline'] - at)}"
+    )
     of = "" if job["steps"] is None else f" of {job['steps']}"
     lines = [f"job         {job['id']}: {phase['name']}{since}{until}"]
     if phase["reason"]:
-        lines.append(f"because     {phase['reason']}")
+        lines.append(f"reason      {phase['reason']}")
     if generation is not None:
-        members = ", ".join(job["members"][:6]) + (" ..." if len(job["members"]) > 6 else "")
+        names = job["members"]
+        members = ", ".join(names[:MEMBERS_MAX]) + (" ..." if len(names) > MEMBERS_MAX else "")
         lines.append(f"generation  {generation['number']} ({generation['state']}) on {members}")
     measured, predicted = job["measured"], job["predicted"]
     loss = "" if measured["loss"] is None else f", loss {measured['loss']:.4g}"
-    lines.append(f"step        {job['step']}{of}{loss}, the last {span(job['step_age_s'])} ago")
-    lines.append(f"pace        {_pace(measured, predicted)}")
-    lines.append(f"at risk     {job['steps_at_risk']} steps; {_kept(job)}")
+    lines.append(f"step        {job['step']}{of}{loss}, {duration(job['step_age_s'])} ago")
+    lines.append(f"throughput  {_throughput(measured, predicted)}")
+    lines.append(f"at risk     {counted(job['steps_at_risk'], 'step')}; {_durable(job)}")
     if job["storage_trouble"]:
         lines.append(f"            {job['storage_trouble']}")
-    # A sailord that is older than this command does not say it.
-    lines += [f"            {trouble}" for trouble in job.get("troubles", ())]
-    lines.append(f"money       {_money(job['spent'])}")
+    lines += [f"            {trouble}" for trouble in job["troubles"]]
+    lines.append(f"cost        {_cost(job['spent'])}")
     return lines
 
 
-def _pace(measured: dict[str, Any], predicted: dict[str, Any]) -> str:
-    is_rate, should = measured["tokens_per_s"], predicted["tokens_per_s"]
-    text = f"{_number(is_rate)} tokens/s (predicted {_number(should)}"
-    if is_rate is not None and should:
-        text += f", so {is_rate / should:.0%}"
+def _throughput(measured: dict[str, Any], predicted: dict[str, Any]) -> str:
+    actual, expected = measured["tokens_per_s"], predicted["tokens_per_s"]
+    text = f"{_number(actual)} tokens/s (predicted {_number(expected)}"
+    if actual is not None and expected:
+        text += f", {actual / expected:.0%} of it"
     stall_s = measured["stall_s"]
-    return f"{text})" + ("" if not stall_s else f"; each snapshot holds it up for {stall_s:.2g} s")
+    return f"{text})" + ("" if not stall_s else f"; a snapshot stalls training for {stall_s:.2g} s")
 
 
-def _kept(job: dict[str, Any]) -> str:
+def _durable(job: dict[str, Any]) -> str:
     if job["durable_step"] is None:
-        return "nothing durable yet"
+        return "no durable checkpoint yet"
     age_s = job["durable_age_s"]
-    ago = "" if age_s is None else f", {span(age_s)} ago"
+    ago = "" if age_s is None else f", {duration(age_s)} ago"
     return f"durable up to step {job['durable_step']}{ago}"
 
 
-def _money(spent: dict[str, Any]) -> str:
+def _cost(spent: dict[str, Any]) -> str:
     rate = spent["usd_per_hour"]
-    text = "no price is known" if rate is None else f"${rate:,.2f} an hour"
+    text = "no price known" if rate is None else f"${rate:,.2f}/h"
     text += f", ${spent['usd']:,.2f} so far"
+    if spent["usd_max"] is not None:
+        text += f" of at most ${spent['usd_max']:,.2f}"
     if spent["unpriced_s"]:
-        text += f" without {span(spent['unpriced_s'])} at unknown prices"
-    return text if spent["usd_max"] is None else f"{text}, of ${spent['usd_max']:,.2f} at most"
+        text += f", without {duration(spent['unpriced_s'])} at unknown prices"
+    return text
 
 
 def glance_text(capacity: dict[str, Any]) -> str:
-    """Rented machines in one line."""
+    """Return rented instances in one line."""
     counts = [f"{capacity['up']} of {capacity['wanted']} wanted are up"]
-    counts += [f"{capacity[key]} {key}" for key in ("awaited", "asked") if capacity[key]]
+    names = {"awaited": "starting", "asked": "requested"}
+    counts += [f"{capacity[key]} {name}" for key, name in names.items() if capacity[key]]
     if capacity["resting"]:
-        count = capacity["resting"]
-        counts.append(f"{count} pool{'' if count == 1 else 's'} refused of late")
+        counts.append(f"{counted(capacity['resting'], 'pool')} in cooldown after a refusal")
     if capacity["stop"]:
         counts.append("the budget is spent")
-    return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f} an hour"
-
-
-PIPELINES_MAX = 4
-"""Columns beside each other; further ones stand below."""
+    return f"{', '.join(counts)}; ${capacity['usd_per_hour']:,.2f}/h"
 
 
 def plan_lines(plan: dict[str, Any]) -> list[str]:
-    """The plan as a table: a row for each stage, a column for each kind of pipeline."""
-    kinds: dict[str, list[int]] = {}
+    """Return the plan as tables: one row per stage, one column per kind of pipeline."""
+    kinds: dict[tuple[str, ...], list[int]] = {}
     for number, pipeline in enumerate(plan["pipelines"]):
-        kinds.setdefault("\n".join(_stage_cells(pipeline)), []).append(number)
+        kinds.setdefault(_stage_cells(pipeline), []).append(number)
+    columns = list(kinds.items())
     lines = []
-    columns = [(numbers, cells.split("\n")) for cells, numbers in kinds.items()]
     for begin in range(0, len(columns), PIPELINES_MAX):
         shown = columns[begin : begin + PIPELINES_MAX]
-        rows = [("stage", *(_numbered(numbers) for numbers, _ in shown))]
-        for stage in range(max(len(cells) for _, cells in shown)):
-            cells = (each[stage] if stage < len(each) else "" for _, each in shown)
-            rows.append((str(stage), *cells))
-        lines += ["", *table(rows)]
+        header = ["stage"]
+        for _, numbers in shown:
+            noun = "pipeline" if len(numbers) == 1 else "pipelines"
+            header.append(f"{noun} {number_ranges(numbers)}")
+        rows = [
+            [str(stage), *(cells[stage] if stage < len(cells) else "" for cells, _ in shown)]
+            for stage in range(max(len(cells) for cells, _ in shown))
+        ]
+        lines += ["", table(header, rows)]
     return lines
 
 
-def _numbered(numbers: list[int]) -> str:
-    """The pipelines of one kind, by their numbers: 0-3, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"pipeline {said}" if len(numbers) == 1 else f"pipelines {said}"
-
-
-def _stage_cells(pipeline: dict[str, Any]) -> list[str]:
+def _stage_cells(pipeline: dict[str, Any]) -> tuple[str, ...]:
     cells = []
     for stage in pipeline["stages"]:
         place = stage["places"][0] if "places" in stage else stage
         first, end = stage["layers"]
-        device = f"{place['gpu']} tp {stage['tp']}"
-        cells.append(f"{first}-{end - 1} {device} {place['zone']}")
-    return cells
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows with their columns aligned; the first is the heading."""
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    return ["  ".join(f"{cell:<{w}}" for cell, w in zip(r, widths, strict=True)).rstrip()
-            for r in rows]  # fmt: skip
+        cells.append(f"{first}-{end - 1} {place['gpu']} tp {stage['tp']} {place['zone']}")
+    return tuple(cells)
 
 
 def nodes_text(nodes: list[dict[str, Any]]) -> str:
-    """All nodes."""
-    rows = [("node", "state", "zone", "machine", "gpus", "taking", "step")]
+    """Return all nodes as a table, then what is wrong with their checkpoints or speed."""
+    header = ("node", "state", "zone", "machine", "gpus", "taking", "step")
+    rows = []
     for n in nodes:
-        taking, step = n["taking"] or "-", "-" if n["step"] is None else str(n["step"])
         gpus = f"{n['gpus']} x {n['gpu']}" + (" spot" if n["spot"] else "")
-        state = DRAINED if n.get("safe_to_stop") else n["state"]
-        rows.append((n["name"], state, n["zone"], n["machine"], gpus, taking, step))
-    # A sailord that is older than this command does not say it.
-    unsound = [f"{n['name']}: {why}" for n in nodes if (why := n.get("unsound"))]
-    slow = [f"{n['name']} is slow: {how}" for n in nodes if (how := n.get("slow"))]
-    return "\n".join([*table(rows), *unsound, *slow])
+        state = SAFE_TO_STOP if n["safe_to_stop"] else n["state"]
+        step = "-" if n["step"] is None else str(n["step"])
+        rows.append((n["name"], state, n["zone"], n["machine"], gpus, n["taking"] or "-", step))
+    unsound = [f"{n['name']}: {n['unsound']}" for n in nodes if n["unsound"]]
+    slow = [f"{n['name']} is slow: {n['slow']}" for n in nodes if n["slow"]]
+    return "\n".join([table(header, rows), *unsound, *slow])
 
 
 def jobs_text(jobs: list[dict[str, Any]]) -> str:
-    """All jobs."""
-    rows = [("job", "state", "priority", "submitted", "reason")]
-    for job in jobs:
-        submitted = moment(job["submitted_at"])
-        rows.append((job["id"], job["state"], str(job["priority"]), submitted, job["reason"]))
-    return "\n".join(table(rows))
+    """Return all jobs as a table."""
+    rows = [
+        (j["id"], j["state"], str(j["priority"]), timestamp(j["submitted_at"]), j["reason"])
+        for j in jobs
+    ]
+    return table(("job", "state", "priority", "submitted", "reason"), rows)
 
 
-def happening_text(happening: dict[str, Any]) -> str:
-    """One line of what happened."""
-    about = f"{happening['job']}: " if happening.get("job") else ""
-    return f"{moment(happening['at'])}  {about}{happening['text']}"
+def event_text(event: dict[str, Any]) -> str:
+    """Return one event as a line."""
+    about = f"{event['job']}: " if event.get("job") else ""
+    return f"{timestamp(event['at'])}  {about}{event['text']}"
 
 
 def moves_text(moves: list[dict[str, Any]]) -> str:
-    """What each move took, phase by phase, and in brackets what was predicted of each."""
+    """Return a job's reconfigurations with their phases in seconds, predictions in brackets."""
     if not moves:
-        return "no move yet"
+        return "no reconfiguration yet"
     names = list(dict.fromkeys(name for move in moves for name, _ in move["phases"]))
-    rows = [("when", "kind", "to", "took", "lost", "downtime", "predicted", *names)]
+    header = ["when", "kind", "to", "took", "lost", "downtime", "predicted", *names]
+    rows = []
     for move in moves:
-        predicted = {name: f" ({seconds:.2f})" for name, seconds in move.get("predicted", ())}
+        predicted = {name: f" ({seconds:.2f})" for name, seconds in move["predicted"]}
         phases = {
             name: f"{seconds:.2f}{predicted.get(name, '')}" for name, seconds in move["phases"]
         }
-        # Before a start nothing ran that could have lost anything.
-        lost = ("-", "-", "-") if move["kind"] == "start" else _lost(move)
+        lost = ("-", "-", "-")  # A start interrupts nothing.
+        if move["kind"] != "start":
+            downtime, expected = f"{move['downtime_s']:.2f} s", f"{move['predicted_s']:.2f} s"
+            lost = (counted(move["steps_lost"], "step"), downtime, expected)
         rows.append(
             (
-                moment(move["at"]),
-                move["kind"],
-                str(move["generation"]),
-                f"{move['total_s']:.2f} s",
-                *lost,
+                *(timestamp(move["at"]), move["kind"], str(move["generation"])),
+                *(f"{move['total_s']:.2f} s", *lost),
                 *(phases.get(name, "-") for name in names),
             )
         )
-    return "\n".join(table(rows))
-
-
-def _lost(move: dict[str, Any]) -> tuple[str, ...]:
-    downtime, predicted = f"{move['downtime_s']:.2f} s", f"{move['predicted_s']:.2f} s"
-    return f"{move['steps_lost']} steps", downtime, predicted
+    return table(header, rows)
 
 
 def why_text(why: dict[str, Any]) -> str:
-    """Why the job is where it is."""
+    """Return why a job is in its state, why its generation began, and why it has this plan."""
     phase = why["phase"]["name"] if why["phase"] else why["state"]
     lines = [f"{why['job']} is {phase}: {(why['phase'] or why)['reason']}"]
-    if why.get("waits_for"):
-        lines.append(f"before it: {', '.join(why['waits_for'])}")
+    if why["waits_for"]:
+        lines.append(f"waits for: {', '.join(why['waits_for'])}")
     if why["generation_reason"]:
         lines.append(f"this generation: {why['generation_reason']}")
     lines += [f"this plan: {sentence}" for sentence in why["plan"]]
-    lines += ["before:", *(f"  {happening_text(line)}" for line in why["last"])]
-    return "\n".join([*lines, *away_text(why)])
+    lines += ["before:", *(f"  {event_text(line)}" for line in why["last"])]
+    return "\n".join([*lines, *_from_memory_lines(why)])
 
 
 def history_text(history: dict[str, Any]) -> str:
-    """A job's transitions, each with its reason."""
-    lines = [*map(happening_text, history["history"]), *away_text(history)]
-    return "\n".join(lines) or "nothing yet"
+    """Return a job's transitions, each with its reason."""
+    lines = [*map(event_text, history["history"]), *_from_memory_lines(history)]
+    return "\n".join(lines) or "no transition yet"
 
 
-def away_text(value: dict[str, Any]) -> list[str]:
-    """Say that this is only what sailord remembers, if so; an older one does not tell."""
-    since = value.get("store_away_since")
-    told = "the store is away since {}; this is what sailord remembers"
-    return [] if since is None else [told.format(moment(since))]
-
-
-def moment(at: float) -> str:
-    """A moment, to the second."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def span(seconds: float) -> str:
-    """A span of time in its own unit."""
-    if seconds < 120:
-        return f"{max(seconds, 0.0):.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _from_memory_lines(value: dict[str, Any]) -> list[str]:
+    """Return a warning that the answer came from sailord's memory, not from the store."""
+    since = value["store_away_since"]
+    if since is None:
+        return []
+    return [f"the store does not answer since {timestamp(since)}; shown from memory of sailord"]
 
 
 def _number(value: float | None) -> str:

@@ -23,7 +23,7 @@ from sailord.capacity.core.model import (
 from sailord.core.nodes import Node
 from sailord.core.state import State
 from sailord.providers.interface import Granted, Quota, Refused
-from sailord.text.capacity_text import capacity_text, glance_problems
+from sailord.text.capacity_text import capacity_problems, capacity_text
 from sailord.text.cluster_text import glance_text
 from tests.gce.test_gce_capacity import A, B, Story, machine
 
@@ -79,7 +79,7 @@ def test_gce_an_orphan_is_one_that_would_not_be_deleted(story):
 def test_gce_who_does_not_lead_knows_nothing_of_machines(story):
     view = capacity_view("gce", story.hear(SteppedDown(30.0)).state, (A, B), State(), History())
     assert (view.leads, view.pools, view.machines) == (False, (), ())
-    assert "nobody leads yet" in capacity_text(plain(view))
+    assert "no leader elected yet" in capacity_text(plain(view))
     alone = capacity_view(None, Capacity(), (), State(term=1), History())
     assert "no provider" in capacity_text(plain(alone))
 
@@ -118,7 +118,7 @@ def test_gce_a_glance_and_the_doctor():
     assert glance_text(glance) == (
         "1 of 3 wanted are up, 1 awaited, 1 pool refused of late; $7.20 an hour"
     )
-    assert [line.split()[0] for line in glance_problems(glance)] == ["m2", "machines"]
+    assert [line.split()[0] for line in capacity_problems(glance)] == ["m2", "machines"]
     spent = {**glance, "stop": "ended", "orphans": [], "resting": 0}
-    assert "budget for machines is spent" in glance_problems(spent)[0]
-    assert glance_problems(None) == []
+    assert "budget for machines is spent" in capacity_problems(spent)[0]
+    assert capacity_problems(None) == []

@@ -23,7 +23,7 @@ from sailord.local.cluster import FIRST_NODES, Failed, LocalCluster
 from sailord.local.tour.director import Director, Event
 from sailord.local.tour.reference_run import Uninterrupted, largest_difference, start_uninterrupted
 from sailord.local.tour.step_log import Ledger
-from sailord.text.cluster_text import happening_text, nodes_text
+from sailord.text.cluster_text import event_text, nodes_text
 
 TOLERANCE = 1e-4
 """How far apart losses of the LLaMA may be: its sums are in another order under another plan."""
@@ -202,6 +202,6 @@ def _tell_last(cluster: LocalCluster) -> None:
     with contextlib.suppress(ServerProblem):
         nodes = cluster.client.ask("GET", "/v1/nodes")["nodes"]
         news = cluster.client.ask("GET", "/v1/events?follow=false")["events"]
-        told = [happening_text(one) for one in news[-LINES_LAST:]]
+        told = [event_text(one) for one in news[-LINES_LAST:]]
         failures = [f"{node['name']}: {node['failure']}" for node in nodes if node["failure"]]
         click.echo("\n".join([*told, nodes_text(nodes), *failures]), err=True)

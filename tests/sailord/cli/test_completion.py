@@ -19,7 +19,7 @@ from sailord.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHIN_S = 60.0
-OURS = "import sys; sys.argv[0] = 'sailorctl'; from sailord.cli import main; main()"
+OURS = "import sys; sys.argv[0] = 'sailorctl'; from sailord.cli.main import main; main()"
 BASH = """
 source "$FILE"
 COMP_WORDS=($LINE)

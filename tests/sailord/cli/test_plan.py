@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.compare.registry import BASELINES
-from sailord.cli.deadline import seconds_left
 from sailord.cli.main import main
+from sailord.cli.question import seconds_left
 from simulator.documents.problems import InputError
 from simulator.models.presets import preset
 from simulator.spec.job import Job, Objective
@@ -147,7 +147,7 @@ def test_the_plan_is_drawn_and_people_read_the_same(tmp_path: Path) -> None:
         assert "<svg" in picture.read_text(encoding="utf-8")
         assert "search      " in result.output
     job = tmp_path / "job.toml"
-    assert run(tmp_path, "--plot", str(job)).exit_code == 2, "would be written over"
+    assert run(tmp_path, "--plot", str(job)).exit_code == 2, "would be overwritten"
 
 
 def test_what_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = Path(sys.executable).with_name("sailorctl")
+PROGRAM = f"{sys.executable} -m sailord.cli.main"
 PLAN, JOB, CLUSTER = (
     ROOT / "examples" / name for name in ("opt-350m-plan.json", "opt-350m.toml", "three-zones.toml")
 )
@@ -24,7 +24,7 @@ def run(
     *arguments: object, stdout: IO[str] | int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(PROGRAM), *map(str, arguments)],
+        [*PROGRAM.split(), *map(str, arguments)],
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
@@ -97,7 +97,7 @@ def test_no_output_takes_the_place_of_an_input(tmp_path: Path) -> None:
     before = plan.read_bytes()
     result = run("simulate", plan, JOB, CLUSTER, "--timeline", plan)
     assert result.returncode == UNUSABLE
-    assert "would be written over" in result.stderr
+    assert "would be overwritten" in result.stderr
     assert plan.read_bytes() == before
 
 
@@ -106,14 +106,14 @@ def test_a_full_disk_is_told_and_fails() -> None:
     with Path("/dev/full").open("w") as full:
         result = run("simulate", PLAN, JOB, CLUSTER, stdout=full)
     assert result.returncode == FAILED
-    assert "cannot be written: No space left" in result.stderr
+    assert "cannot write the output: No space left" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_reader_that_leaves_is_no_mistake() -> None:
     files = f"{PLAN} {JOB} {CLUSTER}"
     command = f"{PROGRAM} simulate {files} --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "0"
     assert result.stderr == ""
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from sailord.cli.main import SECTIONS, main
+from sailord.cli.main import COMMANDS, SECTIONS, main
 from tests.sailord.daemon.running import JOB, ROOT, TOKEN, wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def call(place, *arguments, server=None):
 def test_a_job_is_followed_from_the_command_line(place):
     place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
-    assert "no node is there" in call(place, "doctor").output
+    assert "there is no node" in call(place, "doctor").output
     place.start_agent("a")
     file = place.folder / "job.toml"
     file.write_text(JOB)
@@ -40,7 +40,7 @@ def test_a_job_is_followed_from_the_command_line(place):
     assert call(place, "logs", "a").output == "step by step\n"
     assert "there are ranks 0" in call(place, "logs", "a", "--rank", "77").output
     assert "generation 1 on 1 node" in call(place, "history").output
-    assert call(place, "doctor").output == "all is well\n"
+    assert call(place, "doctor").output == "no problems found\n"
     assert call(place, "pause", "j", "--reason", "lunch").exit_code == 0
     wait_until(lambda: "paused" in call(place, "jobs").output)
     assert "lunch" in call(place, "jobs").output
@@ -84,8 +84,7 @@ def test_a_status_is_watched_while_sailord_is_started_anew(place):
     head = place.start()
     wait_until(lambda: place.ask("GET", "/readyz")[0] == 200)
     watching = subprocess.Popen(
-        [sys.executable, "-c", "from sailord.cli import main; main()", "status", "-w", "--json",
-         "--server", f"unix://{place.socket}"],
+        [sys.executable, "-m", "sailord.cli.main", "status", "-w", "--json", "--server", f"unix://{place.socket}"],
         cwd=ROOT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -105,6 +104,6 @@ def test_a_status_is_watched_while_sailord_is_started_anew(place):
 
 def test_help_lists_every_command_once():
     listed = [name for names in SECTIONS.values() for name in names]
-    assert sorted(listed) == sorted(main.commands)
+    assert sorted(listed) == sorted(COMMANDS)
     said = CliRunner().invoke(main, ["--help"]).output
     assert all(f"\n  {name} " in said for name in listed)

@@ -138,7 +138,7 @@ def test_one_that_was_never_there_is_not_waited_for(pauses):
 
 
 def follow(place, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from sailord.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from sailord.cli.main import main; main()", *arguments]
     return subprocess.Popen(
         [*command, "--server", f"unix://{place.socket}"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

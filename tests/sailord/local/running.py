@@ -18,7 +18,7 @@ from sailord.local.paths import Place
 from tests.sailord.daemon.running import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-SAILORCTL = str(Path(sys.executable).with_name("sailorctl"))
+SAILORCTL = (sys.executable, "-m", "sailord.cli.main")
 WITHIN_S = 60.0
 
 
@@ -60,7 +60,7 @@ class Launched:
         """What a command in the second terminal answers."""
         environment = {**os.environ, "SAILOR_SERVER": f"unix://{self.place.socket}"}
         done = subprocess.run(
-            [SAILORCTL, *words], capture_output=True, text=True, check=False, env=environment
+            [*SAILORCTL, *words], capture_output=True, text=True, check=False, env=environment
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -93,7 +93,7 @@ def launch(folder: Path, *, worker: str, words: tuple[str, ...] = ()) -> Launche
     log = folder.with_name("up.log")
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [SAILORCTL, "up", "--folder", str(folder), "--worker", worker, *words],
+            [*SAILORCTL, "up", "--folder", str(folder), "--worker", worker, *words],
             cwd=ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "SAILOR_FAKE_MEETING": str(meeting)},
         )  # fmt: skip

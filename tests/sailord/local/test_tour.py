@@ -89,7 +89,7 @@ def test_the_tour_loses_nothing():
     base = Path(tempfile.mkdtemp(prefix="tour-"))
     try:
         done = subprocess.run(
-            [SAILORCTL, "tour", "--folder", str(base / "c"), "--out", str(base / "tour.json")],
+            [*SAILORCTL, "tour", "--folder", str(base / "c"), "--out", str(base / "tour.json")],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -152,7 +152,7 @@ def test_a_folder_that_is_no_cluster_is_never_touched(folder):
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
     done = subprocess.run(
-        [SAILORCTL, "up", "--folder", str(folder)], capture_output=True, text=True, check=False
+        [*SAILORCTL, "up", "--folder", str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "is there already, and no cluster's" in done.stderr

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sailord.text.table import speaks_utf8, table
+from sailord.text.table import is_utf8, table
 
 
 def test_text_stands_left_and_numbers_right():
@@ -81,12 +81,12 @@ def test_no_line_ends_in_spaces():
     [("utf-8", True), ("UTF8", True), ("latin-1", False), ("ascii", False), (None, False)],
 )
 def test_encodings(encoding, speaks):
-    assert speaks_utf8(encoding) is speaks
+    assert is_utf8(encoding) is speaks
 
 
 @pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-")])
 def test_standard_output_decides(encoding, rule):
-    code = "from sailord.cli.table import table; print(table(['a'], [['b']]))"
+    code = "from sailord.text.table import table; print(table(['a'], [['b']]))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONIOENCODING": encoding},

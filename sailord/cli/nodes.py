@@ -1,0 +1,92 @@
+"""Commands about nodes: list, logs, drain, cordon, preemption notices."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from sailord.cli.options import FiniteRange, json_line, show
+from sailord.cli.server import order_options, report_outage, server_command
+from sailord.client import Client, Patience, part
+from sailord.text import cluster_text as text
+from sailord.text.units import duration
+
+FOLLOW_S = 1.0
+
+
+@click.command()
+@server_command
+def nodes(client: Client, as_json: bool) -> None:
+    """List all nodes."""
+    show(client.ask("GET", "/v1/nodes"), as_json, lambda v: text.nodes_text(v["nodes"]))
+
+
+@click.command()
+@click.argument("node")
+@click.option("--rank", type=click.IntRange(0, 99_999), metavar="N", help="Only this rank.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@server_command
+def logs(client: Client, node: str, rank: int | None, follow: bool, as_json: bool) -> None:
+    """Show the last output of a node's workers."""
+    mark, patience = "", Patience(report_outage)
+
+    def ask() -> tuple[str, str]:
+        return client.log(node, rank, mark)
+
+    while True:
+        fresh, mark = patience.insist(ask) if follow else ask()
+        if fresh:
+            line = json_line({"node": node, "text": fresh}) + "\n"
+            click.echo(line if as_json else fresh, nl=False)
+        if not follow:
+            return
+        sys.stdout.flush()
+        if not fresh:
+            time.sleep(FOLLOW_S)
+
+
+def _order_command(order_name: str, about: str) -> click.Command:
+    @click.command(order_name, help=about)
+    @click.argument("node")
+    @order_options
+    @server_command
+    def command(client: Client, node: str, order: dict[str, Any], as_json: bool) -> None:
+        answer = client.ask("POST", f"/v1/nodes/{part(node)}/{order_name}", order)
+        show(answer, as_json, lambda _: f"{order_name} {node}: ordered")
+
+    return command
+
+
+drain = _order_command(
+    "drain",
+    "Move the job off a node without losing a step.\n\n"
+    "`nodes` says when the node is safe to stop; `withdraw` cancels the drain.",
+)
+cordon = _order_command("cordon", "Exclude a node from new plans; what runs on it continues.")
+uncordon = _order_command("uncordon", "Allow a node in new plans again.")
+withdraw = _order_command("withdraw", "Cancel a drain or a preemption notice: the node stays.")
+
+
+@click.command()
+@click.argument("node")
+@click.option(
+    "--notice", "notice_s", type=FiniteRange(0.0, 86_400.0), help="Seconds until the node goes."
+)
+@order_options
+@server_command
+def preempt(
+    client: Client, node: str, notice_s: float | None, order: dict[str, Any], as_json: bool
+) -> None:
+    """Announce that a node will be preempted, as a cloud's notice would.
+
+    The job moves off it in time; `withdraw` cancels the notice.
+    """
+    body, text_of = dict(order), f"{node} will be preempted"
+    if notice_s is not None:
+        body["leaves_at"] = time.time() + notice_s
+        text_of += f" in {duration(notice_s)}"
+    answer = client.ask("POST", f"/v1/nodes/{part(node)}/preempt", body)
+    show(answer, as_json, lambda _: text_of)

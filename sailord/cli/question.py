@@ -1,0 +1,72 @@
+"""What the planning commands share: the question to the planner, chosen names, no plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from planner.problem.question import Question, Space, read_ahead
+from sailord.cli.exit_codes import FAILED
+from sailord.cli.inputs import load_job_and_cluster
+from simulator.api import load_measurements
+from simulator.documents.problems import InputError, Problem, nearest
+from simulator.spec.job import Job
+
+BUDGET = click.option("--budget", type=click.IntRange(min=1), help="Plans judged in each search.")
+
+
+def read_question(
+    job: Path,
+    cluster: Path,
+    profiles: Path | None,
+    estimator_name: str,
+    *,
+    space: Space = "full",
+    budget: int | None = None,
+    has_deadline: bool = False,
+) -> Question:
+    """Read the files of a question; with ``has_deadline`` the job's deadline limits the plan."""
+    the_job, the_cluster = load_job_and_cluster(job, cluster)
+    measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
+    measurements = read_ahead(measurements, the_job, the_cluster.catalogue)
+    left = seconds_left(the_job) if has_deadline else None
+    return Question(the_job, the_cluster, measurements, estimator_name, space, budget, left)
+
+
+def seconds_left(job: Job, now: datetime | None = None) -> float | None:
+    """Return the seconds until the job's deadline, negative after it; ``None``: no deadline."""
+    if job.objective.deadline is None:
+        return None
+    if job.steps is None:
+        raise InputError(
+            Problem(
+                "objective.deadline",
+                "needs the number of iterations of the job",
+                "set training.steps, or leave the deadline out",
+            )
+        )
+    left = datetime.fromisoformat(job.objective.deadline) - (now or datetime.now(UTC))
+    return left.total_seconds()
+
+
+def chosen_names(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
+    """Split names at commas; "all" means every known one, an unknown one is an error."""
+    if text == "all":
+        return tuple(known)
+    chosen = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        name = unknown[0] if unknown else text
+        raise InputError(Problem(option, f'"{name}" is not known', nearest(name, known)))
+    return chosen
+
+
+def exit_without_plan(problems: Iterable[Problem]) -> NoReturn:
+    """Print why there is no plan, and exit."""
+    for problem in problems:
+        click.echo(f"no plan: {problem}", err=True)
+    raise SystemExit(FAILED)

@@ -1,0 +1,39 @@
+"""Moments, durations, counts and ranges of numbers as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+DAY_S = 86_400
+
+
+def timestamp(at: float) -> str:
+    """Return a Unix time as UTC, to the second."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it: s, min, h or days."""
+    if seconds < 120:
+        return f"{max(seconds, 0.0):.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.1f} days"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the singular or plural: 1 pool, 2 pools."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def number_ranges(numbers: Sequence[int], ranges_max: int | None = None) -> str:
+    """Return sorted numbers as ranges: 0-3, 7; with an ellipsis after ``ranges_max`` of them."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return ", ".join(texts[:ranges_max]) + (", ..." if len(texts) > len(texts[:ranges_max]) else "")

@@ -1,0 +1,36 @@
+"""Durations, counts and ranges as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from sailord.text.units import counted, duration, number_ranges, timestamp
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1.0, "0.0 s"),
+        (119.9, "119.9 s"),
+        (120.0, "2 min"),
+        (7200.0, "2.0 h"),
+        (86_400.0, "24.0 h"),
+        (172_800.0, "2.0 days"),
+    ],
+)
+def test_duration_has_the_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_numbers_in_a_row_become_a_range() -> None:
+    assert number_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert number_ranges([3]) == "3"
+    assert number_ranges([0, 2, 4], ranges_max=2) == "0, 2, ..."
+
+
+def test_a_count_of_one_is_singular() -> None:
+    assert [counted(n, "pool") for n in (0, 1, 2)] == ["0 pools", "1 pool", "2 pools"]
+
+
+def test_a_moment_is_printed_in_utc() -> None:
+    assert timestamp(0.0) == "1970-01-01 00:00:00"
