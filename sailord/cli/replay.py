@@ -24,7 +24,7 @@ from sailord.plots.replay import draw_replay
 from sailord.text.table import table
 from sailord.text.units import duration
 from simulator.cluster.cluster import Cluster
-from simulator.traces.player import ReconfigurationCosts, PolicyResult
+from simulator.traces.player import PolicyResult, ReconfigurationCosts
 from simulator.traces.trace import LostSlots, Trace, cluster_at
 from simulator.traces.trace_file import TraceChoice, load_trace
 
@@ -120,7 +120,9 @@ def replay(
     wanted = chosen_names(policies, POLICIES, "--policy")
     question = read_question(job, cluster, profiles, estimator_name, budget=budget)
     the_trace = load_trace(trace, question.cluster, TraceChoice(trace_name, pool, until_s))
-    costs = ReconfigurationCosts(planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps)
+    costs = ReconfigurationCosts(
+        planned_s, unplanned_s, restart_s, checkpoint_every_s, snapshot_steps
+    )
     result = replayed(
         question,
         the_trace,

@@ -7,6 +7,8 @@ from typing import Any
 from sailord.text.table import table
 from sailord.text.units import timestamp
 
+STATES = {"awaited": "starting", "silent": "up, its agent is silent", "going": "being deleted"}
+"""How the states of the API are printed, where the words differ."""
 STOPS = {
     "": "",
     "parting": "; unused instances are deleted",
@@ -28,7 +30,8 @@ def capacity_text(capacity: dict[str, Any]) -> str:
     for machine in capacity["machines"]:
         if machine["state"] != "up":
             why = f": {machine['why']}" if machine["why"] else ""
-            lines.append(f"{machine['name']} is {machine['state']}{why}")
+            state = STATES.get(machine["state"], machine["state"])
+            lines.append(f"{machine['name']} is {state}{why}")
     lines += [f"{name} could not be deleted and is still billed" for name in capacity["orphans"]]
     if capacity["strangers"]:
         lines.append(f"nodes not from this provider: {', '.join(capacity['strangers'])}")

@@ -92,13 +92,13 @@ def test_gce_the_view_survives_the_wire(story):
 def test_gce_capacity_is_told_in_words(story):
     text = capacity_text(plain(view_of(story, NAMED)))
     for words in (
-        "zone-a  large    spot      2       1   1        0      1     3.60",
-        "large in zone-b (spot) rests until 1970-01-01 00:01:03 (stockout): none left",
+        "zone-a  large    spot           2   1         1          0          1  3.60",
+        "large in zone-b (spot): cooldown until 1970-01-01 00:01:03 (stockout): none left",
         "quota GPUS: 12 of 16 GPUs used",
-        "m2 is awaited",
-        "not of this provider: by-hand",
-        "$7.20 an hour of $20.00",
-        "of $10.00",
+        "m2 is starting",
+        "nodes not from this provider: by-hand",
+        "$7.20/h of at most $20.00/h",
+        "so far of at most $10.00",
     ):
         assert words in text, text
 
@@ -116,9 +116,9 @@ def test_gce_a_glance_and_the_doctor():
     glance = {"wanted": 3, "up": 1, "awaited": 1, "asked": 0, "resting": 1, "usd_per_hour": 7.2,
               "spent_usd": 1.0, "stop": "", "orphans": ["m2"]}  # fmt: skip
     assert glance_text(glance) == (
-        "1 of 3 wanted are up, 1 awaited, 1 pool refused of late; $7.20 an hour"
+        "1 of 3 wanted are up, 1 starting, 1 pool in cooldown after a refusal; $7.20/h"
     )
-    assert [line.split()[0] for line in capacity_problems(glance)] == ["m2", "machines"]
+    assert [line.split()[0] for line in capacity_problems(glance)] == ["m2", "instances"]
     spent = {**glance, "stop": "ended", "orphans": [], "resting": 0}
-    assert "budget for machines is spent" in capacity_problems(spent)[0]
+    assert "capacity budget is spent" in capacity_problems(spent)[0]
     assert capacity_problems(None) == []

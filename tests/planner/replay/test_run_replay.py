@@ -248,7 +248,7 @@ def test_the_table_shows_the_policies_that_were_asked_for(tmp_path: Path) -> Non
     done = run(tmp_path, "--policy", "oracle, sailor", "--restart-s", "300")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("trace       trace: 3000 s, 2 changes, 8 to 16 GPUs")
+    assert lines[0].startswith("trace       trace: 50 min, 2 changes, 8 to 16 GPUs")
     assert [line.split()[0] for line in lines[-2:]] == ["sailor", "oracle"]
 
 
@@ -257,7 +257,7 @@ def test_a_trace_without_enough_gpus_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, trace=none)
     assert done.exit_code == 1
     assert done.stderr.strip() == (
-        "nothing runs: at no moment of trace is there a plan for the job; at most 0 GPUs are up"
+        "the job never runs: no availability of trace has a plan for it; at most 0 GPUs are up"
     )
     assert [line.split()[1] for line in done.stdout.splitlines()[-4:]] == ["0"] * 4
 
@@ -268,7 +268,7 @@ def test_limits_that_nothing_keeps_are_named(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("trace.toml", "poor.toml", "cluster.toml")]
     done = CliRunner().invoke(main, ["replay", *files, "--budget", "5"])
     assert done.exit_code == 1
-    assert "nothing runs" in done.stderr
+    assert "the job never runs" in done.stderr
     assert "no plan: objective.max_usd_per_hour: is 0.001" in done.stderr
 
 

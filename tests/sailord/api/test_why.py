@@ -29,7 +29,7 @@ def test_who_waits_is_told_behind_whom() -> None:
     told = job_view(BUSY, JobId("late"))
     assert told is not None
     text = why_text(plain(why_view(BUSY, told, {}, (), None)))
-    assert text.splitlines()[1] == f"before it: {JOB}, urgent, first"
+    assert text.splitlines()[1] == f"waits for: {JOB}, urgent, first"
 
 
 def test_who_has_the_cluster_waits_for_nobody() -> None:

@@ -86,8 +86,8 @@ def test_a_flipped_byte_is_told_with_the_next_older_checkpoint(tmp_path):
     assert told["next_older"].endswith("/j/1-10/manifest-3.json")
     assert verify(told["next_older"]).exit_code == 0
     words = verify(f"{tmp_path}/j").output
-    assert "cannot be used" in words
-    assert "the next older one is whole" in words
+    assert ": damaged" in words
+    assert "the next older intact one" in words
 
 
 def test_a_checkpoint_of_another_job_is_passed_over_for_the_next_older_one(tmp_path):
@@ -141,7 +141,7 @@ def test_a_half_written_folder_is_no_checkpoint(tmp_path):
     (tmp_path / "j" / "1-10" / "manifest-3.json").unlink()
     done = verify(f"file://{tmp_path}/j")
     assert done.exit_code == 2
-    assert "holds uploads of step 10, none of which became a checkpoint" in done.output
+    assert "holds unfinished uploads of step 10, and no checkpoint" in done.output
     assert "holds no checkpoint" in verify(f"file://{tmp_path}/other").output
 
 

@@ -126,7 +126,13 @@ def test_a_plan_without_nodes_is_placed_first(tmp_path: Path) -> None:
 def test_people_get_sentences(tmp_path: Path) -> None:
     result = run(tmp_path, two_nodes(), gpus=2)
     assert result.exit_code == 0
-    for word in ("lost        node-b", "moves ", "takes ", "verdict     move: 1 of 2", "search "):
+    for word in (
+        "lost        node-b",
+        "transfers ",
+        "downtime ",
+        "verdict     move: 1 of 2",
+        "search ",
+    ):
         assert word in result.output
 
 

@@ -113,7 +113,9 @@ def test_a_full_disk_is_told_and_fails() -> None:
 def test_a_reader_that_leaves_is_no_mistake() -> None:
     files = f"{PLAN} {JOB} {CLUSTER}"
     command = f"{PROGRAM} simulate {files} --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "0"
     assert result.stderr == ""
 

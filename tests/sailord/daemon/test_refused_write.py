@@ -64,5 +64,5 @@ def test_status_says_so(trouble):
         "store": {"answers": True, "away_since": None, "trouble": trouble}, "leaving": [],
         "capacity": None, "unheard": [],
     }  # fmt: skip
-    assert ("refuses a write" in status_text(status)) == bool(trouble)
+    assert ("rejects writes" in status_text(status)) == bool(trouble)
     assert trouble in status_text(status)
