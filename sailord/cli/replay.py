@@ -12,9 +12,9 @@ import click
 
 from planner.api import find_plan, plan_job
 from planner.problem.question import Question
-from planner.search.search_cache import SearchCache
 from planner.replay.plan_library import DEFAULT_SEARCHES
 from planner.replay.run_replay import POLICIES, Replay, replayed
+from planner.search.search_cache import SearchCache
 from sailord.cli.exit_codes import FAILED
 from sailord.cli.inputs import ESTIMATOR, PROFILES, check_outputs
 from sailord.cli.options import FILE, JSON, FiniteRange, show

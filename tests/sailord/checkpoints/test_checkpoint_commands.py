@@ -60,7 +60,7 @@ def test_checkpoints_are_listed_pinned_and_gone_back_to(place):
 
     wait_until(lambda: place.status()["job"]["step"] > 22)
     back = call(place, "checkpoint", "rollback", JOB, "10", "--reason", "the loss went up")
-    assert "j goes back to step 10" in back.output
+    assert "rollback of j to step 10" in back.output
     job = wait_until(lambda: _generation(place, 2))
     assert job["generation"]["restore"]["source"] == "durable"
     assert job["generation"]["restore"]["point"] == {"step": 10, "generation": 1}
