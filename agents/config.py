@@ -1,24 +1,22 @@
-"""The one file that configures an agent, read and checked as a whole."""
+"""The agent's configuration file."""
 
 from __future__ import annotations
 
-import re
 import socket
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from agents.core.model import Options
+from agents.protocol.names import NAME
 from agents.store import check_address
 from simulator.documents.fields import InvalidValue, open_table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import Problems
 
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?\Z")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that an agent is told."""
+    """The agent's configuration."""
 
     cluster_name: str
     name: str
@@ -33,37 +31,37 @@ class Config:
     machine: str | None
     spot: bool
     notice_s: float
-    """From the cloud's notice to the end of the machine."""
+    """From the cloud's notice to the end of the instance."""
     shutdown_s: float
-    """From the beginning of a shutdown to it."""
+    """From the start of a system shutdown to the end of the instance."""
     lease_s: float
     orphan_s: float
-    """Workers that hear of no agent for so long end."""
+    """Workers exit after that long without an agent."""
     worker: str
-    """The module whose ``main`` is a worker."""
+    """The worker's module; its ``main`` runs one worker."""
     catalogue: Path | None
-    """Facts of one's own about GPUs and machines, laid over the built-in ones."""
+    """A file of GPUs and machine types that extends the built-in catalogue."""
     memory: Path | None
-    """Where snapshots are kept: a folder in memory, which no disk slows down. ``None``:
-    ``/dev/shm``, or the state folder where devices are emulated."""
+    """A folder in memory for snapshots. ``None``: below ``/dev/shm``, or in the state folder where
+    devices are emulated."""
     data: Path | None
-    """Where files stand that jobs name; ``None``: a job names them by where they are."""
+    """The folder that relative paths of a job refer to; ``None``: jobs give absolute paths."""
     copy_mb_s: float
-    """Copies of snapshots go to other nodes not faster than this."""
+    """The highest rate at which snapshots are copied to other nodes."""
     threads: int | None
-    """Of each worker that computes on the CPU; ``None``: its share of the cores."""
+    """CPU threads of each worker; ``None``: its share of the cores."""
     options: Options
 
 
 def load_config(path: Path) -> Config:
-    """Read the file; all mistakes are told at once."""
+    """Read the file; ``InputError`` lists all mistakes in it."""
     problems = Problems()
     top = open_table(load_document(path, flaws_raise=False), problems)
     cluster_name = top.value("cluster_name", _name, required=True)
     name = top.value("name", _name)
     host_name = socket.gethostname().partition(".")[0].lower()
     if name is None and "name" not in top and not NAME.match(host_name):
-        top.report("name", "is missing, and the host's own cannot be used", "give the node a name")
+        top.report("name", "is missing, and the host name is no valid node name", "set name")
     state = top.text("state", required=True)
     store = top.text("store", required=True)
     key = top.text("key", required=True)
@@ -96,32 +94,32 @@ def load_config(path: Path) -> Config:
     assert store is not None
     assert key is not None
     return Config(
-        cluster_name,
-        name or host_name,
-        (path.parent / state).resolve(),
-        store,
-        path.parent / key,
-        host,
-        port,
-        address,
-        zone,
-        machine,
-        spot,
-        notice_s,
-        shutdown_s,
-        lease_s,
-        orphan_s,
-        worker,
-        None if catalogue is None else path.parent / catalogue,
-        None if memory is None else (path.parent / memory).resolve(),
-        None if data is None else (path.parent / data).resolve(),
-        copy_mb_s,
-        threads,
-        Options(**{name: value for name, value in options.items() if value is not None}),
+        cluster_name=cluster_name,
+        name=name or host_name,
+        state=(path.parent / state).resolve(),
+        store=store,
+        key=path.parent / key,
+        host=host,
+        port=port,
+        address=address,
+        zone=zone,
+        machine=machine,
+        spot=spot,
+        notice_s=notice_s,
+        shutdown_s=shutdown_s,
+        lease_s=lease_s,
+        orphan_s=orphan_s,
+        worker=worker,
+        catalogue=None if catalogue is None else path.parent / catalogue,
+        memory=None if memory is None else (path.parent / memory).resolve(),
+        data=None if data is None else (path.parent / data).resolve(),
+        copy_mb_s=copy_mb_s,
+        threads=threads,
+        options=Options(**{name: value for name, value in options.items() if value is not None}),
     )
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not NAME.match(value):
-        raise InvalidValue(f"is {quote(value)}", "give lower-case letters, digits and hyphens")
+        raise InvalidValue(f"is {quote(value)}", "use lower-case letters, digits and hyphens")
     return value

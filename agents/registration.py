@@ -1,10 +1,9 @@
-"""The agent's part in the store: its node under a lease, its intents, and what it reads."""
+"""The agent's connection to the store: its node under a lease, its notices, and what it reads."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -21,57 +20,59 @@ from agents.protocol.records import (
     Intent,
     JobId,
     JobRecord,
+    Leader,
     NodeId,
     NodeRecord,
 )
 from agents.protocol.store_keys import Keys
 from agents.store import Compacted, Entry, LeaseGone, Put, Store, StoreError
-from agents.workers.specs import Briefing
+from agents.workers.specs import GenerationDetails
 
 T = TypeVar("T")
 
 RETRY_S = 0.3
-LOOK_S_MAX = 2.5
-"""However long the lease: who leads, and where, changes without a word."""
+POLL_S_MAX = 2.5
+"""The longest pause between two polls: a change of the leader wakes nobody."""
 KNOWN_S = 600.0
-"""So long a node is remembered that the store does not show any more."""
+"""How long a node is remembered that has left the store."""
 
 
 @dataclass(eq=False)
 class Registration:
-    """One node's place in the store."""
+    """Registers one node in the store, and polls the generation that concerns it."""
 
     store: Store
     keys: Keys
     lease_s: float
     clock: Clock
     feed: Callable[[Event], None]
-    kept: Callable[[], set[JobId]] = set
-    """The jobs of which snapshots stand here."""
+    jobs_in_memory: Callable[[], set[JobId]] = set
+    """The jobs that have snapshots on this node."""
     leader: str | None = None
-    """Where the leader listens, as the store said last."""
+    """The leader's address, as of the last poll."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to poll now."""
     known: dict[NodeId, NodeRecord] = field(default_factory=dict)
-    """All nodes that were seen of late, as they were seen last."""
+    """All nodes seen in the last ``KNOWN_S``, as they were last seen."""
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
-    """All jobs, as they were seen last."""
+    """All jobs, as of the last poll."""
     _seen_at: dict[NodeId, float] = field(default_factory=dict)
     _wished: NodeRecord | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: int = 0
     _read: dict[str, tuple[int, object]] = field(default_factory=dict)
-    """Records of jobs by key, as they were read at a revision."""
+    """By key: the revision at which a record was read, and the record."""
     _intents: asyncio.Queue[Intent] = field(default_factory=asyncio.Queue)
 
     # ---- the node -------------------------------------------------------------------------------
 
     def register(self, node: NodeRecord) -> None:
-        """Have the node stand in the store like this; the newest wish is the one that counts."""
+        """Write the node to the store; a later call supersedes an earlier one."""
         self._wished = node
         self._changed.set()
 
-    async def stay(self) -> None:
-        """Keep the lease, and write the node whenever it changes; for ever."""
+    async def keep_registered(self) -> None:
+        """Renew the lease, and write the node whenever it changes; for ever."""
         while True:
             self._changed.clear()
             try:
@@ -103,7 +104,7 @@ class Registration:
         self.feed(Registered(self.clock.now(), node))
 
     async def _renew(self) -> bool:
-        """Keep the lease; whether the store answered."""
+        """Renew the lease; return whether the store answered."""
         if not self._lease:
             return True
         try:
@@ -116,19 +117,19 @@ class Registration:
         return True
 
     async def leave(self) -> None:
-        """Take the node out of the store."""
+        """Remove the node from the store."""
         if self._lease:
             with contextlib.suppress(StoreError):
                 await self.store.revoke(self._lease)
 
-    def raise_intent(self, intent: Intent) -> None:
-        """Have a notice stand in the store, after those that were raised before it."""
+    def store_intent(self, intent: Intent) -> None:
+        """Queue a notice to be stored."""
         self._intents.put_nowait(intent)
 
-    async def raise_all(self) -> None:
-        """Store each notice until it stands there, as its id makes it one whatever happens.
+    async def store_intents(self) -> None:
+        """Store queued notices, with retries; for ever.
 
-        One after the other: a withdrawal that came before its notice would count for nothing.
+        Writes are idempotent, and in order: a withdrawal before its notice would have no effect.
         """
         while True:
             intent = await self._intents.get()
@@ -141,24 +142,24 @@ class Registration:
             return True
         return False
 
-    # ---- what the store says --------------------------------------------------------------------
+    # ---- reading --------------------------------------------------------------------------------
 
-    async def look(self, node: NodeId, held: Callable[[], JobId | None]) -> None:
-        """Read the generation, at once after a change and now and then without one; for ever."""
+    async def poll(self, node: NodeId, held: Callable[[], JobId | None]) -> None:
+        """Read the generation after each change and at least every ``POLL_S_MAX``; for ever."""
         while True:
             self.woken.clear()
             try:
-                await self._look(node, held())
+                await self._poll(node, held())
             except StoreError:
                 self.feed(StoreFailed(self.clock.now()))
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.woken.wait(), min(self.lease_s / 4, LOOK_S_MAX))
+                await asyncio.wait_for(self.woken.wait(), min(self.lease_s / 4, POLL_S_MAX))
 
-    async def _look(self, node: NodeId, held: JobId | None) -> None:
+    async def _poll(self, node: NodeId, held: JobId | None) -> None:
         entry = await self.store.get(self.keys.leader)
-        self.leader = None if entry is None else _address(entry.value)
+        self.leader = None if entry is None else _leader_address(entry.value)
         found = (await self.store.snapshot(self.keys.jobs)).entries
         self.jobs = {job.id: job for job in self._read_all(JobRecord, "state", found)}
         records = self._read_all(GenerationRecord, "gen", found)
@@ -171,18 +172,18 @@ class Registration:
             )
         now = self.clock.now()
         self.feed(GenerationRead(now, record, durable))
-        for id_ in sorted(self.kept() & self.jobs.keys()):
+        for id_ in sorted(self.jobs_in_memory() & self.jobs.keys()):
             if self.jobs[id_].state in ENDED:
                 self.feed(JobEnded(now, id_))
 
     def _read_all(self, kind: type[T], part: str, entries: Iterable[Entry]) -> list[T]:
-        """The records under this part of a job's keys; what nobody can read is passed over."""
+        """Decode the entries of one kind; unreadable ones are skipped."""
         found = []
         for entry in entries:
             if entry.key.endswith(f"/{part}"):
                 modified, record = self._read.get(entry.key, (0, None))
                 if modified != entry.modified:
-                    # Members are many, and what did not change need not be read again.
+                    # A record of many members takes long to decode: only changed ones are decoded.
                     record = None
                     with contextlib.suppress(WireError):
                         record = decode(kind, unpack(entry.value))
@@ -192,7 +193,7 @@ class Registration:
         return found
 
     async def watch(self) -> None:
-        """A change wakes the looking, and means nothing else; for ever."""
+        """Poll at once when a job's records change; for ever."""
         while True:
             with contextlib.suppress(StoreError):
                 after = (await self.store.snapshot(self.keys.leader)).revision
@@ -204,8 +205,8 @@ class Registration:
                             break
             await asyncio.sleep(RETRY_S)
 
-    async def brief(self, record: GenerationRecord) -> Briefing | None:
-        """Read all that workers must know of a generation; ``None``: it cannot be had now."""
+    async def details_of(self, record: GenerationRecord) -> GenerationDetails | None:
+        """Read all that workers need of a generation; ``None``: not available now."""
         with contextlib.suppress(StoreError, UnicodeDecodeError, WireError):
             plan, spec, durable, nodes = await asyncio.gather(
                 self.store.get(self.keys.plan(record.job, record.plan)),
@@ -215,7 +216,7 @@ class Registration:
             )
             if plan is None or spec is None:
                 return None
-            return Briefing(
+            return GenerationDetails(
                 record,
                 unpack(plan.value).decode(),
                 spec.value.decode(),
@@ -225,7 +226,7 @@ class Registration:
         return None
 
     async def nodes(self) -> tuple[NodeRecord, ...]:
-        """All nodes that stand in the store, or none if it does not answer."""
+        """Return all registered nodes, or none if the store does not answer."""
         with contextlib.suppress(StoreError):
             found = (await self.store.snapshot(self.keys.nodes)).entries
             nodes = tuple(decode(NodeRecord, entry.value) for entry in found)
@@ -238,7 +239,7 @@ class Registration:
         return ()
 
     async def _nodes_known(self) -> tuple[NodeRecord, ...]:
-        """Those that stand there, and those that once did: their memory may still answer."""
+        """Return registered nodes and those that left lately: their agents may still answer."""
         present = await self.nodes()
         names = {node.id for node in present}
         return (*present, *(node for id_, node in self.known.items() if id_ not in names))
@@ -250,10 +251,11 @@ def choose(
     node: NodeId,
     held: JobId | None,
 ) -> GenerationRecord | None:
-    """Which generation concerns the node: its workers' own job's while it has any, else one that
-    is open and counts on it, else the last one of who has the cluster.
+    """Choose the generation that concerns the node.
 
-    A job that is held trains nowhere, and what the node has in memory for it is still needed.
+    While the node has workers, that is their job's (``held``). Otherwise prefer an open generation
+    with this node as a member, then an open one, then one of a job that is live (a held job does
+    not train, but its snapshots are still needed), then one of a job that has not ended.
     """
     if held is not None:
         records = [record for record in records if record.job == held]
@@ -271,9 +273,8 @@ def choose(
     return max(records, key=concern, default=None)
 
 
-def _address(value: bytes) -> str | None:
+def _leader_address(value: bytes) -> str | None:
     try:
-        address = json.loads(value)["address"]
-    except (ValueError, KeyError, TypeError):
+        return decode(Leader, value).address
+    except WireError:
         return None
-    return address if isinstance(address, str) else None

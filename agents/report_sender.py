@@ -1,4 +1,4 @@
-"""Tells the leader how the node stands: always the newest report, until it was heard."""
+"""Sends the node's reports to the leader: always the newest one, with retries."""
 
 from __future__ import annotations
 
@@ -8,88 +8,89 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from agents.daemon.backoff import Backoff
 from agents.protocol.codec import WireError, decode, encode
-from agents.protocol.records import Answer, Report
-from agents.rpc.client import CallFailed, Peers
+from agents.protocol.records import Report, ReportReply
+from agents.rpc.client import CallFailed, SignedClient
 
 PATH = "/v1/agents/report"
 RETRY_S = 0.2
 RETRY_S_MAX = 1.0
-"""The longest pause between tries, until a leader has said how often it wishes to be told."""
+"""The longest pause between attempts until a leader has set the interval of routine reports."""
 OFTEN_S = 0.5
-"""A leader that hears each agent so often hears of each snapshot as it is sealed."""
+"""With routine reports at least this often, each sealed snapshot is reported at once."""
 
 
 @dataclass(eq=False)
-class Teller:
-    """A report that was overtaken need not arrive: each says everything.
+class ReportSender:
+    """Sends a changed report at once, and routine ones at the interval that the leader sets.
 
-    What is news is told at once. That steps go on is told as often as the leader wishes, since
-    thousands tell it; so is what they sealed, where the leader wishes to hear seldom.
+    A report is complete, so that one that was superseded need not arrive.
     """
 
-    peers: Peers
+    client: SignedClient
     leader: Callable[[], str | None]
-    answered: Callable[[Report, Answer], None] = lambda *_: None
+    answered: Callable[[Report, ReportReply], None] = lambda *_: None
     _newest: Report | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _heard: Report | None = None
-    """The last that a leader heard."""
-    _heard_s: float = 0.0
+    _delivered: Report | None = None
+    """The last report that a leader received."""
+    _delivered_s: float = 0.0
     _every_s: float = 0.0
 
-    def tell(self, report: Report) -> None:
-        """Let this be the report that is told."""
+    def send(self, report: Report) -> None:
+        """Make this the report to send; a routine one waits until the interval has passed."""
         self._newest = report
-        is_due = time.monotonic() >= self._heard_s + self._every_s
-        if is_due or is_news(report, self._heard, with_seals=self._every_s <= OFTEN_S):
+        is_due = time.monotonic() >= self._delivered_s + self._every_s
+        if is_due or is_news(report, self._delivered, with_seals=self._every_s <= OFTEN_S):
             self._changed.set()
 
     async def run(self) -> None:
-        """Tell, for ever."""
+        """Send reports, for ever."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             report = self._newest
             assert report is not None
-            retry_s = RETRY_S
-            while not await self._send(report) and not self._changed.is_set():
-                # Thousands that tried again at one moment would keep a leader from its feet.
-                await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
-                # Where they are few, the next leader soon knows how far the job is.
-                most_s = max(RETRY_S, self._every_s) if self._every_s else RETRY_S_MAX
-                retry_s = min(2 * retry_s, most_s)
+            # With few agents retries are quick, and a new leader soon knows the job's progress.
+            backoff = Backoff(RETRY_S, max(RETRY_S, self._every_s or RETRY_S_MAX))
+            while not await self._deliver(report) and not self._changed.is_set():
+                # Jitter: thousands of agents must not retry at the same moment.
+                await asyncio.sleep(backoff.next_s() * random.uniform(0.5, 1.0))
 
-    async def _send(self, report: Report) -> bool:
+    async def _deliver(self, report: Report) -> bool:
         leader = self.leader()
         if leader is None:
             return False
         try:
-            status, body = await self.peers.call(leader, "POST", PATH, encode(report))
+            status, body = await self.client.call(leader, "POST", PATH, encode(report))
             if status == 200:
-                answer = decode(Answer, body)
-                self._heard, self._heard_s = report, time.monotonic()
-                self._every_s = answer.every_s
-                self.answered(report, answer)
+                reply = decode(ReportReply, body)
+                self._delivered, self._delivered_s = report, time.monotonic()
+                self._every_s = reply.every_s
+                self.answered(report, reply)
         except (CallFailed, WireError):
             return False
         return status == 200
 
 
-def is_news(report: Report, heard: Report | None, *, with_seals: bool = True) -> bool:
-    """More has changed than what changes with each step."""
-    if heard is None:
+def is_news(report: Report, delivered: Report | None, *, with_seals: bool = True) -> bool:
+    """Return whether more has changed than what changes with each step.
+
+    Without ``with_seals`` a sealed snapshot of a running generation is no news.
+    """
+    if delivered is None:
         return True
-    is_running = report.taking == heard.taking == "running"
-    return heard != replace(
+    is_running = report.taking == delivered.taking == "running"
+    return delivered != replace(
         report,
-        sealed=heard.sealed if is_running and not with_seals else report.sealed,
-        number=heard.number,
-        step=heard.step,
-        loss=heard.loss,
-        tokens_per_s=heard.tokens_per_s,
-        stall_s=heard.stall_s,
-        late_s=heard.late_s,
-        settle_s=heard.settle_s,
-        busy=heard.busy,
+        sealed=delivered.sealed if is_running and not with_seals else report.sealed,
+        number=delivered.number,
+        step=delivered.step,
+        loss=delivered.loss,
+        tokens_per_s=delivered.tokens_per_s,
+        stall_s=delivered.stall_s,
+        late_s=delivered.late_s,
+        settle_s=delivered.settle_s,
+        busy=delivered.busy,
     )

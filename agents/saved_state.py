@@ -1,33 +1,34 @@
-"""What an agent writes down before it acts, so that the next one goes on as the same life."""
+"""The part of the agent's state that is saved before the agent acts on it.
+
+The next agent process reads it, and goes on as the same node.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agents.core.model import Gang, Options, State
-from agents.daemon.clock import since_boot_s
+from agents.core.model import UNHEARD, Gang, Options, State
+from agents.daemon.atomic_file import replace_file
+from agents.daemon.clock import boot_id, since_boot_s
 from agents.protocol.codec import WireError, plain, read
 from agents.protocol.records import Fence, JobId, NodeId, NodeRecord, NodeState, Uploaded
 
-UNREAD = Fence(0, 0)
-
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One life: what must outlive the process that lives it."""
+class SavedState:
+    """What the next agent process must know of this node."""
 
     boot_id: str
     start: int
-    """When this life began, in milliseconds since the epoch."""
+    """When this node began, in milliseconds since the epoch."""
     state: NodeState = "joining"
     leaves_at: float | None = None
     notices: tuple[str, ...] = ()
     is_leaving: bool = False
-    heard: Fence = UNREAD
+    heard: Fence = UNHEARD
     job: JobId | None = None
     left: int = 0
     generation: int = 0
@@ -35,42 +36,32 @@ class Kept:
     uploaded: tuple[Uploaded, ...] = ()
 
     def node_id(self, name: str) -> NodeId:
-        """Name the life: the machine's name, its boot, and the life's own start."""
+        """Return the node's id: the machine's name, its boot, and when the node began."""
         return NodeId(f"{name}.{self.boot_id[:8]}.{self.start}")
 
 
-def read_boot_id() -> str:
-    """Return this boot of this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def recall(path: Path) -> Kept:
-    """Go on with the life in the file, or begin one after a boot, a clean end, or damage."""
-    boot_id = read_boot_id()
+def load_or_begin(path: Path) -> SavedState:
+    """Read the saved state; begin a new node after a boot, or if there is no readable file."""
+    boot = boot_id()
     try:
-        kept = read(Kept, json.loads(path.read_text(encoding="utf-8")))
+        saved = read(SavedState, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, WireError):
-        kept = None
-    if kept is None or kept.boot_id != boot_id:
-        return Kept(boot_id, int(time.time() * 1e3))
-    return kept
+        saved = None
+    if saved is None or saved.boot_id != boot:
+        return SavedState(boot, int(time.time() * 1e3))
+    return saved
 
 
-def keep(path: Path, kept: Kept) -> None:
-    """Replace the file as a whole, on the disk before anybody acts on it."""
-    early = path.with_name(f"{path.name}.new")
-    with early.open("w", encoding="utf-8") as file:
-        json.dump(plain(kept), file)
-        file.flush()
-        os.fsync(file.fileno())
-    early.rename(path)
+def save(path: Path, saved: SavedState) -> None:
+    """Write the saved state to the disk."""
+    replace_file(path, json.dumps(plain(saved)))
 
 
-def to_keep(kept: Kept, state: State) -> Kept:
-    """Return what of the state must not be forgotten; a step alone is no reason to write."""
+def updated(saved: SavedState, state: State) -> SavedState:
+    """Return what is to be saved of the state; it does not change with each step."""
     gang = state.gang
     return replace(
-        kept,
+        saved,
         state=state.node.state,
         leaves_at=state.node.leaves_at,
         notices=tuple(sorted(state.notices)),
@@ -83,22 +74,22 @@ def to_keep(kept: Kept, state: State) -> Kept:
     )
 
 
-def first_state(kept: Kept, node: NodeRecord, options: Options, now: float) -> State:
-    """Return what the agent knows as it starts; its workers, if any, will say the rest."""
+def initial_state(saved: SavedState, node: NodeRecord, options: Options, now: float) -> State:
+    """Return the state in which the agent starts; running workers will report the rest."""
     gang = None
-    if kept.generation:
-        gang = Gang(kept.generation, "fetching", step=0, advanced_at=now)
+    if saved.generation:
+        gang = Gang(saved.generation, "fetching", step=0, advanced_at=now)
     return State(
-        replace(node, state=kept.state, leaves_at=kept.leaves_at),
+        replace(node, state=saved.state, leaves_at=saved.leaves_at),
         options=options,
         now=now,
-        heard=kept.heard,
-        job=kept.job,
+        heard=saved.heard,
+        job=saved.job,
         gang=gang,
-        left=kept.left,
-        uploaded=kept.uploaded,
-        is_leaving=kept.is_leaving,
-        notices=frozenset(kept.notices),
-        # Numbered upwards over all processes of a life, even if somebody sets the clock back.
+        left=saved.left,
+        uploaded=saved.uploaded,
+        is_leaving=saved.is_leaving,
+        notices=frozenset(saved.notices),
+        # Report numbers grow over all processes of a node, also if the system clock is set back.
         reports=int(since_boot_s() * 1e3),
     )

@@ -1,107 +1,95 @@
-"""What the agent answers over HTTP, to those who have the cluster's key."""
+"""The agent's HTTP server, for sailord, other agents and their workers."""
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
 
-from agents.core.model import AbortHeard, Event, State
+from agents.core.model import AbortReceived, Event, State
 from agents.daemon.clock import Clock
 from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.names import JOB_ID_PATTERN
 from agents.protocol.records import Abort, JobId
-from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, Verifier, sign_reply
-from agents.snapshots.http import MemoryDoor
+from agents.rpc.server import Handler, answer_signed
+from agents.rpc.signing import Verifier
+from agents.snapshots.http import SnapshotRoutes
 from agents.workers.logs import MARK, read_output
-from agents.workers.rendezvous import Meeting
+from agents.workers.rendezvous import Rendezvous
 
 BODY_BYTES_MAX = 1 << 16
-JOB = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-MEETING_PATH = re.compile(rf"/v1/meeting/({JOB})/([0-9]{{1,12}})\Z", re.ASCII)
-LOG_PATH = re.compile(r"/v1/logs(?:/([0-9]{1,5}))?\Z", re.ASCII)
 
 
-@dataclass(eq=False)
-class Door:
-    """Where peers and the controller are heard."""
+@dataclass(eq=False, kw_only=True)
+class AgentServer:
+    """Answers requests that are signed with the cluster's key; snapshots have their own rules."""
 
     verifier: Verifier
     clock: Clock
     state: Callable[[], State]
     outputs: Callable[[], Mapping[int, Path]]
-    meeting: Meeting
-    memory: MemoryDoor
+    """The output file of each rank."""
+    rendezvous: Rendezvous
+    snapshots: SnapshotRoutes
     feed: Callable[[Event], None]
     wake: Callable[[], None]
+    """Makes the agent read the store now."""
 
     async def open(self, host: str, port: int) -> tuple[web.AppRunner, int]:
-        """Listen; return what must be cleaned up, and the port."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
-        self.memory.add_to(app.router)
-        app.router.add_route("*", "/{path:.*}", self._serve)
+        """Listen; return the runner, which must be cleaned up, and the port."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._check_signature])
+        self.snapshots.add_to(app.router)
+        app.router.add_get("/v1/report", self._report)
+        app.router.add_post("/v1/abort", self._abort)
+        app.router.add_post("/v1/wake", self._wake)
+        app.router.add_get("/v1/logs", self._log)
+        app.router.add_get("/v1/logs/{rank:[0-9]{1,5}}", self._log)
+        meeting = f"/v1/meeting/{{job:{JOB_ID_PATTERN}}}/{{generation:[0-9]{{1,12}}}}"
+        app.router.add_get(meeting, self._meeting)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
         return runner, int(runner.addresses[0][1])
 
-    async def _serve(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        header = request.headers.get(REQUEST_HEADER)
-        try:
-            nonce = self.verifier.check_request(
-                request.method, request.raw_path, body, header, at=time.time()
-            )
-        except SignatureError as error:
-            return web.Response(status=401, text=f"{error}\n")
-        status, answer = await self._answer(request, body)
-        signature = sign_reply(self.verifier.key, nonce, status, answer)
-        return web.Response(status=status, body=answer, headers={REPLY_HEADER: signature})
+    @web.middleware
+    async def _check_signature(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.snapshots.checks(request):
+            return await handler(request)
+        return await answer_signed(request, self.verifier, handler)
 
-    def _ways(self) -> dict[tuple[str, str], Callable[[bytes], Awaitable[tuple[int, bytes]]]]:
-        return {
-            ("GET", "/v1/report"): self._report,
-            ("POST", "/v1/abort"): self._abort,
-            ("POST", "/v1/wake"): self._wake,
-        }
-
-    async def _answer(self, request: web.Request, body: bytes) -> tuple[int, bytes]:
-        if request.method == "GET" and (log := LOG_PATH.match(request.path)) is not None:
-            return self._log(log[1], request.query.get("after", ""))
-        if request.method == "GET" and (asked := MEETING_PATH.match(request.path)) is not None:
-            return await self._meeting(JobId(asked[1]), int(asked[2]))
-        way = self._ways().get((request.method, request.path))
-        return (404, b"there is no such thing here\n") if way is None else await way(body)
-
-    async def _report(self, body: bytes) -> tuple[int, bytes]:
-        del body
+    async def _report(self, _: web.Request) -> web.Response:
         report = self.state().last_report
-        return (503, b"the agent has only begun\n") if report is None else (200, encode(report))
+        if report is None:
+            return web.Response(status=503, text="the agent has not made a report yet; retry\n")
+        return web.Response(body=encode(report))
 
-    async def _abort(self, body: bytes) -> tuple[int, bytes]:
+    async def _abort(self, request: web.Request) -> web.Response:
         try:
-            abort = decode(Abort, body)
+            abort = decode(Abort, await request.read())
         except WireError as error:
-            return 422, f"{error}\n".encode()
+            return web.Response(status=422, text=f"{error}\n")
         heard = self.state().heard
         if abort.fence.term < heard.term:
-            return 409, encode(heard)
-        self.feed(AbortHeard(self.clock.now(), abort.job, abort.fence))
-        return 200, b"{}"
+            return web.Response(status=409, body=encode(heard))
+        self.feed(AbortReceived(self.clock.now(), abort.job, abort.fence))
+        return web.Response(body=b"{}")
 
-    async def _wake(self, body: bytes) -> tuple[int, bytes]:
-        del body
+    async def _wake(self, _: web.Request) -> web.Response:
         self.wake()
-        return 200, b"{}"
+        return web.Response(body=b"{}")
 
-    def _log(self, rank: str | None, mark: str) -> tuple[int, bytes]:
+    async def _log(self, request: web.Request) -> web.Response:
+        rank, mark = request.match_info.get("rank"), request.query.get("after", "")
         if not MARK.match(mark):
-            return 422, b"that is no mark of ours\n"
-        return 200, encode(read_output(self.outputs(), None if rank is None else int(rank), mark))
+            return web.Response(status=422, text="after is not a mark of an earlier answer\n")
+        output = read_output(self.outputs(), None if rank is None else int(rank), mark)
+        return web.Response(body=encode(output))
 
-    async def _meeting(self, job: JobId, generation: int) -> tuple[int, bytes]:
-        place = await self.meeting.wait(job, generation)
-        return (404, b"that is not known here\n") if place is None else (200, place.encode())
+    async def _meeting(self, request: web.Request) -> web.Response:
+        job, generation = JobId(request.match_info["job"]), int(request.match_info["generation"])
+        address = await self.rendezvous.wait(job, generation)
+        if address is None:
+            return web.Response(status=404, text="the rendezvous is not known here\n")
+        return web.Response(text=address)

@@ -34,7 +34,7 @@ import torch
 from torch import distributed
 from torch.distributed import checkpoint
 
-from agents.snapshots.upload import write_object
+from agents.snapshots.upload import upload_pieces
 from benchmarks.machine import told
 from simulator.models.families import build_model
 from simulator.spec.job import Job
@@ -229,7 +229,7 @@ def _bring(memory: Path, step: int, to: str) -> None:
         held = memory / f"held-{each.path.name}"
         held.hardlink_to(each.path)
         keys = [piece.key for piece in each.header.pieces if piece.is_written]
-        write_object(
+        upload_pieces(
             f"{to}/{each.path.name}", held, snapshot_file.partial_header(each.header, keys)
         )
         held.unlink()

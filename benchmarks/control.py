@@ -49,8 +49,8 @@ from agents.protocol.records import (
 )
 from agents.protocol.store_keys import Keys
 from agents.registration import Registration
-from agents.report_sender import Teller
-from agents.rpc.client import Peers
+from agents.report_sender import ReportSender
+from agents.rpc.client import SignedClient
 from agents.store import open_store
 from benchmarks.machine import told
 
@@ -101,7 +101,9 @@ class Agent:
         self.registration = Registration(store, Keys(CLUSTER), LEASE_S, Clock(), self.hear)
         self.reader = self if first is None else first
         self.reader.others.append(self)
-        self.teller = Teller(Peers(session, KEY), lambda: self.reader.registration.leader)
+        self.sender = ReportSender(
+            SignedClient(session, KEY), lambda: self.reader.registration.leader
+        )
         self.record: GenerationRecord | None = None
         self.begun = self.number = 0.0
         self.stopped_at: int | None = None
@@ -113,13 +115,13 @@ class Agent:
         self.registration.register(self.node)
         async with asyncio.TaskGroup() as group:
             works = [
-                self.registration.stay(),
-                self.registration.raise_all(),
-                self.teller.run(),
+                self.registration.keep_registered(),
+                self.registration.store_intents(),
+                self.sender.run(),
                 self.report(),
             ]
             if self.reader is self:
-                works.append(self.registration.look(self.node.id, lambda: None))
+                works.append(self.registration.poll(self.node.id, lambda: None))
                 works.append(self.registration.watch())
             for work in works:
                 group.create_task(work)
@@ -152,13 +154,13 @@ class Agent:
         record, self.number = self.record, self.number + 1
         at_once = int(time.time() * 1e3) + int(self.number)
         if record is None or record.state == "closed" or self.node.id not in record.members:
-            self.teller.tell(Report(self.node.id, at_once, self.heard))
+            self.sender.send(Report(self.node.id, at_once, self.heard))
             return
         done = int((time.monotonic() - self.begun) / STEP_S)
         step = self.stopped_at or record.restore.point.step + done
         stage = self.place % STAGES
         holds = tuple(Holding(layer, 0, PIECES) for layer in range(stage, LAYERS, STAGES))
-        self.teller.tell(
+        self.sender.send(
             Report(
                 self.node.id, at_once, self.heard, record.number,
                 "running" if self.stopped_at is None else "stopped", step,
@@ -172,7 +174,7 @@ class Agent:
         leaves_at = time.time() + 120
         self.registration.register(replace(self.node, state="draining", leaves_at=leaves_at))
         intent = Intent(f"gone-{self.node.id}", "preempt", self.node.id, leaves_at)
-        self.registration.raise_intent(intent)
+        self.registration.store_intent(intent)
 
 
 def be_agents(

@@ -9,11 +9,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
+from agents.daemon.backoff import Backoff
 from sailord.local.paths import Place, usual_folder
 from simulator.documents.problems import InputError, Problem
 
@@ -77,13 +78,14 @@ class Patience:
 
     tell: Callable[[ServerProblem], None]
     """Called when an outage begins, not at each attempt."""
-    _pause_s: float = PAUSE_S_FIRST
+    _backoff: Backoff = field(default_factory=lambda: Backoff(PAUSE_S_FIRST, PAUSE_S_MAX))
     _has_answered: bool = False
     _is_away: bool = False
 
     def answered(self) -> None:
         """It is there, so that the next outage begins anew."""
-        self._pause_s, self._has_answered, self._is_away = PAUSE_S_FIRST, True, False
+        self._backoff.reset()
+        self._has_answered, self._is_away = True, False
 
     def wait(self, problem: ServerProblem) -> None:
         """Return when it is time to ask again; raises the problem if it does not pass."""
@@ -93,8 +95,7 @@ class Patience:
         if not self._is_away:
             self._is_away = True
             self.tell(problem)
-        time.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        time.sleep(self._backoff.next_s())
 
     def insist(self, ask: Callable[[], T]) -> T:
         """The first answer."""

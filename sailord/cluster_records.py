@@ -20,7 +20,7 @@ from agents.store import (
     Delete,
     Entry,
     ModifiedAt,
-    Order,
+    Operation,
     Put,
     Store,
     WriteUnknown,
@@ -138,7 +138,7 @@ class Gateway:
         plan: bytes | None,
         about: bytes | None,
         lowers: Durable | None = None,
-        also: Sequence[Order] = (),
+        also: Sequence[Operation] = (),
     ) -> bool:
         """Store the record in the place of ``replaces``; ``False``: something else stands there.
 
@@ -153,7 +153,7 @@ class Gateway:
             return True
         if present != replaces:
             return False
-        orders: list[Order] = [Put(key, pack(encode(record))), *also]
+        orders: list[Operation] = [Put(key, pack(encode(record))), *also]
         if replaces is None or record.number != replaces.number:
             if plan is not None:
                 orders.append(Put(self.keys.plan(record.job, record.plan), pack(plan)))
@@ -199,17 +199,17 @@ class Gateway:
             if leader is None or leader.created != term:
                 return "deposed"
 
-    async def write_as_leader(self, term: int, orders: Sequence[Order]) -> bool:
+    async def write_as_leader(self, term: int, orders: Sequence[Operation]) -> bool:
         """Carry out the orders if the term is still ours."""
         return (await self.store.transact([CreatedAt(self.keys.leader, term)], orders)).is_applied
 
-    def put_job(self, job: JobRecord) -> Order:
+    def put_job(self, job: JobRecord) -> Operation:
         return Put(self.keys.state(job.id), encode(job))
 
-    def put_intent(self, intent: Intent) -> Order:
+    def put_intent(self, intent: Intent) -> Operation:
         return Put(self.keys.intent(intent.id), encode(intent))
 
-    def forget_intent(self, id_: str) -> Order:
+    def forget_intent(self, id_: str) -> Operation:
         return Delete(self.keys.intent(id_))
 
     async def forget_plans(self, job: JobId, *, but: Iterable[str], term: int) -> None:
@@ -228,7 +228,7 @@ class Gateway:
         What happened stays true when its leader's term is over meanwhile.
         """
         prefix = f"{self.keys.papers}{job}/history/"
-        orders: list[Order] = [Put(self.keys.history(job, transition.id), encode(transition))]
+        orders: list[Operation] = [Put(self.keys.history(job, transition.id), encode(transition))]
         lines = (await self.store.snapshot(prefix)).entries
         orders += [Delete(e.key) for e in lines[: max(len(lines) - HISTORY_MAX, 0)][:100]]
         await self.store.transact([], orders)

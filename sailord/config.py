@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from agents.protocol.names import NAME
 from agents.rpc.signing import read_key
 from agents.store import check_address
 from sailord.capacity.core.model import Policy
@@ -18,7 +19,6 @@ from simulator.documents.fields import InvalidValue, Table, open_table, quote
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problems
 
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?\Z")
 SECRET_BYTES_MIN = 16
 LogFormat = Literal["json", "terminal"]
 

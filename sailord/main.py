@@ -53,7 +53,7 @@ def run(config: Path) -> None:
     """Run the controller until SIGTERM."""
     # What is read once and kept is no garbage: to look through it takes a tenth of the start.
     gc.disable()
-    from agents.daemon.logs import begin_log, failures_are_told  # noqa: PLC0415 - see above
+    from agents.daemon.logs import begin_log, log_crash  # noqa: PLC0415 - see above
     from sailord.config import load_config  # noqa: PLC0415 - see above
     from sailord.controller.fair_event_loop import new_loop  # noqa: PLC0415 - see above
     from sailord.daemon import run_daemon  # noqa: PLC0415 - see above
@@ -66,7 +66,7 @@ def run(config: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sys.setswitchinterval(SWITCH_S)
-    with failures_are_told(), asyncio.Runner(loop_factory=new_loop) as runner:
+    with log_crash(), asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run_daemon(loaded))
     # What Python's own end would do; a planner's processes listen there.
     shutil.rmtree(util.get_temp_dir(), ignore_errors=True)

@@ -72,11 +72,12 @@ WINGS: dict[str, dict[str, str]] = {
         "daemon": "simulator",
         "rpc": "protocol daemon",
         "store": "protocol daemon",
+        "object_store": "daemon",
         "core": "protocol",
         "devices": "simulator",
         "cloud": "core daemon",
         "workers": "core rpc daemon worker.layout",
-        "snapshots": "core rpc daemon store worker.checkpoint.snapshot_file",
+        "snapshots": "core rpc daemon object_store worker.checkpoint.snapshot_file",
         "emulated": "rpc worker.layout worker.checkpoint.snapshot_file",
         ".": "devices cloud workers snapshots store",
     },
@@ -85,7 +86,7 @@ WINGS: dict[str, dict[str, str]] = {
         "cluster_records": "core agents.store",
         "planning.mix": "",
         "planning": "core planner planning.mix",
-        "checkpoints": "core planning worker.checkpoint.snapshot_file "
+        "checkpoints": "core planning agents.object_store worker.checkpoint.snapshot_file "
         "worker.checkpoint.compatibility worker.layout worker.types",
         "providers.interface": "simulator",
         "providers.gce": "providers.interface",

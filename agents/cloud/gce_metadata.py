@@ -1,7 +1,7 @@
-"""What the cloud's metadata server says of the machine, now and whenever it changes.
+"""Reads values of Google's metadata server, once or whenever they change.
 
-The server may be slow, away for a moment, or begin to break off answers just when the machine is
-about to go, so nothing but a clear answer counts as one, and no request waits for long.
+The server may be slow, unavailable for a moment, or cut off answers when the instance is about to
+be stopped. Only a complete answer counts, and no request waits for long.
 """
 
 from __future__ import annotations
@@ -14,64 +14,66 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from agents.daemon.backoff import Backoff
+
 HOST = "metadata.google.internal"
 ANSWER_S = 2.0
 WAIT_S = 5.0
-"""A change is told at once. Only a connection that died unseen costs as long as this."""
+"""The server answers at once after a change; a dead connection is noticed after this time."""
 RETRY_S = 0.5
 RETRY_S_MAX = 5.0
-"""Where there never was an answer."""
-MACHINE_S = 10.0
-"""For a server that is there, to say at last what the machine is."""
+"""Between attempts as long as the server has never answered."""
+INSTANCE_S = 10.0
+"""How long to wait for a slow server to identify the instance."""
 HEADERS = {"Metadata-Flavor": "Google"}
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine as its cloud knows it."""
+class Instance:
+    """The instance, as its cloud describes it."""
 
-    machine: str
+    machine_type: str
     zone: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One value, and by which mark the server knows that it is still the same."""
+class MetadataValue:
+    """One value and its ETag."""
 
     value: str | None
-    """``None``: the server does not know such a thing."""
+    """``None``: the server has no such value."""
     etag: str | None
 
 
 class NoServerError(Exception):
-    """There is no metadata server: this is no machine of that cloud."""
+    """There is no metadata server: this is no instance of Google Compute Engine."""
 
 
-async def read_machine(
-    session: aiohttp.ClientSession, within_s: float = MACHINE_S
-) -> Machine | None:
-    """Return the machine's type and zone; ``None``: this is no machine of that cloud."""
+async def read_instance(
+    session: aiohttp.ClientSession, within_s: float = INSTANCE_S
+) -> Instance | None:
+    """Return the machine type and zone; ``None``: this is no instance of that cloud."""
     try:
         async with asyncio.timeout(within_s):
-            machine = await _insist(session, "machine-type")
-            zone = await _insist(session, "zone")
+            machine_type = await _ask_until_answered(session, "machine-type")
+            zone = await _ask_until_answered(session, "zone")
     except (NoServerError, TimeoutError):
         return None
-    if not machine or not zone:
+    if not machine_type or not zone:
         return None
-    return Machine(machine.rpartition("/")[2], zone.rpartition("/")[2])
+    return Instance(machine_type.rpartition("/")[2], zone.rpartition("/")[2])
 
 
-async def _insist(session: aiohttp.ClientSession, what: str) -> str | None:
+async def _ask_until_answered(session: aiohttp.ClientSession, what: str) -> str | None:
     while (answer := await ask(session, what)) is None:
         await asyncio.sleep(RETRY_S)
     return answer.value
 
 
 async def follow(session: aiohttp.ClientSession, what: str) -> AsyncIterator[str | None]:
-    """Yield the value at once, and again whenever it may have changed; for ever."""
-    answer: Answer | None = None
-    pause_s, loop = RETRY_S, asyncio.get_running_loop()
+    """Yield the value now, and again whenever it may have changed; for ever."""
+    answer: MetadataValue | None = None
+    backoff, loop = Backoff(RETRY_S, RETRY_S_MAX), asyncio.get_running_loop()
     while True:
         asked_at, etag = loop.time(), None if answer is None else answer.etag
         try:
@@ -79,22 +81,20 @@ async def follow(session: aiohttp.ClientSession, what: str) -> AsyncIterator[str
         except NoServerError:
             fresh = None
         if fresh is not None:
-            is_same, answer, pause_s = fresh == answer, fresh, RETRY_S
+            is_same, answer = fresh == answer, fresh
             yield fresh.value
-            # Whoever does not wait with the same answer, though asked to, is not asked too often.
+            # A server that does not wait for a change, though asked to, is asked at a slower rate.
             if fresh.etag is not None and not (is_same and loop.time() < asked_at + RETRY_S):
                 continue
-        await asyncio.sleep(pause_s)
-        if answer is None:
-            pause_s = min(2 * pause_s, RETRY_S_MAX)
+        await asyncio.sleep(backoff.next_s() if answer is None else RETRY_S)
 
 
 async def ask(
     session: aiohttp.ClientSession, what: str, *, after: str | None = None
-) -> Answer | None:
-    """Return one value; ``after`` waits for another than the one with this mark.
+) -> MetadataValue | None:
+    """Return one value; with ``after`` wait until its ETag is another one.
 
-    ``None``: nothing clear was said, and asking again may help.
+    ``None``: there was no complete answer, and a retry may help.
     """
     url = f"http://{os.environ.get('GCE_METADATA_HOST', HOST)}/computeMetadata/v1/instance/{what}"
     query, wait_s = {}, 0.0
@@ -106,13 +106,13 @@ async def ask(
         async with session.get(
             url, params=query, headers=HEADERS, timeout=timeout, allow_redirects=False
         ) as reply:
-            # Anybody's web server may answer in its place; only the real one sends this back.
+            # Another web server may answer under this name; only the real one sends this header.
             if reply.headers.get("Metadata-Flavor") != "Google":
                 raise NoServerError
             if reply.status == 404:
-                return Answer(None, None)
+                return MetadataValue(None, None)
             value = (await reply.text()).strip()
-            return Answer(value, reply.headers.get("ETag")) if reply.status == 200 else None
+            return MetadataValue(value, reply.headers.get("ETag")) if reply.status == 200 else None
     except aiohttp.ClientConnectorError as error:
         if isinstance(error.os_error, socket.gaierror) and error.os_error.errno != socket.EAI_AGAIN:
             raise NoServerError from None

@@ -13,12 +13,13 @@ from typing import assert_never
 from agents.core.model import (
     UNMEASURED,
     AbortGang,
-    AbortHeard,
+    AbortReceived,
     Command,
-    DeviceBroke,
-    End,
-    EndAsked,
+    DeleteJobSnapshots,
+    DeviceFailed,
     Event,
+    Exit,
+    FreeMemoryMeasured,
     Gang,
     GangExited,
     GangReported,
@@ -28,42 +29,41 @@ from agents.core.model import (
     KillGang,
     LeaseEnded,
     Note,
-    NoticeSeen,
+    NoticeGiven,
     NoticeWithdrawn,
-    RaiseIntent,
     Register,
     Registered,
-    ReleaseHeard,
+    ReleaseReceived,
     ReleaseSnapshots,
-    RoomSeen,
     SelfTested,
     SendReport,
+    SendStop,
     Shortage,
     SnapshotsChanged,
     State,
+    StopRequested,
     StoreFailed,
-    SweepJob,
-    TellStop,
+    StoreIntent,
     Ticked,
     TroubleChanged,
     UploadDone,
 )
 from agents.protocol.records import Fence, GenerationRecord, Intent, NodeState, Report
 
-Outcome = tuple[State, tuple[Command, ...]]
+Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
 PARK_STEPS = 3
 """Before workers are parked, at least so many steps might have been done."""
 
 
-def decide(state: State, event: Event) -> Outcome:
+def decide(state: State, event: Event) -> Decision:
     """Say what the agent becomes and does, now that ``event`` has happened."""
     woken_at = event.at if event.at > state.now + state.options.nap_s else state.woken_at
     state = replace(state, now=max(state.now, event.at), woken_at=woken_at)
     state, first = _learn(state, event)
     commands = list(first)
     for _ in range(RULES_MAX):
-        outcome = _next_move(state)
+        outcome = _next_rule(state)
         if outcome is None:
             state, report = _report(state)
             return state, (*commands, *report)
@@ -75,16 +75,16 @@ def decide(state: State, event: Event) -> Outcome:
 # ---- what is known ----------------------------------------------------------------------------
 
 
-def _learn(state: State, event: Event) -> Outcome:
+def _learn(state: State, event: Event) -> Decision:
     match event:
         case SelfTested():
             return _tested(state, event)
-        case DeviceBroke():
+        case DeviceFailed():
             return _broken(state, event.fault)
         case GenerationRead():
             state = _read(replace(state, silent_since=None), event.record)
             return _drop_votes(state, event), ()
-        case AbortHeard():
+        case AbortReceived():
             return _hear_abort(state, event), ()
         case GangReported():
             return _hear_gang(state, event), ()
@@ -98,13 +98,13 @@ def _learn(state: State, event: Event) -> Outcome:
         case TroubleChanged():
             is_ours = event.job == state.job
             return replace(state, trouble=event.trouble) if is_ours else state, ()
-        case RoomSeen():
+        case FreeMemoryMeasured():
             return _see_room(state, event), ()
-        case ReleaseHeard():
+        case ReleaseReceived():
             return state, _release(state, event)
         case JobEnded():
             is_held = state.gang is not None and state.job == event.job
-            return state, () if is_held else (SweepJob(event.job),)
+            return state, () if is_held else (DeleteJobSnapshots(event.job),)
         case LeaseEnded():
             return replace(state, is_registered=False), (Register(state.node),)
         case Registered():
@@ -113,22 +113,22 @@ def _learn(state: State, event: Event) -> Outcome:
         case StoreFailed():
             since = state.now if state.silent_since is None else state.silent_since
             return replace(state, silent_since=since), ()
-        case NoticeSeen():
+        case NoticeGiven():
             return _notice(state, event)
         case NoticeWithdrawn():
             return _withdraw(state, event)
-        case EndAsked():
+        case StopRequested():
             leaving = replace(state, is_leaving=True)
             if state.notices:
                 return leaving, ()  # One going, one notice.
-            return _notice(leaving, NoticeSeen(event.at, f"end-{state.node.id}"))
+            return _notice(leaving, NoticeGiven(event.at, f"end-{state.node.id}"))
         case Ticked():
             return state, ()
         case _:
             assert_never(event)
 
 
-def _tested(state: State, event: SelfTested) -> Outcome:
+def _tested(state: State, event: SelfTested) -> Decision:
     if event.why_not:
         return replace(state, is_sound=False), (Note(f"not ready: {event.why_not}"),)
     node = state.node
@@ -137,7 +137,7 @@ def _tested(state: State, event: SelfTested) -> Outcome:
     return replace(state, node=node, is_sound=True, fault=""), (Register(node),)
 
 
-def _broken(state: State, fault: str) -> Outcome:
+def _broken(state: State, fault: str) -> Decision:
     """Nothing runs here until the devices are found sound again; a node that leaves still does."""
     node = state.node
     if node.state == "ready":
@@ -188,7 +188,7 @@ def _uploaded(state: State, event: UploadDone) -> State:
     return replace(state, uploaded=(*state.uploaded, event.uploaded))
 
 
-def _see_room(state: State, event: RoomSeen) -> State:
+def _see_room(state: State, event: FreeMemoryMeasured) -> State:
     """Who was too small may have grown, or got rid of something."""
     shortage = state.shortage
     if shortage is None or event.free_bytes < shortage.needed_bytes:
@@ -197,7 +197,7 @@ def _see_room(state: State, event: RoomSeen) -> State:
     return replace(state, shortage=None) if is_time else state
 
 
-def _release(state: State, event: ReleaseHeard) -> tuple[Command, ...]:
+def _release(state: State, event: ReleaseReceived) -> tuple[Command, ...]:
     """Only who leads may say so, and only of the job at hand."""
     if event.term < state.heard.term or event.job != state.job:
         return ()
@@ -205,7 +205,7 @@ def _release(state: State, event: ReleaseHeard) -> tuple[Command, ...]:
     return (ReleaseSnapshots(event.job, event.point, running),)
 
 
-def _hear_abort(state: State, event: AbortHeard) -> State:
+def _hear_abort(state: State, event: AbortReceived) -> State:
     fence, gang = event.fence, state.gang
     if fence.term < state.heard.term:
         return state  # Somebody speaks who leads no more.
@@ -241,7 +241,7 @@ def _hear_gang(state: State, event: GangReported) -> State:
     )
 
 
-def _gang_gone(state: State, event: GangExited) -> Outcome:
+def _gang_gone(state: State, event: GangExited) -> Decision:
     gang = state.gang
     if gang is None or event.generation != gang.generation:
         return state, ()
@@ -257,7 +257,7 @@ def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
     return replace(gang, taking="failed", failure=failure, is_bug=is_bug)
 
 
-def _notice(state: State, event: NoticeSeen) -> Outcome:
+def _notice(state: State, event: NoticeGiven) -> Decision:
     if event.id in state.notices:
         known, told = state.node.leaves_at, event.leaves_at
         if told is None or (known is not None and known <= told):
@@ -267,10 +267,10 @@ def _notice(state: State, event: NoticeSeen) -> Outcome:
     node = replace(state.node, state="draining", leaves_at=event.leaves_at)
     intent = Intent(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
     noticed = replace(state, node=node, notices=state.notices | {event.id})
-    return noticed, (Register(node), RaiseIntent(intent))
+    return noticed, (Register(node), StoreIntent(intent))
 
 
-def _withdraw(state: State, event: NoticeWithdrawn) -> Outcome:
+def _withdraw(state: State, event: NoticeWithdrawn) -> Decision:
     if event.id not in state.notices or state.is_leaving:
         return state, ()
     left = state.notices - {event.id}
@@ -279,13 +279,13 @@ def _withdraw(state: State, event: NoticeWithdrawn) -> Outcome:
     stays: NodeState = "ready" if state.is_sound else "joining"
     node = replace(state.node, state=stays, leaves_at=None)
     intent = Intent(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
-    return replace(state, node=node, notices=left), (Register(node), RaiseIntent(intent))
+    return replace(state, node=node, notices=left), (Register(node), StoreIntent(intent))
 
 
 # ---- what follows from it ---------------------------------------------------------------------
 
 
-def _next_move(state: State) -> Outcome | None:
+def _next_rule(state: State) -> Decision | None:
     """The first rule that has something to do says what; ``None``: all is as it should be."""
     gang = state.gang
     if gang is None:
@@ -302,7 +302,7 @@ def _next_move(state: State) -> Outcome | None:
 # ---- rules where no workers run -----------------------------------------------------------------
 
 
-def _join(state: State) -> Outcome | None:
+def _join(state: State) -> Decision | None:
     """Take part in the generation of which this node is a member."""
     record = state.record
     if record is None or not _may_join(state, record):
@@ -321,11 +321,11 @@ def _may_join(state: State, record: GenerationRecord) -> bool:
     return record.number > state.left and record.number >= state.heard.generation
 
 
-def _end(state: State) -> Outcome | None:
+def _end(state: State) -> Decision | None:
     """Whoever asked the agent to end waited for its workers, and for who needs its memory."""
     if not state.is_leaving or _is_needed(state):
         return None
-    return replace(state, is_leaving=False), (End(),)
+    return replace(state, is_leaving=False), (Exit(),)
 
 
 def _is_needed(state: State) -> bool:
@@ -341,7 +341,7 @@ def _is_needed(state: State) -> bool:
 # ---- rules for workers that the store wants ------------------------------------------------------
 
 
-def _park_cut_off(state: State, gang: Gang) -> Outcome | None:
+def _park_cut_off(state: State, gang: Gang) -> Decision | None:
     """Nobody can tell whether the generation is still the present one, and it stands still."""
     if state.silent_since is None or gang.taking == "failed":
         return None
@@ -353,20 +353,20 @@ def _park_cut_off(state: State, gang: Gang) -> Outcome | None:
     return replace(state, gang=failed), ()
 
 
-def _give_up_unsound(state: State, gang: Gang) -> Outcome | None:
+def _give_up_unsound(state: State, gang: Gang) -> Decision | None:
     """Nothing is computed on a device that broke."""
     if not state.fault or gang.taking == "failed":
         return None
     return replace(state, gang=_failed(gang, state.fault)), ()
 
 
-def _abort_failed(state: State, gang: Gang) -> Outcome | None:
+def _abort_failed(state: State, gang: Gang) -> Decision | None:
     """Workers that cannot go on are told to end; what follows waits for the leader's word."""
     is_new = gang.taking == "failed" and gang.abort_sent_at is None
     return _end_gang(state, gang) if is_new else None
 
 
-def _pass_on_stop(state: State, gang: Gang) -> Outcome | None:
+def _pass_on_stop(state: State, gang: Gang) -> Decision | None:
     """Workers hear once at which step's end all are to park."""
     record = state.record
     if record is None or record.state != "stopping" or record.stop_at is None:
@@ -374,7 +374,7 @@ def _pass_on_stop(state: State, gang: Gang) -> Outcome | None:
     if gang.stop_at is not None or gang.taking in {"stopped", "failed"}:
         return None
     told = replace(gang, stop_at=record.stop_at)
-    return replace(state, gang=told), (TellStop(gang.generation, record.stop_at),)
+    return replace(state, gang=told), (SendStop(gang.generation, record.stop_at),)
 
 
 # ---- ending workers, and telling of them ---------------------------------------------------------
@@ -388,7 +388,7 @@ def _is_wanted(state: State, gang: Gang) -> bool:
     return record.number == gang.generation and state.node.id in record.members
 
 
-def _end_gang(state: State, gang: Gang) -> Outcome | None:
+def _end_gang(state: State, gang: Gang) -> Decision | None:
     """First by word, then by force. A device is free only when its process says so or is gone."""
     options = state.options
     if gang.is_free:
@@ -406,7 +406,7 @@ def _end_gang(state: State, gang: Gang) -> Outcome | None:
     return replace(state, gang=killed), (KillGang(gang.generation),)
 
 
-def _report(state: State) -> Outcome:
+def _report(state: State) -> Decision:
     """Tell the leader at once what changed, and now and then that all is as it was."""
     gang = state.gang
     measured = gang.measured if gang is not None else UNMEASURED

@@ -143,7 +143,7 @@ class SelfTested:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBroke:
+class DeviceFailed:
     """A device that was sound is so no more: what runs on it computes nothing that counts."""
 
     at: float
@@ -161,7 +161,7 @@ class GenerationRead:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortHeard:
+class AbortReceived:
     """A leader says that everything of the job up to this generation is over."""
 
     at: float
@@ -224,7 +224,7 @@ class TroubleChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomSeen:
+class FreeMemoryMeasured:
     """So much is free for snapshots now; only told while there was too little."""
 
     at: float
@@ -232,7 +232,7 @@ class RoomSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseHeard:
+class ReleaseReceived:
     """A leader says that of the job's snapshots before this point nobody will ask again."""
 
     at: float
@@ -272,7 +272,7 @@ class StoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeSeen:
+class NoticeGiven:
     """The machine goes away; ``leaves_at`` if it was said when."""
 
     at: float
@@ -289,7 +289,7 @@ class NoticeWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
-class EndAsked:
+class StopRequested:
     """The agent was told to stop: the machine shuts down, or somebody stops the service."""
 
     at: float
@@ -304,23 +304,23 @@ class Ticked:
 
 Event = (
     SelfTested
-    | DeviceBroke
+    | DeviceFailed
     | GenerationRead
-    | AbortHeard
+    | AbortReceived
     | GangReported
     | GangExited
     | SnapshotsChanged
     | UploadDone
     | TroubleChanged
-    | RoomSeen
-    | ReleaseHeard
+    | FreeMemoryMeasured
+    | ReleaseReceived
     | JobEnded
     | LeaseEnded
     | Registered
     | StoreFailed
-    | NoticeSeen
+    | NoticeGiven
     | NoticeWithdrawn
-    | EndAsked
+    | StopRequested
     | Ticked
 )
 
@@ -343,7 +343,7 @@ class JoinGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStop:
+class SendStop:
     """Tell the workers at which step's end to park."""
 
     generation: int
@@ -375,7 +375,7 @@ class ReleaseSnapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepJob:
+class DeleteJobSnapshots:
     """Give back the memory of all snapshots of a job that is over."""
 
     job: JobId
@@ -389,14 +389,14 @@ class SendReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RaiseIntent:
+class StoreIntent:
     """Store a notice, so that every leader hears of it."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Exit:
     """The agent may end now."""
 
 
@@ -410,13 +410,13 @@ class Note:
 Command = (
     Register
     | JoinGeneration
-    | TellStop
+    | SendStop
     | AbortGang
     | KillGang
     | ReleaseSnapshots
-    | SweepJob
+    | DeleteJobSnapshots
     | SendReport
-    | RaiseIntent
-    | End
+    | StoreIntent
+    | Exit
     | Note
 )

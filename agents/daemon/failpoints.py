@@ -19,7 +19,7 @@ from pathlib import Path
 FAIL_AT = "SAILOR_FAIL_AT"
 
 
-def reached(name: str, generation: int | None = None) -> None:
+def failpoint(name: str, generation: int | None = None) -> None:
     """Die here, if that is what is wanted."""
     wanted = os.environ.get(FAIL_AT)
     if wanted is not None and _is_meant(wanted, (name, f"{name}@{generation}")):

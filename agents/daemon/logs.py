@@ -61,7 +61,7 @@ class _Others(logging.Handler):
 
 
 @contextlib.contextmanager
-def failures_are_told() -> Iterator[None]:
+def log_crash() -> Iterator[None]:
     """A bug of ours ends the service with a line as all others; who started it may try again."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 BEGUN_AT_ONCE = 16
 
 
-async def few_at_a_turn(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def run_in_batches(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Do all of them at once, but begin a few at each turn of the loop.
 
     To begin a thousand calls in one turn would hold up everything else for half a second.

@@ -1,7 +1,7 @@
-"""Devices that break while they are in use: what the driver counts, and what it cries out.
+"""Watches devices in use for faults: the driver's error counters, and its Xid events.
 
-Counters say that memory is broken; an Xid is the driver's word on anything else. Some Xids only
-say that a program went wrong, which its own exit tells better.
+Counters report broken memory, an Xid any other fault. Some Xids only say that a program failed,
+which the exit of the program tells better.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from agents.devices.nvml import DeviceLost, DriverError, ask_driver
-from agents.devices.probe import ANEW, Devices, faults, few_left, told_broken
+from agents.devices.nvml import DeviceLost, DriverError, query_driver
+from agents.devices.probe import REBOOT, Devices, describe_missing, emulated_fault, faults
 
 LOOK_S = 2.0
-OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
-"""Xids that a program's own fault brings about on a device that is sound."""
-WAITING_MAX = 100
-"""So many cries are heard in one look."""
+PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Xids that a program's own fault raises on a healthy device."""
+EVENTS_MAX = 100
+"""Events that are read in one look."""
 
 
 @dataclass(eq=False)
-class Alarms:
-    """The driver's cries about devices, from now on; ``nvml`` is its package."""
+class XidListener:
+    """The driver's Xid events from now on; ``nvml`` is its package."""
 
     nvml: Any
     broken: str = ""
-    """The first that spoke of a broken device, in words: no counter will say so later."""
+    """The first Xid of a broken device, described: no counter will report it later."""
     _set: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,14 +43,14 @@ class Alarms:
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
 
     def look(self) -> str:
-        """Hear what has come since the last look; return what is broken, or nothing."""
-        for _ in range(WAITING_MAX):
+        """Read the events since the last look; return what is broken, or an empty text."""
+        for _ in range(EVENTS_MAX):
             try:
                 event = self.nvml.nvmlEventSetWait_v2(self._set, 0)
             except self.nvml.NVMLError:
-                break  # Nothing waits, or the driver will say why when it is asked for facts.
-            if event.eventData not in OF_PROGRAMS and not self.broken:
-                self.broken = f"{self._name(event.device)} raised Xid {event.eventData}: {ANEW}"
+                break  # No event waits, or the driver fails and the next query says why.
+            if event.eventData not in PROGRAM_XIDS and not self.broken:
+                self.broken = f"{self._name(event.device)} raised Xid {event.eventData}: {REBOOT}"
         return self.broken
 
     def _name(self, handle: Any) -> str:
@@ -60,54 +60,54 @@ class Alarms:
             return "a device that is lost"
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop listening."""
         self.nvml.nvmlEventSetFree(self._set)
         self.nvml.nvmlShutdown()
 
 
 @contextlib.contextmanager
-def listening(devices: Devices) -> Iterator[Alarms | None]:
-    """Hear the alarms of devices that are there; ``None``: the driver raises none."""
+def listen_for_xids(devices: Devices) -> Iterator[XidListener | None]:
+    """Listen to the Xids of real devices; ``None``: the driver reports none."""
     if devices.is_emulated:
         yield None
         return
     nvml = import_module("pynvml")
-    alarms = None
+    listener = None
     with contextlib.suppress(nvml.NVMLError):
-        alarms = Alarms(nvml)
+        listener = XidListener(nvml)
     try:
-        yield alarms
+        yield listener
     finally:
-        if alarms is not None:
+        if listener is not None:
             with contextlib.suppress(nvml.NVMLError):
-                alarms.close()
+                listener.close()
 
 
-async def until_broken(
-    devices: Devices, state: Path, alarms: Alarms | None, *, every_s: float = LOOK_S
+async def wait_broken(
+    devices: Devices, state: Path, listener: XidListener | None, *, every_s: float = LOOK_S
 ) -> str:
-    """Look now and then at devices in use; return what is broken, once something is."""
+    """Look at the devices every ``every_s``; return what is broken, once something is."""
     while True:
         if devices.is_emulated:
-            broken = told_broken(state)
+            broken = emulated_fault(state)
         else:
-            broken = await asyncio.to_thread(look, devices, alarms)
+            broken = await asyncio.to_thread(look, devices, listener)
         if broken:
             return broken
         await asyncio.sleep(every_s)
 
 
-def look(devices: Devices, alarms: Alarms | None, nvml: Any = None) -> str:
-    """Say what broke. A driver that does not answer says nothing of what computes."""
-    heard = "" if alarms is None else alarms.look()
+def look(devices: Devices, listener: XidListener | None, nvml: Any = None) -> str:
+    """Say what is broken. A driver that does not answer is no proof of a broken device."""
+    heard = "" if listener is None else listener.look()
     try:
-        facts = ask_driver(nvml)
+        facts = query_driver(nvml)
     except DeviceLost as error:
         return str(error)
     except DriverError:
         return heard
     if len(facts) < devices.count:
-        return few_left(len(facts), devices)
+        return describe_missing(len(facts), devices)
     counted = [
         f"device {index} {fault}"
         for index, fact in enumerate(facts)

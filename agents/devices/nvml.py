@@ -1,7 +1,6 @@
-"""What NVIDIA's driver says of each device, through the package ``nvidia-ml-py``.
+"""Queries NVIDIA's driver for the facts of each device, through the package ``nvidia-ml-py``.
 
-Everything is asked in one go, so that the rest of the agent judges plain facts. The package loads
-without a driver; only its first call finds out that there is none.
+The package loads without a driver; its first call fails then.
 """
 
 from __future__ import annotations
@@ -13,35 +12,35 @@ from typing import Any
 
 
 class DriverError(Exception):
-    """The driver gives no answer; the message says why, in its own words or ours."""
+    """The driver did not answer; the message says why."""
 
 
-class DeviceLost(DriverError):  # noqa: N818 - an answer like any other: what the driver says
-    """A device cannot be reached any more, or does nothing before a reset."""
+class DeviceLost(DriverError):  # noqa: N818 - names the state of the device
+    """A device has dropped off the bus, or needs a reset."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """One device as the driver sees it; what it does not support is ``None``."""
+class DeviceFacts:
+    """The driver's facts of one device; ``None``: the device does not support the query."""
 
     name: str
-    """The product's, as in ``NVIDIA A100-SXM4-40GB``."""
+    """The product name, such as ``NVIDIA A100-SXM4-40GB``."""
     memory_bytes: int
     free_bytes: int
     uncorrected_errors: int | None = None
-    """Since the driver was loaded: bits that ECC found wrong and could not put right."""
+    """Memory errors since the driver was loaded that ECC could not correct."""
     repair_pending: bool | None = None
-    """Broken memory is taken out of use at the next reset."""
+    """Broken memory is retired at the next reset."""
     repair_failed: bool | None = None
-    """There is no spare memory left to put in its place."""
+    """No spare memory is left to replace broken memory."""
     is_divided: bool | None = None
-    """It is cut into slices (MIG), and cannot be used as a whole."""
-    is_closed: bool | None = None
-    """The operator lets nobody compute on it."""
+    """It is divided into MIG instances, and cannot be used as a whole."""
+    is_prohibited: bool | None = None
+    """Its compute mode prohibits all programs."""
 
 
-def ask_driver(nvml: Any = None) -> tuple[Fact, ...]:
-    """Return the facts of all devices; ``nvml`` is the package, or what answers like it."""
+def query_driver(nvml: Any = None) -> tuple[DeviceFacts, ...]:
+    """Return the facts of all devices; ``nvml`` is the package, or a fake of it."""
     if nvml is None:
         try:
             nvml = import_module("pynvml")
@@ -57,14 +56,14 @@ def ask_driver(nvml: Any = None) -> tuple[Fact, ...]:
     except nvml.NVMLError_LibraryNotFound:
         raise DriverError("no NVIDIA driver is installed: libnvidia-ml is not found") from None
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
-        raise DeviceLost(f"NVIDIA's driver says: {error}") from None
+        raise DeviceLost(f"the NVIDIA driver reports: {error}") from None
     except nvml.NVMLError as error:
-        raise DriverError(f"NVIDIA's driver says: {error}") from None
+        raise DriverError(f"the NVIDIA driver reports: {error}") from None
 
 
-def _fact(nvml: Any, handle: Any) -> Fact:
+def _fact(nvml: Any, handle: Any) -> DeviceFacts:
     def supported(ask: Callable[[], Any]) -> Any:
-        """Older devices and drivers do not know every question."""
+        """Return ``None`` where the device or the driver lacks a query."""
         try:
             return ask()
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -76,7 +75,7 @@ def _fact(nvml: Any, handle: Any) -> Fact:
             handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         )
     )
-    # From Ampere on, rows are replaced by spare ones; before, whole pages were retired.
+    # Since Ampere, rows are remapped to spare ones; before, whole pages were retired.
     rows = supported(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
     if rows is None:
         pages = supported(lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
@@ -84,7 +83,7 @@ def _fact(nvml: Any, handle: Any) -> Fact:
     mig = supported(lambda: nvml.nvmlDeviceGetMigMode(handle))
     mode = supported(lambda: nvml.nvmlDeviceGetComputeMode(handle))
     name = nvml.nvmlDeviceGetName(handle)
-    return Fact(
+    return DeviceFacts(
         name=name.decode() if isinstance(name, bytes) else name,
         memory_bytes=memory.total,
         free_bytes=memory.free,
@@ -92,5 +91,5 @@ def _fact(nvml: Any, handle: Any) -> Fact:
         repair_pending=None if rows[2] is None else bool(rows[2]),
         repair_failed=None if rows[3] is None else bool(rows[3]),
         is_divided=None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
-        is_closed=None if mode is None else mode == nvml.NVML_COMPUTEMODE_PROHIBITED,
+        is_prohibited=None if mode is None else mode == nvml.NVML_COMPUTEMODE_PROHIBITED,
     )

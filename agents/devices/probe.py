@@ -1,4 +1,4 @@
-"""The devices of this machine: what they are, and whether they can be used."""
+"""Finds the GPUs of this machine and tests them."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.devices.nvml import DriverError, Fact, ask_driver
+from agents.devices.nvml import DeviceFacts, DriverError, query_driver
 from simulator.documents.problems import InputError, Problem, Problems
 from simulator.hardware.catalogue import Catalogue
 
 EMULATED = re.compile(r"([1-9][0-9]?)x([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
-NO_DEVICE = "give the machine an NVIDIA GPU with its driver, or use --emulate 2xA100-40"
+NO_DEVICE = "install an NVIDIA GPU and its driver, or use --emulate 2xA100-40"
 MEMORY_SHARE = 0.08
-"""By so much a driver's word of the memory may differ from the catalogue's: ECC costs a part."""
+"""How far the driver's figure of the memory may differ from the catalogue's: ECC takes a part."""
 FREE_SHARE_LEAST = 0.9
-ANEW = "start the machine anew"
-RESET = f"reset it with `nvidia-smi --gpu-reset -i {{index}}`, or {ANEW}"
+REBOOT = "reboot the machine"
+RESET = f"reset it with `nvidia-smi --gpu-reset -i {{index}}`, or {REBOOT}"
 BROKEN = "broken"
-"""A file of this name in the state folder says what is wrong with devices that are not there."""
+"""A file of this name in the state folder makes emulated devices faulty; it says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """So many GPUs of one kind."""
+    """The GPUs of this machine, all of one kind."""
 
     gpu: str
     count: int
     tflops: float
-    """Declared: the best of the catalogue's rates for it."""
+    """The highest rate that the catalogue declares for it."""
     is_emulated: bool
 
 
 def read_emulated(text: str, catalogue: Catalogue) -> Devices:
-    """Read ``2xA100-40``: devices that are not there, with the speed of those that could be."""
+    """Read ``2xA100-40``: emulated devices, with the rates of real ones."""
     match = EMULATED.match(text)
     if match is None:
         what = f"is {text[:40]!r}"
-        raise InputError(Problem("--emulate", what, "give how many of what, as in 2xA100-40"))
+        raise InputError(Problem("--emulate", what, "write COUNTxKIND, such as 2xA100-40"))
     try:
         known = catalogue.gpu_name(match[2])
     except InputError as error:
@@ -50,34 +50,34 @@ def read_emulated(text: str, catalogue: Catalogue) -> Devices:
 
 
 def probe(catalogue: Catalogue) -> Devices:
-    """Ask the driver; ``InputError`` says that there is no GPU, or what cannot be used."""
+    """Find the devices; ``InputError`` if there are none that can be used."""
     try:
-        facts = ask_driver()
+        facts = query_driver()
     except DriverError as error:
         raise InputError(Problem("devices", str(error), NO_DEVICE)) from None
     return recognise(facts, catalogue)
 
 
-def recognise(facts: Sequence[Fact], catalogue: Catalogue) -> Devices:
-    """Say what the catalogue calls the devices; all must be of one kind."""
+def recognise(facts: Sequence[DeviceFacts], catalogue: Catalogue) -> Devices:
+    """Find the devices in the catalogue; all must be of one kind."""
     if not facts:
-        raise InputError(Problem("devices", "the driver knows no GPU", NO_DEVICE))
+        raise InputError(Problem("devices", "the driver reports no GPU", NO_DEVICE))
     problems = Problems()
     names = sorted({fact.name for fact in facts})
     if len(names) > 1:
-        cure = "give each kind to a machine, or a container, of its own"
+        cure = "run one agent per kind, in containers"
         problems.add("devices", f"are of several kinds: {', '.join(names)}", cure)
     problems.raise_if_any()
     return _devices(_known_name(facts[0], catalogue), len(facts), catalogue, is_emulated=False)
 
 
-def _known_name(fact: Fact, catalogue: Catalogue) -> str:
-    """Find what the catalogue calls a product; an L40S is no L4."""
+def _known_name(fact: DeviceFacts, catalogue: Catalogue) -> str:
+    """Find a product in the catalogue, by its name and the size of its memory."""
     cure = (
-        "name the kind that is as fast: put this name into the aliases of its [gpu.NAME] in a file "
-        "of your own, and that file into agent.toml as catalogue"
+        "add this name to the aliases of the [gpu.NAME] that is as fast, in a catalogue file of "
+        "your own, and set catalogue in agent.toml to that file"
     )
-    # Drivers before 2021 leave the maker out, and some put it before a name that has its own.
+    # Drivers before 2021 leave the maker out; later ones put it in front of each name.
     for name in (fact.name, fact.name.removeprefix("NVIDIA ")):
         try:
             known = catalogue.gpu_name(name)
@@ -87,9 +87,9 @@ def _known_name(fact: Fact, catalogue: Catalogue) -> str:
         if abs(fact.memory_bytes - expected) <= MEMORY_SHARE * expected:
             return known
         has, should = fact.memory_bytes / 2**30, expected / 2**30
-        what = f'"{fact.name}" has {has:.1f} GiB, and {known} would have {should:.1f} GiB'
+        what = f'"{fact.name}" has {has:.1f} GiB, but {known} has {should:.1f} GiB'
         raise InputError(Problem("devices", what, cure))
-    raise InputError(Problem("devices", f'no GPU "{fact.name}" is known', cure))
+    raise InputError(Problem("devices", f'unknown GPU "{fact.name}"', cure))
 
 
 def _devices(known: str, count: int, catalogue: Catalogue, *, is_emulated: bool) -> Devices:
@@ -98,9 +98,9 @@ def _devices(known: str, count: int, catalogue: Catalogue, *, is_emulated: bool)
 
 
 async def self_test(devices: Devices, state: Path, *, is_working: bool) -> str:
-    """Try what workers will need; return why the node is not ready, or nothing.
+    """Test what workers need; return why the node is not ready, or an empty text.
 
-    ``is_working``: workers of ours are on the devices already, and use their memory.
+    ``is_working``: our workers use the devices' memory already.
     """
     try:
         trial = state / "trial"
@@ -109,13 +109,13 @@ async def self_test(devices: Devices, state: Path, *, is_working: bool) -> str:
     except OSError as error:
         return f"{state} cannot be written: {error.strerror}"
     if devices.is_emulated:
-        return told_broken(state)
+        return emulated_fault(state)
     try:
-        facts = await asyncio.to_thread(ask_driver)
+        facts = await asyncio.to_thread(query_driver)
     except DriverError as error:
         return str(error)
     if len(facts) != devices.count:
-        return few_left(len(facts), devices)
+        return describe_missing(len(facts), devices)
     return "; ".join(
         f"device {index} {fault}"
         for index, fact in enumerate(facts)
@@ -123,34 +123,38 @@ async def self_test(devices: Devices, state: Path, *, is_working: bool) -> str:
     )
 
 
-def told_broken(state: Path) -> str:
-    """What somebody says is wrong with devices that are not there."""
+def emulated_fault(state: Path) -> str:
+    """Return the fault that a file sets for emulated devices, or an empty text."""
     try:
         return (state / BROKEN).read_text(encoding="utf-8").strip() or "a device is broken"
     except OSError:
         return ""
 
 
-def few_left(count: int, devices: Devices) -> str:
-    """Say that some are gone."""
-    return f"{count} devices are left of {devices.count}: {ANEW}"
+def describe_missing(count: int, devices: Devices) -> str:
+    """Describe a loss of devices."""
+    return f"only {count} of {devices.count} devices are left: {REBOOT}"
 
 
-def faults(fact: Fact, index: int, *, is_working: bool) -> list[str]:
-    """What is wrong with a device, each with its cure."""
+def faults(fact: DeviceFacts, index: int, *, is_working: bool) -> list[str]:
+    """Return the faults of a device, each with its cure."""
     reset = RESET.format(index=index)
     found = []
     if fact.repair_failed:
-        found.append("has broken memory and nothing left to replace it: have it replaced")
+        found.append("has broken memory and no spare memory left: replace the device")
     if fact.repair_pending:
-        found.append(f"waits for a reset to take broken memory out of use: {reset}")
+        found.append(f"needs a reset to retire broken memory: {reset}")
     elif fact.uncorrected_errors:
-        found.append(f"had {fact.uncorrected_errors} errors that ECC could not correct: {reset}")
+        found.append(
+            f"had {fact.uncorrected_errors} memory errors that ECC could not correct: {reset}"
+        )
     if fact.is_divided:
-        found.append(f"is cut into slices: `nvidia-smi -i {index} -mig 0`")
-    if fact.is_closed:
-        found.append(f"is closed to everybody: `nvidia-smi -i {index} -c DEFAULT`")
+        found.append(f"is divided into MIG instances: `nvidia-smi -i {index} -mig 0`")
+    if fact.is_prohibited:
+        found.append(
+            f"has a compute mode that prohibits all programs: `nvidia-smi -i {index} -c DEFAULT`"
+        )
     if not is_working and fact.free_bytes < FREE_SHARE_LEAST * fact.memory_bytes:
         free, whole = fact.free_bytes / 2**30, fact.memory_bytes / 2**30
-        found.append(f"has {free:.1f} of {whole:.1f} GiB free: something else uses it")
+        found.append(f"has {free:.1f} of {whole:.1f} GiB free: another program uses it")
     return found

@@ -55,6 +55,22 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Leader:
+    """The record of the leading sailord, which exists as long as its lease."""
+
+    daemon: str
+    """Another id with each start of a sailord."""
+    host: str
+    boot_id: str
+    pid: int
+    state: str
+    """The id of its state folder."""
+    address: str
+    """``host:port``, where agents report."""
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRecord:
     """One node as it registered itself; gone from the store when its lease is."""
 
@@ -229,7 +245,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReportReply:
     """What the leader answers to a report."""
 
     term: int | None

@@ -23,7 +23,7 @@ class CallFailed(Exception):  # noqa: N818 - an answer like any other: nobody wa
 
 
 @dataclass(eq=False)
-class Peers:
+class SignedClient:
     """All that have the cluster's key."""
 
     session: aiohttp.ClientSession

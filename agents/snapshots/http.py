@@ -1,8 +1,8 @@
-"""Snapshots over HTTP: other nodes' workers read them, other agents bring copies for safety.
+"""Snapshots over HTTP: workers of other nodes read them, other agents write replicas.
 
-A worker shows the ticket that its own agent gave it for the job; an agent signs, as always. What
-an agent brings is bound by the signature too: the path names the checksum of the file's header,
-which holds the checksums of all that follows.
+A worker shows the ticket that its own agent gave it for the job. An agent signs its request; the
+signature covers the path, which names the checksum of the file's header, and the header holds
+the checksums of all pieces.
 """
 
 from __future__ import annotations
@@ -10,45 +10,43 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
 
-from agents.daemon.failpoints import reached
+from agents.daemon.failpoints import failpoint
+from agents.protocol.names import JOB_ID
 from agents.protocol.records import JobId, Point
-from agents.rpc.signing import (
-    REPLY_HEADER,
-    REQUEST_HEADER,
-    TICKET_HEADER,
-    SignatureError,
-    Verifier,
-    is_ticket,
-    sign_reply,
-)
-from agents.snapshots.memory import FILE_NAME, JOB, Memory, delete, head_checksum
+from agents.rpc.server import answer_signed
+from agents.rpc.signing import TICKET_HEADER, Verifier, is_ticket
+from agents.snapshots.memory import FILE_NAME, SnapshotMemory, delete, head_checksum
 from worker.checkpoint import snapshot_file
 
 POINT = re.compile(r"([0-9]{1,12})-([0-9]{1,12})\Z", re.ASCII)
 CHUNK_BYTES = 1 << 20
+DONE = "the replica is here\n"
 
 
 @dataclass(eq=False)
-class MemoryDoor:
+class SnapshotRoutes:
     """The routes below ``/v1/memory/``."""
 
-    memory: Memory
+    memory: SnapshotMemory
     verifier: Verifier
     _coming: set[Path] = field(default_factory=set)
 
+    def checks(self, request: web.Request) -> bool:
+        """Return whether these routes check the sender of the request themselves."""
+        return request.path.startswith("/v1/memory/")
+
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Let these be found before what catches all."""
+        """Add the routes."""
         router.add_get("/v1/memory/{job}/{point}", self._list)
         router.add_get("/v1/memory/{job}/{point}/{file}", self._read)
         router.add_put("/v1/memory/{job}/{point}/{file}", self._write)
 
-    # ---- for workers ----------------------------------------------------------------------------
+    # ---- for workers of other nodes -------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         job, point = self._admit(request)
@@ -62,43 +60,38 @@ class MemoryDoor:
         job, point = self._admit(request)
         name = request.match_info["file"]
         if all(each.path.name != name for each in self.memory.snapshots(job, point)):
-            raise web.HTTPNotFound(text="there is no such snapshot here\n")
-        reached("serving", point.generation)
-        # Ranges are answered, and the kernel sends from the file itself.
+            raise web.HTTPNotFound(text="no such snapshot on this node\n")
+        failpoint("serving", point.generation)
+        # Answers ranges, and sends with sendfile.
         return web.FileResponse(self.memory.path(job, point, name), chunk_size=CHUNK_BYTES)
 
     def _admit(self, request: web.Request) -> tuple[JobId, Point]:
         job, point = _named(request)
         if not is_ticket(self.verifier.key, job, request.headers.get(TICKET_HEADER)):
-            raise web.HTTPUnauthorized(text="the ticket is not one for this job\n")
+            raise web.HTTPUnauthorized(text="the ticket is missing, or not for this job\n")
         return job, point
 
-    # ---- from agents ----------------------------------------------------------------------------
+    # ---- for other agents -----------------------------------------------------------------------
 
     async def _write(self, request: web.Request) -> web.StreamResponse:
-        header = request.headers.get(REQUEST_HEADER)
-        try:
-            nonce = self.verifier.check_request(
-                "PUT", request.raw_path, b"", header, at=time.time()
-            )
-        except SignatureError as error:
-            return web.Response(status=401, text=f"{error}\n")
-        status, text = await self._take(request)
-        answer = text.encode()
-        signature = sign_reply(self.verifier.key, nonce, status, answer)
-        return web.Response(status=status, body=answer, headers={REPLY_HEADER: signature})
+        """Receive a replica; the body is not signed, but the path names its checksum."""
+        return await answer_signed(request, self.verifier, self._take, read_body=_no_body)
 
-    async def _take(self, request: web.Request) -> tuple[int, str]:
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        status, text = await self._store(request)
+        return web.Response(status=status, text=text)
+
+    async def _store(self, request: web.Request) -> tuple[int, str]:
         job, point = _named(request)
         name, size = request.match_info["file"], request.content_length
         if not FILE_NAME.match(name) or size is None:
-            return 400, "a copy has the name of a rank, and a length\n"
+            return 400, "the file must be named RANK.snap and have a Content-Length\n"
         path = self.memory.path(job, point, name)
         checksum = request.query.get("header", "")
         if checksum in {head_checksum(each.header) for each in self.memory.snapshots(job, point)}:
-            return 200, "it is here\n"
+            return 200, DONE
         if path in self._coming or path.exists():
-            return 409, "another copy of that is here, or on its way\n"
+            return 409, "another replica under that name is here, or being received\n"
         self._coming.add(path)
         try:
             return await self._receive(request, path, size, checksum)
@@ -110,47 +103,51 @@ class MemoryDoor:
     ) -> tuple[int, str]:
         generation, rank = path.parent.name.partition("-")[0], path.stem
         name = snapshot_file.part_name(int(generation), int(rank), os.getpid(), len(self._coming))
-        early = path.parent.parent / name
+        temporary = path.parent.parent / name
         try:
-            with os.fdopen(snapshot_file.create(early, size), "w+b") as file:
+            with os.fdopen(snapshot_file.create(temporary, size), "w+b") as file:
                 async for chunk in request.content.iter_chunked(CHUNK_BYTES):
                     if file.tell() + len(chunk) > size:
-                        return 400, "it is longer than was said\n"
+                        return 400, "the body is longer than its Content-Length\n"
                     file.write(chunk)
-                    reached("receiving", int(generation))
-            flaw = await asyncio.to_thread(_flaw, early, checksum)
-            if flaw:
-                return 422, f"{flaw}\n"
+                    failpoint("receiving", int(generation))
+            defect = await asyncio.to_thread(_defect, temporary, checksum)
+            if defect:
+                return 422, f"{defect}\n"
             path.parent.mkdir(exist_ok=True)
-            early.rename(path)
+            temporary.rename(path)
             snapshot = self.memory.look(path)
             if snapshot is None:
                 path.unlink(missing_ok=True)
-                return 422, "the copy is not of the job and the point that its path names\n"
-            await asyncio.to_thread(delete, self.memory.outrun(snapshot))
+                return 422, "the replica is not of the job and the point in its path\n"
+            await asyncio.to_thread(delete, self.memory.release_replicas(snapshot))
         except snapshot_file.NoRoomError as error:
             return 507, f"{error.strerror}\n"
         except OSError as error:
-            return 500, f"it cannot be written: {error.strerror}\n"
+            return 500, f"the replica cannot be written: {error.strerror}\n"
         else:
-            return 200, "it is here\n"
+            return 200, DONE
         finally:
-            early.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
+
+
+async def _no_body(_: web.Request) -> bytes:
+    return b""
 
 
 def _named(request: web.Request) -> tuple[JobId, Point]:
     job, named = request.match_info["job"], POINT.match(request.match_info["point"])
-    if named is None or not re.fullmatch(JOB, job, re.ASCII):
-        raise web.HTTPNotFound(text="there is no such snapshot here\n")
+    if named is None or not JOB_ID.match(job):
+        raise web.HTTPNotFound(text="no such snapshot on this node\n")
     return JobId(job), Point(step=int(named[2]), generation=int(named[1]))
 
 
-def _flaw(path: Path, checksum: str) -> str:
-    """What is wrong with a copy that has arrived; it is nothing most of the time."""
+def _defect(path: Path, checksum: str) -> str:
+    """Check a received replica; return what is wrong with it, or an empty text."""
     try:
         header = snapshot_file.read_header(path)
         if head_checksum(header) != checksum:
-            return "its header is not the one that was announced"
+            return "its header does not have the announced checksum"
         for piece in header.pieces:
             snapshot_file.read_piece(path, piece)
     except (OSError, snapshot_file.SnapshotError) as error:

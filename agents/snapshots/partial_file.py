@@ -1,4 +1,4 @@
-"""Some pieces of a sealed file as a file of their own, in a stream; what is read is checked."""
+"""Streams some pieces of a sealed snapshot file as a file of their own, and checks them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from worker.checkpoint import snapshot_file
 CHUNK_BYTES = 1 << 20
 
 
-def excerpt(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
-    """The bytes of ``copy``, a part of the sealed file: ``slots.copy_of`` of its header.
+def read_pieces(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
+    """Yield the bytes of ``copy``, which is ``snapshot_file.partial_header`` of the file's header.
 
-    ``SlotError``: the file is not any more what it was, and what was read is of no use.
+    Raises ``SnapshotError`` if the file has changed meanwhile; what was read is invalid then.
     """
     with path.open("rb") as file:
         header = snapshot_file.read_header(path)
@@ -28,7 +28,7 @@ def excerpt(path: Path, copy: snapshot_file.Header) -> Iterator[bytes]:
             yield bytes(piece.offset - done)
             place = places.get(piece.key)
             if place is None or place.checksum != piece.checksum:
-                raise snapshot_file.SnapshotError(f"{path} is another snapshot than it was")
+                raise snapshot_file.SnapshotError(f"{path} now holds another snapshot")
             yield from _checked(file.fileno(), place, path)
             done = piece.offset + piece.bytes
 
@@ -42,4 +42,4 @@ def _checked(file: int, piece: snapshot_file.Piece, path: Path) -> Iterator[byte
         yield data
     if check.hexdigest() != piece.checksum:
         where = f"piece {piece.piece} of layer {piece.layer}"
-        raise snapshot_file.SnapshotError(f"{path}: {where} is damaged, or was written over")
+        raise snapshot_file.SnapshotError(f"{path}: {where} is damaged or was overwritten")

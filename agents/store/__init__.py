@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agents.store.factory import open_store
 from agents.store.interface import (
     Change,
     Changed,
@@ -14,7 +15,7 @@ from agents.store.interface import (
     LeaseGone,
     LeaseIs,
     ModifiedAt,
-    Order,
+    Operation,
     Outcome,
     Put,
     Snapshot,
@@ -25,7 +26,7 @@ from agents.store.interface import (
     ValueIs,
     WriteUnknown,
 )
-from agents.store.locations import check_address, open_store, read_address
+from agents.store.locations import check_address, read_address
 from agents.store.socket_server import serve
 from agents.store.sqlite_store import EmbeddedStore
 
@@ -42,7 +43,7 @@ __all__ = [
     "LeaseGone",
     "LeaseIs",
     "ModifiedAt",
-    "Order",
+    "Operation",
     "Outcome",
     "Put",
     "Snapshot",

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from agents.store.etcd_connection import RETRY_S, Members, raise_own_cancellation, raise_refusal
+from agents.store.etcd_connection import RETRY_S, EtcdMembers, raise_own_cancellation, raise_refusal
 from agents.store.etcd_messages import message, method
 from agents.store.interface import (
     Change,
@@ -24,7 +24,7 @@ from agents.store.interface import (
     LeaseGone,
     LeaseIs,
     ModifiedAt,
-    Order,
+    Operation,
     Outcome,
     Put,
     Snapshot,
@@ -54,13 +54,13 @@ DELETED = 1
 
 def open_etcd(place: Etcd) -> EtcdStore:
     """Prepare the way to a cluster; ``InputError`` if a certificate cannot be read."""
-    return EtcdStore(Members(place), timeout_s=place.timeout_s)
+    return EtcdStore(EtcdMembers(place), timeout_s=place.timeout_s)
 
 
 class EtcdStore:
     """A way to an etcd cluster."""
 
-    def __init__(self, members: Members, *, timeout_s: float) -> None:
+    def __init__(self, members: EtcdMembers, *, timeout_s: float) -> None:
         """Take over the members; ``open_etcd`` is what to call."""
         self._members, self._timeout_s = members, timeout_s
 
@@ -83,7 +83,7 @@ class EtcdStore:
         """Set a key whatever was there, and return the revision."""
         return (await self.transact((), [Put(key, value, lease)])).revision
 
-    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Carry out all orders if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         request = TXN_REQUEST(
@@ -252,7 +252,7 @@ def _equal(key: bytes, target: str, **what: Any) -> Any:
     return COMPARE(key=key, result="EQUAL", target=target, **what)
 
 
-def _operation(order: Order) -> Any:
+def _operation(order: Operation) -> Any:
     key = order.key.encode()
     match order:
         case Put(value=value, lease=lease):

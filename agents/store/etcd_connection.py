@@ -53,7 +53,7 @@ STALE_TOKEN = (
 )
 
 
-class Members:
+class EtcdMembers:
     """One channel to each member; one of them is asked until it fails."""
 
     def __init__(self, place: Etcd) -> None:

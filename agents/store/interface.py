@@ -107,7 +107,7 @@ class Delete:
     key: str
 
 
-Order = Put | Delete
+Operation = Put | Delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Store(Protocol):
         """Set a key whatever was there, and return the revision: ``transact`` without compares."""
         ...
 
-    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Carry out all orders if all compares hold, and none otherwise, in one revision.
 
         ``WriteUnknown`` if it cannot be told; ``LeaseGone`` if a lease that is named is gone.
@@ -204,7 +204,7 @@ class Store(Protocol):
         ...
 
 
-def check_transaction(orders: Sequence[Order]) -> None:
+def check_transaction(orders: Sequence[Operation]) -> None:
     """Refuse what one of the stores could not take, in the same words for all of them."""
     keys = [order.key for order in orders]
     assert len(keys) == len(set(keys)), f"a transaction changes a key twice: {keys}"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from agents.store.interface import Store
-from agents.store.socket_client import RemoteStore
-from agents.store.sqlite_store import EmbeddedStore
 from simulator.documents.problems import InputError, Problem, Problems
 
 TIMEOUT_S = 5.0
@@ -48,25 +44,6 @@ class Etcd:
     def is_encrypted(self) -> bool:
         """Whether to speak TLS: where there is anything to do it with."""
         return self.ca is not None or self.cert is not None
-
-
-async def open_store(url: str) -> Store:
-    """Open the store that a line names; ``InputError`` says all that is wrong with the line.
-
-    An embedded file is opened at once, or ``StoreUnavailable`` raised if another process has it;
-    the others are connected to when they are first asked something.
-    """
-    address = read_address(url)
-    if isinstance(address, Etcd):
-        # gRPC takes long to load, and most installations need none of it. What it would write on
-        # its own between the lines of a log is told by errors, too.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        from agents.store.etcd import open_etcd  # noqa: PLC0415 - see above
-
-        return open_etcd(address)
-    if address.kind == "embedded":
-        return await EmbeddedStore.open(address.path)
-    return RemoteStore(address.path, timeout_s=address.timeout_s)
 
 
 def check_address(url: str, problems: Problems, place: str) -> None:

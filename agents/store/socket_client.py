@@ -16,7 +16,7 @@ from agents.store.interface import (
     Compare,
     Entry,
     Lease,
-    Order,
+    Operation,
     Outcome,
     Put,
     Snapshot,
@@ -31,7 +31,7 @@ RETRY_S = 0.05
 """Between two attempts to connect."""
 
 
-class LostError(Exception):
+class ConnectionLost(Exception):  # noqa: N818 - names what happened to the connection
     """The connection went before an answer came."""
 
 
@@ -71,7 +71,7 @@ class Line:
         async with contextlib.aclosing(self.follow(**question)) as results:
             async for result in results:
                 return result
-        raise LostError
+        raise ConnectionLost
 
     async def follow(self, **question: object) -> AsyncGenerator[Any, None]:
         """Yield result after result; raise the store's error, or ``LostError``."""
@@ -79,25 +79,25 @@ class Line:
         answers = self._answers[id_] = asyncio.Queue()
         try:
             if not self.is_up:
-                raise LostError
+                raise ConnectionLost
             try:
                 socket_frames.write_frame(self._writer, {"id": id_, **question})
                 await self._writer.drain()
             except ConnectionError:
                 self.is_up = False
-                raise LostError from None
+                raise ConnectionLost from None
             while (frame := await answers.get()) is not None:
                 if "error" in frame:
                     raise socket_frames.read_error(frame["error"])
                 yield frame["result"]
-            raise LostError
+            raise ConnectionLost
         finally:
             del self._answers[id_]
             if question["do"] == "watch" and self.is_up:
                 socket_frames.write_frame(self._writer, {"id": id_, "do": "unwatch"})
 
 
-class RemoteStore:
+class SocketStore:
     """A store at the other end of a Unix socket."""
 
     def __init__(self, path: Path, *, timeout_s: float) -> None:
@@ -126,7 +126,7 @@ class RemoteStore:
         """Set a key whatever was there, and return the revision."""
         return (await self.transact((), [Put(key, value, lease)])).revision
 
-    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Carry out all orders if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         packed = socket_frames.pack_transaction(compares, orders)
@@ -136,7 +136,7 @@ class RemoteStore:
                 line = await self._connect()
                 sent = True
                 is_applied, revision = await line.ask(do="transact", **packed)
-        except (LostError, TimeoutError):
+        except (ConnectionLost, TimeoutError):
             raise self._silence(WriteUnknown if sent else StoreUnavailable) from None
         return Outcome(is_applied, revision)
 
@@ -166,7 +166,7 @@ class RemoteStore:
                         yield news
                         if isinstance(news, Compacted):
                             return
-            except (LostError, StoreUnavailable):
+            except (ConnectionLost, StoreUnavailable):
                 await asyncio.sleep(RETRY_S)
 
     async def _repeat(self, **question: object) -> Any:
@@ -175,7 +175,7 @@ class RemoteStore:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     line = await self._connect()
-                    with contextlib.suppress(LostError):
+                    with contextlib.suppress(ConnectionLost):
                         return await line.ask(**question)
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:

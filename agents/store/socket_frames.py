@@ -24,7 +24,7 @@ from agents.store.interface import (
     LeaseGone,
     LeaseIs,
     ModifiedAt,
-    Order,
+    Operation,
     Outcome,
     Put,
     Snapshot,
@@ -75,7 +75,7 @@ def write_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
-def pack_transaction(compares: Sequence[Compare], orders: Sequence[Order]) -> Frame:
+def pack_transaction(compares: Sequence[Compare], orders: Sequence[Operation]) -> Frame:
     """Say what a transaction compares and changes."""
     return {
         "compares": [_pack_compare(each) for each in compares],
@@ -83,7 +83,7 @@ def pack_transaction(compares: Sequence[Compare], orders: Sequence[Order]) -> Fr
     }
 
 
-def read_transaction(frame: Frame) -> tuple[list[Compare], list[Order]]:
+def read_transaction(frame: Frame) -> tuple[list[Compare], list[Operation]]:
     """Undo ``pack_transaction``; ``KeyError``, ``TypeError`` or ``ValueError`` if it is none."""
     compares = [_read_compare(*each) for each in frame["compares"]]
     return compares, [_read_order(*each) for each in frame["orders"]]
@@ -162,7 +162,7 @@ def _read_compare(kind: str, key: str, what: Any) -> Compare:
     return COMPARES[kind](_checked(key, str), _checked(what, int))
 
 
-def _pack_order(order: Order) -> list[Any]:
+def _pack_order(order: Operation) -> list[Any]:
     match order:
         case Put(key, value, lease):
             return [key, _text(value), lease]
@@ -170,7 +170,7 @@ def _pack_order(order: Order) -> list[Any]:
             return [key]
 
 
-def _read_order(key: str, value: str | None = None, lease: int = 0) -> Order:
+def _read_order(key: str, value: str | None = None, lease: int = 0) -> Operation:
     if value is None:
         return Delete(_checked(key, str))
     return Put(_checked(key, str), _bytes(value), _checked(lease, int))

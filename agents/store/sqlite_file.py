@@ -22,7 +22,7 @@ from agents.store.interface import (
     LeaseGone,
     LeaseIs,
     ModifiedAt,
-    Order,
+    Operation,
     Outcome,
     Put,
     Snapshot,
@@ -64,7 +64,7 @@ class Transaction:
     """Orders that are carried out together if the compares hold."""
 
     compares: tuple[Compare, ...]
-    orders: tuple[Order, ...]
+    orders: tuple[Operation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class Revoke:
 
 
 Write = Transaction | Grant | Revoke
-Answer = Outcome | Lease | StoreError
+Result = Outcome | Lease | StoreError
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
     """What came of a batch of writes: an answer to each, and what watches are to be told."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[Result, ...]
     changed: tuple[Changed, ...]
     compacted: int
 
 
-class Ledger:
+class SqliteFile:
     """The file, open; nobody else can have it open at the same time."""
 
     def __init__(self, path: Path, *, history_max: int) -> None:
@@ -174,7 +174,7 @@ class Ledger:
 
     def apply(self, writes: Sequence[Write]) -> Applied:
         """Carry out several writes in turn with one flush to the disk; all are kept, or none."""
-        answers: list[Answer] = []
+        answers: list[Result] = []
         changed: list[Changed] = []
         ready = False
         try:
@@ -194,7 +194,7 @@ class Ledger:
             return Applied((kind(f"the store's file: {error}"),) * len(writes), (), 0)
         return Applied(tuple(answers), tuple(changed), compacted)
 
-    def _carry_out(self, write: Write, changed: list[Changed]) -> Answer:
+    def _carry_out(self, write: Write, changed: list[Changed]) -> Result:
         match write:
             case Transaction(compares, orders):
                 if not all(map(self._holds, compares)):
@@ -229,7 +229,7 @@ class Ledger:
     def _has(self, lease: int) -> bool:
         return bool(self._base.execute("SELECT 1 FROM leases WHERE id = ?", (lease,)).fetchone())
 
-    def _change(self, orders: Sequence[Order], changed: list[Changed]) -> int:
+    def _change(self, orders: Sequence[Operation], changed: list[Changed]) -> int:
         revision = self.revision + 1
         changes = []
         for order in sorted(orders, key=lambda each: each.key.encode()):

@@ -20,7 +20,7 @@ from agents.store.interface import (
     Compare,
     Entry,
     Lease,
-    Order,
+    Operation,
     Outcome,
     Put,
     Snapshot,
@@ -29,7 +29,7 @@ from agents.store.interface import (
     StoreUnavailable,
     check_transaction,
 )
-from agents.store.sqlite_file import Answer, Grant, Ledger, Revoke, Transaction, Write
+from agents.store.sqlite_file import Grant, Result, Revoke, SqliteFile, Transaction, Write
 
 T = TypeVar("T")
 
@@ -45,12 +45,12 @@ FILE_MODE = 0o600
 class EmbeddedStore:
     """The store's own process; ``serve`` lets others of the machine reach it."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SqliteFile) -> None:
         """Take over a ledger that is open; ``open`` is what to call."""
         self._ledger = ledger
         # SQLite waits for the disk; the loop does not. One thread keeps everything in order.
         self._thread = ThreadPoolExecutor(1, "store")
-        self._waiting: list[tuple[Write, asyncio.Future[Answer]]] = []
+        self._waiting: list[tuple[Write, asyncio.Future[Result]]] = []
         self._is_wanted = asyncio.Event()
         self._history = list(ledger.history())
         self._compacted = ledger.compacted
@@ -92,7 +92,7 @@ class EmbeddedStore:
         """Set a key whatever was there, and return the revision."""
         return (await self.transact((), [Put(key, value, lease)])).revision
 
-    async def transact(self, compares: Sequence[Compare], orders: Sequence[Order]) -> Outcome:
+    async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
         """Carry out all orders if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         answer = await self._put_in(Transaction(tuple(compares), tuple(orders)))
@@ -150,9 +150,9 @@ class EmbeddedStore:
         except sqlite3.Error as error:
             raise StoreUnavailable(f"the store's file: {error}") from None
 
-    async def _put_in(self, write: Write) -> Answer:
+    async def _put_in(self, write: Write) -> Result:
         self._check_open()
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, answer))
         self._is_wanted.set()
         # Who gives up waiting must not take the answer from the writer.
@@ -186,7 +186,7 @@ class EmbeddedStore:
             if self._is_closed:
                 self._is_wanted.set()
 
-    def _follow_lease(self, write: Write, answer: Answer) -> None:
+    def _follow_lease(self, write: Write, answer: Result) -> None:
         match write, answer:
             case Grant(), Lease(id_, ttl_s):
                 self._leases[id_] = answer
@@ -217,11 +217,11 @@ class EmbeddedStore:
             await asyncio.gather(*map(self.revoke, ended), return_exceptions=True)
 
 
-def _open_ledger(path: Path, history_max: int) -> Ledger:
+def _open_ledger(path: Path, history_max: int) -> SqliteFile:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # SQLite gives its other files the mode of this one.
         path.touch(mode=FILE_MODE)
-        return Ledger(path, history_max=history_max)
+        return SqliteFile(path, history_max=history_max)
     except OSError as error:
         raise StoreRefused(f"{path} cannot be used as the store: {error.strerror}") from None

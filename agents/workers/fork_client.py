@@ -1,4 +1,4 @@
-"""The agent's side of the warm parent: it is started once, and forks workers when asked."""
+"""The agent's side of the fork server: starts it once, and asks it to fork workers."""
 
 from __future__ import annotations
 
@@ -12,75 +12,81 @@ from typing import Any
 
 from agents.workers.pidfd import ProcessId
 
-NURSERY_S = 120.0
-"""For the warm parent to import what workers need."""
+START_S = 120.0
+"""For the fork server to import what workers need."""
+LOOK_S = 0.02
 LINE_BYTES_MAX = 1 << 20
 
 
 @dataclass(eq=False)
-class WarmParent:
-    """A process that has imported what workers need (``agents.workers.fork_server``)."""
+class ForkClient:
+    """The connection to a fork server (``agents.workers.fork_server``) in ``folder``."""
 
     folder: Path
     module: str
+    """The worker's module, which the fork server imports."""
     orphan_s: float
-    """Without a word from an agent, and without children, it ends after so long."""
+    """The fork server ends when it has no children and no agent has called for so long."""
     _process: asyncio.subprocess.Process | None = None
-    """If we started it."""
+    """The fork server, if we started it."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def settle(self) -> None:
-        """Return when all is done that an agent before us asked for; no matter if it is gone."""
+    async def wait_settled(self) -> None:
+        """Return when a running fork server has done all that an earlier agent asked for."""
         with contextlib.suppress(OSError):
             await self._ask({"ask": "sync"})
 
-    async def up(self) -> None:
-        """Return when it is there; start it if it is not."""
+    async def ensure_running(self) -> None:
+        """Return when the fork server runs; start it if it does not."""
         async with self._lock:
             with contextlib.suppress(OSError):
                 await self._ask({"ask": "sync"})
                 return
-            await self._begin()
+            await self._start()
 
     async def fork(self, home: Path, spec: dict[str, Any]) -> ProcessId:
-        """Have a worker; all about its process stands in its folder before it runs."""
+        """Fork a worker; its ``process.json`` is written before it runs."""
         await self._ask({"ask": "fork", "folder": str(home), "spec": spec})
         born = json.loads((home / "process.json").read_text(encoding="utf-8"))
         return ProcessId(born["pid"], born["start"])
 
-    async def end(self) -> None:
-        """Let it go, even while it only comes up; its children stay."""
+    async def close(self) -> None:
+        """End the fork server, also while it still starts; its children go on."""
         try:
             await self._ask({"ask": "end"})
         except OSError:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
 
-    async def _begin(self) -> None:
-        with (self.folder / "nursery.log").open("ab") as output:
+    async def _start(self) -> None:
+        log = self.folder / "fork_server.log"
+        with log.open("ab") as output:
             process = self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "agents.workers.fork_server"),
-                *(str(self.folder / "nursery.sock"), self.module, str(self.orphan_s)),
+                *(str(self._socket), self.module, str(self.orphan_s)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(NURSERY_S):
+            async with asyncio.timeout(START_S):
                 while process.returncode is None:
                     with contextlib.suppress(OSError):
                         await self._ask({"ask": "sync"})
                         return
-                    await asyncio.sleep(0.02)
-        raise OSError(f"the warm parent did not come up; see {self.folder / 'nursery.log'}")
+                    await asyncio.sleep(LOOK_S)
+        raise OSError(f"the fork server did not start; see {log}")
 
     async def _ask(self, question: dict[str, Any]) -> None:
-        path = self.folder / "nursery.sock"
-        reader, writer = await asyncio.open_unix_connection(path, limit=LINE_BYTES_MAX)
+        reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_BYTES_MAX)
         try:
             writer.write(json.dumps(question).encode() + b"\n")
             if not await reader.readline():
-                raise ConnectionError("the warm parent ended")
+                raise ConnectionError("the fork server ended")
         finally:
             writer.close()
+
+    @property
+    def _socket(self) -> Path:
+        return self.folder / "fork_server.sock"

@@ -1,9 +1,10 @@
-"""The warm parent: it has imported what workers need, and forks one when it is asked to.
+"""The fork server: a process that has imported what workers need, and forks one on request.
 
-``python -m agents.workers.fork_server SOCKET MODULE [ORPHAN_S]`` listens for the agent, serves one
-connection to its end before it takes the next, and so has done all that a dead agent asked for
-when a new one asks who lives. It outlives agents; workers outlive it. When no agent can ask any
-more, or none did for long and no worker is left, it ends.
+``python -m agents.workers.fork_server SOCKET MODULE [ORPHAN_S]`` listens for the agent. It serves
+one connection to its end before it accepts the next, so that a new agent's first request is
+answered only when all requests of the previous agent are done. It outlives agents, and workers
+outlive it. It ends when its socket is gone, or when no agent has called for ``ORPHAN_S`` and no
+worker is left.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agents.daemon.atomic_file import replace_file
 from agents.workers.pidfd import process_start
 
 LINE_BYTES_MAX = 1 << 16
@@ -29,8 +31,8 @@ LOOK_S = 1.0
 ORPHAN_S = 1800.0
 
 
-class Nursery:
-    """The children that it has, and where each one's folder is."""
+class ForkServer:
+    """Listens on a socket and forks workers; it knows the folder of each of its children."""
 
     def __init__(self, path: Path, module: ModuleType, orphan_s: float = ORPHAN_S) -> None:
         self.module = module
@@ -41,18 +43,19 @@ class Nursery:
         self.woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        early = path.with_name(f".{path.name}.new")
-        early.unlink(missing_ok=True)
+        # The socket gets its name when it can be connected to.
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(early))
-        early.chmod(0o600)
+        self.listener.bind(str(temporary))
+        temporary.chmod(0o600)
         self.listener.listen(4)
-        self.inode = early.stat().st_ino
-        early.rename(path)
+        self.inode = temporary.stat().st_ino
+        temporary.rename(path)
 
     def run(self) -> None:
-        """Serve until an agent says that it is over, or none can ever ask again."""
-        while not (self.is_over or self._is_forgotten()):
+        """Serve until an agent ends it, or until it is orphaned."""
+        while not (self.is_over or self._is_orphaned()):
             if self._wait(self.listener):
                 self.asked_at = time.monotonic()
                 connection, _ = self.listener.accept()
@@ -60,22 +63,22 @@ class Nursery:
                     self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        waiting = b""
+        rest = b""
         while not self.is_over:
             if not self._wait(connection):
                 continue
             data = connection.recv(LINE_BYTES_MAX)
             if not data:
                 return
-            *lines, waiting = (waiting + data).split(b"\n")
+            *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                # A dead agent's last wish counts, though nobody hears the answer.
+                # A request is carried out even if the agent died before it reads the answer.
                 answer = self._answer(json.loads(line))
                 with contextlib.suppress(BrokenPipeError):
                     connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _is_forgotten(self) -> bool:
-        """Its address is gone, or no agent came for long and none of its workers lives."""
+    def _is_orphaned(self) -> bool:
+        """Return whether the socket is gone, or no agent calls and no worker is left."""
         try:
             is_reachable = self.path.stat().st_ino == self.inode
         except OSError:
@@ -84,6 +87,7 @@ class Nursery:
         return not is_reachable or (is_late and not self.children)
 
     def _wait(self, end: socket.socket) -> bool:
+        """Wait up to ``LOOK_S``; return whether ``end`` can be read."""
         ready, _, _ = select.select([end.fileno(), self.woken], [], [], LOOK_S)
         if self.woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -98,7 +102,7 @@ class Nursery:
             case "end":
                 self.is_over = True
             case _:
-                pass  # Whoever only wants to know that all before it is done.
+                pass  # "sync": the answer says that all earlier requests are done.
         return {}
 
     def _fork(self, folder: Path, spec: dict[str, Any]) -> int:
@@ -109,11 +113,9 @@ class Nursery:
             self._become_worker(folder, spec, go)
         os.close(go)
         self.children[pid] = folder
-        # It runs only once it is on record, so that no agent can ever overlook it.
+        # The worker runs only once it is recorded, so that no agent can overlook it.
         record = {**spec, "pid": pid, "start": process_start(pid)}
-        early = folder / "process.new"
-        early.write_text(json.dumps(record), encoding="utf-8")
-        early.rename(folder / "process.json")
+        replace_file(folder / "process.json", json.dumps(record), is_durable=False)
         os.write(gate, b"!")
         os.close(gate)
         return pid
@@ -140,6 +142,7 @@ class Nursery:
             os._exit(code)
 
     def _reap(self) -> None:
+        """Write the exit codes of the children that have ended."""
         while self.children:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -154,11 +157,11 @@ class Nursery:
 
 
 def main(path: str, module: str, orphan_s: str = str(ORPHAN_S)) -> None:
-    """Import what workers need, then serve."""
+    """Import the workers' module, then serve."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    Nursery(Path(path), importlib.import_module(module), float(orphan_s)).run()
+    ForkServer(Path(path), importlib.import_module(module), float(orphan_s)).run()
 
 
 if __name__ == "__main__":

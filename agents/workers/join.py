@@ -1,120 +1,130 @@
-"""Brings this node's workers into a generation: what they are told, and where they meet."""
+"""Brings this node's workers into a generation: their specs, and the address where ranks meet."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agents.daemon.tasks import Tasks
 from agents.protocol.records import GenerationRecord, JobId, NodeId, NodeRecord
-from agents.registration import RETRY_S, Registration
-from agents.workers.gang import Workers
-from agents.workers.rank_map import Seating, read_seating
-from agents.workers.rendezvous import Meeting
-from agents.workers.specs import Briefing, Site, specs, write_home
-from agents.workers.status import Word
+from agents.workers.gang import WorkerGang
+from agents.workers.rendezvous import Rendezvous
+from agents.workers.specs import (
+    GenerationDetails,
+    RankMap,
+    WorkerSettings,
+    read_rank_map,
+    specs,
+    write_generation_files,
+)
+from agents.workers.status import WorkerStatus
 from simulator.documents.problems import InputError
 
-BRIEF_TRIES = 30
-"""Before a generation fails of which the store does not give the plan."""
+DETAILS_ATTEMPTS = 30
+"""Attempts to read a generation's plan before the generation fails on this node."""
+DETAILS_RETRY_S = 0.3
 ASK_AGAIN_S = 0.5
-"""Before the agent of rank 0's node is looked for anew."""
+"""Pause before rank 0's node is looked up and asked again."""
 HOMES_KEPT = 3
-"""So many generations keep their folders, for those who look at them."""
+"""Generations whose folders are kept for inspection."""
 
 
 @dataclass(eq=False)
-class Joining:
-    """From the order to join to the moment when all workers know where they meet."""
+class GenerationJoiner:
+    """Handles a join command until all workers know the address where the ranks meet."""
 
-    site: Site
+    settings: WorkerSettings
     node: Callable[[], NodeRecord]
-    registration: Registration
-    workers: Workers
-    meeting: Meeting
+    details_of: Callable[[GenerationRecord], Awaitable[GenerationDetails | None]]
+    """Reads a generation's details from the store; ``None``: not available now."""
+    nodes: Callable[[], Awaitable[tuple[NodeRecord, ...]]]
+    """Reads all registered nodes from the store."""
+    gang: WorkerGang
+    rendezvous: Rendezvous
     _search: asyncio.Task[None] | None = None
     _tasks: Tasks = field(default_factory=Tasks)
 
     async def resume(self, job: JobId | None, generation: int) -> None:
-        """Go on with the generation in which an agent before us took part; 0: with none."""
-        seating = Seating(0, {}, None)
+        """Take over the workers of a previous agent process; ``generation`` 0: there are none."""
+        rank_map = RankMap(0, {}, None)
         with contextlib.suppress(OSError, InputError):
-            text = (self.site.home(generation) / "plan.json").read_text(encoding="utf-8")
-            seating = read_seating(text, self.node().id)
-        await self.workers.open(job, generation, len(seating.devices))
-        found = self.workers.spec()
+            text = (self.settings.home(generation) / "plan.json").read_text(encoding="utf-8")
+            rank_map = read_rank_map(text, self.node().id)
+        await self.gang.open(job, generation, len(rank_map.devices))
+        found = self.gang.spec()
         if found is not None:
-            self._seek(seating, found)
+            self._find_rendezvous(rank_map, found)
 
     async def join(self, record: GenerationRecord) -> None:
-        """Have workers take part in the generation, which has begun for them."""
-        briefing = await self._brief(record)
-        if briefing is None:
-            self.workers.refuse("the store does not give the plan")
+        """Start this node's workers of a generation."""
+        details = await self._read_details(record)
+        if details is None:
+            self.gang.refuse("the plan cannot be read from the store")
             return
         try:
-            seating = read_seating(briefing.plan, self.node().id)
+            rank_map = read_rank_map(details.plan, self.node().id)
         except InputError as error:
-            self.workers.refuse("; ".join(map(str, error.problems)))
+            self.gang.refuse("; ".join(map(str, error.problems)))
             return
-        if not seating.devices:
-            self.workers.refuse("the plan has no place on this node")
+        if not rank_map.devices:
+            self.gang.refuse("the plan has no rank on this node")
             return
-        self._forget_homes(record.number)
-        write_home(self.site, briefing)
-        seats = list(specs(self.site, briefing, seating, self.node()))
-        self._seek(seating, seats[0])
-        await self.workers.start(seats)
+        self._delete_old_homes(record.number)
+        write_generation_files(self.settings, details)
+        all_specs = list(specs(self.settings, details, rank_map, self.node()))
+        self._find_rendezvous(rank_map, all_specs[0])
+        await self.gang.start(all_specs)
 
-    async def _brief(self, record: GenerationRecord) -> Briefing | None:
-        for _ in range(BRIEF_TRIES):
-            briefing = await self.registration.brief(record)
-            if briefing is not None:
-                return briefing
-            await asyncio.sleep(RETRY_S)
+    async def _read_details(self, record: GenerationRecord) -> GenerationDetails | None:
+        for _ in range(DETAILS_ATTEMPTS):
+            details = await self.details_of(record)
+            if details is not None:
+                return details
+            await asyncio.sleep(DETAILS_RETRY_S)
         return None
 
-    def _forget_homes(self, number: int) -> None:
-        shutil.rmtree(self.site.home(number), ignore_errors=True)
-        homes = [home for home in self.site.home(0).parent.glob("*") if home.name.isdecimal()]
+    def _delete_old_homes(self, number: int) -> None:
+        shutil.rmtree(self.settings.home(number), ignore_errors=True)
+        homes = [home for home in self.settings.home(0).parent.glob("*") if home.name.isdecimal()]
         homes.sort(key=lambda home: home.stat().st_mtime)
         for home in homes[: 1 - HOMES_KEPT]:
             shutil.rmtree(home, ignore_errors=True)
 
-    # ---- where they meet ------------------------------------------------------------------------
+    # ---- the rendezvous -------------------------------------------------------------------------
 
-    def hear(self, job: JobId, word: Word) -> None:
-        """A worker of this node may say that the place is open."""
-        if word.meeting and self.meeting.known(job, word.generation) != word.meeting:
-            self._tasks.start(self._tell(job, word))
+    def hear(self, job: JobId, status: WorkerStatus) -> None:
+        """Publish the address if this node's rank 0 has opened it."""
+        if status.meeting and self.rendezvous.known(job, status.generation) != status.meeting:
+            self._tasks.start(self._publish(job, status))
 
-    async def _tell(self, job: JobId, word: Word) -> None:
-        await self.meeting.tell(job, word.generation, word.meeting)
-        self.workers.meet(word.generation, word.meeting)
+    async def _publish(self, job: JobId, status: WorkerStatus) -> None:
+        await self.rendezvous.publish(job, status.generation, status.meeting)
+        self.gang.send_rendezvous(status.generation, status.meeting)
 
-    def _seek(self, seating: Seating, spec: Mapping[str, Any]) -> None:
+    def _find_rendezvous(self, rank_map: RankMap, spec: Mapping[str, Any]) -> None:
         if self._search is not None:
             self._search.cancel()
             self._search = None
-        first = seating.first
+        first = rank_map.first
         if first is not None and first != self.node().id:
             self._search = self._tasks.start(self._ask(first, spec))
 
     async def _ask(self, first: NodeId, spec: Mapping[str, Any]) -> None:
-        """Ask until it is said; an agent that was started anew may be at another address."""
+        """Ask rank 0's node until it answers; an agent that restarted may have a new address."""
         job, generation = spec["job"], spec["generation"]
         peer = spec["peers"].get(first)
         address = None if peer is None else peer["address"]
         while True:
             if address is not None:
-                place = await self.meeting.ask(address, job, generation)
-                if place is not None:
-                    self.workers.meet(generation, place)
+                meeting = await self.rendezvous.ask(address, job, generation)
+                if meeting is not None:
+                    self.gang.send_rendezvous(generation, meeting)
                     return
             await asyncio.sleep(ASK_AGAIN_S)
-            nodes = await self.registration.nodes()
-            address = next((node.address for node in nodes if node.id == first), address)
+            address = next(
+                (node.address for node in await self.nodes() if node.id == first), address
+            )

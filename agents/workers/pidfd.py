@@ -32,7 +32,7 @@ def process_start(pid: int) -> int | None:
 
 
 @dataclass(eq=False)
-class Watched:
+class ProcessHandle:
     """One living process, held by a descriptor that can mean no other."""
 
     id: ProcessId
@@ -65,7 +65,7 @@ class Watched:
         os.close(self.descriptor)
 
 
-def watch(id_: ProcessId) -> Watched | None:
+def open_process(id_: ProcessId) -> ProcessHandle | None:
     """Take hold of a process; ``None``: it is over, whoever has its number now."""
     try:
         descriptor = os.pidfd_open(id_.pid)
@@ -74,4 +74,4 @@ def watch(id_: ProcessId) -> Watched | None:
     if process_start(id_.pid) != id_.start:
         os.close(descriptor)
         return None
-    return Watched(id_, descriptor)
+    return ProcessHandle(id_, descriptor)

@@ -1,4 +1,4 @@
-"""One worker process: the seat that it has, what it says, and how it ended."""
+"""One worker process: its spec, its last status, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.workers.pidfd import Watched
-from agents.workers.status import Word
+from agents.workers.pidfd import ProcessHandle
+from agents.workers.status import WorkerStatus
 
 EXIT_WRITTEN_S = 0.5
+LOOK_S = 0.02
 
 
 @dataclass(eq=False)
-class Member:
-    """One worker process, and the seat that it has."""
+class WorkerProcess:
+    """One worker process, and the rank that it has in its generation."""
 
     home: Path
-    """Of the process, whatever generations it lives to see."""
-    process: Watched
+    """The folder of the process, which it keeps over generations."""
+    process: ProcessHandle
     spec: Mapping[str, Any]
-    """What it was told of its seat."""
-    word: Word | None = None
+    """The spec of its present rank."""
+    status: WorkerStatus | None = None
     line: asyncio.StreamWriter | None = None
+    """Its connection to the agent; ``None``: it is not connected."""
     orders: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The last of each kind, for when it connects again."""
-    is_let_go: bool = False
+    """The last order of each kind, which are sent again when it reconnects."""
+    is_dismissed: bool = False
     """It is not needed any more, and was killed."""
 
     @property
@@ -39,59 +41,63 @@ class Member:
     def device(self) -> int:
         return int(self.spec["device"])
 
-    def own_word(self) -> Word | None:
-        """What it said of the generation that it is seated in."""
-        word = self.word
-        return word if word is not None and word.generation == self.spec["generation"] else None
+    def present_status(self) -> WorkerStatus | None:
+        """Return its last status, if that is about the generation of its spec."""
+        status = self.status
+        is_present = status is not None and status.generation == self.spec["generation"]
+        return status if is_present else None
 
     def is_idle(self) -> bool:
-        """It left its generation, and hears us."""
-        word = self.own_word()
-        is_left = word is not None and word.taking == "idle"
-        return is_left and self.line is not None and not self.is_let_go
+        """Return whether it has left its generation and is connected."""
+        status = self.present_status()
+        has_left = status is not None and status.taking == "idle"
+        return has_left and self.line is not None and not self.is_dismissed
 
-    def let_go(self) -> None:
-        """End it: nobody needs it any more."""
-        self.is_let_go = True
+    def dismiss(self) -> None:
+        """Kill the process, which is not needed any more."""
+        self.is_dismissed = True
         self.process.kill_group()
 
-    def tell(self, order: dict[str, Any]) -> None:
-        """Say it now, and again whenever it connects."""
+    def send(self, order: dict[str, Any]) -> None:
+        """Send an order now, and again each time the process reconnects."""
         self.orders[order["order"]] = order
         if self.line is not None:
-            write(self.line, order)
+            write_order(self.line, order)
 
 
 def join_order(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a worker that is idle of its next seat."""
+    """Return the order that gives an idle worker its next spec."""
     return {"order": "join", "generation": spec["generation"], "spec": spec}
 
 
-def write(writer: asyncio.StreamWriter, order: dict[str, Any]) -> None:
-    """Put one order on a line."""
+def write_order(writer: asyncio.StreamWriter, order: dict[str, Any]) -> None:
+    """Write an order as one line."""
     writer.write(json.dumps(order).encode() + b"\n")
 
 
-async def wait_written(home: Path) -> None:
-    """Return when the warm parent has written how the process ended, or is not going to."""
-    for _ in range(int(EXIT_WRITTEN_S / 0.02)):
+async def wait_exit_code_written(home: Path) -> None:
+    """Return when the fork server has written the exit code, or after ``EXIT_WRITTEN_S``."""
+    for _ in range(int(EXIT_WRITTEN_S / LOOK_S)):
         if (home / "exit").exists():
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(LOOK_S)
 
 
-def how_it_ended(home: Path) -> str:
-    """Say it in words."""
-    try:
-        code = int((home / "exit").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return "ended, and nobody saw how"
+def describe_exit(home: Path) -> str:
+    """Say how the process ended, as a predicate."""
+    code = _exit_code(home)
+    if code is None:
+        return "ended with an unknown exit code"
     return f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
 
 
 def is_bug(home: Path) -> bool:
-    """A worker that ends by itself with an error has one; a killed one need not."""
+    """Return whether the process ended itself with an error; one that was killed did not."""
+    return (_exit_code(home) or 0) > 0
+
+
+def _exit_code(home: Path) -> int | None:
     try:
-        return int((home / "exit").read_text(encoding="ascii")) > 0
+        return int((home / "exit").read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return False
+        return None

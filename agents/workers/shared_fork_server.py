@@ -1,8 +1,8 @@
-"""Warm parents for many nodes of one machine: what workers need is imported once for all.
+"""Forks the fork servers of many nodes of one machine, so that they share their imports.
 
-``python -m agents.workers.shared_fork_server MODULE`` reads the address of an agent's warm parent
-from each line of its input, forks that parent, and answers with its number. An agent that finds
-its warm parent there starts none. It ends, and leaves the warm parents, when its input does.
+``python -m agents.workers.shared_fork_server MODULE`` reads the socket path of a fork server from
+each line of its input, forks that server, and prints its pid. An agent that finds its fork server
+running starts none. When its input ends it ends, and the fork servers go on.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from agents.workers.fork_server import Nursery
+from agents.workers.fork_server import ForkServer
 
 
 def main(name: str) -> None:
-    """Import what workers need, then fork a warm parent for each line."""
+    """Import the workers' module, then fork a fork server for each line of the input."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     module = importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel buries those that are killed.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the fork servers.
     for line in sys.stdin:
         path = Path(line.rstrip("\n"))
         pid = os.fork()
         if pid == 0:
-            _be_nursery(path, module)
+            _become_fork_server(path, module)
         print(pid, flush=True)
 
 
-def _be_nursery(path: Path, module: ModuleType) -> NoReturn:
+def _become_fork_server(path: Path, module: ModuleType) -> NoReturn:
     try:
         os.setsid()
         log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -40,7 +40,7 @@ def _be_nursery(path: Path, module: ModuleType) -> NoReturn:
             os.dup2(log, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.closerange(3, 1024)
-        Nursery(path, module).run()
+        ForkServer(path, module).run()
     finally:
         os._exit(0)
 

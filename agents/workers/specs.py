@@ -1,4 +1,4 @@
-"""What this node's workers are told of a generation."""
+"""What the agent tells this node's workers of a generation: a spec for each rank."""
 
 from __future__ import annotations
 
@@ -11,64 +11,93 @@ from typing import Any
 from agents.daemon.failpoints import FAIL_AT
 from agents.protocol.records import Durable, GenerationRecord, NodeId, NodeRecord
 from agents.rpc.signing import ticket
-from agents.workers.rank_map import Seating
+from simulator.documents.files import parse_document
+from simulator.inputs.plan_file import plan_from_document
+from worker.layout.rank_layout import rank_places
 
 
 @dataclass(frozen=True, slots=True)
-class Briefing:
-    """All that the store says of a generation."""
+class RankMap:
+    """Which ranks of a plan run on a node, and on which of its devices."""
+
+    ranks: int
+    """Of the whole plan."""
+    devices: dict[int, int]
+    """The device of each rank of this node, by rank."""
+    first: NodeId | None
+    """The node of rank 0; ``None``: the plan does not say."""
+
+
+def read_rank_map(plan_text: str, node: NodeId) -> RankMap:
+    """Read a node's ranks from a stored plan; ``InputError`` says what is wrong with the plan."""
+    plan = plan_from_document(parse_document(plan_text.encode(), name="plan"))
+    devices: dict[int, int] = {}
+    first: NodeId | None = None
+    places = rank_places(plan)
+    for rank_place in places:
+        place = plan.pipelines[rank_place.pipeline].stages[rank_place.stage].places[0]
+        if rank_place.rank == 0 and place.node is not None:
+            first = NodeId(place.node)
+        if place.node == node:
+            devices[rank_place.rank] = place.devices[rank_place.index] if place.devices else len(devices)
+    return RankMap(len(places), devices, first)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDetails:
+    """A generation's record and all that the store holds for its workers."""
 
     record: GenerationRecord
     plan: str
     job: str
-    """The job's own file."""
+    """The job file, as it was submitted."""
     nodes: tuple[NodeRecord, ...]
     durable: Durable | None
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What is the same for all generations on this node."""
+class WorkerSettings:
+    """Settings of workers that are the same for all generations on this node."""
 
     state: Path
     memory: Path
     key: bytes
     data: Path | None
-    """Where files stand that the job names."""
+    """The folder that relative paths of the job refer to."""
     orphan_s: float
     threads: int
     device_bytes: int | None = None
-    """The memory of a device that is not there; ``None``: the driver knows."""
+    """The memory of an emulated device; ``None``: the driver knows."""
 
     @property
     def socket(self) -> Path:
-        """Where workers speak."""
+        """Where workers connect."""
         return self.state / "workers.sock"
 
     def home(self, generation: int) -> Path:
-        """The folder of a generation."""
+        """Return the folder of a generation."""
         return self.state / "generation" / str(generation)
 
 
-def write_home(site: Site, briefing: Briefing) -> Path:
-    """Lay down the files that workers read."""
-    home = site.home(briefing.record.number)
+def write_generation_files(settings: WorkerSettings, details: GenerationDetails) -> Path:
+    """Write the plan and the job, which workers read; return the generation's folder."""
+    home = settings.home(details.record.number)
     home.mkdir(parents=True, exist_ok=True)
-    (home / "plan.json").write_text(briefing.plan, encoding="utf-8")
-    (home / "job.toml").write_text(briefing.job, encoding="utf-8")
+    (home / "plan.json").write_text(details.plan, encoding="utf-8")
+    (home / "job.toml").write_text(details.job, encoding="utf-8")
     return home
 
 
 def specs(
-    site: Site, briefing: Briefing, seating: Seating, node: NodeRecord
+    settings: WorkerSettings, details: GenerationDetails, rank_map: RankMap, node: NodeRecord
 ) -> Iterator[dict[str, Any]]:
-    """One for each of this node's ranks; plain values, as they travel in JSON."""
-    record, home = briefing.record, site.home(briefing.record.number)
+    """Yield the spec of each of this node's ranks, as plain values for JSON."""
+    record, home = details.record, settings.home(details.record.number)
     peers = {
         peer.id: {"address": peer.address, "zone": peer.zone, "name": peer.name}
-        for peer in briefing.nodes
+        for peer in details.nodes
     }
-    for rank, device in seating.devices.items():
+    for rank, device in rank_map.devices.items():
         folder = home / str(rank)
         folder.mkdir(exist_ok=True)
         yield {
@@ -76,46 +105,36 @@ def specs(
             "generation": record.number,
             "term": record.term,
             "rank": rank,
-            "ranks": seating.ranks,
+            "ranks": rank_map.ranks,
             "device": device,
             "node": node.id,
-            "host": host_of(node),
+            "host": node.address.rpartition(":")[0].strip("[]"),
             "folder": str(folder),
             "restore": {
                 "step": record.restore.point.step,
                 "generation": record.restore.point.generation,
                 "source": record.restore.source,
             },
-            "base": None if site.data is None else str(site.data),
-            "memory": str(site.memory),
+            "base": None if settings.data is None else str(settings.data),
+            "memory": str(settings.memory),
             "wait_s": record.wait_s,
             "peak": None if rank >= len(record.peaks) else asdict(record.peaks[rank]),
-            "device_bytes": site.device_bytes,
+            "device_bytes": settings.device_bytes,
             "memory_every": record.memory_every,
             "persist_every": record.persist_every,
             "peers": peers,
-            "ticket": ticket(site.key, record.job),
-            "manifest": _manifest(briefing),
-            "socket": str(site.socket),
-            "orphan_s": site.orphan_s,
-            "threads": site.threads,
+            "ticket": ticket(settings.key, record.job),
+            "manifest": _manifest(details),
+            "socket": str(settings.socket),
+            "orphan_s": settings.orphan_s,
+            "threads": settings.threads,
             "fail_at": os.environ.get(FAIL_AT, ""),  # In tests.
         }
 
 
-def host_of(node: NodeRecord) -> str:
-    """The host under which others reach the node."""
-    return node.address.rpartition(":")[0].strip("[]")
-
-
-def address_of(briefing: Briefing, id_: NodeId) -> str | None:
-    """Where the agent of a node is."""
-    return next((node.address for node in briefing.nodes if node.id == id_), None)
-
-
-def _manifest(briefing: Briefing) -> str | None:
-    """Where the restore point is durable too: the last source, or the only one."""
-    restore, durable = briefing.record.restore, briefing.durable
+def _manifest(details: GenerationDetails) -> str | None:
+    """Return the checkpoint at the restore point, which is read where memory does not have it."""
+    restore, durable = details.record.restore, details.durable
     if durable is None or durable.point != restore.point:
         return None
     return durable.manifest

@@ -1,4 +1,4 @@
-"""What workers say of themselves, and what a node's workers say taken together."""
+"""The status that each worker sends, and that of a node's workers taken together."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from agents.core.model import Measured
 from agents.protocol.records import NodeId, Point, Taking
 
-ORDER: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
+PROGRESS: tuple[Taking, ...] = ("fetching", "rebuilding", "verifying", "running", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What one worker says of itself, in full."""
+class WorkerStatus:
+    """One worker's status, in full."""
 
     generation: int
     rank: int
     taking: Taking
-    """``idle``: it has left the groups of this generation, and waits for another."""
+    """``idle``: it has left the process groups of this generation and waits for another."""
     step: int = 0
     broken_peers: tuple[NodeId, ...] = ()
     failure: str = ""
     is_bug: bool = False
     room_needed: int = 0
-    """It failed since the node's memory has no room for snapshots: so many bytes must be free."""
+    """It failed because the node's memory lacks room: bytes that must be free for snapshots."""
     room_short: int = 0
-    """It waits with a snapshot until so many bytes are free."""
+    """It delays a snapshot until that many bytes are free."""
     loss: float | None = None
     tokens_per_s: float | None = None
     stall_s: float | None = None
@@ -35,14 +35,14 @@ class Word:
     busy_s: float | None = None
     phases: tuple[tuple[str, float], ...] = ()
     meeting: str = ""
-    """Where the ranks of the generation meet, as ``host:port``; from rank 0."""
+    """From rank 0: ``host:port`` where the ranks of the generation meet."""
     sealed_at: Point | None = None
-    """The last snapshot that it sealed: the agent looks at the file."""
+    """The last snapshot that it sealed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """How a node's workers stand, taken together."""
+class GangStatus:
+    """The status of a node's workers taken together."""
 
     taking: Taking
     step: int
@@ -50,33 +50,34 @@ class Summary:
     measured: Measured
 
 
-def sum_up(words: Sequence[Word]) -> Summary:
-    """Take words of one generation together: the node is as far as the last of its workers."""
-    takings = {word.taking for word in words}
-    least: Taking = next((taking for taking in ORDER if taking in takings), "idle")
-    peers = sorted({peer for word in words for peer in word.broken_peers})
-    step = min(word.step for word in words)
-    return Summary("broken" if "broken" in takings else least, step, tuple(peers), _measured(words))
+def combine(statuses: Sequence[WorkerStatus]) -> GangStatus:
+    """Combine statuses of one generation: the node is as far as its slowest worker."""
+    takings = {status.taking for status in statuses}
+    least: Taking = next((taking for taking in PROGRESS if taking in takings), "idle")
+    peers = sorted({peer for status in statuses for peer in status.broken_peers})
+    step = min(status.step for status in statuses)
+    taking: Taking = "broken" if "broken" in takings else least
+    return GangStatus(taking, step, tuple(peers), _measured(statuses))
 
 
-def _measured(words: Sequence[Word]) -> Measured:
-    """The slowest is what counts."""
-    last = max(words, key=lambda word: (word.loss is not None, word.step))
-    rates = [word.tokens_per_s for word in words if word.tokens_per_s is not None]
-    # What one waited for and what another did may not be mixed.
-    stalls = [(word.stall_s, word.late_s) for word in words if word.stall_s is not None]
+def _measured(statuses: Sequence[WorkerStatus]) -> Measured:
+    """Take each figure from the slowest worker."""
+    last = max(statuses, key=lambda status: (status.loss is not None, status.step))
+    rates = [status.tokens_per_s for status in statuses if status.tokens_per_s is not None]
+    # Both figures come from one worker: they are parts of the same pause.
+    stalls = [(status.stall_s, status.late_s) for status in statuses if status.stall_s is not None]
     stall_s, late_s = max(stalls, key=lambda pair: pair[0], default=(None, None))
-    settled = [word.settle_s for word in words if word.settle_s is not None]
+    settled = [status.settle_s for status in statuses if status.settle_s is not None]
     phases: dict[str, float] = {}
-    for name, seconds in (phase for word in words for phase in word.phases):
+    for name, seconds in (phase for status in statuses for phase in status.phases):
         phases[name] = max(seconds, phases.get(name, 0.0))
-    busy = sorted((word.rank, word.busy_s) for word in words if word.busy_s is not None)
+    busy = sorted((status.rank, status.busy_s) for status in statuses if status.busy_s is not None)
     return Measured(
-        last.loss,
-        min(rates, default=None),
-        stall_s,
-        late_s,
-        max(settled, default=None),
-        tuple(phases.items()),
-        tuple(busy),
+        loss=last.loss,
+        tokens_per_s=min(rates, default=None),
+        stall_s=stall_s,
+        late_s=late_s,
+        settle_s=max(settled, default=None),
+        phases=tuple(phases.items()),
+        busy=tuple(busy),
     )

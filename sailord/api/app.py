@@ -15,6 +15,7 @@ from aiohttp import web
 
 from agents.daemon.clock import Clock
 from agents.protocol.codec import plain
+from agents.protocol.records import Leader
 from agents.rpc.signing import Verifier
 from agents.store import StoreError, StoreUnavailable
 from sailord.api.load_limits import BODY_S, DOOR, BodyLate, Door
@@ -22,7 +23,6 @@ from sailord.api.types import Problems, ProblemView
 from sailord.capacity.loop import Procurer
 from sailord.cluster_records import Gateway
 from sailord.config import Config
-from sailord.controller.election import Leader
 from sailord.controller.loop import Shell
 from simulator.documents.problems import InputError, Problem
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -14,9 +13,11 @@ from typing import Any
 from aiohttp import web
 
 from agents.protocol.codec import WireError, decode, encode, plain
+from agents.protocol.names import JOB_ID
 from agents.protocol.records import Bill, Intent, IntentKind, JobId, JobRecord, Output, Report
 from agents.rpc.client import CallFailed
-from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, SignatureError, sign_reply
+from agents.rpc.server import answer_signed
+from agents.rpc.signing import REQUEST_HEADER, SignatureError
 from agents.store import StoreError
 from sailord.api import render, types
 from sailord.api.app import API, Api, NotThere, answer, refusal
@@ -34,7 +35,7 @@ from sailord.planning.job_warnings import warnings_of
 from simulator.documents.fields import quote
 from simulator.documents.problems import InputError, Problem, nearest
 
-ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
+ID = JOB_ID
 NAMES = "use letters, digits, dots and hyphens"
 PING_S = 15.0
 GLANCE_S = 1.0
@@ -379,29 +380,30 @@ def _told(written: Output, *, is_named: bool) -> str:
     return "".join(f"{name}{part.text}" for name, part in parts)
 
 
-async def report(request: web.Request) -> web.Response:
-    """An agent tells how it stands; signed with the cluster's key."""
-    api, header = request.app[API], request.headers.get(REQUEST_HEADER)
+async def report(request: web.Request) -> web.StreamResponse:
+    """An agent's report, signed with the cluster's key; the answer is signed too."""
+    verifier = request.app[API].verifier
+    return await answer_signed(
+        request, verifier, _take_report, read_body=read_unsigned, refuse=_refuse_signature
+    )
+
+
+def _refuse_signature(error: SignatureError) -> web.Response:
+    cure = "sign with the cluster's key, and check this machine's clock"
+    return refusal(401, Problem(REQUEST_HEADER, str(error), cure))
+
+
+async def _take_report(request: web.Request) -> web.StreamResponse:
+    api = request.app[API]
     try:
-        api.verifier.check_header(header, at=time.time())
-        body = await read_unsigned(request)
-        nonce = api.verifier.check_request(
-            request.method, request.raw_path, body, header, at=time.time()
-        )
-    except SignatureError as error:
-        cure = "sign with the cluster's key, by a clock that is right"
-        return refusal(401, Problem(REQUEST_HEADER, str(error), cure))
-    try:
-        said = decode(Report, body)
+        said = decode(Report, await request.read())
     except WireError as error:
         return refusal(422, Problem("body", str(error), "send a report of this version"))
     term = api.shell.state.term
     if term is not None:
         api.shell.hear(said)
-    status = 200 if term is not None else 409
-    body = encode(api.shell.answer_to(said))
-    headers = {REPLY_HEADER: sign_reply(api.key, nonce, status, body)}
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+    status, body = 200 if term is not None else 409, encode(api.shell.answer_to(said))
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
 async def read_object(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from agents.protocol.names import JOB_ID_PATTERN
 from sailord.api.app import BODY_BYTES_MAX, OWN_LOCK
 from sailord.api.leader_proxy import OWN_VIEW
 from sailord.api.request_schemas import schema_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 JSON = "application/json"
 EVENTS = "text/event-stream"
 _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
-_NAME = {"type": "string", "pattern": r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z"}
+_NAME = {"type": "string", "pattern": rf"^{JOB_ID_PATTERN}\Z"}
 _MOMENT = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 4e9}
 
 

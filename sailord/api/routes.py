@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from agents.protocol.records import Answer
+from agents.protocol.records import ReportReply
 from sailord.api import (
     capacity,
     capacity_webhook,
@@ -79,8 +79,8 @@ ROUTES: tuple[Route, ...] = (
           handlers.order_node, (types.Taken,), "Order", 202, (409, 503)),
     Route("GET", "/v1/capacity", "capacity", capacity.show_capacity, (capacity.CapacityView,)),
     Route("GET", "/v1/events", "events", handlers.events, (EVENTS, types.Events)),
-    Route("POST", "/v1/agents/report", "report", handlers.report, (Answer,), "Report",
-          refuses=(401,), others={409: Answer}),
+    Route("POST", "/v1/agents/report", "report", handlers.report, (ReportReply,), "Report",
+          refuses=(401,), others={409: ReportReply}),
     Route("POST", "/v1/webhooks/preemption", "webhook_preemption", preemption_webhook.preemption,
           (types.Accepted,), "Preemption", 202, (401, 409, 503)),
     Route("POST", "/v1/webhooks/capacity", "webhook_capacity", capacity_webhook.capacity,

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import re
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from agents.object_store import whole, write_once
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -109,41 +109,8 @@ class Storage:
 
         What a name has stood for once it stands for: names hold all that tells contents apart.
         """
-        path = self._path(name)
-        if isinstance(self.files, LocalFileSystem):
-            self._tried(name, "written", lambda: _write_locally(Path(path), data))
-        else:
-            self._tried(name, "written", lambda: self._create(path, data))
-
-    def _create(self, path: str, data: bytes) -> None:
-        """Write where nothing is, if the backend can tell; the same once more is well."""
-        try:
-            self.files.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            found = self.files.cat_file(path)
-            if found == data:
-                return
-            if not data.startswith(found):
-                raise FileExistsError("another object has that name already") from None
-            self.files.rm_file(path)  # Half of an earlier try, which would be in the way for ever.
-            raise OSError("what stood there was not whole, and is removed") from None
-        except (NotImplementedError, TypeError):
-            pass
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-        else:
-            self._check(path, data)
-            return
-        self.files.pipe_file(path, data)
-        self._check(path, data)
-
-    def _check(self, path: str, data: bytes) -> None:
-        """Read back what we have just written; what is only half there must not keep the name."""
-        if self.files.cat_file(path) != data:
-            with contextlib.suppress(Exception):
-                self.files.rm_file(path)
-            raise OSError("what is read there is not what was written")
+        path, content = self._path(name), whole(data)
+        self._tried(name, "written", lambda: write_once(self.files, path, content))
 
     def delete(self, name: str) -> None:
         """Remove an object; one that is gone already is well."""
@@ -208,23 +175,3 @@ def _told(place: str, what: str, uri: str, error: Exception) -> StorageError:
     if isinstance(error, OSError) and number is not None and scheme == "file":
         return StorageError(f"{place} cannot be {what}: {os.strerror(number)}")
     return Away(f"{place} cannot be {what}: {str(error) or type(error).__name__}")
-
-
-def _write_locally(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    early = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with early.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        early.rename(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            early.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -8,7 +8,7 @@ import aiohttp
 
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Abort, Report
-from agents.rpc.client import TIMEOUT_S, CallFailed, Peers
+from agents.rpc.client import TIMEOUT_S, CallFailed, SignedClient
 
 PROBE_S = 0.2
 ANSWER_BYTES_MAX = 16 << 20
@@ -51,7 +51,7 @@ class Calls:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=256), auto_decompress=False
             )
-        peers = Peers(self._session, self.key, ANSWER_BYTES_MAX)
+        peers = SignedClient(self._session, self.key, ANSWER_BYTES_MAX)
         status, answer = await peers.call(address, method, path, body, timeout_s=timeout_s)
         if status >= 400:
             raise CallFailed(f"{address}{path} answered {status}")

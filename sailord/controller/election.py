@@ -10,42 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.daemon.atomic_file import replace_file
+from agents.daemon.clock import boot_id, since_boot_s
 from agents.daemon.state_folder import lock_folder
 from agents.protocol.codec import WireError, decode, encode
+from agents.protocol.records import Leader
 from agents.store import CreatedAt, Put, Store, StoreError, StoreUnavailable, WriteUnknown
 
 MARGIN_S_MAX = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """What the leader's key says."""
-
-    daemon: str
-    """Another one with each start."""
-    host: str
-    boot_id: str
-    pid: int
-    state: str
-    """Its state folder's own name, which stands in it."""
-    address: str
-    """``host:port``, where agents report."""
-    lease: int
-
-
-def boot_id() -> str:
-    """This boot of this machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def asleep_or_not_s() -> float:
-    """Seconds by a clock that nobody sets and that counts suspension."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +40,7 @@ def take_state(folder: Path) -> StateFolder:
     lock = lock_folder(folder, service="sailord")
     name = folder / "id"
     if not name.exists():
-        early = folder / "id.new"
-        early.write_text(uuid.uuid4().hex, encoding="ascii")
-        early.rename(name)
+        replace_file(name, uuid.uuid4().hex)
     return StateFolder(folder, name.read_text(encoding="ascii"), lock)
 
 
@@ -90,7 +64,7 @@ class Election:
     @property
     def is_sure(self) -> bool:
         """We lead, and nobody else can do so yet."""
-        return self.term is not None and asleep_or_not_s() < self._sure_until
+        return self.term is not None and since_boot_s() < self._sure_until
 
     async def run_for_leader(self) -> bool:
         """Lead if nobody does; raises what the store raises."""
@@ -100,7 +74,7 @@ class Election:
             if self.seen is None or not self._is_dead(self.seen):
                 return False
             await self.store.revoke(self.seen.lease)
-        asked = asleep_or_not_s()
+        asked = since_boot_s()
         lease = await self.store.grant(self.lease_s)
         me = self._me(lease.id)
         with contextlib.suppress(WriteUnknown):  # What stands there afterwards tells.
@@ -119,7 +93,7 @@ class Election:
 
     async def stay(self) -> None:
         """Keep leading; ``term`` is gone if that was in vain."""
-        asked = asleep_or_not_s()
+        asked = since_boot_s()
         try:
             is_kept = await self.store.keep(self._lease)
         except (StoreUnavailable, WriteUnknown):

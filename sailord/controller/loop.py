@@ -18,19 +18,19 @@ from typing import assert_never
 import structlog
 
 from agents.daemon.clock import Clock
-from agents.daemon.failpoints import reached
+from agents.daemon.failpoints import failpoint
 from agents.daemon.systemd import notify
-from agents.daemon.tasks import Tasks, few_at_a_turn
+from agents.daemon.tasks import Tasks, run_in_batches
 from agents.protocol.codec import WireError
 from agents.protocol.records import (
     Abort,
-    Answer,
     Fence,
     GenerationRecord,
     JobId,
     NodeId,
     NodeRecord,
     Report,
+    ReportReply,
 )
 from agents.rpc.client import CallFailed
 from agents.store import StoreError, StoreRefused
@@ -156,7 +156,7 @@ class Shell:
         self._reports.clear()
         self.events.put_nowait((since, Reported(self.clock.now(), first, tuple(others))))
 
-    def answer_to(self, report: Report) -> Answer:
+    def answer_to(self, report: Report) -> ReportReply:
         """What an agent is told in return."""
         point = self._releasing.point(self.state, time.monotonic())
         return answer_to(self.state, report, point)
@@ -189,7 +189,7 @@ class Shell:
             self.observed.observe(self.state)
             self._foresee()
             for command in commands:
-                reached(*_place(command, self.state))
+                failpoint(*_place(command, self.state))
                 self._perform(command, type(event).__name__)
             if isinstance(event, Ticked):
                 # Fed by who decides, so that one who is stuck is started anew.
@@ -231,7 +231,7 @@ class Shell:
             case AbortGeneration():
                 self._tasks.start(self._abort(command))
             case WakeAgents():
-                self._tasks.start(few_at_a_turn(map(self._wake, command.nodes)))
+                self._tasks.start(run_in_batches(map(self._wake, command.nodes)))
             case ProbeAgent():
                 self._tasks.start(self._probe(command.node))
             case Resign():
@@ -279,7 +279,7 @@ class Shell:
             log.error("the store holds what nobody can read", cause="WireError", what=str(error))
             is_written = False
         name, generation = _place(write, self.state)
-        reached(f"after {name}", generation)
+        failpoint(f"after {name}", generation)
         if not is_written:
             self.feed_event(WriteRefused(self.clock.now()))
         elif isinstance(write, WriteGeneration):
@@ -454,7 +454,7 @@ class Shell:
         if term is None:
             return
         word = Abort(command.job, Fence(term, command.generation))
-        await few_at_a_turn(self._abort_at(node, word) for node in command.nodes)
+        await run_in_batches(self._abort_at(node, word) for node in command.nodes)
 
     async def _abort_at(self, id_: NodeId, word: Abort) -> None:
         node = self._node(id_)

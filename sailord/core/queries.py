@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from agents.protocol.records import (
     LIVE,
-    Answer,
     Durable,
     GenerationRecord,
     JobId,
@@ -15,6 +14,7 @@ from agents.protocol.records import (
     NodeId,
     Point,
     Report,
+    ReportReply,
     Restore,
     Sealed,
 )
@@ -258,14 +258,14 @@ def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
     }
 
 
-def answer_to(state: State, report: Report, release: Point | None) -> Answer:
+def answer_to(state: State, report: Report, release: Point | None) -> ReportReply:
     """What an agent may forget of the active job, and what it is to make durable now."""
     active = state.active
     every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
     if active is None or report.job != active.job.id:
-        return Answer(state.term, every_s=every_s)
+        return ReportReply(state.term, every_s=every_s)
     upload = None if active.securing is None else active.securing.point
-    return Answer(state.term, release, upload, every_s)
+    return ReportReply(state.term, release, upload, every_s)
 
 
 def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:

@@ -160,7 +160,7 @@ class LocalCluster:
             number += 1
         name = f"{letter}{number}"
         config = self.place.write_agent(name, KINDS[kind], zone, spot=kind == "small")
-        warm = self.place.node(name) / "nursery.sock"
+        warm = self.place.node(name) / "fork_server.sock"
         nursery = self._hatch(warm)
         self.wait(f"the warm parent of {name}", warm.exists)  # Or the agent starts its own.
         words = ("run", "--config", str(config), "--emulate", f"1x{KINDS[kind]}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import structlog
 
+from agents.daemon.backoff import Backoff
 from agents.protocol.records import JobId
 from agents.store import StoreError
 from sailord.cluster_records import Gateway, Transition
@@ -89,10 +90,9 @@ class Teller:
         """Bring lines of history into the store; while it is away they wait."""
         while True:
             job, line = await self._lines.get()
-            pause_s = PAUSE_S
+            backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
             while not await self._is_written(job, line):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                await asyncio.sleep(backoff.next_s())
 
     async def _is_written(self, job: JobId, line: Transition) -> bool:
         try:

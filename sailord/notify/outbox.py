@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agents.protocol.codec import WireError, decode, encode
 from agents.protocol.records import Durable, GenerationRecord, JobId, JobRecord
 from agents.protocol.store_keys import Keys
-from agents.store import Delete, Order, Put, Snapshot, Store, StoreError
+from agents.store import Delete, Operation, Put, Snapshot, Store, StoreError
 from sailord.cluster_records import Gateway
 
 KEPT = 1_000
@@ -108,7 +108,7 @@ class Outbox:
             self.at_of[message.id] = message.at
             self._offered.put_nowait(message)
 
-    def orders_for(self, message: Message | None) -> tuple[Order, ...]:
+    def orders_for(self, message: Message | None) -> tuple[Operation, ...]:
         """What stores a message together with the record of which it tells."""
         if message is None:
             return ()
@@ -136,7 +136,7 @@ class Outbox:
         """Whether that is settled. What was offered under an earlier term is the next leader's."""
         kept = KEPT + 1 + self._offered.qsize()  # What is not stored yet is not to be forgotten.
         stale = list(self.at_of)[: max(len(self.at_of) - kept, 0)][:FORGOTTEN_AT_ONCE]
-        orders: list[Order] = [Put(self.keys.outbox + message.id, encode(message))]
+        orders: list[Operation] = [Put(self.keys.outbox + message.id, encode(message))]
         orders += [Delete(self.keys.outbox + id_) for id_ in stale]
         try:
             await self.gateway.write_as_leader(message.term, orders)

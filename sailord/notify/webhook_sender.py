@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import structlog
 
+from agents.daemon.backoff import Backoff
 from agents.store import Entry, Put, StoreError
 from sailord.api.preemption_webhook import SIGNATURE_HEADER, sign
 from sailord.config import Receiver
@@ -106,7 +107,7 @@ class _Messenger:
 
     async def _insist(self, entry: Entry, term: int) -> bool:
         """Send until it is taken; ``False``: it is another leader's now."""
-        pause_s, refusals, url = PAUSE_S_FIRST, 0, self.receiver.url
+        backoff, refusals, url = Backoff(PAUSE_S_FIRST, PAUSE_S_MAX), 0, self.receiver.url
         while self.by.term() == term:
             why, was_heard = await self._send(entry.value)
             if not why:
@@ -118,8 +119,7 @@ class _Messenger:
             if refusals >= REFUSALS_MAX:
                 log.warning("a webhook was given up", url=url, why=why, key=entry.key)
                 return True
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            await asyncio.sleep(backoff.next_s())
         return False
 
     async def _send(self, body: bytes) -> tuple[str, bool]:

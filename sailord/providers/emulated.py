@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.daemon.atomic_file import replace_file
 from agents.daemon.process_cleanup import end_all, mark_of
 from sailord.providers.interface import (
     Ask,
@@ -166,9 +167,7 @@ class EmulatedProvider:
                  "spot": pool.spot}  # fmt: skip
         card = {"id": id_, "name": name, "pool": shape, "created_at": created_at,
                 "request_id": ask.request_id, "pid": process.pid}  # fmt: skip
-        early = folder / f".{CARD}"
-        early.write_text(json.dumps(card), encoding="utf-8")
-        early.rename(folder / CARD)
+        replace_file(folder / CARD, json.dumps(card), is_durable=False)
         return Instance(id_, name, pool, "running", created_at, ask.request_id, name)
 
     async def _end(self, id_: str) -> None:

@@ -49,7 +49,7 @@ async def test_a_loop_that_is_stuck_feeds_no_watchdog(tmp_path):
             node = await here.ready()
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
             # The disk hangs: what must be written before it is acted upon cannot be.
-            stuck = tmp_path / "state" / "life.json.new"
+            stuck = tmp_path / "state" / ".life.json.new"
             os.mkfifo(stuck)
             await here.open(node, 1)
             await asyncio.to_thread(systemd.wait_for_silence)

@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agents import main
+from agents import node_identity
 from agents.devices.probe import Devices
-from agents.main import this_node
-from agents.saved_state import Kept
+from agents.node_identity import identify_node
+from agents.saved_state import SavedState
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
 from tests.fakes.metadata import metadata_server
@@ -29,7 +29,7 @@ SERVER = ("us-central1-b", "a2-highgpu-2g")
 async def where(devices: Devices, zone: str | None, machine: str | None) -> tuple[str, str]:
     config: Any = SimpleNamespace(name="a", zone=zone, machine=machine, spot=False, lease_s=10.0)
     async with aiohttp.ClientSession() as session:
-        node = await this_node(config, devices, CATALOGUE, Kept("b", 1), session)
+        node = await identify_node(config, devices, CATALOGUE, SavedState("b", 1), session)
     return node.zone, node.machine
 
 
@@ -55,6 +55,6 @@ async def test_gce_the_metadata_server_is_believed_before_the_file_of_real_devic
 async def test_without_a_server_the_file_says_it_or_is_asked_to(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     assert await where(REAL, "rack-1", "dgx") == ("rack-1", "dgx")
-    monkeypatch.setattr(main, "MACHINE_S", 0.1)
-    with pytest.raises(InputError, match="give the zone"):
+    monkeypatch.setattr(node_identity, "INSTANCE_S", 0.1)
+    with pytest.raises(InputError, match="set zone"):
         await where(REAL, None, "dgx")

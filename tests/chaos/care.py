@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.protocol.records import NodeId, Point
-from agents.workers.rank_map import read_seating
+from agents.workers.specs import read_rank_map
 from sailord.client import ServerProblem
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.record import Recorder, read_steps
@@ -126,7 +126,7 @@ class Care:
     def first_node(self) -> str:
         """The node of rank 0."""
         plan = self.cluster.client.ask("GET", f"{self.path}/plan")["plan"]
-        first = read_seating(json.dumps(plan), NodeId("")).first
+        first = read_rank_map(json.dumps(plan), NodeId("")).first
         return str(first).partition(".")[0]
 
     def breach(self, text: str) -> None:

@@ -278,7 +278,7 @@ class ChaosCluster(LocalCluster):
         self.lives[name] = self.lives.get(name, 0) + 1
         place.node(name).rename(place.folder / f"{name}.{self.lives[name]}")
         place.write_agent(name, KINDS[gone.kind], gone.zone, spot=gone.kind == "small")
-        warm = place.node(name) / "nursery.sock"
+        warm = place.node(name) / "fork_server.sock"
         nursery = self._hatch(warm)
         self.wait(f"the warm parent of {name}", warm.exists)
         agent = self._agent(name, gone.kind)

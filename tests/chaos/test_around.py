@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from agents.daemon.process_cleanup import mark_of
-from agents.snapshots.upload import write_object
+from agents.snapshots.upload import upload_pieces
 from sailord.checkpoints.object_storage import Away, open_storage
 from sailord.local.paths import Place
 from tests.agents.sealing import write_snapshot
@@ -173,7 +173,7 @@ def bring(tmp_path, monkeypatch):
 
     def bring(kind: str) -> Path:
         trouble.write_text(kind)
-        write_object(f"faulty://{tmp_path}/far/job/object", path, header)
+        upload_pieces(f"faulty://{tmp_path}/far/job/object", path, header)
         return tmp_path / "far/job/object"
 
     return bring

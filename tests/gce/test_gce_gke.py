@@ -17,7 +17,7 @@ import pytest
 
 from agents.cloud.notices import PREEMPTED, Notices
 from agents.config import Config, load_config
-from agents.core.model import Event, NoticeSeen
+from agents.core.model import Event, NoticeGiven
 from agents.daemon.clock import Clock
 from agents.protocol.records import NodeId
 from tests.fakes.gce.cloud import Group, Vm
@@ -62,7 +62,7 @@ async def test_gce_an_agent_of_the_manifest_tells_of_its_pods_time(tmp_path, mon
         watch.cancel()
         await asyncio.wait([watch])
     (seen,) = events
-    assert isinstance(seen, NoticeSeen)
+    assert isinstance(seen, NoticeGiven)
     assert seen.leaves_at == seen.at + POD_S
 
 

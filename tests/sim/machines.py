@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from agents.core import decide as agent
 from agents.core.model import (
     AbortGang,
-    AbortHeard,
+    AbortReceived,
     Command,
-    End,
+    DeleteJobSnapshots,
     Event,
+    Exit,
     Gang,
     GangExited,
     GangReported,
@@ -22,25 +23,23 @@ from agents.core.model import (
     LeaseEnded,
     Measured,
     Note,
-    NoticeSeen,
+    NoticeGiven,
     NoticeWithdrawn,
-    RaiseIntent,
     Register,
     Registered,
-    ReleaseHeard,
+    ReleaseReceived,
     ReleaseSnapshots,
     SelfTested,
     SendReport,
+    SendStop,
     SnapshotsChanged,
     State,
     StoreFailed,
-    SweepJob,
-    TellStop,
+    StoreIntent,
     Ticked,
     UploadDone,
 )
 from agents.protocol.records import (
-    Answer,
     Durable,
     Fence,
     GenerationRecord,
@@ -51,6 +50,7 @@ from agents.protocol.records import (
     NodeRecord,
     Point,
     Report,
+    ReportReply,
     Sealed,
     Uploaded,
 )
@@ -185,7 +185,7 @@ class Agent(Process):
                 self._register(command.node)
             case JoinGeneration():
                 floor.join(machine, command.record)
-            case TellStop():
+            case SendStop():
                 floor.tell_stop(machine, command.generation, command.stop_at)
             case AbortGang():
                 floor.abort(machine, command.generation)
@@ -195,13 +195,13 @@ class Agent(Process):
                 self._tell(command.report)
             case ReleaseSnapshots():
                 machine.release(command)
-            case SweepJob():
+            case DeleteJobSnapshots():
                 if machine.job == command.job:
                     machine.sealed = ()
                     self.snapshots_changed()
-            case RaiseIntent():
+            case StoreIntent():
                 self._raise(command.intent)
-            case End() | Note():
+            case Exit() | Note():
                 pass
 
     def _tell(self, report: Report) -> None:
@@ -311,19 +311,19 @@ class Agent(Process):
     def upload_done(self, job: JobId, uploaded: Uploaded) -> None:
         self.feed(UploadDone(self.now, job, uploaded))
 
-    def hear_answer(self, job: JobId, answer: Answer) -> None:
+    def hear_answer(self, job: JobId, answer: ReportReply) -> None:
         """What the leader says to a report."""
         if answer.release is not None and answer.term is not None:
-            self.feed(ReleaseHeard(self.now, answer.term, job, answer.release))
+            self.feed(ReleaseReceived(self.now, answer.term, job, answer.release))
         if answer.upload is not None:
             self.world.floor.secure(self.machine, job, answer.upload)
 
     def hear_abort(self, job: JobId, fence: Fence) -> None:
-        self.feed(AbortHeard(self.now, job, fence))
+        self.feed(AbortReceived(self.now, job, fence))
 
     def notice(self, id_: str, leaves_at: float | None) -> None:
         """``leaves_at`` by the true time, as the machine's owner says it."""
-        self.feed(NoticeSeen(self.now, id_, leaves_at))
+        self.feed(NoticeGiven(self.now, id_, leaves_at))
 
     def withdraw(self, id_: str) -> None:
         self.feed(NoticeWithdrawn(self.now, id_))

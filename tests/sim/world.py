@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from agents.protocol.records import Answer, Fence, Intent, JobId, JobRecord, NodeId, Report, Saving
+from agents.protocol.records import (
+    Fence,
+    Intent,
+    JobId,
+    JobRecord,
+    NodeId,
+    Report,
+    ReportReply,
+    Saving,
+)
 from sailord.core.options import Options
 from tests.sim.checker import Checker
 from tests.sim.clock import Clock
@@ -156,7 +165,7 @@ class World:
     def wake(self, node: NodeId) -> None:
         self.machines[node].tell(lambda agent: agent.wake())
 
-    def answer(self, report: Report, answer: Answer) -> None:
+    def answer(self, report: Report, answer: ReportReply) -> None:
         """What a head says to a report."""
         machine, job = self.machines[report.node], report.job
         assert job is not None, "an answer about no job"

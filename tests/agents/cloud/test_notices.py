@@ -12,18 +12,18 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from agents.cloud.gce_metadata import read_machine
+from agents.cloud.gce_metadata import read_instance
 from agents.cloud.notices import MAINTENANCE, PREEMPTED, SHUTDOWN, Notices
 from agents.core.decide import decide
 from agents.core.model import (
-    EndAsked,
     Event,
-    NoticeSeen,
+    NoticeGiven,
     NoticeWithdrawn,
-    RaiseIntent,
     Register,
     SelfTested,
     State,
+    StopRequested,
+    StoreIntent,
 )
 from agents.daemon.clock import Clock
 from agents.protocol.codec import decode
@@ -50,7 +50,7 @@ async def watched(server: Metadata, *recalled: str) -> AsyncIterator[list[Event]
     """What an agent is fed while the server is as the test has it."""
     events: list[Event] = []
     notices = Notices(NODE, 30.0, 10.0, Clock(), events.append)
-    notices.recall(recalled)
+    notices.restore(recalled)
     with asked_of(server):
         async with aiohttp.ClientSession() as session:
             watch = asyncio.create_task(notices.watch(session))
@@ -75,10 +75,10 @@ async def test_gce_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends(
             await until(lambda: server.waiting == 2)
             await server.flip(PREEMPTED, "FALSE")
             await until(lambda least=2 * count: len(events) == least)
-        assert kinds(events) == ["NoticeSeen", "NoticeWithdrawn"] * 2
+        assert kinds(events) == ["NoticeGiven", "NoticeWithdrawn"] * 2
         first, gone, second, _ = events
-        assert isinstance(first, NoticeSeen)
-        assert isinstance(second, NoticeSeen)
+        assert isinstance(first, NoticeGiven)
+        assert isinstance(second, NoticeGiven)
         assert isinstance(gone, NoticeWithdrawn)
         assert first.id == gone.id != second.id
         assert first.leaves_at == first.at + 30.0
@@ -108,7 +108,7 @@ async def test_gce_a_server_in_a_bad_mood_is_still_heard(mood):
         await until(lambda: events)
         await server.flip(PREEMPTED, "FALSE")
         await until(lambda: len(events) == 2)
-        assert kinds(events) == ["NoticeSeen", "NoticeWithdrawn"]
+        assert kinds(events) == ["NoticeGiven", "NoticeWithdrawn"]
         assert len(server.asked) - asked < 40, "it is asked without a pause"
 
 
@@ -118,7 +118,7 @@ async def test_gce_what_was_told_before_the_agent_began_is_heard_at_once():
         server.values[PREEMPTED] = "TRUE"
         async with watched(server) as events:
             await until(lambda: events)
-            assert kinds(events) == ["NoticeSeen"]
+            assert kinds(events) == ["NoticeGiven"]
 
 
 @pytest.mark.asyncio
@@ -131,8 +131,8 @@ async def test_gce_two_words_for_one_going_are_one_notice_until_both_are_taken_b
         await server.flip(PREEMPTED, "TRUE")
         await until(lambda: len(events) == 2)
         early, late = events
-        assert isinstance(early, NoticeSeen)
-        assert isinstance(late, NoticeSeen)
+        assert isinstance(early, NoticeGiven)
+        assert isinstance(late, NoticeGiven)
         assert early.id == late.id
         assert early.leaves_at is None
         assert late.leaves_at == late.at + 30.0
@@ -153,7 +153,7 @@ async def test_gce_an_agent_that_comes_back_goes_on_with_the_notice_that_it_find
         server.values[PREEMPTED] = "TRUE"
         async with watched(server, id_, "end-x") as events:
             await until(lambda: events)
-            assert isinstance(events[0], NoticeSeen)
+            assert isinstance(events[0], NoticeGiven)
             assert events[0].id == id_
         server.values[PREEMPTED] = "FALSE"
         async with watched(server, id_) as events:
@@ -162,8 +162,8 @@ async def test_gce_an_agent_that_comes_back_goes_on_with_the_notice_that_it_find
         # Nobody says that it stays while one of the two has not been heard.
         events.clear()
         half = Notices(NODE, 30.0, 10.0, Clock(), events.append)
-        half.recall([id_])
-        half.hear(MAINTENANCE, is_going=False)
+        half.restore([id_])
+        half.hear(MAINTENANCE, is_leaving=False)
         assert events == []
 
 
@@ -174,25 +174,25 @@ def test_gce_a_shutdown_leaves_less_time_than_a_notice_whether_or_not_one_came(i
     clock = SimpleNamespace(now=lambda: now[0])
     notices = Notices(NODE, 120.0, 30.0, clock, events.append)
     if is_told:
-        notices.hear(PREEMPTED, is_going=True)
+        notices.hear(PREEMPTED, is_leaving=True)
         now[0] += 10.0
-    notices.hear(SHUTDOWN, is_going=True)
-    ends = [event.leaves_at for event in events if isinstance(event, NoticeSeen)]
+    notices.hear(SHUTDOWN, is_leaving=True)
+    ends = [event.leaves_at for event in events if isinstance(event, NoticeGiven)]
     assert ends == ([220.0, 140.0] if is_told else [130.0])
-    assert len({event.id for event in events if isinstance(event, NoticeSeen)}) == 1
+    assert len({event.id for event in events if isinstance(event, NoticeGiven)}) == 1
 
 
 @pytest.mark.asyncio
 async def test_gce_only_the_real_server_is_believed():
     async with metadata_server() as server, aiohttp.ClientSession() as session:
         with asked_of(server):
-            machine = await read_machine(session)
+            machine = await read_instance(session)
             assert machine is not None
-            assert (machine.machine, machine.zone) == ("a2-highgpu-2g", "us-central1-b")
+            assert (machine.machine_type, machine.zone) == ("a2-highgpu-2g", "us-central1-b")
             server.fails, server.drops = 1, 1
-            assert await read_machine(session) == machine
+            assert await read_instance(session) == machine
             server.is_google = False
-            assert await read_machine(session) is None
+            assert await read_instance(session) is None
 
 
 def ready() -> State:
@@ -202,33 +202,33 @@ def ready() -> State:
 
 def told(state: State, event: Event) -> tuple[State, list[Intent], list[NodeRecord]]:
     state, commands = decide(state, event)
-    intents = [command.intent for command in commands if isinstance(command, RaiseIntent)]
+    intents = [command.intent for command in commands if isinstance(command, StoreIntent)]
     return state, intents, [c.node for c in commands if isinstance(c, Register)]
 
 
 def test_a_later_word_may_only_bring_the_end_nearer():
-    state, intents, _ = told(ready(), NoticeSeen(2.0, "x", None))
+    state, intents, _ = told(ready(), NoticeGiven(2.0, "x", None))
     assert [intent.id for intent in intents] == ["x"]
-    state, intents, nodes = told(state, NoticeSeen(3.0, "x", 33.0))
+    state, intents, nodes = told(state, NoticeGiven(3.0, "x", 33.0))
     assert (intents, [node.leaves_at for node in nodes]) == ([], [33.0])
-    state, intents, nodes = told(state, NoticeSeen(4.0, "x", 34.0))
+    state, intents, nodes = told(state, NoticeGiven(4.0, "x", 34.0))
     assert (intents, nodes) == ([], [])
-    state, intents, _ = told(state, NoticeSeen(5.0, "x", 20.0))
+    state, intents, _ = told(state, NoticeGiven(5.0, "x", 20.0))
     assert (intents, state.node.leaves_at) == ([], 20.0)
 
 
 def test_a_stop_of_who_leaves_already_is_no_second_notice():
-    state, _, _ = told(ready(), NoticeSeen(2.0, "x", 32.0))
-    state, intents, _ = told(state, EndAsked(3.0))
+    state, _, _ = told(ready(), NoticeGiven(2.0, "x", 32.0))
+    state, intents, _ = told(state, StopRequested(3.0))
     assert intents == []
     assert state.node.leaves_at == 32.0
-    _, intents, _ = told(ready(), EndAsked(3.0))
+    _, intents, _ = told(ready(), StopRequested(3.0))
     assert [intent.id for intent in intents] == [f"end-{NODE}"]
 
 
 def test_one_notice_of_two_is_withdrawn_and_the_node_still_leaves():
-    state, _, _ = told(ready(), NoticeSeen(2.0, "x"))
-    state, _, _ = told(state, NoticeSeen(2.0, "y"))
+    state, _, _ = told(ready(), NoticeGiven(2.0, "x"))
+    state, _, _ = told(state, NoticeGiven(2.0, "y"))
     state, intents, _ = told(state, NoticeWithdrawn(3.0, "x"))
     assert (state.node.state, intents) == ("draining", [])
     state, intents, _ = told(state, NoticeWithdrawn(4.0, "y"))
@@ -241,11 +241,11 @@ async def test_a_withdrawal_never_overtakes_its_notice(tmp_path):
     server = await serve(held, tmp_path / "s")
     store = await open_store(f"unix://{tmp_path}/s")
     here = Registration(store, Keys("test"), 2.0, Clock(), [].append)
-    raising = asyncio.create_task(here.raise_all())
+    raising = asyncio.create_task(here.store_intents())
     await server.close()
     names = [f"{count:02}" for count in range(20)]
     for name in reversed(names):
-        here.raise_intent(Intent(name, "preempt", NODE))
+        here.store_intent(Intent(name, "preempt", NODE))
     await asyncio.sleep(0.05)
     server = await serve(held, tmp_path / "s")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agents.core.decide import decide
 from agents.core.model import (
     AbortGang,
-    AbortHeard,
+    AbortReceived,
     Command,
     Event,
     GangExited,
@@ -20,14 +20,14 @@ from agents.core.model import (
     GenerationRead,
     JoinGeneration,
     KillGang,
-    NoticeSeen,
+    NoticeGiven,
     NoticeWithdrawn,
-    RaiseIntent,
     SendReport,
+    SendStop,
     SnapshotsChanged,
     State,
     StoreFailed,
-    TellStop,
+    StoreIntent,
     Ticked,
 )
 from agents.protocol.records import Fence, GenerationState, Point, Restore, Taking
@@ -92,14 +92,14 @@ class Life:
             case ("exited", int() as before):
                 return GangExited(self.now, present - before)
             case ("abort", int() as number, int() as term):
-                return AbortHeard(self.now, JOB, Fence(term, number))
+                return AbortReceived(self.now, JOB, Fence(term, number))
             case ("tick", float() as more):
                 self.now += more
                 return Ticked(self.now)
             case ("silent",):
                 return StoreFailed(self.now)
             case ("notice", bool() as is_real):
-                return NoticeSeen(self.now, "n") if is_real else NoticeWithdrawn(self.now, "n")
+                return NoticeGiven(self.now, "n") if is_real else NoticeWithdrawn(self.now, "n")
             case _:
                 return SnapshotsChanged(self.now, SEALED, self.state.job)
 
@@ -146,7 +146,7 @@ def test_devices_have_one_owner_and_nobody_goes_back(history: list[tuple[object,
                         assert record.number > last.get(record.job, 0), "it went back"
                     held, last = (record.job, record.number), {record.job: record.number}
                     joined.add(held)
-                case AbortGang() | TellStop() | KillGang():
+                case AbortGang() | SendStop() | KillGang():
                     assert held is not None
                     assert command.generation == held[1]
                 case _:
@@ -182,6 +182,6 @@ def test_reports_are_numbered_upwards_and_notices_are_raised_once(
         life.feed(life.event(move))
     sent = [each.report.number for each in life.given if isinstance(each, SendReport)]
     assert sent == sorted(set(sent))
-    raised = [each.intent for each in life.given if isinstance(each, RaiseIntent)]
+    raised = [each.intent for each in life.given if isinstance(each, StoreIntent)]
     kinds = [intent.kind for intent in raised]
     assert all(one != other for one, other in pairwise(kinds))

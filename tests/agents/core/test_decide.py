@@ -8,12 +8,13 @@ import pytest
 
 from agents.core.model import (
     AbortGang,
-    AbortHeard,
+    AbortReceived,
     Command,
-    DeviceBroke,
-    End,
-    EndAsked,
+    DeleteJobSnapshots,
+    DeviceFailed,
     Event,
+    Exit,
+    FreeMemoryMeasured,
     Gang,
     GangExited,
     GangReported,
@@ -22,20 +23,19 @@ from agents.core.model import (
     JoinGeneration,
     KillGang,
     LeaseEnded,
-    NoticeSeen,
+    NoticeGiven,
     NoticeWithdrawn,
-    RaiseIntent,
     Register,
     Registered,
-    ReleaseHeard,
+    ReleaseReceived,
     ReleaseSnapshots,
-    RoomSeen,
     SelfTested,
+    SendStop,
     SnapshotsChanged,
     State,
+    StopRequested,
     StoreFailed,
-    SweepJob,
-    TellStop,
+    StoreIntent,
     Ticked,
     UploadDone,
 )
@@ -194,7 +194,7 @@ WORDS: list[Row] = [
         state(),
         GenerationRead(NOW, STOPPING),
         replace(RUNS, stop_at=41),
-        (TellStop(3, 41),),
+        (SendStop(3, 41),),
     ),
     (
         "and not twice",
@@ -237,19 +237,25 @@ FENCES: list[Row] = [
     (
         "a leader may say that it is over before the store shows it",
         state(),
-        AbortHeard(NOW, JOB, Fence(TERM, 3)),
+        AbortReceived(NOW, JOB, Fence(TERM, 3)),
         replace(aborted(), taking="failed", failure="it was told to abort"),
         (AbortGang(3),),
     ),
     (
         "of an earlier generation it means nothing",
         state(),
-        AbortHeard(NOW, JOB, Fence(TERM, 2)),
+        AbortReceived(NOW, JOB, Fence(TERM, 2)),
         RUNS,
         (),
     ),
-    ("of another job it says nothing", state(), AbortHeard(NOW, OTHER, Fence(TERM, 9)), RUNS, ()),
-    ("nor from who leads no more", state(), AbortHeard(NOW, JOB, Fence(TERM - 1, 3)), RUNS, ()),
+    (
+        "of another job it says nothing",
+        state(),
+        AbortReceived(NOW, OTHER, Fence(TERM, 9)),
+        RUNS,
+        (),
+    ),
+    ("nor from who leads no more", state(), AbortReceived(NOW, JOB, Fence(TERM - 1, 3)), RUNS, ()),
 ]
 
 SILENCE: list[Row] = [
@@ -323,26 +329,26 @@ def test_one_decision(
         (idle(node=JOINING), SelfTested(NOW), (Register(NODE),)),
         (idle(node=LEAVING), SelfTested(NOW), (Register(LEAVING),)),
         (idle(), SelfTested(NOW, "a device is gone"), ()),
-        (idle(), DeviceBroke(NOW, "device 0 is gone"), (Register(JOINING),)),
-        (idle(node=LEAVING), DeviceBroke(NOW, "device 0 is gone"), (Register(LEAVING),)),
+        (idle(), DeviceFailed(NOW, "device 0 is gone"), (Register(JOINING),)),
+        (idle(node=LEAVING), DeviceFailed(NOW, "device 0 is gone"), (Register(LEAVING),)),
         (idle(node=JOINING, is_sound=False, fault="gone"), SelfTested(NOW), (Register(NODE),)),
         (idle(), LeaseEnded(NOW), (Register(NODE),)),
-        (idle(), NoticeSeen(NOW, "n1", NOW + 30), (Register(LEAVING), RaiseIntent(PREEMPTED))),
-        (idle(node=LEAVING, notices=frozenset(["n1"])), NoticeSeen(NOW, "n1", NOW + 30), ()),
+        (idle(), NoticeGiven(NOW, "n1", NOW + 30), (Register(LEAVING), StoreIntent(PREEMPTED))),
+        (idle(node=LEAVING, notices=frozenset(["n1"])), NoticeGiven(NOW, "n1", NOW + 30), ()),
         (
             idle(node=LEAVING, notices=frozenset(["n1"])),
-            NoticeSeen(NOW, "n1", NOW + 9),
+            NoticeGiven(NOW, "n1", NOW + 9),
             (Register(replace(LEAVING, leaves_at=NOW + 9)),),
         ),
         (
             idle(node=LEAVING, notices=frozenset(["n1"])),
             NoticeWithdrawn(NOW, "n1"),
-            (Register(NODE), RaiseIntent(KEPT)),
+            (Register(NODE), StoreIntent(KEPT)),
         ),
         (
             idle(node=LEAVING, notices=frozenset(["n1"]), is_sound=False),
             NoticeWithdrawn(NOW, "n1"),
-            (Register(replace(JOINING, leaves_at=None)), RaiseIntent(KEPT)),
+            (Register(replace(JOINING, leaves_at=None)), StoreIntent(KEPT)),
         ),
         (idle(node=LEAVING, notices=frozenset(["n1", "n2"])), NoticeWithdrawn(NOW, "n1"), ()),
         (idle(), NoticeWithdrawn(NOW, "n1"), ()),
@@ -369,10 +375,10 @@ def test_the_node(before: State, event: Event, orders: tuple[Command, ...]) -> N
 
 
 def test_workers_on_a_broken_device_are_ended_and_the_reason_told() -> None:
-    after, orders = act(state(), DeviceBroke(NOW, "device 0 is gone"))
+    after, orders = act(state(), DeviceFailed(NOW, "device 0 is gone"))
     assert orders == (Register(JOINING), AbortGang(3))
     assert after.gang == replace(aborted(), taking="failed", failure="device 0 is gone")
-    (report,) = said(state(), DeviceBroke(NOW, "device 0 is gone"))
+    (report,) = said(state(), DeviceFailed(NOW, "device 0 is gone"))
     assert (report.failure, report.fault, report.is_bug) == ("device 0 is gone",) * 2 + (False,)
     left, _ = act(after, GangExited(NOW, 3))
     named, orders = act(left, GenerationRead(NOW, G4))
@@ -411,7 +417,7 @@ def test_a_node_without_room_says_so_until_it_has_had_some_for_a_while() -> None
     assert left.gang is None or left.gang.taking == "failed"
 
     def no_room(at: float, free_bytes: int) -> str:
-        (report,) = said(act(left, RoomSeen(at, free_bytes))[0], Ticked(at + 1))
+        (report,) = said(act(left, FreeMemoryMeasured(at, free_bytes))[0], Ticked(at + 1))
         return report.no_room
 
     assert no_room(NOW + 60, 99) == "rank 0: no room"
@@ -433,13 +439,13 @@ def test_an_answer_about_an_older_record_does_not_count_as_registered() -> None:
 
 
 def test_an_agent_that_is_to_end_does_so_when_its_workers_are_gone() -> None:
-    leaving, orders = act(state(), EndAsked(NOW))
-    assert [type(order) for order in orders] == [Register, RaiseIntent]
+    leaving, orders = act(state(), StopRequested(NOW))
+    assert [type(order) for order in orders] == [Register, StoreIntent]
     assert leaving.gang == RUNS
     closed, _ = act(leaving, GenerationRead(NOW, CLOSED))
     _, orders = act(closed, GangExited(NOW, 3))
-    assert orders == (End(),)
-    assert act(idle(notices=frozenset(["n1"])), EndAsked(NOW))[1] == (End(),)
+    assert orders == (Exit(),)
+    assert act(idle(notices=frozenset(["n1"])), StopRequested(NOW))[1] == (Exit(),)
 
 
 # ---- the job ----------------------------------------------------------------------------------
@@ -468,24 +474,26 @@ def test_a_higher_term_is_kept_over_jobs() -> None:
     before = idle(heard=Fence(9, 3))
     after, _ = act(before, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
     assert after.heard == Fence(9, 0)
-    unmoved, _ = act(state(heard=Fence(9, 3)), AbortHeard(NOW, JOB, Fence(TERM, 3)))
+    unmoved, _ = act(state(heard=Fence(9, 3)), AbortReceived(NOW, JOB, Fence(TERM, 3)))
     assert unmoved.gang == RUNS
 
 
 def test_snapshots_are_released_by_who_leads_for_the_job_at_hand() -> None:
     point = Point(40, 3)
-    assert act(state(), ReleaseHeard(NOW, TERM, JOB, point))[1] == (
+    assert act(state(), ReleaseReceived(NOW, TERM, JOB, point))[1] == (
         ReleaseSnapshots(JOB, point, 3),
     )
-    assert act(idle(), ReleaseHeard(NOW, TERM, JOB, point))[1] == (ReleaseSnapshots(JOB, point, 0),)
-    assert act(state(), ReleaseHeard(NOW, TERM - 1, JOB, point))[1] == ()
-    assert act(state(), ReleaseHeard(NOW, TERM, OTHER, point))[1] == ()
+    assert act(idle(), ReleaseReceived(NOW, TERM, JOB, point))[1] == (
+        ReleaseSnapshots(JOB, point, 0),
+    )
+    assert act(state(), ReleaseReceived(NOW, TERM - 1, JOB, point))[1] == ()
+    assert act(state(), ReleaseReceived(NOW, TERM, OTHER, point))[1] == ()
 
 
 def test_a_job_that_is_over_is_swept_unless_its_workers_are_here() -> None:
-    assert act(idle(), JobEnded(NOW, JOB))[1] == (SweepJob(JOB),)
+    assert act(idle(), JobEnded(NOW, JOB))[1] == (DeleteJobSnapshots(JOB),)
     assert act(state(), JobEnded(NOW, JOB))[1] == ()
-    assert act(state(), JobEnded(NOW, OTHER))[1] == (SweepJob(OTHER),)
+    assert act(state(), JobEnded(NOW, OTHER))[1] == (DeleteJobSnapshots(OTHER),)
 
 
 def test_votes_are_told_until_they_are_below_what_is_committed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.core.model import GangReported, Options, Ticked
 from agents.protocol.records import Fence
-from agents.saved_state import Kept, first_state
+from agents.saved_state import SavedState, initial_state
 from tests.agents.core.life import JOB, ME, NODE, NOW, SEALED, TERM, act, idle, said, state
 
 
@@ -28,7 +28,7 @@ def test_without_workers_it_takes_part_in_nothing() -> None:
 
 
 def test_the_next_agent_of_a_life_numbers_on_though_somebody_set_the_clock_back() -> None:
-    kept = Kept("boot", 1)
-    before = first_state(kept, NODE, Options(), now=NOW)
-    after = first_state(kept, NODE, Options(), now=NOW - 4000)
+    kept = SavedState("boot", 1)
+    before = initial_state(kept, NODE, Options(), now=NOW)
+    after = initial_state(kept, NODE, Options(), now=NOW - 4000)
     assert after.reports >= before.reports

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.core.model import (
-    AbortHeard,
+    AbortReceived,
+    FreeMemoryMeasured,
     GangExited,
     GangReported,
     GenerationRead,
     Registered,
-    RoomSeen,
 )
 from agents.protocol.records import Fence
 from tests.agents.core.life import NODE, NOW, OTHER, PEER, RUNS, TERM, G, act, idle, said, state
@@ -28,7 +28,7 @@ def test_a_generation_whose_workers_have_left_it_is_not_gone_back_to() -> None:
 
 
 def test_who_leads_is_known_from_an_abort_though_no_workers_are_there() -> None:
-    after, _ = act(idle(), AbortHeard(NOW, OTHER, Fence(TERM + 2, 3)))
+    after, _ = act(idle(), AbortReceived(NOW, OTHER, Fence(TERM + 2, 3)))
     assert after.heard == Fence(TERM + 2, 3)
 
 
@@ -47,6 +47,6 @@ def test_that_a_failure_is_the_programs_own_is_told() -> None:
 
 
 def test_free_memory_is_no_news_where_none_was_wanting() -> None:
-    assert act(state(), RoomSeen(NOW, 10))[0].shortage is None
+    assert act(state(), FreeMemoryMeasured(NOW, 10))[0].shortage is None
     failed = GangReported(NOW, 3, "failed", failure="a shape is wrong")
     assert act(state(), failed)[0].shortage is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.core.model import End, SnapshotsChanged, Ticked
+from agents.core.model import Exit, SnapshotsChanged, Ticked
 from agents.protocol.records import Point, Restore
 from tests.agents.core.life import JOB, NOW, PEER, G, act, idle
 
@@ -16,7 +16,7 @@ def test_an_agent_that_is_to_end_stays_while_others_fetch_from_it() -> None:
     leaving = idle(record=NEXT, is_leaving=True, idle_since=NOW)
     after, commands = act(leaving, Ticked(NOW + 59))
     assert (commands, after.is_leaving) == ((), True)
-    assert act(after, SnapshotsChanged(NOW + 59, (), JOB))[1] == (End(),)
-    assert act(after, Ticked(NOW + 60))[1] == (End(),), "not for ever"
+    assert act(after, SnapshotsChanged(NOW + 59, (), JOB))[1] == (Exit(),)
+    assert act(after, Ticked(NOW + 60))[1] == (Exit(),), "not for ever"
     elsewhere = replace(NEXT, restore=Restore(Point(40, 3), "durable"))
-    assert act(replace(leaving, record=elsewhere), Ticked(NOW + 1))[1] == (End(),)
+    assert act(replace(leaving, record=elsewhere), Ticked(NOW + 1))[1] == (Exit(),)

@@ -12,10 +12,10 @@ import pytest
 from agents.daemon.failpoints import FAIL_AT
 
 LIFE = """
-from agents.daemon.failpoints import reached
+from agents.daemon.failpoints import failpoint
 for generation in (1, 2):
     for name in ("open", "after open"):
-        reached(name, generation)
+        failpoint(name, generation)
         print(name, generation, flush=True)
 """
 PLACES = ["open 1", "after open 1", "open 2", "after open 2"]
@@ -37,12 +37,12 @@ def test_it_dies_there(where: str, lived: int):
 WRITTEN = """
 import sys
 from pathlib import Path
-from agents.daemon.failpoints import reached
+from agents.daemon.failpoints import failpoint
 file = Path(sys.argv[1])
-reached("open", 1)
+failpoint("open", 1)
 file.write_text("open@2")
 for generation in (1, 2):
-    reached("open", generation)
+    failpoint("open", generation)
     print(generation, flush=True)
 """
 

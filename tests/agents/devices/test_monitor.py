@@ -7,7 +7,7 @@ from dataclasses import replace
 import pynvml
 import pytest
 
-from agents.devices.monitor import Alarms, look
+from agents.devices.monitor import XidListener, look
 from agents.devices.probe import BROKEN, Devices
 from tests.agents.running import place, until
 from tests.fakes.nvml import Device, Recorded
@@ -23,9 +23,9 @@ TWO = Devices("A100-40", 2, 312.0, is_emulated=False)
         ({"used_mib": 40_000}, ""),  # By the workers.
         ({"mode": 2}, ""),  # Who computes already may go on.
         ({"rows": (1, 0, 1, 0)}, ""),  # What was put right waits for the next reset.
-        ({"ecc": 2}, "device 1 had 2 errors that ECC could not correct"),
-        ({"rows": (0, 1, 1, 0), "ecc": 2}, "device 1 waits for a reset"),
-        ({"rows": (0, 9, 0, 1)}, "device 1 has broken memory and nothing left"),
+        ({"ecc": 2}, "device 1 had 2 memory errors that ECC could not correct"),
+        ({"rows": (0, 1, 1, 0), "ecc": 2}, "device 1 needs a reset"),
+        ({"rows": (0, 9, 0, 1)}, "device 1 has broken memory and no spare memory left"),
     ],
     ids=str,
 )
@@ -36,20 +36,20 @@ def test_broken_memory_is_seen_and_nothing_else(changes, said):
 
 
 def test_a_device_that_is_gone_is_seen_and_a_silent_driver_says_nothing():
-    assert look(TWO, None, Recorded(A100)) == "1 devices are left of 2: start the machine anew"
+    assert look(TWO, None, Recorded(A100)) == "only 1 of 2 devices are left: reboot the machine"
     assert "lost" in look(TWO, None, Recorded(A100, refuses=pynvml.NVMLError_GpuIsLost))
     assert look(TWO, None, Recorded(A100, refuses=pynvml.NVMLError_LibRmVersionMismatch)) == ""
 
 
 def test_an_xid_is_heard_once_and_stands_unless_a_program_was_wrong():
     driver = Recorded(A100, replace(A100, ecc=None))
-    alarms = Alarms(driver)
+    alarms = XidListener(driver)
     assert driver.registered == [A100], "the second one does not know of events"
     driver.xids = [(0, 31), (0, 43)]
     assert look(TWO, alarms, driver) == ""
     driver.xids = [(0, 13), (1, 79), (0, 48)]
-    assert look(TWO, alarms, driver) == "device 1 raised Xid 79: start the machine anew"
-    assert look(TWO, alarms, driver) == "device 1 raised Xid 79: start the machine anew"
+    assert look(TWO, alarms, driver) == "device 1 raised Xid 79: reboot the machine"
+    assert look(TWO, alarms, driver) == "device 1 raised Xid 79: reboot the machine"
     alarms.close()
     assert (driver.open, driver.registered) == (0, [])
 

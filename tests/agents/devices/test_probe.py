@@ -9,7 +9,7 @@ from dataclasses import replace
 import pynvml
 import pytest
 
-from agents.devices.nvml import DriverError, ask_driver
+from agents.devices.nvml import DriverError, query_driver
 from agents.devices.probe import Devices, faults, read_emulated, recognise, self_test
 from simulator.documents.problems import InputError
 from simulator.hardware.catalogue import load_catalogue
@@ -46,7 +46,7 @@ CATALOGUE = load_catalogue(None)
     ],
 )
 def test_products_are_known_by_the_names_that_drivers_give_them(name, mib, known):
-    devices = recognise(ask_driver(Recorded(*[Device(name, mib)] * 2)), CATALOGUE)
+    devices = recognise(query_driver(Recorded(*[Device(name, mib)] * 2)), CATALOGUE)
     assert (devices.gpu, devices.count, devices.is_emulated) == (known, 2, False)
     assert devices.tflops == max(CATALOGUE.gpu(known).peak_flops.values()) / 1e12
 
@@ -55,27 +55,27 @@ def test_products_are_known_by_the_names_that_drivers_give_them(name, mib, known
     ("name", "mib", "said"),
     [
         # Neighbours with another speed or another memory.
-        ("Tesla V100-SXM2-32GB", 32_768, 'no GPU "Tesla V100-SXM2-32GB"'),
-        ("NVIDIA L40S", 46_068, 'no GPU "NVIDIA L40S"'),
-        ("NVIDIA H100 PCIe", 81_559, 'no GPU "NVIDIA H100 PCIe"'),
-        ("NVIDIA H100 NVL", 95_830, 'no GPU "NVIDIA H100 NVL"'),
-        ("NVIDIA A10", 23_028, 'no GPU "NVIDIA A10"'),
-        ("NVIDIA GeForce RTX 2080", 8_192, 'no GPU "NVIDIA GeForce RTX 2080"'),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864, "no GPU"),
-        ("GRID A100-20C", 20_480, "no GPU"),
-        ("NVIDIA A100-SXM4-40GB", 20_480, "has 20.0 GiB, and A100-40 would have 39.4 GiB"),
+        ("Tesla V100-SXM2-32GB", 32_768, 'unknown GPU "Tesla V100-SXM2-32GB"'),
+        ("NVIDIA L40S", 46_068, 'unknown GPU "NVIDIA L40S"'),
+        ("NVIDIA H100 PCIe", 81_559, 'unknown GPU "NVIDIA H100 PCIe"'),
+        ("NVIDIA H100 NVL", 95_830, 'unknown GPU "NVIDIA H100 NVL"'),
+        ("NVIDIA A10", 23_028, 'unknown GPU "NVIDIA A10"'),
+        ("NVIDIA GeForce RTX 2080", 8_192, 'unknown GPU "NVIDIA GeForce RTX 2080"'),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864, "unknown GPU"),
+        ("GRID A100-20C", 20_480, "unknown GPU"),
+        ("NVIDIA A100-SXM4-40GB", 20_480, "has 20.0 GiB, but A100-40 has 39.4 GiB"),
     ],
 )
 def test_a_neighbour_is_not_taken_for_what_is_known(name, mib, said):
     with pytest.raises(InputError) as caught:
-        recognise(ask_driver(Recorded(Device(name, mib))), CATALOGUE)
+        recognise(query_driver(Recorded(Device(name, mib))), CATALOGUE)
     assert said in str(caught.value)
     assert "aliases" in str(caught.value)
 
 
 def test_an_operator_says_what_a_product_is_as_fast_as(tmp_path):
     (tmp_path / "own.toml").write_text('[gpu.H100-80]\naliases = ["NVIDIA H100 PCIe"]\n')
-    facts = ask_driver(Recorded(Device("NVIDIA H100 PCIe", 81_559)))
+    facts = query_driver(Recorded(Device("NVIDIA H100 PCIe", 81_559)))
     assert recognise(facts, load_catalogue(tmp_path / "own.toml")).gpu == "H100-80"
 
 
@@ -88,10 +88,10 @@ def test_what_is_asked_can_be_asked():
 
 def test_the_driver_is_let_go_of_whatever_happens():
     recorded = Recorded(replace(A100, rows=None, retired=1))
-    assert ask_driver(recorded)[0].repair_pending is True
+    assert query_driver(recorded)[0].repair_pending is True
     assert recorded.open == 0
     with pytest.raises(DriverError, match="GPU is lost"):
-        ask_driver(Recorded(A100, refuses=pynvml.NVMLError_GpuIsLost))
+        query_driver(Recorded(A100, refuses=pynvml.NVMLError_GpuIsLost))
 
 
 @pytest.mark.parametrize(
@@ -100,36 +100,36 @@ def test_the_driver_is_let_go_of_whatever_happens():
         ({}, []),
         ({"ecc": None, "rows": None, "retired": None, "mig": None}, []),
         ({"rows": (3, 1, 0, 0)}, []),  # Replaced already, which is what spare rows are for.
-        ({"rows": (0, 1, 1, 0), "ecc": 2}, ["waits for a reset"]),
-        ({"rows": (0, 9, 0, 1)}, ["nothing left to replace it"]),
-        ({"rows": None, "retired": 1}, ["waits for a reset"]),
-        ({"ecc": 2}, ["had 2 errors that ECC could not correct"]),
-        ({"mig": [1, 1]}, ["cut into slices"]),
-        ({"mode": 2}, ["closed to everybody"]),
+        ({"rows": (0, 1, 1, 0), "ecc": 2}, ["needs a reset"]),
+        ({"rows": (0, 9, 0, 1)}, ["no spare memory left"]),
+        ({"rows": None, "retired": 1}, ["needs a reset"]),
+        ({"ecc": 2}, ["had 2 memory errors that ECC could not correct"]),
+        ({"mig": [1, 1]}, ["divided into MIG"]),
+        ({"mode": 2}, ["compute mode that prohibits"]),
         ({"used_mib": 20_000}, ["has 20.5 of 40.0 GiB free"]),
-        ({"ecc": 1, "mode": 2}, ["ECC", "closed"]),
+        ({"ecc": 1, "mode": 2}, ["ECC", "compute mode"]),
     ],
     ids=str,
 )
 def test_what_is_wrong_with_a_device_is_said_with_its_cure(changes, said):
-    (fact,) = ask_driver(Recorded(replace(A100, **changes)))
+    (fact,) = query_driver(Recorded(replace(A100, **changes)))
     found = faults(fact, 3, is_working=False)
     assert len(found) == len(said)
     assert all(words in fault for words, fault in zip(said, found, strict=True))
 
 
 def test_memory_that_our_own_workers_use_is_no_fault():
-    (fact,) = ask_driver(Recorded(replace(A100, used_mib=40_000)))
+    (fact,) = query_driver(Recorded(replace(A100, used_mib=40_000)))
     assert faults(fact, 0, is_working=True) == []
     assert len(faults(fact, 0, is_working=False)) == 1
 
 
 def test_there_must_be_devices_of_one_kind():
-    with pytest.raises(InputError, match="knows no GPU"):
-        recognise(ask_driver(Recorded()), CATALOGUE)
+    with pytest.raises(InputError, match="reports no GPU"):
+        recognise(query_driver(Recorded()), CATALOGUE)
     mixed = Recorded(A100, Device("Tesla T4", 15_360))
     with pytest.raises(InputError, match="several kinds: NVIDIA A100-SXM4-40GB, Tesla T4"):
-        recognise(ask_driver(mixed), CATALOGUE)
+        recognise(query_driver(mixed), CATALOGUE)
 
 
 def test_devices_may_be_emulated():
@@ -149,7 +149,7 @@ async def test_the_self_test_needs_a_folder_that_can_be_written(tmp_path):
 
 def has_driver() -> bool:
     try:
-        ask_driver()
+        query_driver()
     except DriverError:
         return False
     return True

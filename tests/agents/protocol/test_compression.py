@@ -66,7 +66,7 @@ async def test_five_thousand_nodes_have_room_in_one_transaction(store, prefix):
     assert await gateway.read_about(record.job, "sha") == json.loads(about)
     await store.transact([], [Put(keys.spec(record.job), b"the job")])
     agent = Registration(store, keys, 9.0, Clock(), lambda _: None)
-    briefing = await agent.brief(record)
+    briefing = await agent.details_of(record)
     assert briefing is not None
     assert briefing.plan.encode() == plan
 

@@ -15,15 +15,15 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import json, subprocess, sys
 from pathlib import Path
-from agents.snapshots.upload import reason_of, write_object
+from agents.snapshots.upload import reason_of, upload_pieces
 from sailord.checkpoints.object_storage import StorageError, open_storage
-from worker.checkpoint import snapshot_file as slots
+from worker.checkpoint import snapshot_file
 
 far, found = Path(sys.argv[1]), []
 def bring(name, path=Path(sys.argv[2])):
-    header = slots.read_header(path)
+    header = snapshot_file.read_header(path)
     try:
-        write_object(f"file://{far}/job/{name}", path, header)
+        upload_pieces(f"file://{far}/job/{name}", path, header)
     except Exception as error:
         found.append(reason_of(error))
     else:

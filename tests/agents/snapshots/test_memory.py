@@ -14,9 +14,9 @@ from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, Point, Sealed
 from agents.rpc.signing import REQUEST_HEADER, TICKET_HEADER, Verifier, sign_request, ticket
-from agents.snapshots.http import MemoryDoor
-from agents.snapshots.memory import Memory, delete, head_checksum
-from agents.snapshots.partial_file import excerpt
+from agents.snapshots.http import SnapshotRoutes
+from agents.snapshots.memory import SnapshotMemory, delete, head_checksum
+from agents.snapshots.partial_file import read_pieces
 from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file
 
@@ -24,7 +24,7 @@ JOB = JobId("job")
 KEY = b"a-key-that-is-long-enough"
 
 
-def points(memory: Memory, job: JobId = JOB) -> list[tuple[int, int]]:
+def points(memory: SnapshotMemory, job: JobId = JOB) -> list[tuple[int, int]]:
     return [(sealed.point.generation, sealed.point.step) for sealed in memory.sealed(job)]
 
 
@@ -47,7 +47,7 @@ def test_a_starting_agent_finds_what_is_sealed_and_only_that(tmp_path):
         file.seek(60)
         file.write(b"!")
     changed: list[JobId] = []
-    memory = Memory(tmp_path, changed.append)
+    memory = SnapshotMemory(tmp_path, changed.append)
     memory.open()
     assert memory.sealed(JOB) == (Sealed(Point(10, 1), (Holding(0, 0, 3), Holding(1, 1, 2))),)
     assert memory.jobs() == {"job", "other"}
@@ -64,13 +64,13 @@ def test_what_a_dead_process_was_writing_is_deleted(tmp_path):
     alive = tmp_path / "job" / snapshot_file.part_name(1, 1, os.getpid(), 1)
     for path in (dead, alive):
         path.write_bytes(b"half a snapshot")
-    Memory(tmp_path).open()
+    SnapshotMemory(tmp_path).open()
     assert not dead.exists()
     assert alive.exists()
 
 
 def test_a_file_that_its_worker_took_for_a_new_point_counts_once(tmp_path):
-    memory = Memory(tmp_path)
+    memory = SnapshotMemory(tmp_path)
     write_snapshot(tmp_path, step=1)
     memory.open()
     (tmp_path / "job" / "1-1" / "0.snap").unlink()
@@ -98,11 +98,11 @@ def test_release_frees_what_a_safe_point_makes_needless(tmp_path, safe, running,
     for generation, step in ((1, 9), (1, 10), (1, 12), (2, 11), (2, 12)):
         write_snapshot(tmp_path, generation=generation, step=step)
     write_snapshot(tmp_path, job="other", step=1)
-    memory = Memory(tmp_path)
+    memory = SnapshotMemory(tmp_path)
     memory.open()
     delete(memory.release(JOB, safe, running))
     assert points(memory) == left
-    again = Memory(tmp_path)
+    again = SnapshotMemory(tmp_path)
     again.open()
     assert points(again) == left
     assert points(again, JobId("other")) == [(1, 1)]
@@ -113,10 +113,10 @@ def test_later_copies_of_a_rank_make_earlier_ones_needless_without_any_leader(tm
         write_snapshot(tmp_path, step=step, rank=3)
     write_snapshot(tmp_path, step=1, rank=4)
     write_snapshot(tmp_path, step=1, rank=3, generation=2)
-    memory = Memory(tmp_path)
+    memory = SnapshotMemory(tmp_path)
     memory.open()
     (last,) = memory.snapshots("job", Point(7, 1))
-    gone = memory.outrun(last)
+    gone = memory.release_replicas(last)
     assert gone == [memory.path("job", Point(step, 1), "3.snap") for step in (1, 2, 3)]
     left = [(each.point, each.header.rank) for each in memory.all()]
     assert left == [
@@ -128,26 +128,26 @@ def test_later_copies_of_a_rank_make_earlier_ones_needless_without_any_leader(tm
 def test_a_job_that_ended_leaves_nothing(tmp_path):
     write_snapshot(tmp_path, step=1)
     write_snapshot(tmp_path, step=2, rank=5)
-    memory = Memory(tmp_path)
+    memory = SnapshotMemory(tmp_path)
     memory.open()
-    delete(memory.sweep(JOB))
+    delete(memory.delete_job(JOB))
     assert [path for path in tmp_path.rglob("*") if path.name != ".held"] == []
 
 
 def test_what_is_held_stays_as_it_was_whatever_becomes_of_the_file(tmp_path):
     write_snapshot(tmp_path, step=1)
-    memory = Memory(tmp_path)
+    memory = SnapshotMemory(tmp_path)
     memory.open()
     (snapshot,) = memory.all()
-    held = memory.hold(snapshot)
+    held = memory.link(snapshot)
     assert held is not None
-    assert memory.hold(snapshot) == held, "once more changes nothing"
-    delete(memory.sweep(JOB))
-    assert memory.hold(snapshot) is None, "what is gone cannot be held"
-    again = Memory(tmp_path)
+    assert memory.link(snapshot) == held, "once more changes nothing"
+    delete(memory.delete_job(JOB))
+    assert memory.link(snapshot) is None, "what is gone cannot be held"
+    again = SnapshotMemory(tmp_path)
     again.open()
     assert points(again) == []
-    assert list(again.held()) == [held]
+    assert list(again.linked()) == [held]
     assert snapshot_file.read_piece(held.path, held.header.pieces[0])
 
 
@@ -157,7 +157,7 @@ def test_what_is_held_stays_as_it_was_whatever_becomes_of_the_file(tmp_path):
 class Served:
     """One memory behind its door."""
 
-    def __init__(self, memory: Memory, session: aiohttp.ClientSession, port: int) -> None:
+    def __init__(self, memory: SnapshotMemory, session: aiohttp.ClientSession, port: int) -> None:
         self.memory, self.session, self.port = memory, session, port
         self.base = f"http://127.0.0.1:{port}"
 
@@ -179,10 +179,10 @@ class Served:
 
 @pytest_asyncio.fixture
 async def served(tmp_path):
-    memory = Memory(tmp_path / "memory")
+    memory = SnapshotMemory(tmp_path / "memory")
     memory.open()
     app = web.Application()
-    MemoryDoor(memory, Verifier(KEY)).add_to(app.router)
+    SnapshotRoutes(memory, Verifier(KEY)).add_to(app.router)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -226,7 +226,7 @@ async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
     write_snapshot(tmp_path / "away", step=3, rank=7)
     path = tmp_path / "away" / "job" / "1-3" / "7.snap"
     copy = snapshot_file.partial_header(snapshot_file.read_header(path), [(1, 1)])
-    data, name = b"".join(excerpt(path, copy)), f"header={head_checksum(copy)}"
+    data, name = b"".join(read_pieces(path, copy)), f"header={head_checksum(copy)}"
     target = "/v1/memory/job/1-3/7.snap"
     assert (await served.put(f"{target}?{name}", data, key=b"another-key-as-long"))[0] == 401
     assert (await served.put(f"{target}?header=0", data))[0] == 422
@@ -244,7 +244,7 @@ async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
     assert served.memory.sealed(JOB) == (Sealed(Point(3, 1), (Holding(1, 1, 2),)),)
     assert (await served.put(f"{target}?{name}", data))[0] == 200, "once more does no harm"
     other = snapshot_file.partial_header(snapshot_file.read_header(path), [(0, 0)])
-    data = b"".join(excerpt(path, other))
+    data = b"".join(read_pieces(path, other))
     assert (await served.put(f"{target}?header={head_checksum(other)}", data))[0] == 409
     left = sorted(p.name for p in served.memory.folder.rglob("*") if p.is_file())
     assert left == ["7.snap"], "what was refused is not left behind"
@@ -272,5 +272,5 @@ def test_what_is_written_over_while_it_is_read_is_no_copy(tmp_path):
         file.seek(header.pieces[1].offset + 10)
         file.write(b"new")
     with pytest.raises(snapshot_file.SnapshotError, match="piece 1 of layer 1"):
-        list(excerpt(path, snapshot_file.partial_header(header, [(1, 1)])))
-    assert b"".join(excerpt(path, snapshot_file.partial_header(header, [(0, 0)])))
+        list(read_pieces(path, snapshot_file.partial_header(header, [(1, 1)])))
+    assert b"".join(read_pieces(path, snapshot_file.partial_header(header, [(0, 0)])))

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from agents.protocol.records import Holding, JobId, NodeId, NodeRecord, Point, Restore, Sealed
 from agents.rpc.signing import Verifier
-from agents.snapshots.http import MemoryDoor
-from agents.snapshots.memory import Memory, Snapshot
-from agents.snapshots.replication import Buddies
+from agents.snapshots.http import SnapshotRoutes
+from agents.snapshots.memory import SnapshotFile, SnapshotMemory
+from agents.snapshots.replication import Replicator
 from tests.agents.running import place, plan_on, until
 from tests.agents.sealing import write_snapshot
 from worker.checkpoint import snapshot_file
@@ -39,15 +39,15 @@ class World:
     session: aiohttp.ClientSession
     own: NodeRecord = OWN
     nodes: dict[NodeId, NodeRecord] = field(default_factory=dict)
-    memories: dict[str, Memory] = field(default_factory=dict)
+    memories: dict[str, SnapshotMemory] = field(default_factory=dict)
     done: list[tuple[int, str]] = field(default_factory=list)
     runners: list[web.AppRunner] = field(default_factory=list)
 
     async def add(self, name: str, zone: str) -> None:
-        memory = self.memories[name] = Memory(self.folder / name)
+        memory = self.memories[name] = SnapshotMemory(self.folder / name)
         memory.open()
         app = web.Application()
-        MemoryDoor(memory, Verifier(KEY)).add_to(app.router)
+        SnapshotRoutes(memory, Verifier(KEY)).add_to(app.router)
         runner = web.AppRunner(app)
         await runner.setup()
         self.runners.append(runner)
@@ -58,23 +58,31 @@ class World:
 
     def buddies(
         self, rate_bytes_s: float = 1e9, patience_s: float = 0.0, survive: str = "node"
-    ) -> Buddies:
+    ) -> Replicator:
         async def others() -> tuple[NodeRecord, ...]:
             return (self.own, *self.nodes.values())
 
-        def done(snapshot: Snapshot, trouble: str) -> None:
+        def done(snapshot: SnapshotFile, trouble: str) -> None:
             self.done.append((snapshot.point.step, trouble))
 
-        return Buddies(
-            *(self.session, KEY, lambda: self.own, self.nodes.get, others, rate_bytes_s),
-            *(lambda _: True, done, patience_s, lambda _: survive == "zone"),
+        return Replicator(
+            session=self.session,
+            key=KEY,
+            node=lambda: self.own,
+            find=self.nodes.get,
+            others=others,
+            rate_bytes_s=rate_bytes_s,
+            is_present=lambda _: True,
+            done=done,
+            patience_s=patience_s,
+            outlives_zone=lambda _: survive == "zone",
         )
 
-    def snapshot(self, step: int, **changes) -> Snapshot:
+    def snapshot(self, step: int, **changes) -> SnapshotFile:
         header = write_snapshot(self.folder / "own", step=step, **{"buddy": "b", **changes})
-        return Snapshot(self.folder / "own" / "job" / f"1-{step}" / header.file_name, header)
+        return SnapshotFile(self.folder / "own" / "job" / f"1-{step}" / header.file_name, header)
 
-    async def run(self, buddies: Buddies, *snapshots: Snapshot) -> None:
+    async def run(self, buddies: Replicator, *snapshots: SnapshotFile) -> None:
         for snapshot in snapshots:
             buddies.add(snapshot)
         task = asyncio.create_task(buddies.run())
@@ -112,7 +120,7 @@ async def test_the_buddy_gets_what_it_is_named_for_and_nothing_else(world):
     header = replace(header, pieces=pieces)
     with path.open("r+b") as file:
         file.write(snapshot_file.head_bytes(header))
-    await world.run(world.buddies(), Snapshot(path, header))
+    await world.run(world.buddies(), SnapshotFile(path, header))
     assert world.held("b") == [Sealed(Point(4, 1), (Holding(0, 0, 1),))]
     assert world.held("c") == [Sealed(Point(4, 1), (Holding(1, 2, 3),))]
     assert world.done == [(4, "")]
@@ -155,7 +163,7 @@ async def test_what_is_to_outlive_a_zone_is_stood_in_for_in_another_one(world):
     await world.run(world.buddies(survive="zone"), world.snapshot(4, buddy="c"))
     assert world.held("b") == []
     ((step, trouble),) = world.done
-    assert (step, trouble.startswith("no copy of snapshot")) == (4, True)
+    assert (step, trouble.startswith("no replica of snapshot")) == (4, True)
     world.done.clear()
     await world.add("d", "z3")
     await world.run(world.buddies(survive="zone"), world.snapshot(5, buddy="c"))
@@ -183,7 +191,7 @@ async def test_where_no_member_is_fit_a_node_that_stands_by_takes_the_copy(world
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("survive", "said"),
-    [("node", ""), ("zone", "copies stay in z1: no node in another zone stands by")],
+    [("node", ""), ("zone", "replicas stay in z1: no node in another zone is ready")],
 )
 async def test_where_nobody_stands_by_nothing_waits_for_copies(world, survive, said):
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], state="draining")
@@ -218,7 +226,7 @@ async def test_copies_that_cannot_leave_the_zone_are_made_there_and_it_is_said(w
     del world.nodes[NodeId("c")]
     await world.run(world.buddies(survive="zone"), world.snapshot(4))
     assert world.held("b") == [Sealed(Point(4, 1), WHOLE)]
-    assert world.done == [(4, "copies stay in z1: no node in another zone stands by")]
+    assert world.done == [(4, "replicas stay in z1: no node in another zone is ready")]
 
 
 @pytest.mark.asyncio
@@ -260,7 +268,7 @@ async def test_training_does_not_wait_for_what_nobody_can_take(world):
     await world.run(world.buddies(), world.snapshot(4))
     ((step, trouble),) = world.done
     assert step == 4
-    assert "no copy of snapshot 0.snap of step 4: b was not reached" in trouble
+    assert "no replica of snapshot 0.snap of step 4: b could not be reached" in trouble
 
 
 @pytest.mark.asyncio

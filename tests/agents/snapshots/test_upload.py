@@ -22,8 +22,8 @@ from agents.protocol.records import (
     Saving,
     Uploaded,
 )
-from agents.snapshots.memory import Snapshot
-from agents.snapshots.upload import Uploading, write_object
+from agents.snapshots.memory import SnapshotFile
+from agents.snapshots.upload import Uploader, upload_pieces
 from agents.store import Put
 from tests.agents.running import JOB, PREFIX, place, until
 from tests.agents.sealing import write_snapshot
@@ -32,9 +32,9 @@ from worker.checkpoint import snapshot_file
 PIECES = {(0, 0): b"first" * 300, (0, 1): b"second" * 90, (1, 2): b"third"}
 
 
-def snapshot_of(folder: Path, step: int = 5, **changes) -> Snapshot:
+def snapshot_of(folder: Path, step: int = 5, **changes) -> SnapshotFile:
     header = write_snapshot(folder, step=step, **{"pieces": PIECES, "persist": True, **changes})
-    return Snapshot(folder / "job" / f"1-{step}" / header.file_name, header)
+    return SnapshotFile(folder / "job" / f"1-{step}" / header.file_name, header)
 
 
 def names(folder: Path) -> list[str]:
@@ -50,7 +50,7 @@ def test_an_object_is_a_sealed_file_of_the_pieces_that_are_meant(tmp_path, kind)
     snapshot = snapshot_of(tmp_path)
     copy = snapshot_file.partial_header(snapshot.header, [(0, 1), (1, 2)])
     uri = f"{kind}://{tmp_path}/far/job/1-5/0-a.snap"
-    write_object(uri, snapshot.path, copy)
+    upload_pieces(uri, snapshot.path, copy)
     (tmp_path / "back.snap").write_bytes(fsspec.open(uri, "rb").open().read())
     back = snapshot_file.read_header(tmp_path / "back.snap")
     assert back == copy
@@ -69,7 +69,7 @@ def test_what_is_written_over_meanwhile_leaves_no_object(tmp_path, kind):
         file.write(b"later")
     uri = f"{kind}://{tmp_path}/far2/0.snap"
     with pytest.raises(snapshot_file.SnapshotError, match="piece 1 of layer 0"):
-        write_object(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
+        upload_pieces(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
     system, target = fsspec.core.url_to_fs(uri)
     assert not system.exists(target)
     assert names(tmp_path / "far2") == [] if kind == "file" else True
@@ -95,17 +95,17 @@ def test_the_same_once_more_is_well(tmp_path, kind):
     snapshot = snapshot_of(tmp_path)
     uri = f"{kind}://{tmp_path}/again/0.snap"
     for _ in range(2):
-        write_object(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
+        upload_pieces(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
 
 
 def test_what_another_has_written_under_the_name_stays(tmp_path):
     first, second = snapshot_of(tmp_path), snapshot_of(tmp_path, 6)
     uri = f"memory://{tmp_path}/taken/0.snap"
-    write_object(uri, first.path, snapshot_file.partial_header(first.header, PIECES))
+    upload_pieces(uri, first.path, snapshot_file.partial_header(first.header, PIECES))
     system, target = fsspec.core.url_to_fs(uri)
     before = system.cat_file(target)
-    with pytest.raises(OSError, match="another object stands there"):
-        write_object(uri, second.path, snapshot_file.partial_header(second.header, PIECES))
+    with pytest.raises(OSError, match="another object has that name"):
+        upload_pieces(uri, second.path, snapshot_file.partial_header(second.header, PIECES))
     assert system.cat_file(target) == before
 
 
@@ -113,14 +113,14 @@ def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
     snapshot = snapshot_of(tmp_path)
     copy = snapshot_file.partial_header(snapshot.header, PIECES)
     uri = f"memory://{tmp_path}/half/0.snap"
-    write_object(uri, snapshot.path, copy)
+    upload_pieces(uri, snapshot.path, copy)
     system, target = fsspec.core.url_to_fs(uri)
     whole = system.cat_file(target)
     for size in (0, 10, len(whole) - 1):
         system.pipe_file(target, whole[:size])
-        with pytest.raises(OSError, match="half of it stood there"):
-            write_object(uri, snapshot.path, copy)
-        write_object(uri, snapshot.path, copy)
+        with pytest.raises(OSError, match="incomplete object had that name"):
+            upload_pieces(uri, snapshot.path, copy)
+        upload_pieces(uri, snapshot.path, copy)
         assert system.cat_file(target) == whole
 
 
@@ -135,21 +135,21 @@ class Run:
     votes: list[Uploaded] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     is_wanted: bool = True
-    is_doomed: bool = False
+    is_leaving: bool = False
     ended: int = 0
 
-    def done(self, _: Snapshot, vote: Uploaded | None) -> None:
+    def done(self, _: SnapshotFile, vote: Uploaded | None) -> None:
         self.ended += 1
         self.votes += [] if vote is None else [vote]
 
-    async def until(self, holds, *snapshots: Snapshot) -> None:
-        uploading = Uploading(
-            lambda: NodeId("a.1.2"),
-            lambda _: self.uri,
-            lambda snapshot: self.is_wanted and snapshot.path.exists(),
-            lambda: self.is_doomed,
-            self.done,
-            lambda _, reason: self.troubles.append(reason),
+    async def until(self, holds, *snapshots: SnapshotFile) -> None:
+        uploading = Uploader(
+            node=lambda: NodeId("a.1.2"),
+            uri=lambda _: self.uri,
+            is_wanted=lambda snapshot: self.is_wanted and snapshot.path.exists(),
+            is_paused=lambda: self.is_leaving,
+            done=self.done,
+            failed=lambda _, reason: self.troubles.append(reason),
             retry_s=0.02,
         )
         for snapshot in snapshots:
@@ -214,16 +214,16 @@ async def test_what_is_not_wanted_any_more_or_is_gone_is_not_brought(tmp_path):
 
 @pytest.mark.asyncio
 async def test_a_node_that_is_about_to_go_begins_nothing_until_it_stays(tmp_path):
-    run = Run(f"file://{tmp_path}/far", is_doomed=True)
+    run = Run(f"file://{tmp_path}/far", is_leaving=True)
     looks = 0
 
     def is_there() -> bool:
         nonlocal looks
         looks += 1
-        assert not (run.is_doomed and run.votes)
+        assert not (run.is_leaving and run.votes)
         if looks == 10:
             assert not (tmp_path / "far").exists()
-            run.is_doomed = False
+            run.is_leaving = False
         return bool(run.votes)
 
     await run.until(is_there, snapshot_of(tmp_path / "memory"))

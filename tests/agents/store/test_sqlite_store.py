@@ -25,7 +25,7 @@ from agents.store import (
     open_store,
     serve,
 )
-from agents.store.sqlite_file import Ledger, Transaction
+from agents.store.sqlite_file import SqliteFile, Transaction
 from tests.agents.store.places import HISTORY_MAX, PATIENCE_S, Socket, wait_answer, write_much
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -112,7 +112,7 @@ async def _count_up(store, end):
 
 
 async def test_a_batch_that_fails_in_its_middle_leaves_no_trace(tmp_path):
-    ledger = Ledger(tmp_path / "store.db", history_max=HISTORY_MAX)
+    ledger = SqliteFile(tmp_path / "store.db", history_max=HISTORY_MAX)
     good = Transaction((), (Put("/a", b""),))
     with pytest.raises(UnicodeEncodeError):  # As a bug of ours would.
         ledger.apply([good, Transaction((), (Put("\ud800", b""),))])

@@ -11,8 +11,8 @@ import pytest
 
 from agents.protocol.records import NodeId, NodeRecord
 from agents.workers import join
-from agents.workers.join import Joining
-from agents.workers.rank_map import Seating
+from agents.workers.join import GenerationJoiner
+from agents.workers.specs import RankMap
 
 HERE, FIRST = NodeId("b.1"), NodeId("a.1")
 
@@ -37,7 +37,7 @@ class Others:
         self.asked.append(agent)
         return "the place" if agent == self.is_at else None
 
-    def meet(self, _: int, place: str) -> None:
+    def send_rendezvous(self, _: int, place: str) -> None:
         self.told.set_result(place)
 
 
@@ -49,7 +49,10 @@ async def test_the_first_node_is_looked_for_where_it_is_now(peers: dict[str, Any
     monkeypatch.setattr(join, "ASK_AGAIN_S", 0.01)
     others = Others("now:2", asyncio.get_running_loop().create_future())
     ours = SimpleNamespace(id=HERE)
-    seeks = Joining(*cast(Any, (None, lambda: ours, others, others, others)))
-    seeks._seek(Seating(2, {1: 0}, FIRST), {"job": "j", "generation": 2, "peers": peers})
+    any_: Any = others
+    joiner = GenerationJoiner(any_, lambda: cast(Any, ours), any_, others.nodes, any_, any_)
+    joiner._find_rendezvous(
+        RankMap(2, {1: 0}, FIRST), {"job": "j", "generation": 2, "peers": peers}
+    )
     assert await asyncio.wait_for(others.told, 10) == "the place"
     assert others.asked[-1] == "now:2"

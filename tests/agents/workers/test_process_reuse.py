@@ -98,7 +98,7 @@ async def test_without_its_part_of_the_plan_a_node_fails_in_words(tmp_path):
         node = await here.ready()
         await here.open(node, 1, plan=plan_on("another.node.1"))
         report = await until(lambda: here.is_taking("failed"))
-        assert report.failure == "the plan has no place on this node"
+        assert report.failure == "the plan has no rank on this node"
 
 
 async def test_a_warm_parent_that_nobody_can_ask_any_more_ends(tmp_path):

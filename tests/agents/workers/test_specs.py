@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import FIRST, GenerationRecord, JobId, NodeId, NodeRecord, Peak
-from agents.workers.rank_map import Seating
-from agents.workers.specs import Briefing, Site, specs
+from agents.workers.specs import GenerationDetails, RankMap, WorkerSettings, specs
 
 NODE = NodeRecord(NodeId("a"), "a", "z", "box", "A100-40", 2, "h:1", "ready")
 RECORD = GenerationRecord(
@@ -16,10 +15,10 @@ RECORD = GenerationRecord(
 
 
 def told(tmp_path, record: GenerationRecord, device_bytes: int | None) -> list[dict]:
-    site = Site(tmp_path, tmp_path, b"key", None, 1.0, 1, device_bytes)
-    briefing = Briefing(record, "", "", (NODE,), None)
+    site = WorkerSettings(tmp_path, tmp_path, b"key", None, 1.0, 1, device_bytes)
+    briefing = GenerationDetails(record, "", "", (NODE,), None)
     site.home(1).mkdir(parents=True)
-    return list(specs(site, briefing, Seating(2, {0: 0, 1: 1}, None), NODE))
+    return list(specs(site, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE))
 
 
 def test_each_rank_hears_what_it_may_take_and_how_long_it_waits(tmp_path):

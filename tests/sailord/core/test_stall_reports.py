@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from agents.protocol.codec import read
 from agents.protocol.records import Report, Saving
-from agents.workers.status import Word, sum_up
+from agents.workers.status import WorkerStatus, combine
 from sailord.core.snapshot_intervals import intervals_now
 from sailord.core.state import Running
 from tests.sailord.core.standing import BEGAN, A, generation, job, node, report, state
@@ -29,7 +29,7 @@ SLOW_S = 0.2
 STEPS = 14
 
 
-def lived(memory: Path, *, every: int) -> list[Word]:
+def lived(memory: Path, *, every: int) -> list[WorkerStatus]:
     """All that a worker says of one generation in which it trains alone."""
     spec: dict[str, Any] = {
         "job": "j", "generation": 1, "term": 1, "rank": 0, "ranks": 1, "device": 0, "node": "n",
@@ -40,7 +40,7 @@ def lived(memory: Path, *, every: int) -> list[Word]:
     words = []
 
     def say(word: dict[str, Any], _: bool) -> None:
-        words.append(read(Word, {**word, "phases": list(word["phases"])}))
+        words.append(read(WorkerStatus, {**word, "phases": list(word["phases"])}))
         if word["taking"] in {"stopped", "failed"}:
             stint.leave()
 
@@ -51,9 +51,11 @@ def lived(memory: Path, *, every: int) -> list[Word]:
     return words
 
 
-def told(words: list[Word]) -> Report:
+def told(words: list[WorkerStatus]) -> Report:
     """What the agent reports as the worker has said its last of training."""
-    measured = sum_up([next(word for word in reversed(words) if word.taking == "running")]).measured
+    measured = combine(
+        [next(word for word in reversed(words) if word.taking == "running")]
+    ).measured
     return report(A, stall_s=measured.stall_s, late_s=measured.late_s, settle_s=measured.settle_s)
 
 

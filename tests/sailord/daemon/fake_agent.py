@@ -22,6 +22,7 @@ from agents.protocol.records import (
     Fence,
     GenerationRecord,
     Holding,
+    Leader,
     NodeId,
     NodeRecord,
     Output,
@@ -41,7 +42,6 @@ from agents.rpc.signing import (
     sign_request,
 )
 from agents.store import Put, Store, StoreError, open_store
-from sailord.controller.election import Leader
 
 STEP_S = 0.02
 LOOK_S = 0.1

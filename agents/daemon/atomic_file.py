@@ -1,0 +1,48 @@
+"""Replace a file atomically: a reader sees the old content or the new one, also after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, is_durable: bool = True, suffix: str = "new") -> Iterator[IO[bytes]]:
+    """Open a temporary file that takes the place of ``path`` when the block ends.
+
+    If the block fails, the temporary file is deleted and ``path`` is left as it was. With
+    ``is_durable`` the content and the name survive a power failure. Writers that may run at the
+    same time need different values of ``suffix``.
+    """
+    temporary = path.with_name(f".{path.name}.{suffix}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if is_durable:
+        sync_folder(path.parent)
+
+
+def replace_file(path: Path, content: str | bytes, *, is_durable: bool = True) -> None:
+    """Replace the file's content."""
+    with replacing(path, is_durable=is_durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder to the disk: a new name in it is durable only then."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

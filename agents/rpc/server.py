@@ -1,0 +1,52 @@
+"""The server's side of signed HTTP: checks requests and signs the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from agents.rpc.signing import (
+    REPLY_HEADER,
+    REQUEST_HEADER,
+    SignatureError,
+    Verifier,
+    sign_reply,
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def unauthorized(error: SignatureError) -> web.Response:
+    """Return a 401 answer in plain text."""
+    return web.Response(status=401, text=f"{error}\n")
+
+
+async def answer_signed(
+    request: web.Request,
+    verifier: Verifier,
+    handler: Handler,
+    *,
+    read_body: Callable[[web.Request], Awaitable[bytes]] = web.Request.read,
+    refuse: Callable[[SignatureError], web.Response] = unauthorized,
+) -> web.StreamResponse:
+    """Check the request's signature, call the handler, and sign its answer."""
+    header = request.headers.get(REQUEST_HEADER)
+    try:
+        verifier.check_header(header, at=time.time())
+        body = await read_body(request)
+        nonce = verifier.check_request(
+            request.method, request.raw_path, body, header, at=time.time()
+        )
+    except SignatureError as error:
+        return refuse(error)
+    try:
+        answer = await handler(request)
+    except web.HTTPException as error:
+        answer = web.Response(status=error.status, text=error.text)
+    assert isinstance(answer, web.Response), "a stream cannot be signed"
+    assert isinstance(answer.body, bytes | None)
+    signature = sign_reply(verifier.key, nonce, answer.status, answer.body or b"")
+    answer.headers[REPLY_HEADER] = signature
+    return answer
