@@ -33,14 +33,14 @@ def read_rank_map(plan_text: str, node: NodeId) -> RankMap:
     plan = plan_from_document(parse_document(plan_text.encode(), name="plan"))
     devices: dict[int, int] = {}
     first: NodeId | None = None
-    places = rank_places(plan)
-    for rank_place in places:
-        place = plan.pipelines[rank_place.pipeline].stages[rank_place.stage].places[0]
-        if rank_place.rank == 0 and place.node is not None:
+    ranks = rank_places(plan)
+    for rank in ranks:
+        place = plan.pipelines[rank.pipeline].stages[rank.stage].places[0]
+        if rank.rank == 0 and place.node is not None:
             first = NodeId(place.node)
         if place.node == node:
-            devices[rank_place.rank] = place.devices[rank_place.index] if place.devices else len(devices)
-    return RankMap(len(places), devices, first)
+            devices[rank.rank] = place.devices[rank.index] if place.devices else len(devices)
+    return RankMap(len(ranks), devices, first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from agents.core.model import (
     SnapshotsChanged,
     UploadDone,
 )
-from agents.protocol.records import Fence, Holding, Point, Uploaded
+from agents.protocol.records import Fence, Holding, Point, Restore, Uploaded
 from tests.agents.core.life import (
     JOB,
     NOW,
@@ -29,6 +29,7 @@ from tests.agents.core.life import (
     state,
 )
 
+G4 = replace(G, number=4, restore=Restore(Point(40, 3), "memory"))
 WITHOUT_US = replace(G4, members=(PEER,))
 CLOSED = replace(G, state="closed")
 
