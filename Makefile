@@ -1,10 +1,13 @@
-# Every target makes its own environment: .venv is (re)made when pyproject.toml or
-# constraints.txt change in content. Nothing but python3 and make need be there before.
+# Every target installs what it needs into .venv, again when pyproject.toml or constraints.txt
+# change in content. Nothing but python3 and make need be there before.
 
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt scripts/install.py | $(PYTHON) -c \
+CONTENT := $(shell cat pyproject.toml constraints.txt scripts/install.py | $(PYTHON) -c \
 	'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest()[:12])')
+FOR_PLAN := .venv/.installed-plan-$(CONTENT)
+FOR_UP := .venv/.installed-up-$(CONTENT)
+FOR_ALL := .venv/.installed-all-$(CONTENT)
 PACKAGES := agents planner sailord simulator worker
 # How many random cases each property tries in `make sim` and `make chaos`.
 EXAMPLES ?= 500
@@ -20,15 +23,15 @@ help: ## list the targets
 		do printf '  make %-9s %s\n' "$$name" "$$what"; done
 
 .PHONY: up
-up: $(STAMP) ## a cluster on this machine that trains, until Ctrl-C
+up: $(FOR_UP) ## a cluster on this machine that trains, until Ctrl-C
 	@$(BIN)/sailorctl up
 
 .PHONY: tour
-tour: $(STAMP) ## its story without a person: machines go and come, nothing is lost
+tour: $(FOR_UP) ## its story without a person: machines go and come, nothing is lost
 	@$(BIN)/sailorctl tour
 
 .PHONY: plan-tour
-plan-tour: $(STAMP) ## what simulator and planner say, with real numbers
+plan-tour: $(FOR_PLAN) ## what simulator and planner say, with real numbers
 	$(BIN)/python examples/plan_tour.py
 
 # Tests run in JOBS processes and in a random order; ORDER=NUMBER repeats one.
@@ -38,19 +41,19 @@ PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p randomly \
 	--randomly-seed $(ORDER)
 
 .PHONY: test
-test: $(STAMP) ## run the tests of every part: under 8 minutes on two cores (JOBS=2 ORDER=1)
+test: $(FOR_ALL) ## run the tests of every part: under 8 minutes on two cores (JOBS=2 ORDER=1)
 	@echo "About 7 minutes on two cores. What is skipped stands at the end, with the reason;"
 	@echo "\`make test-slow\` runs the long tests. This order again: make test ORDER=$(ORDER)"
 	@$(PYTEST) -m "not slow"
 
 .PHONY: test-slow
-test-slow: $(STAMP) ## run the tests that take more than 3 s each: about 20 minutes on two cores
+test-slow: $(FOR_ALL) ## run the tests that take more than 3 s each: about 20 minutes on two cores
 	@echo "About 20 minutes on two cores. What is skipped stands at the end, with the reason."
 	@echo "This order again: make test-slow ORDER=$(ORDER)"
 	@$(PYTEST) -m slow
 
 .PHONY: check
-check: $(STAMP) ## lint, formatting and types
+check: $(FOR_ALL) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict $(PACKAGES)
@@ -58,7 +61,7 @@ check: $(STAMP) ## lint, formatting and types
 
 # The estimator against its oracle on many random plans, and a whole cluster on a virtual clock.
 .PHONY: sim
-sim: $(STAMP) ## random cases against the oracles (EXAMPLES=500), lives of a cluster (SEEDS=2000 FIRST=1)
+sim: $(FOR_ALL) ## random cases against the oracles (EXAMPLES=500), lives of a cluster (SEEDS=2000 FIRST=1)
 	SAILOR_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -m sim -q --ignore=tests/sim -o faulthandler_timeout=0
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first $(FIRST)
 
@@ -70,14 +73,14 @@ MINUTES ?= 10
 SEED ?= 1
 JOB ?= exact
 .PHONY: chaos
-chaos: $(STAMP) ## damaged input, killed daemons (EXAMPLES=500), a storm of faults (MINUTES=10 SEED=1 JOB=exact)
+chaos: $(FOR_ALL) ## damaged input, killed daemons (EXAMPLES=500), a storm of faults (MINUTES=10 SEED=1 JOB=exact)
 	@SAILOR_EXAMPLES=$(EXAMPLES) SAILOR_CHAOS_MINUTES=$(MINUTES) SAILOR_CHAOS_SEED=$(SEED) \
 		SAILOR_CHAOS_JOB=$(JOB) $(BIN)/python -m pytest tests -m chaos -q -o faulthandler_timeout=0
 
 # MEASURED=DIR names a folder with profiles, network.json and validation.json, for the programs
 # that compare with measurements; without it they say what they lack.
 .PHONY: bench
-bench: $(STAMP) ## print every benchmark's table (MEASURED=DIR)
+bench: $(FOR_ALL) ## print every benchmark's table (MEASURED=DIR)
 	@set -e; for file in benchmarks/*.py; do \
 		echo "== $$file"; \
 		case "$(MEASURED):$$file" in \
@@ -94,8 +97,8 @@ bench: $(STAMP) ## print every benchmark's table (MEASURED=DIR)
 # DESTDIR=/ puts commands, units, example files and /opt/sailor into this system, and any other
 # folder into a tree for it; GROUPS=worker adds what real workers need.
 .PHONY: install
-install: $(STAMP) ## make .venv with all groups; with DESTDIR=DIR, lay out a system too (GROUPS=worker)
+install: $(FOR_ALL) ## make .venv with all groups; with DESTDIR=DIR, lay out a system too (GROUPS=worker)
 	@test -z "$(DESTDIR)" || $(BIN)/python scripts/system.py "$(DESTDIR)" $(GROUPS:%=--group %)
 
-$(STAMP):
-	$(PYTHON) scripts/install.py $@
+$(FOR_PLAN) $(FOR_UP) $(FOR_ALL):
+	@$(PYTHON) scripts/install.py $@
