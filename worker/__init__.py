@@ -1,1 +1,1 @@
-"""The training runtime on one device, and the only package that may import torch."""
+"""The training runtime. It is the only package that may import torch."""

@@ -1,12 +1,13 @@
-"""``python -m worker``: training without a daemon, and what its data is made with."""
+"""``python -m worker``: train on this machine without a daemon, or prepare data and checkpoints."""
 
 from __future__ import annotations
 
 import os
 
-# Ranks are forked, and a fork takes one thread along: numpy must not start others when imported.
+# Ranks are forked, and a fork keeps only the calling thread: numpy must not start threads on
+# import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Threads that wait give the core to others: while they spin, other ranks cannot compute.
+# Waiting threads sleep instead of spinning, so that other ranks get the core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from worker.cli.main import main

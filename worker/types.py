@@ -1,4 +1,4 @@
-"""Nouns of the runtime that others may know without loading torch: tensors and what ranks do."""
+"""Types shared with packages that must not load torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 Gradient = Literal["same", "partial"]
 
 Phase = Literal["forward", "backward", "send", "receive", "wait", "sync", "vote", "step"]
-"""What a rank may be doing; the word stands in timelines, fail points and error messages."""
+"""The phases of a step; the words appear in timelines, fail points and error messages."""
 
 
 Activity = Phase | Literal["start", "data", "end"]
@@ -18,14 +18,15 @@ ACTIVITIES: tuple[Activity, ...] = ("start", "data", *get_args(Phase), "end")
 
 @dataclass(frozen=True, slots=True)
 class LogicalTensor:
-    """One logical tensor of a layer, whatever plan it is trained under."""
+    """One tensor of a layer in its full, plan-independent shape."""
 
     name: str
     shape: tuple[int, ...]
-    """Padded to whole atoms; the same under every plan of a job."""
+    """Padded to a multiple of the atom size; the same under every plan of a job."""
     split_dim: int | None
-    """Where it is cut into atoms; ``None``: every rank of a stage holds all of it."""
+    """The dimension that is split into atoms; ``None``: every rank of the stage group holds all of
+    it."""
     gradient: Gradient = "same"
-    """Of a tensor that is not cut: do its ranks compute equal gradients, or parts of a sum?"""
+    """For an unsplit tensor: whether its ranks compute equal gradients or parts of a sum."""
     tied_name: str | None = None
-    """This is a second use of the tensor of that name in layer 0."""
+    """The tensor of layer 0 that this one is tied to."""

@@ -139,7 +139,7 @@ def _bodies(
 def _whole(
     job: Job, bodies: Mapping[tuple[int, int], bytes], *, dtype: str, place: str
 ) -> tuple[NamedTensors, ...]:
-    layers, moments = len(job.model.layers), OptimizerStep.moments(job)
+    layers, moments = len(job.model.layers), OptimizerStep.moment_count(job)
     tables = tables_of(job)
     kinds: tuple[NamedTensors, ...] = tuple({} for _ in range(1 + moments))
     parts: dict[tuple[int, int, str], list[Tensor]] = {}
@@ -316,7 +316,7 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
         for piece in range(job.max_tp + 1)
     }
     told = str(dtype).removeprefix("torch.")
-    moments = OptimizerStep.moments(job)
+    moments = OptimizerStep.moment_count(job)
     model = fingerprint(
         (table_of(job, index) for index in range(layers)),
         atoms=job.max_tp, dtype=told, moments=moments,

@@ -56,7 +56,7 @@ def state_shape(job: Job) -> StateShape:
         layers=len(job.model.layers),
         atoms=job.max_tp,
         item_bytes=precision_of(job).master.itemsize,
-        moments=OptimizerStep.moments(job),
+        moments=OptimizerStep.moment_count(job),
     )
 
 

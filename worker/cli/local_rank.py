@@ -214,7 +214,7 @@ def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.de
         store = _meet(rank, listening=listening)
         return ProcessTransport(store, rank, ranks, device=device, deadline_s=DEADLINE_S)
     except (RuntimeError, OSError) as error:
-        raise PeerFailedError(f"the ranks did not meet: {error}") from None
+        raise PeerFailedError(f"rendezvous failed: {error}") from None
 
 
 def _meet(rank: int, *, listening: socket.socket) -> Store:

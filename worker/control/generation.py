@@ -227,7 +227,7 @@ class GenerationRun:
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
-            raise TransportError(f"the ranks did not meet: {error}") from None
+            raise TransportError(f"rendezvous failed: {error}") from None
         self._reached("met")
         self._check_cancelled()
         return self._transport

@@ -1,1 +1,1 @@
-"""How the ranks of a plan reach each other: as threads, as processes, on CPU or on GPU."""
+"""Communication between ranks: threads or processes, on CPUs or GPUs."""

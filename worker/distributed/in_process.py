@@ -1,7 +1,6 @@
-"""All ranks of a plan as threads of one process, for tests and for one machine without sockets.
+"""All ranks of a plan as threads of one process, for tests and single-rank runs.
 
-Sums are made by whoever comes last, always in the order of the group, so that a run gives the
-same bits each time.
+The last rank to arrive reduces in the order of the group, so results are bit-equal in every run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class _Wait:
-    """Over when its event is set: done, or failed together with the world."""
+    """Ends when its event is set, or when the world fails."""
 
     def __init__(self, world: ThreadWorld, what: str) -> None:
         self.done = threading.Event()
@@ -47,7 +46,7 @@ class _Wait:
 
 
 class _PendingCollective(_Wait):
-    """One collective: the tensors of those who have come so far."""
+    """One collective with the tensors of the ranks that have arrived."""
 
     def __init__(self, world: ThreadWorld, size: int, what: str) -> None:
         super().__init__(world, what)
@@ -55,39 +54,39 @@ class _PendingCollective(_Wait):
 
 
 class ThreadWorld:
-    """What the threads share: mail between ranks, and collectives under way."""
+    """The state that the threads share: messages and pending collectives."""
 
     def __init__(self, size: int, *, deadline_s: float = 60.0) -> None:
         self.size = size
         self.deadline_s = deadline_s
         self.failure: TransportError | None = None
-        self.notes: dict[int, VoteRecord] = {}
-        self.told: list[VoteRecord] = []
-        """What was noted when all ended."""
+        self.votes: dict[int, VoteRecord] = {}
+        self.last_votes: list[VoteRecord] = []
+        """The votes recorded when the world failed."""
         self._lock = threading.Lock()
         self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self._wanted: dict[tuple[int, int], deque[tuple[Tensor, _Wait]]] = defaultdict(deque)
-        self._rounds: dict[tuple[tuple[int, ...], int], _PendingCollective] = {}
+        self._collectives: dict[tuple[tuple[int, ...], int], _PendingCollective] = {}
 
     def transport(self, rank: int) -> ThreadTransport:
-        """The world as ``rank`` sees it."""
+        """Return the transport of one rank."""
         return ThreadTransport(self, rank)
 
     def fail(self, failure: TransportError) -> None:
-        """End every wait of every rank; the first failure is the one that all of them see."""
+        """End every wait of every rank; all of them see the first failure."""
         with self._lock:
             if self.failure is None:
                 self.failure = failure
                 lost = failure.rank if isinstance(failure, PeerLostError) else None
-                self.told = [news for rank, news in self.notes.items() if rank != lost]
-            for round_ in self._rounds.values():
-                round_.done.set()
+                self.last_votes = [vote for rank, vote in self.votes.items() if rank != lost]
+            for collective in self._collectives.values():
+                collective.done.set()
             for wanted in self._wanted.values():
                 for _, wait in wanted:
                     wait.done.set()
 
     def lose(self, rank: int, doing: str) -> None:
-        """Let a rank be gone, as a killed process is."""
+        """Simulate a rank's death."""
         self.fail(PeerLostError(rank, doing))
 
     def send(self, tensor: Tensor, *, source: int, to: int) -> None:
@@ -114,29 +113,29 @@ class ThreadWorld:
     def join(
         self,
         ranks: tuple[int, ...],
-        turn: int,
+        number: int,
         *,
         index: int,
         tensor: Tensor,
         finish: Callable[[list[Tensor]], None],
     ) -> Pending:
-        """Lay one's tensor down; the last to come finishes the round for all."""
+        """Contribute a tensor; the last rank to arrive runs the reduction for all."""
         with self._lock:
             self._raise_failure()
             what = f"a collective of ranks {ranks}"
-            round_ = self._rounds.setdefault(
-                (ranks, turn), _PendingCollective(self, len(ranks), what)
+            collective = self._collectives.setdefault(
+                (ranks, number), _PendingCollective(self, len(ranks), what)
             )
-            assert round_.tensors[index] is None, "a rank took part twice in one collective"
-            round_.tensors[index] = tensor
-            tensors = [each for each in round_.tensors if each is not None]
+            assert collective.tensors[index] is None, "a rank took part twice in one collective"
+            collective.tensors[index] = tensor
+            tensors = [each for each in collective.tensors if each is not None]
             if len(tensors) < len(ranks):
-                return round_
-            del self._rounds[ranks, turn]
-        # All others only wait now, so that their tensors may be written without the lock.
+                return collective
+            del self._collectives[ranks, number]
+        # All other ranks are waiting, so their tensors may be written without the lock.
         finish(tensors)
-        round_.done.set()
-        return round_
+        collective.done.set()
+        return collective
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -144,14 +143,14 @@ class ThreadWorld:
 
 
 class ThreadCollective:
-    """A group of threads, seen from one of them."""
+    """One rank's view of a group of threads."""
 
     def __init__(self, world: ThreadWorld, ranks: tuple[int, ...], rank: int) -> None:
         self.size = len(ranks)
         self.index = ranks.index(rank)
         self._world = world
         self._ranks = ranks
-        self._turn = 0
+        self._number = 0
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         self.start_all_reduce(tensor, op).wait()
@@ -164,14 +163,14 @@ class ThreadCollective:
         return self._start(tensor, lambda tensors: _copy(tensors, source))
 
     def _start(self, tensor: Tensor, finish: Callable[[list[Tensor]], None]) -> Pending:
-        self._turn += 1
+        self._number += 1
         return self._world.join(
-            self._ranks, self._turn, index=self.index, tensor=tensor.detach(), finish=finish
+            self._ranks, self._number, index=self.index, tensor=tensor.detach(), finish=finish
         )
 
 
 class ThreadTransport:
-    """All threads, seen from one of them."""
+    """One rank's transport to the other threads."""
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self.rank = rank
@@ -197,11 +196,11 @@ class ThreadTransport:
         if self._world.failure is not None:
             raise self._world.failure
 
-    def record_vote(self, news: VoteRecord) -> None:
-        self._world.notes[self.rank] = news
+    def record_vote(self, vote: VoteRecord) -> None:
+        self._world.votes[self.rank] = vote
 
     def last_votes(self, wait_s: float) -> list[VoteRecord]:  # noqa: ARG002 - all is known at once
-        return self._world.told
+        return self._world.last_votes
 
     def abort(self, reason: str) -> None:
         self._world.fail(AbortedError(reason, rank=self.rank))
@@ -231,9 +230,9 @@ def _copy(tensors: list[Tensor], source: int) -> None:
 def run_as_threads(
     size: int, body: Callable[[ThreadTransport], Result], *, deadline_s: float = 60.0
 ) -> list[Result]:
-    """Run ``body`` once for each rank, all at the same time, and return what they return.
+    """Run ``body`` in one thread per rank and return the results by rank.
 
-    When one fails, the others are told; the failure that came first is raised.
+    If one fails, the others are aborted and the first failure is raised.
     """
     world = ThreadWorld(size, deadline_s=deadline_s)
     results: dict[int, Result] = {}

@@ -1,8 +1,8 @@
-"""What the runtime asks of whatever carries tensors between the ranks of a plan.
+"""The interface between the runtime and the library that moves tensors between ranks.
 
-Nothing here or above it knows a global process group: a transport is an argument, so that all
-ranks may be threads of one process, and several generations of a plan may follow one another in
-one process. Every wait has a deadline, and ``abort`` from any thread ends all of them.
+There is no global process group: a transport is an argument, so that all ranks can be threads of
+one process and a process can run several generations in turn. Every wait has a deadline, and
+``abort`` from any thread ends all waits.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ Reduction = Literal["sum", "max"]
 
 
 class TransportError(RuntimeError):
-    """A tensor did not come or go; the transport is of no use after it."""
+    """A transfer failed; the transport cannot be used afterwards."""
 
 
 class PeerLostError(TransportError):
-    """A rank has gone: its process ended, or its machine cannot be reached."""
+    """A rank's process ended, or its machine is unreachable."""
 
     def __init__(self, rank: int, doing: str) -> None:
         self.rank = rank
         self.doing = doing
-        super().__init__(f"rank {rank} is gone (noticed in {doing})")
+        super().__init__(f"rank {rank} is lost (noticed in {doing})")
 
 
 class DeadlineError(TransportError):
-    """Something took longer than a rank is ready to wait, though no peer is known to be gone."""
+    """A wait exceeded its deadline although no peer is known to be lost."""
 
     def __init__(self, doing: str, *, seconds: float) -> None:
         self.doing = doing
         self.seconds = seconds
-        super().__init__(f"{doing} was not done after {seconds:g} s")
+        super().__init__(f"{doing} did not finish within {seconds:g} s")
 
 
 class AbortedError(TransportError):
-    """Somebody, here or at a peer, has ended the generation."""
+    """The generation was aborted, here or by a peer."""
 
     def __init__(self, reason: str, *, rank: int | None = None) -> None:
         self.reason = reason
@@ -46,74 +46,74 @@ class AbortedError(TransportError):
 
 
 VoteRecord = tuple[int, list[float]]
-"""A step, and what came of its vote."""
+"""A step and the all-reduced slots of its vote."""
 
 
 class Pending(Protocol):
-    """Something under way that was started without waiting."""
+    """An operation that was started without waiting for it."""
 
     def wait(self) -> None:
-        """Return when it is done; raise a ``TransportError`` when it never will be."""
+        """Wait until it is done; raise ``TransportError`` if it cannot be completed."""
 
     def is_done(self) -> bool:
-        """Say whether it is over; the wait that follows then takes no time."""
+        """Return whether it is over, so that ``wait`` returns at once."""
 
 
 class Collective(Protocol):
-    """The ranks of one group, seen from one of them."""
+    """One rank's view of a group of ranks."""
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
 
     @property
     def index(self) -> int:
-        """Which of them this one is, in the order in which the group was named."""
+        """This rank's index in the group, in the order in which the group was named."""
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
-        """Put the reduction of all ranks' tensors into each of them, the same bits in all."""
+        """Reduce over all ranks in place; every rank gets the same bits."""
 
     def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
-        """Begin ``all_reduce``; the tensor is left alone until the wait is over.
+        """Start ``all_reduce``; do not touch the tensor until the wait is over.
 
-        All ranks of a group start their reductions in one order.
+        All ranks of a group must start their reductions in the same order.
         """
 
     def start_broadcast(self, tensor: Tensor, *, source: int) -> Pending:
-        """Begin to put the tensor of the group's member ``source`` into all of them."""
+        """Start to copy the tensor of the group's member ``source`` to all members."""
 
 
 class Transport(Protocol):
-    """All ranks of a plan, seen from one of them."""
+    """One rank's connection to all ranks of a plan."""
 
     @property
     def rank(self) -> int:
-        """Which rank this is."""
+        """This rank."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     def group(self, ranks: tuple[int, ...]) -> Collective:
-        """The group of these ranks; all of its members ask for their groups in one order."""
+        """Return the group of these ranks; all members must open their groups in the same order."""
 
     def send(self, tensor: Tensor, *, to: int) -> Pending:
-        """Begin to send; the tensor is left alone until the wait is over."""
+        """Start to send; do not change the tensor until the wait is over."""
 
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
-        """Begin to receive into the tensor what ``source`` sends, message by message in order."""
+        """Start to receive into the tensor; messages of one source arrive in order."""
 
     def check(self) -> None:
-        """Raise what has ended the generation, if anything has."""
+        """Raise the failure that ended the generation, if there is one."""
 
-    def record_vote(self, news: VoteRecord) -> None:
-        """Have the peers told of this, should all end before there is newer."""
+    def record_vote(self, vote: VoteRecord) -> None:
+        """Remember the last vote; on a failure it is sent to the peers."""
 
     def last_votes(self, wait_s: float) -> list[VoteRecord]:
-        """When all is over: what those that live, this one included, had noted last."""
+        """Return the last recorded votes of this rank and the surviving peers, after a failure."""
 
     def abort(self, reason: str) -> None:
-        """End every wait, here and at the peers; may be called from any thread, more than once."""
+        """End every wait, here and at the peers; thread-safe and idempotent."""
 
     def close(self) -> None:
-        """Leave in peace, when all is done."""
+        """Close the connections after the work is done."""

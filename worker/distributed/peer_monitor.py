@@ -1,9 +1,9 @@
-"""Hears at once when a peer goes: every two ranks keep a connection that says only this.
+"""Detects the death of a peer at once, over one idle connection for each pair of ranks.
 
-The kernel closes a process's connections however it dies, and a peer that is merely blocked in a
-collective with others would not see it there. So each rank has one thread that listens to one
-quiet connection for each peer. What it hears first it passes on before it closes its own, so that
-everybody names the same culprit.
+The kernel closes a process's connections however it dies, but a peer that is blocked in a
+collective with other ranks would not notice. So each rank has one thread that watches an idle
+connection to each peer. It forwards the first failure that it learns of before it closes its own
+connections, so that all ranks name the same cause.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch._C._distributed_c10d import Store
 
 from worker.distributed.interface import AbortedError, PeerLostError, TransportError, VoteRecord
 
-_NAME = "watch"
-_LOOK_S = 0.002
-"""How often a rank looks whether the others have come."""
+_PREFIX = "watch"
+_POLL_S = 0.002
+"""Seconds between two checks whether the other ranks have connected."""
 
 
 class PeerMonitor:
-    """One rank's quiet connections to all others."""
+    """One rank's idle connections to all peers."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class PeerMonitor:
     ) -> None:
         self.failure: TransportError | None = None
         self.failed = threading.Event()
-        self.news: VoteRecord | None = None
-        """What the peers are told with the failure."""
-        self._told: VoteRecord | None = None
-        self._heard_news: dict[int, VoteRecord] = {}
-        self._spoken: set[int] = set()
-        self._heard_all = threading.Event()
+        self.vote: VoteRecord | None = None
+        """The vote that is sent to the peers with a failure."""
+        self._sent_vote: VoteRecord | None = None
+        self._peer_votes: dict[int, VoteRecord] = {}
+        self._heard_from: set[int] = set()
+        self._all_heard = threading.Event()
         self._rank = rank
         self._on_failure = on_failure
         self._lock = threading.Lock()
@@ -54,53 +54,53 @@ class PeerMonitor:
             store, rank, size, host=host, deadline_s=deadline_s, check_cancelled=check_cancelled
         )
         self._waking, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._listen, daemon=True, name="peer watch")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="peer monitor")
         self._thread.start()
 
     def fail(self, failure: TransportError) -> None:
-        """Note why all is over, unless that is known; tell the peers; end what waits here."""
+        """Record the first failure, send it to the peers and end all waits."""
         with self._lock:
             if self.failure is not None:
                 return
             self.failure = failure
-            self._told = self.news
-        news: dict[str, Any] = {} if self._told is None else {"news": self._told}
+            self._sent_vote = self.vote
+        vote: dict[str, Any] = {} if self._sent_vote is None else {"news": self._sent_vote}
         match failure:
             case PeerLostError():
-                self._tell({"lost": failure.rank, "doing": failure.doing, **news})
+                self._send_to_peers({"lost": failure.rank, "doing": failure.doing, **vote})
             case AbortedError():
                 rank = self._rank if failure.rank is None else failure.rank
-                self._tell({"aborted": failure.reason, "rank": rank, **news})
+                self._send_to_peers({"aborted": failure.reason, "rank": rank, **vote})
             case _:
-                self._tell({"aborted": str(failure), "rank": self._rank, **news})
+                self._send_to_peers({"aborted": str(failure), "rank": self._rank, **vote})
         self.failed.set()
         self._on_failure()
 
     def last_votes(self, wait_s: float) -> list[VoteRecord]:
-        """What this rank has told with the failure, and what the others have that live."""
-        assert self.failure is not None, "news are told when all is over"
-        self._heard_all.wait(wait_s)
+        """Return the votes that this rank and the surviving peers sent with the failure."""
+        assert self.failure is not None, "votes are exchanged after a failure only"
+        self._all_heard.wait(wait_s)
         with self._lock:
-            return [*([self._told] if self._told else []), *self._heard_news.values()]
+            return [*([self._sent_vote] if self._sent_vote else []), *self._peer_votes.values()]
 
     def close(self) -> None:
-        """Take leave of the peers, who then do not miss this rank."""
-        self._tell({"bye": self._rank})
+        """Say goodbye to the peers, so that they do not report this rank as lost."""
+        self._send_to_peers({"bye": self._rank})
         self._waking.close()
         self._thread.join()
         for peer in self._peers.values():
             peer.close()
         self._woken.close()
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_to_peers(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for peer in self._peers.values():
             try:
                 peer.sendall(line)
             except OSError:
-                continue  # It has gone, and needs no telling.
+                continue  # The peer is gone.
 
-    def _listen(self) -> None:
+    def _run(self) -> None:
         unread = dict.fromkeys(self._peers, b"")
         with selectors.DefaultSelector() as selector:
             for rank, peer in self._peers.items():
@@ -113,26 +113,26 @@ class PeerMonitor:
                     rank = key.data
                     content = _read(self._peers[rank])
                     *lines, unread[rank] = (unread[rank] + content).split(b"\n")
-                    farewells = [self._heard(rank, json.loads(line)) for line in lines]
-                    has_left = any(farewells)
+                    goodbyes = [self._handle(rank, json.loads(line)) for line in lines]
+                    said_goodbye = any(goodbyes)
                     if lines or not content:
-                        self._note_spoken(rank)
-                    if has_left or not content:
+                        self._mark_heard(rank)
+                    if said_goodbye or not content:
                         selector.unregister(self._peers[rank])
-                    if not content and not has_left:
-                        self.fail(PeerLostError(rank, "watching it"))
+                    if not content and not said_goodbye:
+                        self.fail(PeerLostError(rank, "the peer monitor"))
 
-    def _note_spoken(self, rank: int) -> None:
-        self._spoken.add(rank)
-        if self._spoken >= self._peers.keys():
-            self._heard_all.set()
+    def _mark_heard(self, rank: int) -> None:
+        self._heard_from.add(rank)
+        if self._heard_from >= self._peers.keys():
+            self._all_heard.set()
 
-    def _heard(self, peer: int, message: dict[str, Any]) -> bool:
-        """Take in what a peer says; is it a farewell?"""
+    def _handle(self, peer: int, message: dict[str, Any]) -> bool:
+        """Handle a peer's message; return True if it is a goodbye."""
         if "news" in message:
             step, slots = message["news"]
             with self._lock:
-                self._heard_news[peer] = (int(step), slots)
+                self._peer_votes[peer] = (int(step), slots)
         match message:
             case {"lost": int(rank), "doing": str(doing)}:
                 self.fail(PeerLostError(rank, doing))
@@ -141,7 +141,7 @@ class PeerMonitor:
             case {"bye": int()}:
                 return True
             case _:
-                raise AssertionError(f"a peer said {message}")
+                raise AssertionError(f"unknown message from a peer: {message}")
         return False
 
 
@@ -161,57 +161,59 @@ def _connect(
     deadline_s: float,
     check_cancelled: Callable[[], None],
 ) -> dict[int, socket.socket]:
-    """Connect each two ranks: the higher calls, the lower listens."""
+    """Connect every pair of ranks: the higher rank connects, the lower one listens."""
     deadline = time.monotonic() + deadline_s
     peers: dict[int, socket.socket] = {}
     try:
         with socket.create_server((host, 0), backlog=size) as server:
-            store.set(f"{_NAME}/{rank}", json.dumps(server.getsockname()[:2]))
+            store.set(f"{_PREFIX}/{rank}", json.dumps(server.getsockname()[:2]))
             for lower in range(rank):
-                address = _found(store, f"{_NAME}/{lower}", deadline, check_cancelled)
-                peer = socket.create_connection(tuple(address), timeout=_left(deadline))
+                address = _wait_for_key(store, f"{_PREFIX}/{lower}", deadline, check_cancelled)
+                peer = socket.create_connection(tuple(address), timeout=_remaining(deadline))
                 peers[lower] = peer
                 peer.sendall(rank.to_bytes(4, "little"))
-            server.settimeout(_LOOK_S)
+            server.settimeout(_POLL_S)
             while len(peers) < size - 1:
                 check_cancelled()
                 try:
                     peer, _ = server.accept()
                 except TimeoutError:
-                    _left(deadline)
+                    _remaining(deadline)
                     continue
-                peer.settimeout(_left(deadline))
-                peers[int.from_bytes(_exactly(peer, 4), "little")] = peer
+                peer.settimeout(_remaining(deadline))
+                peers[int.from_bytes(_receive_exactly(peer, 4), "little")] = peer
     except BaseException:
         for peer in peers.values():
             peer.close()
         raise
     for peer in peers.values():
-        peer.settimeout(1.0)  # Lines are short: a peer that takes none of them is stuck.
+        peer.settimeout(1.0)  # Messages are short: a peer that does not read them is stuck.
     return peers
 
 
-def _found(store: Store, name: str, deadline: float, check_cancelled: Callable[[], None]) -> Any:
-    """Wait for what another rank says of itself; torch's own wait could not be given up."""
+def _wait_for_key(
+    store: Store, name: str, deadline: float, check_cancelled: Callable[[], None]
+) -> Any:
+    """Poll for a value of another rank; torch's own wait cannot be cancelled."""
     while not store.check([name]):
         check_cancelled()
-        _left(deadline)
-        time.sleep(_LOOK_S)
+        _remaining(deadline)
+        time.sleep(_POLL_S)
     return json.loads(store.get(name))
 
 
-def _left(deadline: float) -> float:
+def _remaining(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("some ranks did not come")
+        raise TimeoutError("some ranks did not connect in time")
     return left
 
 
-def _exactly(peer: socket.socket, count: int) -> bytes:
+def _receive_exactly(peer: socket.socket, count: int) -> bytes:
     content = b""
     while len(content) < count:
-        more = peer.recv(count - len(content))
-        if not more:
-            raise ConnectionError("a peer went before it said who it is")
-        content += more
+        received = peer.recv(count - len(content))
+        if not received:
+            raise ConnectionError("a peer closed its connection before it sent its rank")
+        content += received
     return content

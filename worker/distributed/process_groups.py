@@ -1,7 +1,7 @@
 """Ranks as processes: gloo between CPUs, NCCL between GPUs.
 
-Process groups are built directly on a store, each generation under a prefix of its own. There is
-no default group and no global state, so that a process may leave one generation and join the next.
+Process groups are built directly on a store, under a prefix for each generation. There is no
+default group and no global state, so a process can leave one generation and join the next.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from worker.distributed.peer_monitor import PeerMonitor
 
 Result = TypeVar("Result")
 
-# torch's own type stubs lack half of what these have.
+# torch's type stubs miss half of these attributes.
 _Gloo: Any = ProcessGroupGloo
 _OPS: dict[Reduction, Any] = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX}
-_TELL_S = 0.5
-"""How long the watch may take to say why, when a wait has already broken."""
-_LOOK_S = 0.001
-"""How often a rank looks whether the others have come."""
-_UPWARDS, _DOWNWARDS = "upwards", "downwards"
-_MAIL_TAG, _NEVER_TAG = 1, 2
+_CAUSE_S = 0.5
+"""Seconds to wait for the monitor to report the cause after a transfer has failed."""
+_POLL_S = 0.001
+"""Seconds between two checks whether the other ranks have arrived."""
+_UP, _DOWN = "upwards", "downwards"
+_DATA_TAG, _UNUSED_TAG = 1, 2
 
 
 class ProcessTransport:
-    """All processes of a generation, seen from one of them."""
+    """One process's connection to all processes of a generation."""
 
     def __init__(
         self,
@@ -62,82 +62,82 @@ class ProcessTransport:
         host: str = "127.0.0.1",
         check_cancelled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Meet the others; ``check_cancelled`` raises when nobody wants that any more."""
+        """Connect to the other ranks; ``check_cancelled`` raises once the generation is over."""
         self._check_cancelled = check_cancelled
         self.rank, self.size = rank, size
         self.deadline_s = deadline_s
         self._on_gpu = torch.device(device).type == "cuda"
         self._store = PrefixStore(f"generation/{generation}", store)
-        # Nobody else keeps a backend, so that its connections close when it is dropped here.
+        # This is the only reference to a backend, so dropping it closes its connections.
         self._backends: dict[str, Any] = {}
         self._groups: dict[tuple[int, ...], ProcessCollective] = {}
-        self._others: Callable[[], Iterable[Any]] = tuple
+        self._external: Callable[[], Iterable[Any]] = tuple
         self._gloo_device = None if self._on_gpu else _Gloo.create_device(hostname=host)
-        self._watch = PeerMonitor(
+        self._monitor = PeerMonitor(
             self._store,
             rank,
             size,
             host=host,
             deadline_s=deadline_s,
-            on_failure=self._end_waits,
+            on_failure=self._abort_all,
             check_cancelled=check_cancelled,
         )
-        # One for each direction: what travels between two ranks in one group of NCCL does so in
-        # turn, and neither may have to wait with what it sends for what it is sent.
-        everybody = tuple(range(size))
-        self._open(_UPWARDS, everybody)
+        # One NCCL group for each direction: operations between two ranks run in order within a
+        # group, and a send must not wait for a receive.
+        all_ranks = tuple(range(size))
+        self._open(_UP, all_ranks)
         if self._on_gpu:
-            self._open(_DOWNWARDS, everybody)
+            self._open(_DOWN, all_ranks)
 
     def group(self, ranks: tuple[int, ...]) -> ProcessCollective:
         if ranks not in self._groups:
-            everybody = len(ranks) == self.size and not self._on_gpu
-            name = _UPWARDS if everybody else "-".join(map(str, ranks))
-            if not everybody:
+            all_ranks = len(ranks) == self.size and not self._on_gpu
+            name = _UP if all_ranks else "-".join(map(str, ranks))
+            if not all_ranks:
                 self._open(name, ranks)
             self._groups[ranks] = ProcessCollective(self, name, ranks)
         return self._groups[ranks]
 
     def send(self, tensor: Tensor, *, to: int) -> Pending:
-        name = _UPWARDS if to > self.rank or not self._on_gpu else _DOWNWARDS
+        name = _UP if to > self.rank or not self._on_gpu else _DOWN
         return self.start(
             name,
-            lambda backend: backend.send([tensor.detach()], to, _MAIL_TAG),
+            lambda backend: backend.send([tensor.detach()], to, _DATA_TAG),
             f"sending to rank {to}",
         )
 
     def receive(self, tensor: Tensor, *, source: int) -> Pending:
-        name = _UPWARDS if source < self.rank or not self._on_gpu else _DOWNWARDS
+        name = _UP if source < self.rank or not self._on_gpu else _DOWN
         return self.start(
             name,
-            lambda backend: backend.recv([tensor.detach()], source, _MAIL_TAG),
+            lambda backend: backend.recv([tensor.detach()], source, _DATA_TAG),
             f"receiving from rank {source}",
         )
 
     def check(self) -> None:
-        if self._watch.failure is not None:
-            raise _as_noticed(self._watch.failure, "looking around")
+        if self._monitor.failure is not None:
+            raise _seen_from(self._monitor.failure, "a check for failures")
 
     def wait_failed(self) -> bool:
-        """Is all over? What has just broken here may be known to be so in a moment."""
-        return self._watch.failed.wait(_TELL_S)
+        """Return whether a failure is known; wait 0.5 s for the monitor to report it."""
+        return self._monitor.failed.wait(_CAUSE_S)
 
-    def record_vote(self, news: VoteRecord) -> None:
-        self._watch.news = news
+    def record_vote(self, vote: VoteRecord) -> None:
+        self._monitor.vote = vote
 
     def last_votes(self, wait_s: float) -> list[VoteRecord]:
-        return self._watch.last_votes(wait_s)
+        return self._monitor.last_votes(wait_s)
 
     def abort(self, reason: str) -> None:
-        self._watch.fail(AbortedError(reason, rank=self.rank))
+        self._monitor.fail(AbortedError(reason, rank=self.rank))
 
-    def also_abort(self, others: Callable[[], Iterable[Any]]) -> None:
-        """Name backends that somebody else has opened: what waits there is broken with ours."""
-        self._others = others
+    def also_abort(self, external: Callable[[], Iterable[Any]]) -> None:
+        """Register external backends that are aborted together with ours."""
+        self._external = external
 
     def close(self) -> None:
-        """Leave in peace; of use after a failure too, to free what is open."""
-        self._watch.close()
+        """Close all connections; also frees resources after a failure."""
+        self._monitor.close()
         for backend in self._backends.values():
             backend.shutdown()
         self._backends.clear()
@@ -145,24 +145,24 @@ class ProcessTransport:
         self._gloo_device = None
 
     def start(self, group: str, begin: Callable[[Any], Work], doing: str) -> Pending:
-        """Start something on a group, unless all is over."""
-        if self._watch.failure is not None:
-            raise _as_noticed(self._watch.failure, doing)
-        work = self.translate(lambda: begin(self._backends[group]), doing)
-        return _ProcessWait(self, work, doing)
+        """Start an operation on a group unless a failure is known."""
+        if self._monitor.failure is not None:
+            raise _seen_from(self._monitor.failure, doing)
+        work = self.run_guarded(lambda: begin(self._backends[group]), doing)
+        return _PendingWork(self, work, doing)
 
-    def translate(self, act: Callable[[], Result], doing: str) -> Result:
-        """Do something; what breaks is told as what this rank knows to be the cause."""
+    def run_guarded(self, act: Callable[[], Result], doing: str) -> Result:
+        """Run ``act``; raise an error as the cause that this rank knows."""
         try:
             return act()
         except RuntimeError as error:
             if "timed out" in str(error).lower():
-                self._watch.fail(DeadlineError(doing, seconds=self.deadline_s))
-            # A connection may break before the watch has heard who broke it.
-            self._watch.failed.wait(_TELL_S)
-            self._watch.fail(TransportError(f"{doing}: {error}"))
-            assert self._watch.failure is not None
-            raise _as_noticed(self._watch.failure, doing) from error
+                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+            # A connection may break before the monitor has learnt which rank broke it.
+            self._monitor.failed.wait(_CAUSE_S)
+            self._monitor.fail(TransportError(f"{doing}: {error}"))
+            assert self._monitor.failure is not None
+            raise _seen_from(self._monitor.failure, doing) from error
 
     def _open(self, name: str, ranks: tuple[int, ...]) -> None:
         store = PrefixStore(name, self._store)
@@ -179,11 +179,11 @@ class ProcessTransport:
             return _Gloo(store, index, size, options)
 
         doing = f"opening the group of ranks {ranks}"
-        self.translate(lambda: self._wait_present(store, ranks, doing), doing)
-        self._backends[name] = self.translate(build, doing)
+        self.run_guarded(lambda: self._wait_present(store, ranks, doing), doing)
+        self._backends[name] = self.run_guarded(build, doing)
 
     def _wait_present(self, store: Store, ranks: tuple[int, ...], doing: str) -> None:
-        """Wait until all members want the group; torch's own wait would not hear of a death."""
+        """Wait until all members open the group; torch's own wait would not notice a death."""
         store.set(f"present/{self.rank}", "")
         names = [f"present/{rank}" for rank in ranks]
         deadline = time.monotonic() + self.deadline_s
@@ -191,30 +191,30 @@ class ProcessTransport:
             self._check_cancelled()
             self.check()
             if time.monotonic() > deadline:
-                self._watch.fail(DeadlineError(doing, seconds=self.deadline_s))
-            time.sleep(_LOOK_S)
+                self._monitor.fail(DeadlineError(doing, seconds=self.deadline_s))
+            time.sleep(_POLL_S)
 
-    def _end_waits(self) -> None:
-        """Break whatever waits in any group; called from the watch's thread."""
-        for backend in (*self._backends.values(), *self._others()):
+    def _abort_all(self) -> None:
+        """Break all pending operations; called from the monitor's thread."""
+        for backend in (*self._backends.values(), *self._external()):
             if self._on_gpu:
                 backend.abort()
             elif backend.size() > 1:
-                _break(backend)
+                _break_gloo(backend)
 
 
-def _as_noticed(failure: TransportError, doing: str) -> TransportError:
+def _seen_from(failure: TransportError, doing: str) -> TransportError:
     return PeerLostError(failure.rank, doing) if isinstance(failure, PeerLostError) else failure
 
 
-def _break(backend: Any) -> None:
-    """Close a gloo group's connections: a receive that is given up closes all of them.
+def _break_gloo(backend: Any) -> None:
+    """Close a gloo group's connections: a receive that times out closes all of them.
 
-    Its own ``abort`` leaves what waits waiting.
+    gloo's ``abort`` does not end pending waits.
     """
-    somebody = (backend.rank() + 1) % backend.size()
+    peer = (backend.rank() + 1) % backend.size()
     try:
-        backend.recv([torch.zeros(1)], somebody, _NEVER_TAG).wait(timedelta(milliseconds=1))
+        backend.recv([torch.zeros(1)], peer, _UNUSED_TAG).wait(timedelta(milliseconds=1))
     except RuntimeError:
         return
 
@@ -227,21 +227,21 @@ def _nccl(store: Store, index: int, size: int, timeout: timedelta) -> Any:
     return ProcessGroupNCCL(store, index, size, options)
 
 
-class _ProcessWait:
-    """Something under way in a process group."""
+class _PendingWork:
+    """A pending operation of a process group."""
 
     def __init__(self, transport: ProcessTransport, work: Work, doing: str) -> None:
         self._transport, self._work, self._doing = transport, work, doing
 
     def wait(self) -> None:
-        self._transport.translate(self._work.wait, self._doing)
+        self._transport.run_guarded(self._work.wait, self._doing)
 
     def is_done(self) -> bool:
         return bool(self._work.is_completed())
 
 
 class ProcessCollective:
-    """A group of processes, seen from one of them."""
+    """One rank's view of a process group."""
 
     def __init__(self, transport: ProcessTransport, name: str, ranks: tuple[int, ...]) -> None:
         self.size = len(ranks)

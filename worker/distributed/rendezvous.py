@@ -1,4 +1,4 @@
-"""Where the ranks of a generation meet: a store that lives in rank 0, and dies with it."""
+"""Rendezvous of a generation's ranks: a TCP store in rank 0 that ends with its process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from worker.distributed.interface import Transport
 from worker.distributed.process_groups import ProcessTransport
 
 RENDEZVOUS_S = 60.0
-"""For all ranks to come."""
-_LOOK_S = 0.02
+"""Seconds for all ranks to arrive."""
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousInfo:
-    """One rank of a generation, and the host that others reach it at."""
+    """One rank of a generation, and the host at which its peers reach it."""
 
     generation: int
     rank: int
@@ -31,22 +31,25 @@ class RendezvousInfo:
     host: str
     device: torch.device
     wait_s: float
-    """For a rank that lives, in a collective; one that has died is noticed at once."""
+    """Deadline of a collective in seconds; a rank that dies is noticed at once."""
 
 
-def open_store(party: RendezvousInfo) -> tuple[Store, str]:
-    """Open the place, as rank 0, and say where it is."""
-    with socket.create_server((party.host, 0), backlog=party.ranks) as server:
+def open_store(info: RendezvousInfo) -> tuple[Store, str]:
+    """Open the store, as rank 0, and return it with its address."""
+    with socket.create_server((info.host, 0), backlog=info.ranks) as server:
         port = server.getsockname()[1]
-        taken = server.detach()
-    shared: dict[str, Any] = {"timeout": timedelta(seconds=RENDEZVOUS_S), "wait_for_workers": False}
-    store = TCPStore(party.host, port, is_master=True, master_listen_fd=taken, **shared)
-    return store, f"{party.host}:{port}"
+        descriptor = server.detach()
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=RENDEZVOUS_S),
+        "wait_for_workers": False,
+    }
+    store = TCPStore(info.host, port, is_master=True, master_listen_fd=descriptor, **options)
+    return store, f"{info.host}:{port}"
 
 
-def join_store(place: str, check_cancelled: Callable[[], None]) -> Store:
-    """Come to the place that rank 0 has opened."""
-    host, _, port = place.rpartition(":")
+def join_store(address: str, check_cancelled: Callable[[], None]) -> Store:
+    """Connect to the store that rank 0 has opened."""
+    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + RENDEZVOUS_S
     while True:
         check_cancelled()
@@ -56,24 +59,24 @@ def join_store(place: str, check_cancelled: Callable[[], None]) -> Store:
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
 
 
 def open_transport(
-    party: RendezvousInfo, store: Store | None, check_cancelled: Callable[[], None]
+    info: RendezvousInfo, store: Store | None, check_cancelled: Callable[[], None]
 ) -> Transport:
-    """Open the way to the others; one that is alone needs no place."""
-    if party.ranks == 1:
+    """Connect to the other ranks; a single rank needs no store."""
+    if info.ranks == 1:
         return ThreadWorld(1).transport(0)
-    assert store is not None, "several ranks meet somewhere"
+    assert store is not None, "several ranks need a store"
     return ProcessTransport(
         store,
-        party.rank,
-        party.ranks,
-        generation=str(party.generation),
-        device=party.device,
-        deadline_s=party.wait_s,
-        host=party.host,
+        info.rank,
+        info.ranks,
+        generation=str(info.generation),
+        device=info.device,
+        deadline_s=info.wait_s,
+        host=info.host,
         check_cancelled=check_cancelled,
     )

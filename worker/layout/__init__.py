@@ -1,1 +1,1 @@
-"""Who holds what: ranks, tensors, cuts and shards."""
+"""Which rank holds which layers, tensors and shards under a plan."""

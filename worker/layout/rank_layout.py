@@ -1,12 +1,12 @@
-"""Who holds what of a model under a plan, and who must sum which gradients with whom.
+"""Which rank holds which part of the model under a plan, and which ranks sum which gradients.
 
-Every tensor that tensor parallelism cuts is cut into the same number of *atoms* under every plan
-of a job, its largest TP degree G. A rank with TP degree t and index i holds the atoms from
-i·G/t to (i+1)·G/t of each layer of its stage, and all of the tensors that are not cut. Two
-replicas of a layer with different TP degrees therefore share whole atoms, and sum their gradients
-over *segments*: the coarsest ranges of atoms that no replica's cut divides.
+Every tensor that tensor parallelism splits has the same number of *atoms* under every plan of a
+job: the job's largest TP degree G. A rank with TP degree t and index i holds atoms i·G/t to
+(i+1)·G/t of each layer of its stage, and every unsplit tensor. Two replicas of a layer with
+different TP degrees therefore have whole atoms in common. They sum their gradients over *segments*:
+the coarsest ranges of atoms that no replica's split divides.
 
-All of this is arithmetic on the plan: no tensor, no torch.
+This is arithmetic on the plan and needs no torch.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from simulator.spec.plan import Plan, Recompute
 from worker.types import LogicalTensor
 
 TIED = -1
-"""Stands for a layer: the tensors that layers share. It comes after layer 0 in every order."""
+"""Stands for the layer number of tensors that layers share; ordered after layer 0."""
 
 ALIGNMENT = 64
-"""Each tensor begins at a multiple of so many elements in the flat memory that holds it."""
+"""Each tensor starts at a multiple of 64 elements in its flat buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """One rank's place in the plan."""
+    """One rank's position in the plan."""
 
     rank: int
     pipeline: int
     stage: int
     stages: int
-    """How many stages its pipeline has."""
+    """The number of stages of its pipeline."""
     tp: int
     index: int
-    """Which of the ``tp`` ranks of the stage it is."""
+    """Its TP index among the ``tp`` ranks of the stage."""
     layers: tuple[int, int]
     recompute: Recompute
 
@@ -55,12 +55,12 @@ class RankPlace:
 
     @property
     def tp_ranks(self) -> tuple[int, ...]:
-        """The ranks of its stage."""
+        """The ranks of its stage group."""
         return tuple(range(self.rank - self.index, self.rank - self.index + self.tp))
 
 
 def rank_places(plan: Plan) -> tuple[RankPlace, ...]:
-    """Number the ranks of a plan: pipeline by pipeline, stage by stage, index by index."""
+    """Number the ranks of a plan by pipeline, then stage, then TP index."""
     places: list[RankPlace] = []
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
@@ -73,23 +73,23 @@ def rank_places(plan: Plan) -> tuple[RankPlace, ...]:
 def neighbouring_stage(
     places: tuple[RankPlace, ...], place: RankPlace, *, step: int
 ) -> tuple[RankPlace, ...]:
-    """The ranks of the stage before (``step`` -1) or after (1) in the same pipeline."""
+    """Return the ranks of the previous (``step`` -1) or next (1) stage of the same pipeline."""
     wanted = (place.pipeline, place.stage + step)
     return tuple(other for other in places if (other.pipeline, other.stage) == wanted)
 
 
 def sender_for(receiver: RankPlace, senders: tuple[RankPlace, ...]) -> RankPlace:
-    """From whom a rank takes what all ranks of a neighbouring stage have alike."""
+    """Return the rank from which ``receiver`` takes a tensor that all ``senders`` hold."""
     return senders[receiver.index * len(senders) // receiver.tp]
 
 
 def receivers_of(sender: RankPlace, receivers: tuple[RankPlace, ...]) -> tuple[RankPlace, ...]:
-    """The ranks of a neighbouring stage that take what they need from this one."""
+    """Return the ranks of a neighbouring stage that receive from ``sender``."""
     return tuple(r for r in receivers if r.index * sender.tp // r.tp == sender.index)
 
 
 def sample_positions(plan: Plan, *, pipeline: int, micro_batch: int) -> range:
-    """Where in the global batch the samples of one micro batch stand."""
+    """Return the positions of a micro batch's samples in the global batch."""
     before = sum(each.micro_batches for each in plan.pipelines[:pipeline])
     first = (before + micro_batch) * plan.micro_batch_size
     return range(first, first + plan.micro_batch_size)
@@ -98,11 +98,11 @@ def sample_positions(plan: Plan, *, pipeline: int, micro_batch: int) -> range:
 # -- layers, atoms and their holders --------------------------------------------------------------
 
 Tables = Mapping[int, tuple[LogicalTensor, ...]]
-"""For each layer its own tensors, and under ``TIED`` those that are shared, as layer 0 has them."""
+"""The tensors of each layer; shared ones are listed under ``TIED``, in layer 0's form."""
 
 
 def tensors_by_layer(tables: Iterable[tuple[LogicalTensor, ...]]) -> Tables:
-    """Divide the tables of all layers into what is a layer's own and what layers share."""
+    """Separate each layer's own tensors from those that layers share."""
     tables = tuple(tables)
     shared = {spec.tied_name for table in tables for spec in table} - {None}
     own = {
@@ -117,7 +117,7 @@ def tensors_by_layer(tables: Iterable[tuple[LogicalTensor, ...]]) -> Tables:
 
 
 def layers_held(place: RankPlace, tables: Iterable[tuple[LogicalTensor, ...]]) -> tuple[int, ...]:
-    """The layers whose tensors a rank holds, in the order in which gradients are summed."""
+    """Return the layers whose tensors a rank holds, in the order of the gradient sums."""
     tables = tuple(tables)
     first, end = place.layers
     shared = {spec.tied_name for table in tables for spec in table} - {None}
@@ -128,15 +128,15 @@ def layers_held(place: RankPlace, tables: Iterable[tuple[LogicalTensor, ...]]) -
 
 
 def atoms_held(*, tp: int, index: int, atoms: int) -> range:
-    """The atoms of each layer that a rank holds."""
-    assert atoms % tp == 0, "a TP degree divides the largest one"
+    """Return the atoms of each layer that a rank holds."""
+    assert atoms % tp == 0, "a TP degree must divide the largest one"
     each = atoms // tp
     return range(index * each, (index + 1) * each)
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A rank that holds some atoms of a layer, and all that is not cut."""
+    """A rank that holds some atoms and every unsplit tensor of a layer."""
 
     rank: int
     tp: int
@@ -146,7 +146,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All that hold anything of each layer, under one plan of a job."""
+    """The holders of each layer under one plan."""
 
     atoms: int
     tables: Tables
@@ -160,7 +160,7 @@ class Holdings:
 
 
 def holdings_of(plan: Plan, tables: Iterable[tuple[LogicalTensor, ...]], *, atoms: int) -> Holdings:
-    """Say who holds which atoms of which layer."""
+    """Compute which rank holds which atoms of which layer."""
     tables = tuple(tables)
     holders: dict[int, list[Holder]] = {layer: [] for layer in (*range(len(tables)), TIED)}
     for place in rank_places(plan):
@@ -175,39 +175,39 @@ def holdings_of(plan: Plan, tables: Iterable[tuple[LogicalTensor, ...]], *, atom
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients, and weights, that the same ranks hold: what one collective carries."""
+    """Gradients and weights that the same ranks hold, carried by one collective."""
 
     layer: int
     atoms: range
-    """Of the tensors that are cut; empty: none of them."""
+    """The atoms of split tensors in it; may be empty."""
     with_unsplit: bool
-    """The tensors that are not cut are in it too."""
+    """Whether it includes the unsplit tensors."""
     ranks: tuple[int, ...]
     owner: int
-    """The one that keeps the optimizer's moments where only one does."""
+    """The rank that keeps the optimizer's moments under ZeRO-1."""
 
 
 def sync_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
-    """All sums of a step, in the one order in which every rank starts those it takes part in.
+    """Return the gradient sums of a step in the order in which every rank starts its own.
 
-    Layers descend, as the backward pass does; within a layer atoms ascend, and what is not cut
-    comes last; what layers share comes at the very end. Groups overlap, so that any other
-    agreement than one order for all could let two ranks wait for each other for ever.
+    Layers descend, as in the backward pass. Within a layer atoms ascend, followed by the unsplit
+    tensors; tensors that layers share come last. Groups overlap, so two ranks that started their
+    sums in different orders could deadlock.
     """
     return tuple(part for part in all_buckets(holdings) if len(part.ranks) > 1)
 
 
 def all_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
-    """Everything there is, also what only one rank holds, in the same order.
+    """Return all buckets in the order of the sums, including those that only one rank holds.
 
-    Each part is owned by that of its holders who owns least, the largest being dealt out first.
+    Largest first, each bucket is assigned to the one of its holders that owns the fewest elements.
     """
     parts = [
         (layer, *rest)
         for layer in sorted(holdings.holders, reverse=True)
-        for rest in _parts_of_layer(holdings, layer)
+        for rest in _buckets_of_layer(holdings, layer)
     ]
-    sizes = [_elements(holdings, layer, atoms, whole) for layer, atoms, whole, _ in parts]
+    sizes = [_elements(holdings, layer, atoms, unsplit) for layer, atoms, unsplit, _ in parts]
     owned: Counter[int] = Counter()
     owners: dict[int, int] = {}
     for number in sorted(range(len(parts)), key=lambda number: (-sizes[number], number)):
@@ -223,33 +223,33 @@ def _elements(holdings: Holdings, layer: int, atoms: range, with_unsplit: bool) 
     return cut + (unsplit_layout(specs).elements if with_unsplit else 0)
 
 
-def _parts_of_layer(
+def _buckets_of_layer(
     holdings: Holdings, layer: int
 ) -> Iterator[tuple[range, bool, tuple[int, ...]]]:
     holders = holdings.holders[layer]
     ranks = tuple(holder.rank for holder in holders)
-    split, whole = holdings.has_split(layer), holdings.has_unsplit(layer)
+    split, unsplit = holdings.has_split(layer), holdings.has_unsplit(layer)
     if all(holder.tp == 1 for holder in holders):
-        # Nobody cuts this layer: all that it has is one sum between the same ranks.
-        if split or whole:
-            yield range(holdings.atoms if split else 0), whole, ranks
+        # No holder splits this layer, so one sum covers all of it.
+        if split or unsplit:
+            yield range(holdings.atoms if split else 0), unsplit, ranks
         return
     if split:
         for segment in segments(holders, atoms=holdings.atoms):
             members = tuple(h.rank for h in holders if segment[0] in h.atoms)
             yield segment, False, members
-    if whole:
+    if unsplit:
         yield range(0), True, ranks
 
 
 def segments(holders: Iterable[Holder], *, atoms: int) -> tuple[range, ...]:
-    """The coarsest ranges of atoms of which every holder has all or nothing."""
+    """Return the coarsest ranges of atoms that each holder has in full or not at all."""
     cuts = sorted({0, atoms} | {edge for h in holders for edge in (h.atoms.start, h.atoms.stop)})
     return tuple(range(*pair) for pair in pairwise(cuts))
 
 
 def groups_of(plan: Plan, holdings: Holdings) -> tuple[tuple[int, ...], ...]:
-    """All groups of ranks that a plan needs, in the order in which they are opened."""
+    """Return all process groups that a plan needs, in the order in which they are opened."""
     places = rank_places(plan)
     groups = {place.tp_ranks: None for place in places if place.tp > 1}
     groups |= {part.ranks: None for part in sync_buckets(holdings)}
@@ -259,18 +259,18 @@ def groups_of(plan: Plan, holdings: Holdings) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class NormShare:
-    """What one rank answers for, where several hold the same and exactly one must speak."""
+    """The parts of one layer whose gradient norm this rank reports; each part is reported once."""
 
     layer: int
     atoms: tuple[int, ...]
-    whole: bool
+    unsplit: bool
 
 
 def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
-    """For each rank, the atoms and whole tensors whose norm it tells in the vote.
+    """Return, for each rank, the atoms and unsplit tensors whose norm it reports in the vote.
 
-    Those with the finest cut speak, since they have an atom in one piece; among equals it goes
-    round with the layers.
+    Ranks with the highest TP degree report, since they hold an atom contiguously; among equals the
+    layer number decides.
     """
     found: dict[int, list[NormShare]] = {}
     for layer in sorted(holdings.holders, reverse=True):
@@ -282,9 +282,9 @@ def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
                 finest = max(holder.tp for holder in able)
                 best = [holder for holder in able if holder.tp == finest]
                 chosen.setdefault(best[layer % len(best)].rank, []).append(atom)
-        whole = holders[layer % len(holders)].rank if holdings.has_unsplit(layer) else None
-        for rank in sorted({*chosen, *(() if whole is None else (whole,))}):
-            share = NormShare(layer, tuple(chosen.get(rank, ())), rank == whole)
+        unsplit = holders[layer % len(holders)].rank if holdings.has_unsplit(layer) else None
+        for rank in sorted({*chosen, *(() if unsplit is None else (unsplit,))}):
+            share = NormShare(layer, tuple(chosen.get(rank, ())), rank == unsplit)
             found.setdefault(rank, []).append(share)
     return {rank: tuple(shares) for rank, shares in found.items()}
 
@@ -294,7 +294,7 @@ def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where a tensor, or some atoms of it, lies in flat memory."""
+    """The position of a tensor, or of some of its atoms, in a flat buffer."""
 
     spec: LogicalTensor
     offset: int
@@ -307,31 +307,31 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """The flat form of some tensors: the order of the table, aligned, zeros between them."""
+    """The layout of several tensors in a flat buffer: in table order, aligned, zero-padded."""
 
     slots: tuple[TensorSlot, ...]
     elements: int
 
 
 def atoms_layout(specs: Iterable[LogicalTensor], held: range, *, atoms: int) -> FlatLayout:
-    """The flat form of some atoms of all tensors that are cut."""
+    """Return the flat layout of some atoms of the split tensors."""
     split = [spec for spec in specs if spec.split_dim is not None]
-    return _image((spec, _cut_shape(spec, len(held), atoms)) for spec in split)
+    return _layout((spec, _split_shape(spec, len(held), atoms)) for spec in split)
 
 
 def unsplit_layout(specs: Iterable[LogicalTensor]) -> FlatLayout:
-    """The flat form of all tensors that are not cut."""
-    return _image((spec, spec.shape) for spec in specs if spec.split_dim is None)
+    """Return the flat layout of the unsplit tensors."""
+    return _layout((spec, spec.shape) for spec in specs if spec.split_dim is None)
 
 
-def _cut_shape(spec: LogicalTensor, count: int, atoms: int) -> tuple[int, ...]:
+def _split_shape(spec: LogicalTensor, count: int, atoms: int) -> tuple[int, ...]:
     dim = spec.split_dim
-    assert dim is not None, "only what is cut has atoms"
+    assert dim is not None, "only split tensors have atoms"
     assert spec.shape[dim] % atoms == 0, f"{spec.name} is not padded to whole atoms"
     return (*spec.shape[:dim], spec.shape[dim] // atoms * count, *spec.shape[dim + 1 :])
 
 
-def _image(shapes: Iterable[tuple[LogicalTensor, tuple[int, ...]]]) -> FlatLayout:
+def _layout(shapes: Iterable[tuple[LogicalTensor, tuple[int, ...]]]) -> FlatLayout:
     slots, offset = [], 0
     for spec, shape in shapes:
         slots.append(TensorSlot(spec, offset, shape))
@@ -343,22 +343,22 @@ def _image(shapes: Iterable[tuple[LogicalTensor, tuple[int, ...]]]) -> FlatLayou
 
 
 def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
-    """Say all that keeps this runtime from running the job under the plan."""
+    """List everything that prevents this runtime from running the job under the plan."""
     found = list(check_plan_for_job(plan, job, place=place))
     if plan.schedule == "interleaved":
         what = "the interleaved schedule is not supported by the training runtime"
-        found.append(Problem(f"{place}: schedule", what, "give 1f1b or gpipe"))
+        found.append(Problem(f"{place}: schedule", what, "use 1f1b or gpipe"))
     if job.schedule != "constant" and job.steps is None:
-        what = f"the {job.schedule} schedule must know where it ends"
-        found.append(Problem("training.steps", what, "give the number of steps"))
+        what = f"the {job.schedule} schedule needs an end"
+        found.append(Problem("training.steps", what, "set the number of steps"))
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
             at = f"{place}: pipelines[{number}].stages[{index}]"
             if stage.split != (1,) or len(stage.places) != 1:
-                what = "a stage that divides its micro batches is not supported by the runtime"
-                found.append(Problem(f"{at}.split", what, "give split [1], or more pipelines"))
+                what = "stages that split micro batches are not supported by the runtime"
+                found.append(Problem(f"{at}.split", what, "use split [1], or more pipelines"))
             if job.max_tp % stage.tp:
                 what = f"{stage.tp} does not divide the job's largest TP degree of {job.max_tp}"
                 divisors = [str(n) for n in range(1, job.max_tp + 1) if job.max_tp % n == 0]
-                found.append(Problem(f"{at}.tp", what, f"possible are {', '.join(divisors)}"))
+                found.append(Problem(f"{at}.tp", what, f"use one of {', '.join(divisors)}"))
     return tuple(found)

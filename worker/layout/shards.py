@@ -1,4 +1,4 @@
-"""Which part of a whole tensor a rank holds."""
+"""The part of a full tensor that a rank holds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from worker.types import LogicalTensor
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of one logical tensor: these rows and columns of it, read as a matrix."""
+    """A part of one tensor: a range of rows and columns of it, viewed as a matrix."""
 
     rows: range
     columns: range
-    # Elements in a whole row.
+    # Elements of a full row.
     width: int
     shape: tuple[int, ...]
 
 
 def shard_of(spec: LogicalTensor, atoms: range, *, of: int) -> Shard:
-    """Return what a rank that has these of the ``of`` atoms holds of a tensor."""
+    """Return the shard that a rank with these of the ``of`` atoms holds."""
     first, *others = spec.shape
     width = math.prod(others)
     if spec.split_dim is None:
         return Shard(range(first), range(width), width, spec.shape)
-    assert spec.split_dim < 2, "tensors are cut by rows or by columns"
+    assert spec.split_dim < 2, "tensors are split by rows or by columns"
     take_shard = spec.shape[spec.split_dim] // of
     held = range(atoms.start * take_shard, atoms.stop * take_shard)
     shape = (*spec.shape[: spec.split_dim], len(held), *spec.shape[spec.split_dim + 1 :])
@@ -38,7 +38,7 @@ def shard_of(spec: LogicalTensor, atoms: range, *, of: int) -> Shard:
 
 
 def take_shard(whole: Tensor, shard: Shard) -> Tensor:
-    """Take a shard out of a tensor that is not padded; rows beyond it are 0."""
+    """Copy a shard out of an unpadded tensor; rows beyond its end are 0."""
     matrix = whole.reshape(len(whole), -1)
     found = matrix[shard.rows.start : shard.rows.stop, shard.columns.start : shard.columns.stop]
     out = whole.new_zeros(len(shard.rows), len(shard.columns))

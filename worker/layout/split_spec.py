@@ -1,13 +1,13 @@
-"""How a layer says which of its parts tensor parallelism may cut.
+"""How a layer class declares which of its parts tensor parallelism may split.
 
-A layer class has ``splits: ClassVar[dict[str, Cut]]``, from the dotted name of a submodule to
-how it may be cut; what is not named there is whole on every rank:
+A layer class has ``splits: ClassVar[dict[str, SplitKind]]``, from the dotted name of a submodule to
+how it may be split. Submodules that are not named are held in full by every rank:
 
-- ``columns``: a linear layer of which each rank computes some of the outputs,
-- ``rows``: a linear layer of which each rank has some of the inputs; their results are summed,
+- ``columns``: a linear layer; each rank computes some of the outputs,
+- ``rows``: a linear layer; each rank has some of the inputs, and the results are summed,
 - ``vocabulary``: an embedding's rows, or the outputs of the projection onto the vocabulary,
-- ``entry``: an identity that stands before all ``columns`` beside it: its gradient is the sum of
-  theirs over the ranks, made once for all of them; without one, each sums its own,
+- ``entry``: an identity in front of all ``columns`` of the same parent. It sums their input
+  gradients over the ranks once; without it, each of them sums its own,
 - ``heads``: a dropout of attention scores (batch, heads, queries, keys).
 """
 
@@ -21,6 +21,6 @@ SPLIT_KINDS: tuple[SplitKind, ...] = get_args(SplitKind)
 
 
 def splits_of(layer: object) -> Mapping[str, SplitKind]:
-    """Return what a layer says of itself; nothing said means: nothing may be cut."""
+    """Return a layer's ``splits``; empty if it declares none."""
     declared: Mapping[str, SplitKind] = getattr(layer, "splits", {})
     return declared

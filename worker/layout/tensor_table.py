@@ -1,7 +1,7 @@
-"""The tensor table: which parameters a layer has, and how the job's atoms cut them.
+"""The tensor table: the parameters of each layer, and how they are split into atoms.
 
-It depends on the job alone: padding and cuts follow the largest TP degree that the job may ever
-use, so a tensor has one logical shape under every plan.
+It depends on the job alone: padding and splits follow the largest TP degree that the job may use,
+so a tensor has one shape under every plan.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def _spec(layer: Layer, tensor: TensorSpec, *, atoms: int, vocabulary: int) -> L
         return LogicalTensor(tensor.name, tensor.shape, tensor.split_dim, tied_name=tied)
     size = tensor.shape[tensor.split_dim]
     if layer.kind != "block" and size == vocabulary:
-        # A vocabulary: the only thing that is padded, so that atoms are of one size.
+        # Only vocabularies are padded, so that atoms have equal sizes.
         shape = list(tensor.shape)
         shape[tensor.split_dim] = -(-size // atoms) * atoms
         return LogicalTensor(tensor.name, tuple(shape), tensor.split_dim, tied_name=tied)
-    # Fewer key and value heads than atoms: whole on every rank, which uses what its heads need.
+    # Fewer key and value heads than atoms: every rank holds the tensor and uses its own heads'
+    # part.
     return LogicalTensor(tensor.name, tensor.shape, None, "partial", tied_name=tied)

@@ -1,8 +1,8 @@
-"""What a rank keeps of each layer: weights, gradients and moments in flat memory.
+"""The weights, gradients and moments of each layer, in flat buffers.
 
-Each kind of state is one flat tensor: first the atoms that the rank holds, then what is not cut.
-A layer that nobody cuts further is therefore one contiguous message of the gradient sync, and an
-atom is contiguous wherever a rank holds just one.
+Each kind of state is one flat tensor: the rank's atoms first, then the unsplit tensors. A layer
+that no other rank splits further is thus one contiguous message of the gradient sum, and an atom is
+contiguous wherever a rank holds just one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.types import LogicalTensor
 
 @dataclass(slots=True)
 class LayerBuffer:
-    """All that one rank keeps of one layer."""
+    """All state of one layer on one rank."""
 
     layer: int
     specs: tuple[LogicalTensor, ...]
@@ -37,15 +37,15 @@ class LayerBuffer:
     split: FlatLayout
     whole: FlatLayout
     parameters: tuple[nn.Parameter, ...]
-    """What the model computes with, in the order of ``slots``."""
+    """The module's parameters, in the order of ``slots``."""
     master: Tensor
     compute: Tensor
-    """The same memory as ``master`` where the model computes with what is kept."""
+    """The same tensor as ``master`` if the model computes with the master weights."""
     gradient: Tensor
     moments: tuple[Tensor, ...]
-    """Empty where another rank keeps them all."""
+    """Empty if another rank keeps all of them."""
     owned: tuple[Bucket, ...]
-    """The parts of which this rank keeps the moments."""
+    """The buckets whose moments this rank keeps."""
     _gradients: list[Tensor] = field(default_factory=list)
 
     @property
@@ -53,7 +53,7 @@ class LayerBuffer:
         return (*self.split.slots, *self.whole.slots)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors within flat memory, in the order of ``slots``."""
+        """Return views of the tensors in a flat buffer, in the order of ``slots``."""
         cut, rest = self.split_part(flat), self.unsplit_part(flat)
         return [*_views(cut, self.split), *_views(rest, self.whole)]
 
@@ -64,21 +64,23 @@ class LayerBuffer:
         return flat[self.split.elements :]
 
     def atom_views(self, flat: Tensor, wanted: range) -> list[Tensor]:
-        """Some atoms of the tensors that are cut, within flat memory."""
-        assert set(wanted) <= set(self.held), "a rank has its own atoms"
+        """Return views of some atoms of the split tensors in a flat buffer."""
+        assert set(wanted) <= set(self.held), "the rank does not hold these atoms"
         found = []
         for slot, view in zip(
             self.split.slots, _views(self.split_part(flat), self.split), strict=True
         ):
             dim = slot.spec.split_dim
-            assert dim is not None, "what is cut is cut somewhere"
+            assert dim is not None, "a split tensor has a split dimension"
             each = slot.shape[dim] // len(self.held)
             first = (wanted.start - self.held.start) * each
             found.append(view.narrow(dim, first, each * len(wanted)))
         return found
 
     def gather_atoms(self, flat: Tensor, wanted: range) -> Tensor:
-        """The flat form of some atoms: memory itself if these are all, else a copy."""
+        """Return some atoms as one flat tensor: the buffer itself if these are all atoms, else a
+        copy.
+        """
         if wanted == self.held:
             return self.split_part(flat)
         image = atoms_layout(self.specs, wanted, atoms=self.atoms)
@@ -88,34 +90,34 @@ class LayerBuffer:
         return copy
 
     def scatter_atoms(self, flat: Tensor, wanted: range, values: Tensor) -> None:
-        """Write back what ``gather_atoms`` copied out."""
+        """Write back a copy made by ``gather_atoms``."""
         if values.data_ptr() == flat.data_ptr():
-            return  # It was no copy.
+            return  # It is the buffer itself.
         image = atoms_layout(self.specs, wanted, atoms=self.atoms)
         for mine, theirs in zip(self.atom_views(flat, wanted), _views(values, image), strict=True):
             mine.copy_(theirs)
 
-    def gather_bucket(self, flat: Tensor, part: Bucket) -> Tensor:
-        """What flat memory has of a part: in place where it lies in one piece, else a copy."""
-        if part.with_unsplit and len(part.atoms) > 0:
+    def gather_bucket(self, flat: Tensor, bucket: Bucket) -> Tensor:
+        """Return a bucket as one flat tensor: in place if it is contiguous, else a copy."""
+        if bucket.with_unsplit and len(bucket.atoms) > 0:
             return flat
-        if part.with_unsplit:
+        if bucket.with_unsplit:
             return self.unsplit_part(flat)
-        return self.gather_atoms(flat, part.atoms)
+        return self.gather_atoms(flat, bucket.atoms)
 
-    def scatter_bucket(self, flat: Tensor, part: Bucket, values: Tensor) -> None:
-        """Write back what ``gather_bucket`` copied out."""
-        if not part.with_unsplit:
-            self.scatter_atoms(flat, part.atoms, values)
+    def scatter_bucket(self, flat: Tensor, bucket: Bucket, values: Tensor) -> None:
+        """Write back a copy made by ``gather_bucket``."""
+        if not bucket.with_unsplit:
+            self.scatter_atoms(flat, bucket.atoms, values)
 
     def begin_step(self) -> None:
-        """Forget the gradients of the step before."""
+        """Zero the gradients."""
         self.gradient.zero_()
 
     def collect_gradients(self) -> None:
-        """Add what a backward pass has left at parameters of another precision than sums have."""
+        """Add the gradients that a backward pass left at parameters of a lower precision."""
         if self.compute.dtype == self.gradient.dtype:
-            return  # Autograd has added to our memory itself.
+            return  # Autograd has added to our buffer.
         found = [(i, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
         if not found:
             return
@@ -124,7 +126,7 @@ class LayerBuffer:
             parameter.grad = None
 
     def zero_duplicate_gradients(self) -> None:
-        """Leave it to others to tell the gradients that all ranks of a stage have alike."""
+        """Zero the gradients that TP rank 0 already contributes."""
         for slot, view in zip(
             self.whole.slots, _views(self.unsplit_part(self.gradient), self.whole), strict=True
         ):
@@ -146,9 +148,9 @@ def layer_buffers(
     moments: int,
     owned: Sequence[Bucket],
 ) -> dict[int, LayerBuffer]:
-    """Move the parameters of a rank's layers into flat memory, in the order of the sync.
+    """Move the parameters of a rank's layers into flat buffers, in the order of the sums.
 
-    ``owned`` are the parts of which this rank keeps the moments.
+    ``owned`` are the buckets whose moments this rank keeps.
     """
     found: dict[int, dict[str, nn.Parameter]] = {}
     shared = {spec.name for spec in tables[TIED]}
@@ -169,7 +171,7 @@ def layer_buffers(
             held=held,
             precision=precision,
             moments=moments,
-            owned=tuple(part for part in owned if part.layer == layer),
+            owned=tuple(bucket for bucket in owned if bucket.layer == layer),
         )
         for layer in sorted(found, reverse=True)
     }

@@ -1,7 +1,7 @@
-"""The state of a model as whole tensors, in which no plan shows: taken apart, put together, judged.
+"""The state of a model as full tensors, independent of the plan.
 
-What ranks hold is merged from pieces and cut again for another plan, and checksums tell whether
-all that hold the same atom hold the same bits.
+The tensors of all ranks are merged and split again for another plan; checksums show whether all
+holders of an atom hold the same bits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ StateKind = str
 """``master``, ``gradient``, or ``moment 0`` and so on."""
 TensorKey = tuple[int, str, StateKind]
 RankTensors = dict[TensorKey, list[tuple[range | None, Tensor]]]
-"""Of each logical tensor, which atoms (``None``: all of what is not cut) have which values."""
+"""For each tensor, the values of a range of atoms, or of ``None`` if it is unsplit."""
 
 
 def flats_by_kind(buffer: LayerBuffer) -> dict[StateKind, Tensor]:
-    """The flat tensors that a layer's state consists of."""
+    """Return the flat tensors of a layer's state."""
     moments = {f"moment {i}": moment for i, moment in enumerate(buffer.moments)}
     return {"master": buffer.master, "gradient": buffer.gradient, **moments}
 
 
 def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
-    """Copies of all that one rank holds."""
+    """Copy everything that one rank holds."""
     found: RankTensors = {}
 
     def add(
@@ -54,7 +54,9 @@ def rank_tensors(buffers: Iterable[LayerBuffer]) -> RankTensors:
 
 
 def _kept(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
-    """Of which atoms, and whether of what is not cut, a rank keeps this kind of state."""
+    """Return the atoms of this kind of state that a rank keeps, each with whether unsplit tensors
+    are.
+    """
     if kind.startswith("moment"):
         return [(part.atoms, part.with_unsplit) for part in buffer.owned]
     return [(buffer.held, True)]
@@ -63,7 +65,7 @@ def _kept(buffer: LayerBuffer, kind: StateKind) -> list[tuple[range, bool]]:
 def merge_ranks(
     ranks: Iterable[RankTensors], tables: Mapping[int, tuple[LogicalTensor, ...]]
 ) -> dict[TensorKey, Tensor]:
-    """Put whole tensors together from what all ranks hold; what is held twice must agree."""
+    """Assemble full tensors from what all ranks hold."""
     dims = {(layer, spec.name): spec for layer, specs in tables.items() for spec in specs}
     whole: dict[TensorKey, Tensor] = {}
     atoms: dict[TensorKey, dict[range, Tensor]] = {}
@@ -91,12 +93,12 @@ def merge_ranks(
 def load_full_tensors(
     buffer: LayerBuffer, logical: Mapping[TensorKey, Tensor], precision: Precision
 ) -> None:
-    """Fill a rank's memory of a layer with its part of whole tensors."""
+    """Fill a layer's buffers with its shards of full tensors."""
     for kind, flat in flats_by_kind(buffer).items():
         for slot, view in zip(buffer.slots, buffer.views(flat), strict=True):
             values = logical.get((buffer.layer, slot.spec.name, kind))
             if values is None:
-                assert kind == "gradient", f"nothing is known of {slot.spec.name}'s {kind}"
+                assert kind == "gradient", f"the state has no {kind} of {slot.spec.name}"
                 continue
             dim = slot.spec.split_dim
             if dim is not None:
@@ -108,7 +110,7 @@ def load_full_tensors(
 
 
 def checksums(buffer: LayerBuffer) -> dict[tuple[int, int | None, StateKind], str]:
-    """A digest of each atom, and of what is not cut: equal on all that hold the same."""
+    """Return a digest of each atom and of the unsplit tensors, equal on all holders."""
     found: dict[tuple[int, int | None, StateKind], str] = {}
     for kind, flat in flats_by_kind(buffer).items():
         for atoms, with_unsplit in _kept(buffer, kind):

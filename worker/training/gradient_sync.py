@@ -1,4 +1,4 @@
-"""Sums each gradient over all ranks that hold its weight, while the backward pass goes on."""
+"""Sums each gradient over all ranks that hold its weight, overlapped with the backward pass."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from worker.training.flat_buffers import LayerBuffer
 
 @dataclass(slots=True)
 class _RunningSum:
-    """One sum that has been started."""
+    """A gradient sum that has been started."""
 
-    part: Bucket
+    bucket: Bucket
     values: Tensor
     pending: Pending
     span: Span
 
 
 class GradientSync:
-    """The sums that one rank takes part in.
+    """The gradient sums that one rank takes part in.
 
-    Sums are started layer by layer as the backward pass finishes with them, and always in the
-    order of ``sync_buckets``; what layers share is started when all of them are done.
+    A layer's sums start when the backward pass has finished with it, always in the order of
+    ``sync_buckets``; sums of shared tensors start when all layers are done.
     """
 
     def __init__(
@@ -42,36 +42,36 @@ class GradientSync:
         self._place = place
         self._buffers = buffers
         self._recorder = recorder
-        self._parts: dict[int, list[tuple[Bucket, Collective]]] = defaultdict(list)
-        for part in sync_buckets(holdings):
-            if place.rank in part.ranks:
-                self._parts[part.layer].append((part, transport.group(part.ranks)))
+        self._buckets: dict[int, list[tuple[Bucket, Collective]]] = defaultdict(list)
+        for bucket in sync_buckets(holdings):
+            if place.rank in bucket.ranks:
+                self._buckets[bucket.layer].append((bucket, transport.group(bucket.ranks)))
         self._under_way: list[_RunningSum] = []
 
     def start(self, layer: int) -> None:
-        """Begin to sum the gradients of a layer, which are complete on this rank."""
+        """Start to sum the gradients of a layer, which are complete on this rank."""
         self._note_ends()
         buffer = self._buffers[layer]
-        for part, group in self._parts.get(layer, ()):
-            if part.with_unsplit and self._place.index > 0:
+        for bucket, group in self._buckets.get(layer, ()):
+            if bucket.with_unsplit and self._place.index > 0:
                 buffer.zero_duplicate_gradients()
-            values = buffer.gather_bucket(buffer.gradient, part)
+            values = buffer.gather_bucket(buffer.gradient, bucket)
             span = self._recorder.begin("sync", layer=max(layer, 0))
             pending = group.start_all_reduce(values)
-            self._under_way.append(_RunningSum(part, values, pending, span))
+            self._under_way.append(_RunningSum(bucket, values, pending, span))
 
     def finish(self) -> None:
-        """Wait until all sums stand in memory."""
+        """Wait until all sums are written to the buffers."""
         for each in self._under_way:
             each.pending.wait()
             if each.span.end_ns == 0:
                 self._recorder.end(each.span)
-            buffer = self._buffers[each.part.layer]
-            buffer.scatter_bucket(buffer.gradient, each.part, each.values)
+            buffer = self._buffers[each.bucket.layer]
+            buffer.scatter_bucket(buffer.gradient, each.bucket, each.values)
         self._under_way.clear()
 
     def _note_ends(self) -> None:
-        """See which sums are done; a layer's pass is how finely their ends are known."""
+        """Poll the sums for the timeline; end times are accurate to one layer."""
         for each in self._under_way if self._recorder.keeps_spans else ():
             if each.span.end_ns == 0 and each.pending.is_done():
                 self._recorder.end(each.span)

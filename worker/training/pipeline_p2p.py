@@ -1,7 +1,7 @@
-"""What neighbouring stages of a pipeline send each other: activations one way, gradients back.
+"""Point-to-point transfers between neighbouring stages: activations forward, gradients back.
 
-Every rank of a stage has the same activations, so each rank of the next stage takes them from one
-of those before it, whatever the TP degrees of the two.
+All ranks of a stage hold the same activations, so each rank of the next stage receives from one of
+them, whatever the TP degrees of the two stages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DIMS_MAX = 7
 
 
 class Outbox:
-    """Sends to some ranks, without making the sender wait."""
+    """Sends to some ranks without blocking."""
 
     def __init__(self, transport: Transport, targets: Sequence[int], *, tells_shape: bool) -> None:
         self._transport = transport
@@ -26,7 +26,7 @@ class Outbox:
         self._sending: list[Pending] = []
 
     def send(self, tensor: Tensor) -> None:
-        """Start to send; the tensor may be read but not written until ``finish``."""
+        """Start to send; the tensor must not be written until ``finish``."""
         tensor = tensor.contiguous()
         self._sending = [each for each in self._sending if not each.is_done()]
         for target in self._targets:
@@ -36,16 +36,16 @@ class Outbox:
         self._tells_shape = False
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until everything is sent."""
         for each in self._sending:
             each.wait()
         self._sending.clear()
 
 
 class Inbox:
-    """Receives tensors of one shape from one rank, one after the other.
+    """Receives tensors of one shape from one rank.
 
-    If nobody sets the shape, the first tensor is preceded by it.
+    If ``shape`` is not set, the sender sends the shape before the first tensor.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Inbox:
         self._arriving: tuple[Tensor, Pending] | None = None
 
     def expect(self) -> None:
-        """Begin to receive the next tensor, if its shape is known already."""
+        """Start to receive the next tensor, if its shape is known."""
         if self.shape is not None:
             self._arriving = self._begin(self.shape)
 
@@ -84,6 +84,6 @@ class Inbox:
 
 
 def _header(tensor: Tensor) -> Tensor:
-    assert tensor.dim() <= _DIMS_MAX, "activations have few dimensions"
+    assert tensor.dim() <= _DIMS_MAX, "too many dimensions"
     sizes = [tensor.dim(), *tensor.shape, *[0] * (_DIMS_MAX - tensor.dim())]
     return torch.tensor(sizes, dtype=torch.int64, device=tensor.device)

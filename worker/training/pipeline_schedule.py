@@ -1,8 +1,8 @@
-"""One rank's way through a step: forwards and backwards of its stage in the order of 1F1B.
+"""One rank's passes of a step, in the order of its pipeline schedule (1F1B or GPipe).
 
-The order is the one that the simulator times (``simulator.estimate.pass_order``). What an
-operation needs from a neighbour is asked for before the operation ahead of it is computed, so that
-it travels meanwhile; what it makes is sent without waiting.
+The order is the one that the simulator times (``simulator.estimate.pass_order``). The input of the
+next operation is requested before the current one is computed, so that the transfer overlaps; the
+output is sent without waiting.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worker.training.pipeline_stage import StageRunner
 
 @dataclass(slots=True)
 class ConsumedSamples:
-    """What one rank has seen of a step's samples; each sample is told by one rank only."""
+    """What one rank counted in a step; each sample is counted by one rank only."""
 
     loss_sum: Tensor
     samples: int = 0
@@ -45,16 +45,16 @@ class ConsumedSamples:
 
 @dataclass(frozen=True, slots=True)
 class _ForwardInput:
-    """What a forward pass starts from."""
+    """The input of a forward pass."""
 
     input: Tensor
     context: MicroBatch
     labels: Tensor | None
-    """Where the pass ends in the loss."""
+    """Set on the last stage, which computes the loss."""
 
 
 class PipelineRank:
-    """One rank of one stage, with its neighbours and its samples."""
+    """One rank of one stage, with its neighbours and its data."""
 
     def __init__(
         self,
@@ -91,13 +91,14 @@ class PipelineRank:
 
         self._inputs, self._gradients = inbox(before), inbox(after)
         self._results = outbox(after, tells_shape=True)
-        # A gradient has the shape of the activation that it belongs to.
+        # A gradient has the shape of its activation.
         self._input_gradients = outbox(before, tells_shape=False)
 
     def run(self, step: int, *, seed: float, layer_done: Callable[[int], None]) -> ConsumedSamples:
-        """Run all micro batches; ``layer_done`` is told of each layer whose gradients are whole.
+        """Run all micro batches; ``layer_done`` is called for each layer whose gradients are
+        complete.
 
-        ``seed`` is what the losses' sum is scaled by before it is differentiated.
+        ``seed`` is the factor on the sum of losses before it is differentiated.
         """
         consumed = self._nothing()
         last = max(index for index, op in enumerate(self._order) if op.kind == "B")
@@ -109,7 +110,7 @@ class PipelineRank:
             if op.kind == "F":
                 self._forward(op, self._work(op, arrived, step, consumed), consumed)
             else:
-                done = layer_done if index == last else _not_yet
+                done = layer_done if index == last else _ignore_layer
                 self._backward(op, arrived, seed=seed, layer_done=done)
         with self._recorder.span("wait"):
             self._results.finish()
@@ -117,7 +118,7 @@ class PipelineRank:
         return consumed
 
     def first_bad_layer(self, step: int) -> int | None:
-        """Pass the step's micro batches through again; say which layer here left the numbers."""
+        """Repeat the forward passes and return the first layer here with a non-finite output."""
         found: list[int] = []
         for op in self._order:
             if op.kind == "F":
@@ -184,23 +185,23 @@ class PipelineRank:
         return _ForwardInput(arrived, context, samples.labels.to(self._device))
 
     def _expect(self, op: Op) -> None:
-        box = self._box(op)
+        box = self._inbox_for(op)
         if box is not None:
             box.expect()
 
     def _take(self, op: Op) -> Tensor | None:
-        box = self._box(op)
+        box = self._inbox_for(op)
         if box is None:
             return None
         with self._recorder.span("receive", micro_batch=op.micro_batch):
             return box.take()
 
-    def _box(self, op: Op) -> Inbox | None:
+    def _inbox_for(self, op: Op) -> Inbox | None:
         return self._inputs if op.kind == "F" else self._gradients
 
     def _nothing(self) -> ConsumedSamples:
         return ConsumedSamples(torch.zeros((), dtype=torch.float64, device=self._device))
 
 
-def _not_yet(_: int) -> None:
-    """More micro batches follow, whose gradients are added."""
+def _ignore_layer(_: int) -> None:
+    """Do nothing: gradients of later micro batches are still added."""

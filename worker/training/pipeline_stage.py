@@ -1,7 +1,7 @@
-"""The layers of one stage on one rank: forward, and backward layer by layer.
+"""The forward and backward passes of one rank's layers.
 
-Layers are separate pieces of autograd's graph, so that a layer's gradients are complete, and may
-be on their way to the other replicas, while the layers before it are still computed.
+Each layer is a separate autograd graph. So a layer's gradients are complete, and their sum over the
+replicas can start, while the layers before it are still computed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-# Autograd loads this when it is first given a gradient, which takes half a second. Loaded here it
-# is loaded once, by the process from which all ranks are forked.
+# Autograd imports this at its first gradient, in half a second. Importing it here does so once, in
+# the process from which all ranks are forked.
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor
 
@@ -24,16 +24,16 @@ Computation = Callable[[Tensor], Tensor]
 
 @dataclass(slots=True)
 class _SavedForward:
-    """What a layer's backward pass needs of its forward pass."""
+    """What a layer's backward pass needs from its forward pass."""
 
     compute: Computation
     input: Tensor
     output: Tensor | None
-    """``None``: it is computed again, from the input."""
+    """``None``: recompute it from the input."""
 
 
 class StageRunner:
-    """One rank's layers, and what their backward passes wait for."""
+    """One rank's layers, and what is saved for their backward passes."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class StageRunner:
     def forward(
         self, micro_batch: int, x: Tensor, *, current: MicroBatch, labels: Tensor | None
     ) -> Tensor:
-        """Pass a micro batch through; given labels, the result is the sum of their losses."""
+        """Run a forward pass; with ``labels``, return the sum of their losses."""
         self._context.current = current
         kept: list[_SavedForward] = []
         for layer, compute in zip(self.layers, self._computations(labels), strict=True):
@@ -70,17 +70,17 @@ class StageRunner:
     def backward(
         self, micro_batch: int, gradient: Tensor | float, *, layer_done: Callable[[int], None]
     ) -> Tensor | None:
-        """Add to the layers' gradients; return the input's, if it has one.
+        """Add to the layers' gradients; return the gradient of the input, if it has one.
 
-        ``gradient`` is that of the result; of a loss it is a number.
-        ``layer_done`` is called with each layer's number as soon as its own pass is over.
+        ``gradient`` is the gradient of the output; for a loss it is a number. ``layer_done`` is
+        called with each layer's number as soon as its backward pass is over.
         """
         current, kept = self._kept.pop(micro_batch)
         incoming: Tensor | float | None = gradient
         for layer in reversed(self.layers):
             part = kept.pop()
             if part.output is None:
-                # Dropout must drop what it dropped the first time.
+                # The recomputed pass must apply the same dropout masks.
                 self._context.current = current
                 with torch.enable_grad():
                     part.output = part.compute(part.input)
@@ -96,7 +96,7 @@ class StageRunner:
     def first_bad_layer(
         self, x: Tensor, *, current: MicroBatch, labels: Tensor | None
     ) -> tuple[int | None, Tensor]:
-        """Pass a micro batch through; say which layer made the first number that is not finite."""
+        """Run a forward pass and return the first layer with a non-finite output."""
         self._context.current = current
         bad: int | None = None
         with torch.no_grad():

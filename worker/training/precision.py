@@ -1,4 +1,4 @@
-"""In which numbers a model is computed, kept and summed, and how small gradients are kept alive."""
+"""Number formats of a job, and the loss scale that keeps small fp16 gradients from underflow."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from torch import Tensor
 from simulator.spec.job import Job
 
 GRID, GRID_END = 2.0**-12, 2.0**3
-"""Weights of the exact trainer are multiples of the one and no larger than the other, where the
-model computes with them."""
+"""The exact model computes with weights that are multiples of ``GRID``, at most ``GRID_END``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The numbers of a job: one kind to compute with, one to keep weights and sum gradients in."""
+    """The number formats of a job: one to compute in, one for master weights and gradient sums."""
 
     name: str
     compute: torch.dtype
     master: torch.dtype
     on_grid: bool = False
-    """Weights are rounded to a grid before the model computes with them, so that sums are exact."""
+    """Weights are rounded to a grid for computing, so that sums are exact."""
     scales_loss: bool = False
-    """Gradients may fall below the smallest number, so that the loss is scaled up before."""
+    """Gradients may underflow, so the loss is scaled up before the backward pass."""
 
     @property
     def computes_on_masters(self) -> bool:
-        """The weights that are kept are those that the model computes with."""
+        """Whether the model computes with the master weights themselves."""
         return self.compute == self.master and not self.on_grid
 
     def derive(self, master: Tensor, *, into: Tensor) -> None:
-        """Make the weights that the model computes with."""
+        """Compute the weights that the model uses from the master weights."""
         if self.on_grid:
             torch.div(master, GRID, out=into)
             into.round_().mul_(GRID).clamp_(-GRID_END, GRID_END)
@@ -50,28 +49,28 @@ _BY_NAME = {
 
 
 def precision_of(job: Job) -> Precision:
-    """The numbers that a job asks for."""
+    """Return the number formats of a job."""
     return EXACT if job.model.family == "exact" else _BY_NAME[job.precision]
 
 
 GROWTH_STEPS = 2000
-"""After so many steps without overflow the scale doubles."""
+"""The scale doubles after so many steps without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """By how much the loss is scaled; a function of which steps have overflowed, so all agree."""
+    """The loss scale; a function of the steps that overflowed, so it is the same on all ranks."""
 
     factor: float = 1.0
     good_steps: int = 0
 
     @classmethod
     def first(cls, precision: Precision) -> LossScale:
-        """The scale of the first step."""
+        """Return the scale of the first step."""
         return cls(2.0**16 if precision.scales_loss else 1.0)
 
     def after(self, *, overflow: bool) -> LossScale:
-        """The scale of the next step; scales are powers of two, which change no digit."""
+        """Return the scale of the next step; scales are powers of two, which round nothing."""
         if overflow:
             return LossScale(max(self.factor / 2, 1.0), 0)
         if self.good_steps + 1 == GROWTH_STEPS:
@@ -80,10 +79,10 @@ class LossScale:
 
 
 def loss_seed(job: Job, precision: Precision, scale: LossScale) -> float:
-    """What the sum of a micro batch's losses is multiplied by before the backward pass.
+    """Return the factor on the sum of a micro batch's losses before the backward pass.
 
-    A constant of the job, so that no plan shows in it: sums over a whole batch would overflow
-    small numbers. The exact trainer's gradients are whole numbers and stay so.
+    It is a constant of the job and so independent of the plan: unscaled sums over a whole batch
+    would overflow fp16. The exact model's gradients are integers and stay unscaled.
     """
     if precision.on_grid:
         return 1.0

@@ -1,10 +1,10 @@
-"""The vote that ends every step: one sum over all ranks, after which all know the same.
+"""The vote that ends every step: one all-reduce after which all ranks know the same totals.
 
-It is a vector with a slot for every atom of every layer, in which exactly one of the atom's
-holders puts its squared gradient norm and all others 0: such a sum is exact in any order, so that
-the norm has the same bits under every plan. Further slots hold the loss, the number of labels,
-the digests of the samples, and whether somebody wishes to stop. A rank votes only when its own
-gradients are complete; so whoever has the result knows that everybody's are.
+The vector has a slot for every atom of every layer. Exactly one holder of the atom writes its
+squared gradient norm there, all others 0, so the sum is exact in any order and the norm is
+bit-equal under every plan. Further slots hold the loss, the number of labels, the digests of the
+samples, and whether a rank wants to stop. A rank votes only when its own gradients are complete, so
+the result proves that the gradients are complete on all ranks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from worker.distributed.interface import Collective
 from worker.layout.rank_layout import Holdings, NormShare, norm_shares
 from worker.training.flat_buffers import LayerBuffer
 
-_PORTION = {"cpu": 2**16}
-_PORTION_ELSEWHERE = 2**24
-"""A norm is summed in portions of this many elements, counted from the beginning of the atom."""
+_CHUNK = {"cpu": 2**16}
+_CHUNK_ELSEWHERE = 2**24
+"""Norms are summed in chunks of this many elements, counted from the start of the atom."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepContribution:
-    """What one rank has to tell besides its norms."""
+    """What one rank contributes besides its norms."""
 
     loss_sum: float | Tensor = 0.0
     samples: int = 0
@@ -48,7 +48,7 @@ class StepTotals:
     digest_sum: int
     stop: bool
     slots: list[float]
-    """The sum itself, for those who did not hear of it."""
+    """The raw all-reduce result, forwarded to ranks that missed it."""
 
     @property
     def norm(self) -> float:
@@ -56,7 +56,7 @@ class StepTotals:
 
     @property
     def is_finite(self) -> bool:
-        """Neither the loss nor any gradient has left the numbers."""
+        """Whether the loss and all gradients are finite."""
         return math.isfinite(self.loss_sum) and all(map(math.isfinite, self.squares.values()))
 
 
@@ -74,8 +74,10 @@ class StepVote:
         self._layers = sorted(holdings.holders, reverse=True)
         self._per_layer = holdings.atoms + 1
 
-    def cast(self, buffers: Mapping[int, LayerBuffer], ballot: StepContribution) -> StepTotals:
-        """Tell what this rank has to tell, wait for the others, and return what came of it."""
+    def cast(
+        self, buffers: Mapping[int, LayerBuffer], contribution: StepContribution
+    ) -> StepTotals:
+        """Send this rank's norms and contribution, wait for the others, and return the totals."""
         slots = torch.zeros(self._per_layer * len(self._layers) + 5, dtype=torch.float64)
         slots = slots.to(self._device)
         for share in self._shares:
@@ -84,25 +86,25 @@ class StepVote:
             for atom in share.atoms:
                 image = buffer.gather_atoms(buffer.gradient, range(atom, atom + 1))
                 slots[first + atom] = square_sum(image)
-            if share.whole:
+            if share.unsplit:
                 slots[first + self._per_layer - 1] = square_sum(
                     buffer.unsplit_part(buffer.gradient)
                 )
-        told = (
-            ballot.loss_sum,
-            ballot.samples,
-            ballot.labels,
-            ballot.digest_sum,
-            ballot.wants_to_stop,
+        fields = (
+            contribution.loss_sum,
+            contribution.samples,
+            contribution.labels,
+            contribution.digest_sum,
+            contribution.wants_to_stop,
         )
-        for place, value in enumerate(told, start=len(slots) - len(told)):
+        for place, value in enumerate(fields, start=len(slots) - len(fields)):
             slots[place] = value
         if self._group is not None:
             self._group.all_reduce(slots)
-        return self.verdict(slots.tolist())
+        return self.totals_from(slots.tolist())
 
     def first_bad_layer(self, layer: int | None) -> tuple[int, int] | None:
-        """Of the layers that ranks name, return the first and the rank that names it."""
+        """Return the first layer that any rank names, with that rank."""
         named = torch.zeros(self._ranks, dtype=torch.float64, device=self._device)
         if layer is not None:
             named[self._rank] = layer + 1
@@ -113,8 +115,8 @@ class StepVote:
             default=None,
         )
 
-    def verdict(self, slots: list[float]) -> StepTotals:
-        """What the sum of all ranks' slots says."""
+    def totals_from(self, slots: list[float]) -> StepTotals:
+        """Return the totals that the sum of all ranks' slots holds."""
         *squares, loss_sum, samples, labels, digest_sum, stop = slots
         size = self._per_layer
         by_layer = {
@@ -127,9 +129,9 @@ class StepVote:
 
 
 def square_sum(flat: Tensor) -> Tensor:
-    """The sum of squares in fp64, always in the same portions and so with the same bits."""
+    """Return the sum of squares in fp64, always in the same chunks and so with the same bits."""
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
-    size = _PORTION.get(flat.device.type, _PORTION_ELSEWHERE)
+    size = _CHUNK.get(flat.device.type, _CHUNK_ELSEWHERE)
     for begin in range(0, len(flat), size):
         wide = flat[begin : begin + size].double()
         total += torch.dot(wide, wide)

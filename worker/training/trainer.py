@@ -1,9 +1,9 @@
-"""One rank of a training run: steps under any plan, with a loss that does not know the plan.
+"""One rank of a training run; the loss does not depend on the plan.
 
-A step runs the micro batches of the rank's pipeline (``pipeline``), sums each layer's gradients
-over all that hold it as soon as they are complete (``sync``), and ends in a vote (``vote``), from
-whose result every rank computes the same norm, clipping, loss scale and learning rate; then each
-updates what it keeps (``optimizer``). Nothing in it asks who else trains how.
+A step runs the micro batches of the rank's pipeline (``pipeline_schedule``), sums each layer's
+gradients over all holders as soon as they are complete (``gradient_sync``), and ends in a vote
+(``step_vote``). From its totals every rank computes the same norm, clipping, loss scale and
+learning rate, and updates its weights (``optimizer``).
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from worker.training.precision import LossScale, Precision, loss_seed, precision
 from worker.training.step_vote import StepContribution, StepTotals, StepVote
 from worker.training.zero1 import Zero1Update, owned_buckets
 
-_NEWS_S = 0.25
-"""For those that live to say what they know, when all is over."""
+_LAST_VOTES_S = 0.25
+"""Seconds for the surviving ranks to report their last votes after a failure."""
 
 
 class NotANumberError(RuntimeError):
-    """The loss or a gradient has left the numbers, and no smaller loss scale would help."""
+    """The loss or a gradient is not finite, and a smaller loss scale would not help."""
 
     def __init__(self, step: int, *, layer: int, rank: int | None) -> None:
         self.step, self.layer, self.rank = step, layer, rank
         if rank is None:
             what = f"the gradient of layer {layer} is not finite"
         else:
-            what = (
-                f"the output of layer {layer} is not finite on rank {rank}, the first that is not"
-            )
+            what = f"the output of layer {layer} is not finite on rank {rank}, the first such layer"
         super().__init__(f"step {step}: {what}")
 
 
 class SnapshotHook(Protocol):
-    """Keeps copies of the state, and so is asked before it changes."""
+    """Takes snapshots; is asked before the state changes."""
 
     def wants_to_stop(self, step: int) -> bool:
-        """Is this to be the last step? Asked when its gradients are there; may wait."""
+        """Return whether this step shall be the last; called when its gradients are complete, may
+        wait.
+        """
 
     def before_update(self) -> None:
-        """Return when what is kept may be changed."""
+        """Wait until the state may be changed."""
 
 
 class NoSnapshots:
-    """Nobody copies anything."""
+    """Takes no snapshots."""
 
     def wants_to_stop(self, step: int) -> bool:  # noqa: ARG002 - whoever keeps asks for it
         return False
@@ -77,10 +77,10 @@ class NoSnapshots:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """What a run has come to besides its tensors: the same on every rank."""
+    """The state of a run besides its tensors, the same on every rank."""
 
     step: int = 0
-    """How many batches were consumed, those whose update was skipped included."""
+    """The number of consumed batches, including those whose update was skipped."""
     updates: int = 0
     scale: LossScale = field(default_factory=LossScale)
     sample_hash: str = FIRST_HASH
@@ -90,7 +90,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step was; all but the seconds are the same on every rank."""
+    """The result of one step; all but ``seconds`` is the same on every rank."""
 
     step: int
     loss: float
@@ -104,7 +104,7 @@ class StepReport:
 
 
 class Trainer:
-    """One rank of a plan, ready to take the next step."""
+    """One rank of a plan, ready for the next step."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class Trainer:
         self._summed = -1
         """The step whose gradients are complete here."""
         self.update_complete = True
-        """Weights and moments are those of ``progress``: no update was broken off."""
+        """Weights and moments match ``progress``: no update was interrupted."""
         self._transport = transport
         self.progress = TrainingProgress(scale=LossScale.first(self.precision))
         self.place = rank_places(plan)[rank]
         tables = [table_of(job, index) for index in range(len(job.model.layers))]
         self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
-        # All open their groups in one order, before anything else can make them wait.
+        # All ranks open their groups in the same order, before anything else can block.
         opened = {
             ranks: transport.group(ranks)
             for ranks in groups_of(plan, self.holdings)
@@ -151,10 +151,10 @@ class Trainer:
             atoms=job.max_tp,
             held=held,
             precision=self.precision,
-            moments=OptimizerStep.moments(job),
+            moments=OptimizerStep.moment_count(job),
             owned=owned_buckets(self.holdings, rank, zero=job.zero),
         )
-        self._owners = (
+        self._zero1 = (
             Zero1Update(rank, self.holdings, self.buffers, transport) if job.zero else None
         )
         stage = StageRunner(
@@ -177,7 +177,7 @@ class Trainer:
         )
 
     def step(self) -> StepReport:
-        """Train on the next batch; every rank takes the same steps at the same time."""
+        """Train on the next batch; all ranks take the same steps together."""
         begin_s = time.perf_counter()
         before = self.progress
         self.recorder.at_step(before.step)
@@ -187,14 +187,14 @@ class Trainer:
         seed = loss_seed(self.job, self.precision, before.scale)
         overlaps = self.job.gradient_sync == "overlap"
         consumed = self._pipeline.run(
-            before.step, seed=seed, layer_done=self._sync.start if overlaps else _later
+            before.step, seed=seed, layer_done=self._sync.start if overlaps else _ignore_layer
         )
         for layer in self.buffers:
             if layer == TIED or not overlaps:
                 self._sync.start(layer)
         with self.recorder.span("wait"):
             self._sync.finish()
-        ballot = StepContribution(
+        contribution = StepContribution(
             consumed.loss_sum,
             consumed.samples,
             consumed.labels,
@@ -203,67 +203,68 @@ class Trainer:
         )
         self._summed = before.step
         with self.recorder.span("vote"):
-            verdict = self._vote.cast(self.buffers, ballot)
-            self._transport.record_vote((before.step, verdict.slots))
-            # What was aborted on an accelerator ends like what was completed.
+            totals = self._vote.cast(self.buffers, contribution)
+            self._transport.record_vote((before.step, totals.slots))
+            # On a GPU, an aborted collective ends like a completed one.
             self._transport.check()
-        self._refuse_what_is_no_number(verdict)
-        return self._end_step(verdict, begin_s)
+        self._raise_if_not_finite(totals)
+        return self._end_step(totals, begin_s)
 
     def roll_forward(self) -> StepReport | None:
-        """All is over for this plan: end the step if some rank that lives has ended it.
+        """After a failure: finish the step if a surviving rank has the result of its vote.
 
-        Whoever has the result of a vote knows that all gradients of its step are complete, here
-        too, and passes the result on. With ZeRO-1 the update would need the others.
+        That result proves that the gradients of the step are complete on all ranks, so the update
+        can be applied here too. It is passed on to the others. Not with ZeRO-1, whose update needs
+        all ranks.
         """
         step = self.progress.step
-        if self._summed != step or not self.update_complete or self._owners is not None:
+        if self._summed != step or not self.update_complete or self._zero1 is not None:
             return None
-        for told, slots in self._transport.last_votes(_NEWS_S):
-            verdict = self._vote.verdict(slots)
-            if told == step and (verdict.is_finite or self.progress.scale.factor > 1):
-                return self._end_step(verdict, time.perf_counter())
+        for voted, slots in self._transport.last_votes(_LAST_VOTES_S):
+            totals = self._vote.totals_from(slots)
+            if voted == step and (totals.is_finite or self.progress.scale.factor > 1):
+                return self._end_step(totals, time.perf_counter())
         return None
 
-    def _end_step(self, verdict: StepTotals, begin_s: float) -> StepReport:
-        """Update by what all ranks know of the step."""
+    def _end_step(self, totals: StepTotals, begin_s: float) -> StepReport:
+        """Update the weights and the progress from the totals of the vote."""
         before = self.progress
         seed = loss_seed(self.job, self.precision, before.scale)
-        # Losses and gradients are sums; only here do they become means over the step's labels.
-        mean = 1.0 / (seed * max(verdict.labels, 1))
-        norm = verdict.norm * mean
+        # Losses and gradients are sums; they become means over the step's labels here.
+        mean = 1.0 / (seed * max(totals.labels, 1))
+        norm = totals.norm * mean
         self.update_complete = False
-        if verdict.is_finite:
+        if totals.is_finite:
             with self.recorder.span("step"):
                 self.snapshot_hook.before_update()
                 self._update(before, factor=mean * clip_factor(norm, self.job.clip_norm))
-        self.progress = self._progress_after(before, verdict)
+        self.progress = self._progress_after(before, totals)
         self.update_complete = True
         self._busy.end_step()
         return StepReport(
             step=before.step,
-            loss=verdict.loss_sum / max(verdict.labels, 1),
+            loss=totals.loss_sum / max(totals.labels, 1),
             grad_norm=norm,
-            samples=verdict.samples,
+            samples=totals.samples,
             seconds=time.perf_counter() - begin_s,
             sample_hash=self.progress.sample_hash,
-            label_tokens=verdict.labels,
-            skipped=not verdict.is_finite,
-            stop=verdict.stop,
+            label_tokens=totals.labels,
+            skipped=not totals.is_finite,
+            stop=totals.stop,
         )
 
     def export_state(self) -> float:
-        """The memories hold what is trained, always."""
+        """No-op: the buffers are the live state."""
         return 0.0
 
     def import_state(self) -> None:
-        """What the memories hold is what is trained."""
+        """No-op: the buffers are the live state."""
 
     def close(self) -> None:
-        """The transport is closed by who has opened it; nothing else is held."""
+        """No-op: the caller closes the transport."""
 
     def restore(self, logical: Mapping[TensorKey, Tensor], progress: TrainingProgress) -> None:
-        """Go on from whole tensors, as another plan may have left them."""
+        """Continue from full tensors, which any plan may have produced."""
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
         self.progress = progress
@@ -292,7 +293,9 @@ class Trainer:
         return layers
 
     def _recomputed(self) -> frozenset[int]:
-        """Layers that keep only their input; the head's backward follows its forward at once."""
+        """Return the layers that keep only their input; the head's backward follows its forward at
+        once.
+        """
         if self.place.recompute == "none":
             return frozenset()
         layers = self.job.model.layers
@@ -310,41 +313,41 @@ class Trainer:
             gradient_factor=factor,
             count=before.updates + 1,
         )
-        if self._owners is not None:
-            self._owners.apply(update)
+        if self._zero1 is not None:
+            self._zero1.apply(update)
         with self._busy:
             for buffer in self.buffers.values():
-                if self._owners is None:
+                if self._zero1 is None:
                     update.apply(buffer.master, buffer.gradient, buffer.moments)
                 if buffer.compute is not buffer.master:
                     self.precision.derive(buffer.master, into=buffer.compute)
 
-    def _progress_after(self, before: TrainingProgress, verdict: StepTotals) -> TrainingProgress:
+    def _progress_after(self, before: TrainingProgress, totals: StepTotals) -> TrainingProgress:
         return replace(
             before,
             step=before.step + 1,
-            updates=before.updates + int(verdict.is_finite),
-            scale=before.scale.after(overflow=not verdict.is_finite),
+            updates=before.updates + int(totals.is_finite),
+            scale=before.scale.after(overflow=not totals.is_finite),
             sample_hash=next_hash(
-                before.sample_hash, step=before.step, digest_sum=verdict.digest_sum
+                before.sample_hash, step=before.step, digest_sum=totals.digest_sum
             ),
-            samples=before.samples + verdict.samples,
-            label_tokens=before.label_tokens + verdict.labels,
+            samples=before.samples + totals.samples,
+            label_tokens=before.label_tokens + totals.labels,
         )
 
-    def _refuse_what_is_no_number(self, verdict: StepTotals) -> None:
-        """Stop, on all ranks alike, unless a smaller loss scale may cure it."""
-        if verdict.is_finite or self.progress.scale.factor > 1:
+    def _raise_if_not_finite(self, totals: StepTotals) -> None:
+        """Raise ``NotANumberError`` on all ranks unless a smaller loss scale may help."""
+        if totals.is_finite or self.progress.scale.factor > 1:
             return
         bad = self._pipeline.first_bad_layer(self.progress.step)
         named = self._vote.first_bad_layer(bad)
         if named is not None:
             layer, rank = named
             raise NotANumberError(self.progress.step, layer=layer, rank=rank)
-        squares = verdict.squares.items()
+        squares = totals.squares.items()
         layer = next(layer for layer, square in squares if not math.isfinite(square))
         raise NotANumberError(self.progress.step, layer=max(layer, 0), rank=None)
 
 
-def _later(_: int) -> None:
-    """Gradients are summed when the whole backward pass is over."""
+def _ignore_layer(_: int) -> None:
+    """Do nothing: gradients are summed after the whole backward pass."""

@@ -1,7 +1,7 @@
-"""ZeRO-1: of each part of the model one holder keeps the optimizer's moments and moves the weights.
+"""ZeRO-1: one holder of each bucket keeps the optimizer's moments and updates the weights.
 
-Gradients are summed as ever. Then the owner of a part updates it and sends the weights to the
-others that hold it, who have no moments for it.
+Gradients are summed as without it. Then the owner of a bucket updates the weights and broadcasts
+them to the other holders, which keep no moments for it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from worker.training.optimizer import OptimizerStep
 
 
 def owned_buckets(holdings: Holdings, rank: int, *, zero: int) -> tuple[Bucket, ...]:
-    """The parts of which a rank keeps the moments: with ZeRO-1 its own, else all that it holds."""
+    """Return the buckets whose moments a rank keeps: its own with ZeRO-1, else all it holds."""
     return tuple(
-        part
-        for part in all_buckets(holdings)
-        if (part.owner == rank if zero else rank in part.ranks)
+        bucket
+        for bucket in all_buckets(holdings)
+        if (bucket.owner == rank if zero else rank in bucket.ranks)
     )
 
 
 class Zero1Update:
-    """One rank's part in a step in which only owners update."""
+    """One rank's part in an optimizer step in which only owners update."""
 
     def __init__(
         self,
@@ -35,28 +35,28 @@ class Zero1Update:
     ) -> None:
         self._rank = rank
         self._buffers = buffers
-        self._parts: list[tuple[Bucket, Collective | None]] = [
-            (part, transport.group(part.ranks) if len(part.ranks) > 1 else None)
-            for part in all_buckets(holdings)
-            if rank in part.ranks
+        self._buckets: list[tuple[Bucket, Collective | None]] = [
+            (bucket, transport.group(bucket.ranks) if len(bucket.ranks) > 1 else None)
+            for bucket in all_buckets(holdings)
+            if rank in bucket.ranks
         ]
 
     def apply(self, update: OptimizerStep) -> None:
-        """Update what this rank owns, and take from the other owners what they have updated."""
+        """Update the buckets that this rank owns, and receive the others from their owners."""
         under_way = []
-        for part, group in self._parts:
-            buffer = self._buffers[part.layer]
-            weights = buffer.gather_bucket(buffer.master, part)
-            if part.owner == self._rank:
-                moments = tuple(buffer.gather_bucket(moment, part) for moment in buffer.moments)
-                update.apply(weights, buffer.gather_bucket(buffer.gradient, part), moments)
-                buffer.scatter_bucket(buffer.master, part, weights)
+        for bucket, group in self._buckets:
+            buffer = self._buffers[bucket.layer]
+            weights = buffer.gather_bucket(buffer.master, bucket)
+            if bucket.owner == self._rank:
+                moments = tuple(buffer.gather_bucket(moment, bucket) for moment in buffer.moments)
+                update.apply(weights, buffer.gather_bucket(buffer.gradient, bucket), moments)
+                buffer.scatter_bucket(buffer.master, bucket, weights)
                 for kept, values in zip(buffer.moments, moments, strict=True):
-                    buffer.scatter_bucket(kept, part, values)
+                    buffer.scatter_bucket(kept, bucket, values)
             if group is not None:
-                source = part.ranks.index(part.owner)
-                under_way.append((part, weights, group.start_broadcast(weights, source=source)))
-        for part, weights, pending in under_way:
+                source = bucket.ranks.index(bucket.owner)
+                under_way.append((bucket, weights, group.start_broadcast(weights, source=source)))
+        for bucket, weights, pending in under_way:
             pending.wait()
-            buffer = self._buffers[part.layer]
-            buffer.scatter_bucket(buffer.master, part, weights)
+            buffer = self._buffers[bucket.layer]
+            buffer.scatter_bucket(buffer.master, bucket, weights)

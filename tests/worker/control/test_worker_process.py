@@ -170,7 +170,7 @@ def test_a_rank_that_stands_still_is_given_up_after_the_time_that_the_generation
     finally:
         os.kill(victim.pid, signal.SIGCONT)
     assert survivor.word["broken_peers"] == [], "nobody is known to be gone"
-    assert "was not done after 10 s" in agents.output(survivor)
+    assert "did not finish within 10 s" in agents.output(survivor)
     assert memory_of(agents, 1)["a"] == {survivor.word["step"]}
 
 

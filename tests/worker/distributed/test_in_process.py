@@ -99,7 +99,7 @@ def test_a_lost_rank_is_named():
 
 def test_no_wait_is_for_ever():
     world = ThreadWorld(2, deadline_s=0.05)
-    with pytest.raises(DeadlineError, match=r"receiving from rank 1 was not done after 0\.05 s"):
+    with pytest.raises(DeadlineError, match=r"receiving from rank 1 did not finish within 0\.05 s"):
         world.transport(0).receive(torch.zeros(1), source=1).wait()
     with pytest.raises(DeadlineError):
         world.transport(0).group((0, 1)).all_reduce(torch.zeros(1))

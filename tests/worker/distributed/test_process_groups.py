@@ -59,7 +59,7 @@ def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
     assert results[0] is None
     for (kind, rank), message in results[1:]:
         assert (kind, rank) == ("PeerLostError", 0)
-        assert message.startswith("rank 0 is gone (noticed in ")
+        assert message.startswith("rank 0 is lost (noticed in ")
 
 
 def test_no_group_waits_for_a_member_that_is_gone(tmp_path):

@@ -91,7 +91,7 @@ def test_exactly_one_holder_speaks_for_each_atom(examples):
             (share.layer, atom)
             for shares in norm_shares(holdings).values()
             for share in shares
-            for atom in (*share.atoms, *(["whole"] if share.whole else []))
+            for atom in (*share.atoms, *(["whole"] if share.unsplit else []))
         )
         layers = [*range(len(job.model.layers)), TIED]
         atoms = {(k, a) for k in layers if holdings.has_split(k) for a in range(job.max_tp)}
@@ -191,7 +191,7 @@ def test_flat_memory_is_aligned_and_holds_each_element_once():
         ({"tp": 2, "max_tp": 3}, "plan: pipelines[0].stages[0].tp: 2 does not divide"),
         ({"tp": 8}, "plan: pipelines[0].stages[0].tp: "),
         ({"layers": (0, 4)}, "layers: [0, 4) leaves out layer 4 at the end"),
-        ({"decay": "cosine"}, "training.steps: the cosine schedule must know where it ends"),
+        ({"decay": "cosine"}, "training.steps: the cosine schedule needs an end"),
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )

@@ -30,7 +30,7 @@ def test_ten_updates_are_those_of_torch(name):
         "sgd": lambda: torch.optim.SGD([reference], lr=1e-2, momentum=0.9),
     }[name]()
     weight = start.clone()
-    moments = tuple(torch.zeros_like(weight) for _ in range(OptimizerStep.moments(job)))
+    moments = tuple(torch.zeros_like(weight) for _ in range(OptimizerStep.moment_count(job)))
     for count in range(1, 11):
         gradient = gradients[count % 3] * count
         reference.grad = gradient * 0.25

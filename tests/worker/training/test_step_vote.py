@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 JOB = small_job(tied=True)
 
 
-def verdicts(plan, *, ballot):
+def totals(plan, *, contribution):
     """What all ranks hear when every logical gradient is the initial weight."""
     tables = [table_of(JOB, index) for index in range(len(JOB.model.layers))]
     holdings = holdings_of(plan, tables, atoms=JOB.max_tp)
@@ -36,7 +36,7 @@ def verdicts(plan, *, ballot):
         for buffer in kept.values():
             buffer.gradient.copy_(buffer.master)
         vote = StepVote(place.rank, holdings, everybody, torch.device("cpu"))
-        return vote.cast(kept, ballot(place))
+        return vote.cast(kept, contribution(place))
 
     return run_as_threads(len(places), body)
 
@@ -45,18 +45,18 @@ def test_the_norm_has_the_same_bits_under_every_plan(examples):
     norms = set()
     for seed in range(examples // 5):
         plan = any_plan(drawn(f"vote {seed}"), JOB)
-        found = verdicts(plan, ballot=lambda _: StepContribution())
-        assert len({verdict.norm for verdict in found}) == 1
+        found = totals(plan, contribution=lambda _: StepContribution())
+        assert len({totals_from.norm for totals_from in found}) == 1
         norms.add(found[0].norm)
     assert len(norms) == 1
 
 
 def test_a_shared_tensor_counts_once_in_the_norm():
     plan = plan_of(8, (1, [(0, 5, 1)]))
-    (verdict,) = verdicts(plan, ballot=lambda _: StepContribution())
+    (totals_from,) = totals(plan, contribution=lambda _: StepContribution())
     kept = buffers(JOB, plan, rank_places(plan)[0], None)
     wanted = math.sqrt(sum((buffer.master**2).sum().item() for buffer in kept.values()))
-    assert verdict.norm == pytest.approx(wanted, rel=1e-13)
+    assert totals_from.norm == pytest.approx(wanted, rel=1e-13)
     assert (
         sum(p.numel() for buffer in kept.values() for p in buffer.parameters)
         == sum(
@@ -72,16 +72,16 @@ def test_a_shared_tensor_counts_once_in_the_norm():
 def test_what_ranks_tell_is_added():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
     big = 2**52 // 4
-    found = verdicts(
+    found = totals(
         plan,
-        ballot=lambda place: StepContribution(
+        contribution=lambda place: StepContribution(
             0.5, samples=1, labels=place.rank, digest_sum=big + place.rank, wants_to_stop=False
         ),
     )
-    for verdict in found:
-        assert (verdict.loss_sum, verdict.samples, verdict.labels) == (2.0, 4, 6)
-        assert verdict.digest_sum == 4 * big + 6
-        assert not verdict.stop
+    for totals_from in found:
+        assert (totals_from.loss_sum, totals_from.samples, totals_from.labels) == (2.0, 4, 6)
+        assert totals_from.digest_sum == 4 * big + 6
+        assert not totals_from.stop
 
 
 def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
@@ -103,11 +103,12 @@ def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
 def test_what_is_not_finite_is_told():
     plan = plan_of(2, (1, [(0, 5, 2)]), (3, [(0, 5, 1)]))
     for loss in (math.nan, math.inf):
-        found = verdicts(
-            plan, ballot=lambda place, loss=loss: StepContribution(loss if place.rank else 0.0)
+        found = totals(
+            plan,
+            contribution=lambda place, loss=loss: StepContribution(loss if place.rank else 0.0),
         )
-        assert not any(verdict.is_finite for verdict in found)
-    assert all(v.is_finite for v in verdicts(plan, ballot=lambda _: StepContribution(1.0)))
+        assert not any(totals_from.is_finite for totals_from in found)
+    assert all(v.is_finite for v in totals(plan, contribution=lambda _: StepContribution(1.0)))
 
 
 def test_squares_are_summed_in_double_precision():

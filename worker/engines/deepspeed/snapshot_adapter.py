@@ -82,7 +82,7 @@ class DeepSpeedEngine:
         recorder: Recorder,
         weights: Callable[[int], ShardValues] | None,
     ) -> None:
-        _check_it_can_be(job, device)
+        _check_available(job, device)
         self.job = snapshot_job(job, plan)
         self.plan, self.rank, self.device = plan, rank, device
         self.precision = precision_of(job)
@@ -105,7 +105,7 @@ class DeepSpeedEngine:
             )
 
         try:
-            self._trainer: DeepSpeedTrainer = self._translated(build)
+            self._trainer: DeepSpeedTrainer = self._guarded(build)
         except BaseException:
             leave_groups()
             raise
@@ -133,7 +133,7 @@ class DeepSpeedEngine:
         # What a step that is broken off has changed cannot be told: the last snapshot counts.
         self.update_complete = False
         with self.recorder.span("step"):
-            report: StepReport = self._translated(self._trainer.step)
+            report: StepReport = self._guarded(self._trainer.step)
         self.update_complete = True
         return report
 
@@ -142,7 +142,7 @@ class DeepSpeedEngine:
 
     def export_state(self) -> float:
         begin_s = time.perf_counter()
-        held = self._translated(self._trainer.pieces)
+        held = self._guarded(self._trainer.pieces)
         logical = {key: whole for key, ((_, whole),) in held.items()}
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
@@ -180,11 +180,11 @@ class DeepSpeedEngine:
             atoms=job.max_tp,
             held=range(job.max_tp),
             precision=self.precision,
-            moments=OptimizerStep.moments(job),
+            moments=OptimizerStep.moment_count(job),
             owned=owned_buckets(self.holdings, rank, zero=0),
         )
 
-    def _translated(self, act: Callable[[], Any]) -> Any:
+    def _guarded(self, act: Callable[[], Any]) -> Any:
         """Do something with DeepSpeed; a connection that breaks is told as who has gone."""
         try:
             return act()
@@ -194,12 +194,12 @@ class DeepSpeedEngine:
             transport = self._transport
             if not isinstance(transport, ProcessTransport):
                 raise
-            if not _is_of_connections(error) and not transport.wait_failed():
+            if not _is_connection_error(error) and not transport.wait_failed():
                 raise
-            return transport.translate(partial(_raise, error), "training by DeepSpeed")
+            return transport.run_guarded(partial(_reraise, error), "training by DeepSpeed")
 
 
-def _check_it_can_be(job: Job, device: torch.device) -> None:
+def _check_available(job: Job, device: torch.device) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         what = 'is "deepspeed", and that package is not installed on this node'
         raise InputError(Problem("[training] engine", what, 'install it, or give "sailor"'))
@@ -216,9 +216,9 @@ def _opened_backends() -> Iterator[Any]:
             yield group._get_backend(device)
 
 
-def _is_of_connections(error: RuntimeError) -> bool:
+def _is_connection_error(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
-def _raise(error: RuntimeError) -> NoReturn:
+def _reraise(error: RuntimeError) -> NoReturn:
     raise error
