@@ -167,7 +167,7 @@ class PlainLoop:
         """Differentiate the mean loss of the batch; return it."""
         everything = range(self.job.global_batch)
         samples = self.data.batch(step, everything)
-        self._context.now = MicroBatch(self.job.data.seed, step, torch.tensor(list(everything)))
+        self._context.current = MicroBatch(self.job.data.seed, step, torch.tensor(list(everything)))
         for parameter in self.parameters:
             parameter.grad = None
         x = samples.inputs

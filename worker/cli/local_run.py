@@ -31,7 +31,6 @@ from worker.cli.progress_display import ProgressDisplay
 from worker.control.preload import preload
 from worker.data.open_data import open_data
 from worker.engines import select
-from worker.engines.deepspeed import build_ops
 from worker.engines.deepspeed import config as deepspeed_config
 from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places, tensors_by_layer
 from worker.layout.tensor_table import table_of
@@ -106,8 +105,6 @@ def _prepare(wishes: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
     assert plan is not None
     assert data is not None
     assert device is not None
-    if config is not None:
-        stack.enter_context(build_ops.claimed())
     preload()
     others = len(os.listdir("/proc/self/task")) - 1
     if others > 0:

@@ -34,11 +34,11 @@ def main(folder: str, manifest: str) -> None:
         "bf16": {"enabled": True},
         "checkpoint": {"load_universal": True},
     }
-    with build_ops.claimed():
-        engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=settings, dist_init_required=False
-        )
-        engine.load_checkpoint(folder)
+    build_ops.use_extensions_folder()
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=settings, dist_init_required=False
+    )
+    engine.load_checkpoint(folder)
     assert engine.global_steps == whole.progress.step
     compared = 0
     for name, parameter in model.named_parameters():

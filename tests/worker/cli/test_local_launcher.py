@@ -63,7 +63,7 @@ def test_a_killed_rank_is_named_with_what_it_did():
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.1)
-        raise PeerFailedError("rank 1 is gone")
+        raise PeerFailedError("rank 1 is lost")
 
     with pytest.raises(
         RanksFailedError, match=r"rank 1 was killed by SIGKILL in backward of step 5"

@@ -93,7 +93,7 @@ def test_a_lost_rank_is_named():
     world = ThreadWorld(2)
     pending = world.transport(0).receive(torch.zeros(1), source=1)
     world.lose(1, "a test")
-    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+    with pytest.raises(PeerLostError, match="rank 1 is lost"):
         pending.wait()
 
 

@@ -1,62 +1,160 @@
-"""Compiled extensions: whose folder, and what becomes of locks that nobody holds any more."""
+"""DeepSpeed's C++ extensions: which configurations need one, and who compiles it."""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from worker.engines.deepspeed.build_ops import claimed
+from simulator.documents.problems import InputError
+from tests.worker.small_run import run, write
+from worker.engines.deepspeed import build_ops
+from worker.engines.deepspeed.build_ops import load_ops, ops_needed, use_extensions_folder
 
-PLACE = "TORCH_EXTENSIONS_DIR"
+VARIABLE = "TORCH_EXTENSIONS_DIR"
+TOOLS = str(Path(sys.executable).parent)
+
+
+class Builder:
+    """Stands for DeepSpeed's builder: compiles if nothing is there, as torch does."""
+
+    name = "fused_adam"
+
+    def __init__(self, folder: Path, meanwhile: threading.Event) -> None:
+        self.target = folder / self.name / f"{self.name}.so"
+        self.meanwhile = meanwhile
+        self.compiled = 0
+
+    def load(self, *, verbose: bool) -> None:
+        assert not verbose
+        if not self.target.exists():
+            self.compiled += 1
+            self.meanwhile.wait(10)
+            self.target.parent.mkdir(exist_ok=True)
+            self.target.touch()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of extensions in which a build was killed."""
-    monkeypatch.delenv(PLACE, raising=False)
-    monkeypatch.setenv("PATH", "/usr/bin")
-    (tmp_path / "fused_adam").mkdir()
-    (tmp_path / "fused_adam" / "lock").touch()
+    """A folder for extensions that the user has named."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     return tmp_path
 
 
-def test_a_lock_that_a_killed_build_left_is_removed(folder):
-    with claimed(folder):
-        assert os.environ[PLACE] == str(folder)
-        assert not (folder / "fused_adam" / "lock").exists()
-    assert PLACE not in os.environ
+@pytest.fixture
+def builder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
+    made = Builder(folder, threading.Event())
+    monkeypatch.setattr(build_ops, "_builder", lambda _: made)
+    monkeypatch.setattr(build_ops.shutil, "which", lambda name: f"/usr/bin/{name}")
+    return made
 
 
-def test_a_lock_stays_while_another_run_may_hold_it(folder):
-    with claimed(folder):
-        # As if this run were building now.
-        (folder / "fused_adam" / "lock").touch()
-        enter = "import pathlib, sys; from worker.engines.deepspeed.build_ops import claimed\n"
-        enter += "with claimed(pathlib.Path(sys.argv[1])): pass"
-        root = Path(__file__).resolve().parents[3]
-        environment = {key: value for key, value in os.environ.items() if key != PLACE}
-        command = [sys.executable, "-c", enter, str(folder)]
-        subprocess.run(command, cwd=root, env=environment, check=True)
-        assert (folder / "fused_adam" / "lock").exists()
+@pytest.mark.parametrize(
+    ("optimizer", "offload", "needed"),
+    [
+        ({"type": "SGD"}, "none", ()),
+        ({"type": "Adam", "params": {"torch_adam": True}}, "cpu", ()),
+        ({"type": "AdamW", "params": {}}, "none", ("FusedAdamBuilder",)),
+        ({"type": "adam"}, "cpu", ("CPUAdamBuilder",)),
+        ({"type": "Lion"}, "none", ("FusedLionBuilder",)),
+        ({"type": "Adagrad"}, "none", ()),
+    ],
+)
+def test_only_deepspeeds_own_optimizers_need_an_extension(optimizer, offload, needed):
+    zero = {"offload_optimizer": {"device": offload}}
+    assert ops_needed({"optimizer": optimizer, "zero_optimization": zero}) == needed
 
 
-def test_a_place_that_the_user_names_is_left_alone(folder, monkeypatch):
-    monkeypatch.setenv(PLACE, "/elsewhere")
-    with claimed(folder):
-        assert os.environ[PLACE] == "/elsewhere"
-        assert (folder / "fused_adam" / "lock").exists()
+def test_one_process_compiles_and_says_so_while_the_others_wait(builder, folder, capfd):
+    def second() -> None:
+        builder.meanwhile.set()
+        load_ops(["FusedAdamBuilder"])
+
+    threads = [threading.Thread(target=load_ops, args=(["FusedAdamBuilder"],))]
+    threads.append(threading.Thread(target=second))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert builder.compiled == 1
+    assert capfd.readouterr().err == (
+        "compiling DeepSpeed's C++ extension fused_adam, which takes one to three minutes; "
+        f"it is kept in {folder / 'fused_adam'}\n"
+    )
 
 
-def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(folder):
-    (folder / "file").touch()
-    with claimed(folder / "file" / "below"):
-        assert PLACE not in os.environ
+def test_a_lock_that_a_killed_build_left_behind_is_removed(builder, folder):
+    builder.meanwhile.set()
+    stale = folder / "fused_adam" / "lock"
+    stale.parent.mkdir()
+    stale.touch()
+    load_ops(["FusedAdamBuilder"])
+    assert not stale.exists()
 
 
-def test_the_tools_beside_python_are_found(folder):
-    with claimed(folder):
-        assert os.environ["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+def test_a_missing_compiler_is_an_error_with_place_cause_and_cure(builder, monkeypatch):
+    monkeypatch.setattr(build_ops.shutil, "which", lambda _: None)
+    with pytest.raises(InputError) as raised:
+        load_ops(["FusedAdamBuilder"])
+    (problem,) = raised.value.problems
+    assert problem.place == "DeepSpeed's C++ extension fused_adam"
+    assert "there is no C++ compiler (c++)" in problem.what
+    assert "apt-get install g++" in problem.cure
+    assert builder.compiled == 0
+
+
+def test_a_failed_build_names_the_extension(builder, monkeypatch):
+    def fail(*, verbose: bool) -> None:
+        raise RuntimeError(f"Error building extension 'fused_adam'\nverbose {verbose}")
+
+    monkeypatch.setattr(builder, "load", fail)
+    with pytest.raises(InputError, match="fused_adam: Error building extension 'fused_adam'; "):
+        load_ops(["FusedAdamBuilder"])
+
+
+def test_a_folder_that_cannot_be_made_leaves_torchs_own(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "file").touch()
+    assert use_extensions_folder(tmp_path / "file" / "below") is None
+    assert VARIABLE not in os.environ
+
+
+def test_ninja_beside_python_is_found(folder, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert use_extensions_folder() == folder
+    assert os.environ["PATH"].split(os.pathsep) == [TOOLS, "/usr/bin"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("engine", ["sailor", "deepspeed"])
+def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path, engine):
+    pytest.importorskip("deepspeed")
+    write(tmp_path)
+    done = run(
+        warm,
+        tmp_path,
+        "--engine",
+        engine,
+        plan=False,
+        PATH=TOOLS,
+        TORCH_EXTENSIONS_DIR=str(tmp_path),
+    )
+    assert done.code == 0, done.err
+    assert not list(tmp_path.glob("*/*.so"))
+
+
+@pytest.mark.torch
+def test_deepspeeds_optimizers_without_a_compiler_are_refused(warm, tmp_path):
+    pytest.importorskip("deepspeed")
+    write(tmp_path)
+    optimizer = {"type": "Adam", "params": {"torch_adam": False}}
+    (tmp_path / "ds.json").write_text(json.dumps({"optimizer": optimizer}))
+    config = ["--engine", "deepspeed", "--deepspeed-config", tmp_path / "ds.json"]
+    done = run(warm, tmp_path, *config, plan=False, PATH=TOOLS, TORCH_EXTENSIONS_DIR=str(tmp_path))
+    assert done.code == 2, done.err
+    assert "must be compiled for this optimizer, and there is no C++ compiler" in done.err
+    assert "Traceback" not in done.err

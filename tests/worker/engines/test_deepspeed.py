@@ -149,7 +149,7 @@ def test_a_configuration_that_deepspeed_refuses_is_no_stack_trace(warm, files):
     done = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
     assert done.code == 1
     assert "Traceback" not in done.err
-    assert "DeepSpeed does not take its configuration: 1 validation error" in done.err
+    assert "DeepSpeed rejects its configuration: 1 validation error" in done.err
     assert "foo Extra inputs are not permitted" in done.err.splitlines()[-1]
 
 

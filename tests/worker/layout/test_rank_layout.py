@@ -187,7 +187,7 @@ def test_flat_memory_is_aligned_and_holds_each_element_once():
     ("change", "said"),
     [
         ({"schedule": "interleaved"}, "plan: schedule: the interleaved schedule is not supported"),
-        ({"split": (1, 1)}, "plan: pipelines[0].stages[0].split: a stage that divides"),
+        ({"split": (1, 1)}, "plan: pipelines[0].stages[0].split: stages that split micro batches"),
         ({"tp": 2, "max_tp": 3}, "plan: pipelines[0].stages[0].tp: 2 does not divide"),
         ({"tp": 8}, "plan: pipelines[0].stages[0].tp: "),
         ({"layers": (0, 4)}, "layers: [0, 4) leaves out layer 4 at the end"),

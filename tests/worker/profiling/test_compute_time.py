@@ -16,14 +16,14 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def reached_point(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    module = SimpleNamespace(perf_counter=lambda: made.now, sleep=made.reached_point)
+    module = SimpleNamespace(perf_counter=lambda: made.now, sleep=made.advance)
     monkeypatch.setattr(compute_time, "time", module)
     return made
 
@@ -33,8 +33,8 @@ def step(account: ComputeTimer, clock: Clock, *work_s: float) -> None:
     account.begin_step()
     for seconds in work_s:
         with account:
-            clock.reached_point(seconds)
-        clock.reached_point(10.0)
+            clock.advance(seconds)
+        clock.advance(10.0)
     account.end_step()
 
 
@@ -64,7 +64,7 @@ def test_work_that_was_broken_off_belongs_to_no_step(clock):
     for _ in range(STEPS_KEPT):
         account.begin_step()
         with account:
-            clock.reached_point(50.0)  # The step is not ended: a peer was lost.
+            clock.advance(50.0)  # The step is not ended: a peer was lost.
         step(account, clock, 1.0)
     assert account.typical_s == 1.0
 

@@ -38,7 +38,7 @@ class Unheard:
     def all_reduce(self, tensor):
         self._group.all_reduce(tensor)
         if self._trainer.progress.step == LAST:
-            while self._world.notes.get(0, (0,))[0] != LAST:
+            while self._world.votes.get(0, (0,))[0] != LAST:
                 pass  # Rank 0 has the result.
             self._world.lose(1, "voting")
             raise PeerLostError(1, "voting")

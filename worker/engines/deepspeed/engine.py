@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import Store
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.data.batch import Data, next_hash
+from worker.engines.deepspeed.build_ops import load_ops, ops_needed
 from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
 from worker.layout.rank_layout import RankPlace, rank_places, sample_positions
@@ -305,6 +306,7 @@ def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
     # An extension that serves inference, and would be compiled first.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False)
+    load_ops(ops_needed(config))
     model = make()
     try:
         engine, *_ = deepspeed.initialize(model=model, config=dict(config))
