@@ -1,1 +1,1 @@
-"""Which plan should the job run on? Pure search, judged by the simulator."""
+"""Find the plan for a training job: pure search, judged by the simulator."""

@@ -1,9 +1,8 @@
-"""Throughput against dollars: the plans of which none is both faster and cheaper.
+"""The cost frontier: plans that no other plan beats in both speed and cost.
 
-Speed is bought: the fastest plan is dear, the cheapest is slow, and between them lies a front.
-Its ends are the answers to the two goals. Between them the search is asked for the fastest plan
-that costs at most so much, and for the cheapest that is at least so fast; whatever plan it judges
-on the way counts too.
+Its ends are the best plans for the goals throughput and cost. Between them the search is asked for
+the fastest plan within a cost, and for the cheapest plan within a time; every plan judged on the
+way counts as well.
 """
 
 from __future__ import annotations
@@ -24,39 +23,42 @@ DEFAULT_POINTS = 12
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A plan of the front."""
+    """A plan on the frontier."""
 
     plan: Plan
     estimate: Estimate
 
     @property
     def seconds(self) -> float:
+        """Seconds of an iteration."""
         return self.estimate.iteration_s
 
     @property
     def usd(self) -> float:
+        """Dollars of an iteration."""
         usd = self.estimate.money.total_usd
         assert usd is not None, "a goal in dollars refuses unknown prices"
         return usd
 
     @property
     def usd_per_hour(self) -> float:
+        """Dollars of an hour of training."""
         return self.usd / self.seconds * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The front, fastest first."""
+    """The frontier, fastest plan first."""
 
     points: tuple[Point, ...]
     found: int
-    """Plans on the front before it was thinned."""
+    """Plans on the frontier before it was thinned."""
     judged: int
-    """Plans that were looked at."""
+    """Plans judged in all."""
 
 
 def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
-    """Look for the front, and keep so many plans of it; none if no plan keeps the limits."""
+    """Find the frontier and keep up to ``points`` plans; empty if no plan keeps the limits."""
     tables = SearchCache()
     known: list[Point] = []
 
@@ -72,7 +74,7 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
     ask("cost")
     ends = front_of(known)
     if len(ends) > 1:
-        # They keep the job's limits, and so does all between them.
+        # Both ends keep the job's limits, and so does every plan between them.
         for share in _shares(points):
             usd = _between(ends[0].usd, ends[-1].usd, share)
             seconds = _between(ends[0].seconds, ends[-1].seconds, share)
@@ -84,7 +86,7 @@ def frontier(question: Question, *, points: int = DEFAULT_POINTS) -> Frontier:
 
 
 def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Those that no other beats in both, fastest first; of equal ones the first."""
+    """The points that no other beats in both figures, fastest first; the first of equal ones."""
     front: list[Point] = []
     for point in sorted(points, key=lambda point: (point.seconds, point.usd)):
         if not front or point.usd < front[-1].usd:
@@ -93,7 +95,7 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def thinned(front: tuple[Point, ...], most: int) -> tuple[Point, ...]:
-    """Both ends, and between them points that lie evenly along the front."""
+    """Both ends, and between them points spread evenly along the frontier."""
     if len(front) <= most:
         return front
     first, last = front[0], front[-1]
@@ -112,13 +114,13 @@ def thinned(front: tuple[Point, ...], most: int) -> tuple[Point, ...]:
 
 
 def _shares(points: int) -> list[float]:
-    """Where between the ends to ask, twice at each."""
+    """Positions between the ends to search at; each is searched for both goals."""
     pairs = (points - 1) // 2
     return [(number + 1) / (pairs + 1) for number in range(pairs)]
 
 
 def _between(one: float, other: float, share: float) -> float:
-    """Evenly by ratios, so that a tenth of the way saves the same share everywhere."""
+    """Interpolate by ratio, so that equal shares save equal percentages."""
     if min(one, other) <= 0:
         return one + (other - one) * share
     return math.exp(math.log(one) * (1 - share) + math.log(other) * share)

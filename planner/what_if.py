@@ -1,7 +1,7 @@
-"""What is found out by asking again: what one more machine would bring, and why GPUs are idle.
+"""Explain a plan by further searches: what one more machine would bring, why GPUs are idle.
 
-Each question is a search of its own with a smaller budget. The plan that is explained can run on
-any larger cluster too, so that a search that finds nothing better brings nothing, never less.
+Each search gets a smaller budget. The explained plan also fits any larger cluster, so a search that
+finds nothing better reports no gain rather than a loss.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from simulator.estimate.result import Estimate
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 BUDGET_SHARE = 4
-"""A question gets so much less than the search that is explained."""
+"""The budget is divided by this for follow-up searches."""
 POOLS_MAX = 12
-"""Of more pools than that the largest are asked about: each is a search."""
-LEAST = 1e-3
-"""A gain below this share is none: searches end where they end."""
+"""With more pools, only the largest are tried, since each is a search."""
+GAIN_MIN = 1e-3
+"""Smaller gains are ignored as search noise."""
 
 
 def explained(question: Question, answer: Answer) -> Answer:
@@ -44,15 +44,15 @@ def explained(question: Question, answer: Answer) -> Answer:
 
 
 def _one_more(question: Question, answer: Answer) -> Iterator[OneMore]:
-    """One more machine of each pool, the largest pools first where there are many."""
+    """Search with one more machine in each pool, the largest pools if there are many."""
     assert answer.estimate is not None
     here, now = answer.estimate, _worth(answer, answer.estimate)
     pools = sorted(question.cluster.pools, key=lambda p: (-p.gpus, p.gpu, p.zone, p.machine))
     for pool in sorted(pools[:POOLS_MAX], key=lambda p: (p.gpu, p.zone, p.machine, p.spot)):
         found, why_none = _with(question, _with_one_more_machine(question.cluster, pool))
         same = (here.iteration_s, here.money.total_usd, 0.0, 0.0)
-        if found is None or _worth(answer, found) > now * (1 - LEAST):
-            why_none = why_none or "brings nothing that was found"
+        if found is None or _worth(answer, found) > now * (1 - GAIN_MIN):
+            why_none = why_none or "no gain found"
             yield OneMore(pool.gpu, pool.zone, pool.gpus_per_machine, *same, why_none)
             continue
         usd, before = found.money.total_usd, here.money.total_usd
@@ -73,12 +73,12 @@ def _with_one_more_machine(cluster: Cluster, pool: Pool) -> Cluster:
 
 
 def _with(question: Question, cluster: Cluster) -> tuple[Estimate | None, str]:
-    """The best on another cluster, or why there is nothing to gain."""
+    """The best estimate on another cluster, or the reason why there is no gain."""
     sites = PlaceFacts(cluster, question.measurements.network)
     before = grants_of(question.cluster, lots_of(question.cluster, sites))
     grants = grants_of(cluster, lots_of(cluster, sites))
     if len(grants) > len(before):
-        return None, "no quota is left for it"
+        return None, "no quota left for it"
     try:
         return find_plan(replace(question, cluster=cluster), SearchCache()).estimate, ""
     except InputError as error:
@@ -96,7 +96,7 @@ def _worth(answer: Answer, estimate: Estimate) -> float:
 
 
 def _reasons(question: Question, answer: Answer) -> Iterator[Idle]:
-    """For each kind that is left out in part: does it fit, does it pay, does it help?"""
+    """For each kind with idle GPUs: does it fit, does it pay, does it help?"""
     assert answer.plan is not None
     used = Counter(answer.plan.gpus_used())
     free = _without_dollars(question) if answer.why.idle else None
@@ -109,7 +109,7 @@ def _reasons(question: Question, answer: Answer) -> Iterator[Idle]:
             more = Counter(free[0].gpus_used())[name] - used[name]
             usd = free[1].money.total_usd or 0.0
             because = (
-                f"were dollars no matter, {more} more of them would work, and an iteration would"
+                f"ignoring cost, {more} more would be used and an iteration would"
                 f" take {free[1].iteration_s:.4g} s and $ {usd:.4g}"
             )
             yield replace(idle, reason="does not pay", because=because)
@@ -118,7 +118,7 @@ def _reasons(question: Question, answer: Answer) -> Iterator[Idle]:
 
 
 def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
-    """The quickest plan if money were no matter; none where it is no matter anyway."""
+    """The fastest plan if cost is ignored; ``None`` if the job has no limit or goal in dollars."""
     objective = question.job.objective
     rich = replace(
         objective,
@@ -136,7 +136,7 @@ def _without_dollars(question: Question) -> tuple[Plan, Estimate] | None:
 
 
 def _misfit(question: Question, idle: Idle) -> str:
-    """Why not even one layer fits on such a GPU, where that is so."""
+    """Why not even one layer fits on such a GPU; empty if one does."""
     pool = next(p for p in question.cluster.pools if (p.gpu, p.zone) == (idle.gpu, idle.zone))
     place = Place(pool.gpu, pool.machine, pool.zone)
     degrees = [tp for tp in tp_degrees(question.job) if tp <= pool.gpus_per_machine]
@@ -148,7 +148,7 @@ def _misfit(question: Question, idle: Idle) -> str:
     )
     size = min(question.job.micro_batches or (1,))
     layers = range(len(question.job.model.layers))
-    why = f"no layer of {question.job.model.name} fits into the memory of one"
+    why = f"no layer of {question.job.model.name} fits into its memory"
     for tp in degrees:
         stages = tuple(Stage((k, k + 1), tp, (place,)) for k in layers)
         try:

@@ -1,1 +1,1 @@
-"""The planners of the literature, each in a file of its own, behind one interface."""
+"""Planners of the literature, one folder each, behind the interface of ``planner.compare``."""

@@ -1,1 +1,1 @@
-"""Several planners on one case, under one judge."""
+"""Run several planners on one case and judge their plans with one simulator."""

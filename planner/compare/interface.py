@@ -1,4 +1,4 @@
-"""One planning question, and what every planner gives back: proposals, best first."""
+"""The interface of a planner: a case in, proposals out, best first."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 
 Mode = Literal["fixed", "published"]
-"""``published`` keeps the known defects of a public program; ``fixed`` repairs them."""
+"""``published`` keeps the known defects of a public program; ``fixed`` mends them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A job, a cluster, and the tables that say what layers and transfers take."""
+    """A job, a cluster, and tables of layer and transfer times."""
 
     job: Job
     cluster: Cluster
@@ -30,19 +30,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan as one planner sees it."""
+    """A plan as its planner sees it."""
 
     seconds: float
-    """The planner's own estimate of an iteration: it ranks, and is never reported as a result."""
+    """The planner's own estimate of an iteration; used for ranking, never reported as a result."""
     plan: Plan | None
-    """``None`` where the common form cannot say it; ``why_not`` then tells the reason."""
+    """``None`` where the common plan format cannot express it; see ``why_not``."""
     why_not: str = ""
     usd: float | None = None
-    """The planner's own estimate of an iteration's cost, where it has one."""
+    """The planner's own estimate of an iteration's cost, if it has one."""
 
 
 class Planner(Protocol):
-    """Anything that answers a case; the same case gives the same answer on every machine."""
+    """A planner; the same case gives the same proposals on every machine."""
 
     @property
     def name(self) -> str: ...

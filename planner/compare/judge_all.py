@@ -1,9 +1,8 @@
-"""All planners on one question: each one's first plan that fits, judged by one simulator.
+"""Run planners on one question: each one's first plan that fits, judged by one simulator.
 
-A planner's own estimate ranks its plans and is never reported as a result. Its list is walked
-from the best on; what the common form cannot say, what breaks a rule of the job or the cluster,
-what the common memory model finds too large, and what breaks a limit of the job by the judge's
-word is counted, and the first plan left is the planner's answer.
+A planner's own estimate ranks its plans and is never reported as a result. Its list is walked from
+the best on. Plans that cannot be expressed, that the job or cluster does not allow, that exceed
+memory, or that break a limit of the job are counted and passed over.
 """
 
 from __future__ import annotations
@@ -28,37 +27,36 @@ from simulator.layer_costs.layer_costs import LayerCosts
 from simulator.spec.plan import Plan
 
 JUDGED_MAX = 200
-"""Where limits count, so many plans of a planner are judged until one keeps them."""
-_TOO_LARGE = "no plan of it fits the devices' memory"
+"""Plans of one planner that are judged before giving up on its limits."""
+_TOO_LARGE = "none of its plans fits the devices' memory"
 LACKS = ("inexpressible", "not_allowed", "out_of_memory", "not_judged", "beyond_limits")
-"""What keeps a plan from being the answer, the more telling the later: the common form cannot say
-it, the job or the cluster does not allow it, it is too large, the estimator is not defined on it,
-it breaks a limit of the job."""
+"""Rejection reasons, most informative last: not expressible in the plan format, not allowed by job
+or cluster, out of memory, not supported by the estimator, beyond a limit of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one planner achieved."""
+    """The result of one planner."""
 
     planner: str
     plan: Plan | None
     estimate: Estimate | None
     own_seconds: float | None = None
-    """The planner's own estimate of the plan, where it has one."""
+    """The planner's own estimate of the plan, if it has one."""
     passed_over: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(LACKS, 0))
-    """How many plans came before the answer, by what they lack."""
+    """Number of plans before the answer, by rejection reason."""
     why_not: str = ""
-    """Why there is no plan at all, as it was said last of those that came closest."""
+    """Why there is no plan: the reason of a plan that came closest."""
 
     @property
     def own_error(self) -> float | None:
-        """How far the planner's own estimate is from the judge's."""
+        """Relative error of the planner's own estimate."""
         if self.estimate is None or self.own_seconds is None:
             return None
         return self.own_seconds / self.estimate.iteration_s - 1
 
     def to_json(self, *, seconds: float, goal: str) -> dict[str, Any]:
-        """The form that ``sailorctl plan --json`` prints; none of these planners has a bound."""
+        """The form that ``sailorctl plan --json`` prints; these planners have no bound."""
         assert self.plan is not None
         assert self.estimate is not None
         looked_at = sum(self.passed_over.values()) + 1
@@ -79,7 +77,7 @@ class Entry:
 
 
 def case_of(question: Question) -> Case:
-    """The question as planners of the literature take it."""
+    """The question in the form that baselines take."""
     job, cluster, measured = question.job, question.cluster, question.measurements
     network = network_of(cluster, measured.network)
     profile = None
@@ -92,7 +90,7 @@ def case_of(question: Question) -> Case:
 def enter(
     planner: Planner, case: Case, mode: Mode, judge: Estimator, seconds_left: float | None = None
 ) -> Entry:
-    """Let one planner answer, and judge its first plan that can run."""
+    """Run one planner and judge its first plan that can run."""
     limits = Limits(case.job.objective, case.job.steps, seconds_left)
     _refuse_unpriced(case, limits)
     passed = dict.fromkeys(LACKS, 0)
@@ -107,14 +105,14 @@ def enter(
         passed[lacks] += 1
         if passed["beyond_limits"] + passed["not_judged"] >= JUDGED_MAX:
             break
-    why_not = next((reasons[k] for k in reversed(LACKS) if k in reasons), "it proposed nothing")
+    why_not = next((reasons[k] for k in reversed(LACKS) if k in reasons), "it proposed no plan")
     return Entry(planner.name, None, None, None, passed, why_not)
 
 
 def _judged(
     proposal: Proposal, case: Case, judge: Estimator, limits: Limits
 ) -> tuple[Plan, Estimate] | tuple[str, str]:
-    """The plan as the judge sees it, or what it lacks and how that shows."""
+    """The plan with its estimate, or the rejection reason and its text."""
     if proposal.plan is None:
         return "inexpressible", proposal.why_not
     plan = complete_plan(proposal.plan, case.cluster)
@@ -146,14 +144,14 @@ def _refuse_unpriced(case: Case, limits: Limits) -> None:
         raise InputError(
             Problem(
                 "objective",
-                f"counts dollars, and no price is known for {', '.join(unpriced)}",
+                f"needs prices, and no price is known for {', '.join(unpriced)}",
                 "set price_usd_per_gpu_hour of the pool, or the goal throughput",
             )
         )
 
 
 def _ranked(proposals: Sequence[Proposal], case: Case) -> Sequence[Proposal]:
-    """Where cost is the goal, by dollars: the planner's own, or what its own time would cost."""
+    """Where cost is the goal, by dollars: the planner's own, or those of its own time."""
     if case.job.objective.goal != "cost":
         return proposals
 
@@ -187,4 +185,4 @@ def _broken(plan: Plan, estimate: Estimate, case: Case, limits: Limits) -> str:
     breach = next(limits.breaches(figures), None)
     if breach is None:
         return ""
-    return f"the best of its plans break {breach.limit} ({breach.allowed:g}; {breach.needed:.4g})"
+    return f"its best plans break {breach.limit} ({breach.allowed:g}; {breach.needed:.4g})"

@@ -1,4 +1,4 @@
-"""Planners by name. Each is imported when it is asked for, so that one costs what it needs."""
+"""The planners by name; each is imported on first use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAILOR = "sailor"
 
 
 def baseline(name: str) -> Planner:
-    """A planner of the literature by its name."""
+    """A planner of the literature by name."""
     if name not in _CLASSES:
         raise InputError(Problem("--planner", f'"{name}" is not known', nearest(name, names())))
     folder = "sailor_sosp25" if name == "sailor-paper" else name
@@ -39,5 +39,5 @@ def baseline(name: str) -> Planner:
 
 
 def names() -> Sequence[str]:
-    """All planners: our own first, then those of the literature."""
+    """All planners: ours first, then those of the literature."""
     return (SAILOR, *BASELINES)

@@ -1,1 +1,1 @@
-"""Why a plan looks as it does, and why there is none."""
+"""Reasons: why this plan was chosen, or why there is none."""

@@ -1,4 +1,4 @@
-"""No plan: which limit stands in the way, by how much, and what would help."""
+"""Why there is no plan: the limit that prevents one, by how much, and what would help."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from simulator.spec.job import Job, Objective, RecomputePolicy
 _NO_LIMITS = Objective()
 _MORE_GPUS = (2, 4, 8, 16, 64)
 FIT_BUDGET = 40
-"""Plans judged to know whether there is any."""
+"""Plans judged to find out whether any plan fits."""
 _TOGETHER = "relax one of them, or raise --budget"
 
 
 class Ask(Protocol):
-    """Answers an easier question: other limits, more GPUs, another recomputation."""
+    """Search again with other limits, more GPUs or another recomputation policy."""
 
     def __call__(
         self,
@@ -35,16 +35,16 @@ class Ask(Protocol):
 
 
 def refusals(job: Job, lots: Sequence[Lot], limits: Limits, ask: Ask) -> tuple[Problem, ...]:
-    """Sentences for a job that has no plan on these GPUs."""
+    """The problems of a job that has no plan on these GPUs."""
     free = ask(_NO_LIMITS)
     if free.estimate is None:
         return (_too_small(job, lots, ask),)
     found = _limits_in_the_way(job.objective, limits, ask)
     if not found:
-        # No limit can be kept beside the others: each by itself, then.
+        # No limit can be kept together with the others, so compare each one alone.
         found = _limits_in_the_way(job.objective, limits, ask, alone=True)
     return tuple(found) or (
-        Problem("objective", "no plan that was tried keeps all limits together", _TOGETHER),
+        Problem("objective", "no plan that was judged keeps all limits together", _TOGETHER),
     )
 
 
@@ -64,7 +64,7 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
     states_gb = job.model.parameters * state_bytes_per_parameter(job) / 1e9
     return Problem(
         "cluster",
-        f"{job.model.name} does not fit on its {gpus} GPUs ({kinds}) however it is divided:"
+        f"{job.model.name} does not fit on the {gpus} GPUs ({kinds}) under any split:"
         f" weights, gradients and optimizer states alone take {states_gb:.3g} GB",
         "; ".join(cures) or "use GPUs with more memory, or more of them",
     )
@@ -73,7 +73,7 @@ def _too_small(job: Job, lots: Sequence[Lot], ask: Ask) -> Problem:
 def _limits_in_the_way(
     objective: Objective, limits: Limits, ask: Ask, *, alone: bool = False
 ) -> list[Problem]:
-    """Each limit against the best that could be had if it, or if none, were there."""
+    """Compare each limit with the best plan without it; with ``alone``, without any other limit."""
     found = []
     money = {
         name: getattr(objective, name)
@@ -124,7 +124,7 @@ def _limits_in_the_way(
 
 
 def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: str) -> Problem:
-    """Which limit of time is in the way of the fastest plan, and by how much."""
+    """Which time limit the fastest plan breaks, and by how much."""
     assert limits.seconds_max is not None
     least = objective.min_iterations_per_s
     if least is not None and fastest_s * least > 1:
@@ -147,7 +147,7 @@ def _too_slow(objective: Objective, limits: Limits, fastest_s: float, others: st
 
 
 def span(seconds: float) -> str:
-    """A time as people say it, rounded up so that it is surely enough."""
+    """A duration in a readable unit, rounded up so that it is enough."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{math.ceil(seconds / unit * 10) / 10:g} {name}"

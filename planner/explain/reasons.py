@@ -1,4 +1,4 @@
-"""Why this plan: the bottleneck, what binds, what was rejected, and which GPUs stay idle."""
+"""Why this plan: its bottleneck, binding limits, rejected families, and idle GPUs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from simulator.spec.plan import Plan
 
 REJECTED_MAX = 12
 _NEAR = 0.03
-"""A limit binds if the plan comes this close to it."""
+"""A limit counts as binding if the plan comes this close to it."""
 
 
 def explain_paper(
     model: PaperModel, limits: Limits, result: PaperResult
 ) -> tuple[tuple[Rejected, ...], Why]:
-    """Rejected families and sentences, for a search under the paper estimator."""
+    """Rejected families and reasons, for the search under the paper's formula."""
     best = result.best
     assert best is not None
     families: dict[str, JudgedShape] = {}
@@ -55,7 +55,7 @@ def explain_paper(
 
 
 def explain_event(search: EventSearch, best: JudgedPlan) -> tuple[tuple[Rejected, ...], Why]:
-    """The same for a search that judges whole plans."""
+    """Rejected families and reasons, for the search under the event estimator."""
     families: dict[str, JudgedPlan] = {}
     for judged in search.judged:
         name = _mix_family(search.lots, judged)
@@ -102,7 +102,7 @@ def _used(lots: Sequence[Lot], plan: Plan) -> dict[int, int]:
 
 
 def _binding(limits: Limits, seconds: float, usd: float | None) -> Iterable[str]:
-    """Limits that the plan comes close to; there a little more would bring a better plan."""
+    """Limits that the plan comes close to; raising them would allow a better plan."""
     o: Objective = limits.objective
     if usd is not None:
         hourly = usd / seconds * 3600
@@ -120,7 +120,7 @@ def _binding(limits: Limits, seconds: float, usd: float | None) -> Iterable[str]
 def _idle(
     lots: Sequence[Lot], used: dict[int, int], others: Sequence[tuple[dict[int, int], float]]
 ) -> Iterable[Idle]:
-    """GPUs left out, and what the best plan that was judged with more of them loses."""
+    """Idle GPUs, and how much worse the best judged plan with more of them is."""
     for index, lot in enumerate(lots):
         idle = lot.gpus - used.get(index, 0)
         if idle:

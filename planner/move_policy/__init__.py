@@ -1,1 +1,1 @@
-"""Is a better plan worth the move to it?"""
+"""Decide whether a better plan is worth the move to it."""

@@ -1,12 +1,12 @@
-"""Is it worth moving? What a better plan brings while it lasts, against what getting there costs.
+"""Decide whether a better plan is worth the move: its gain while it lasts against its cost.
 
-Nothing here knows the time of day: moments and ages are arguments, so that the same history gives
-the same verdict. Four rules keep capacity that comes and goes from causing a storm:
+The code reads no clock: times and ages are arguments, so the same history gives the same verdict.
+Four rules prevent a storm of moves when capacity comes and goes:
 
-1. newcomers must have been up for a while, longer for every recent loss in their pool;
-2. the gain counts only for as long as the newcomers are expected to live;
-3. the gain must be a multiple of the cost, because both are guesses;
-4. after a move that was not necessary there is a rest, so that such moves take a small share.
+1. new nodes must have been up for a while, longer for every recent loss in their pool;
+2. the gain counts only for the expected life of the new nodes;
+3. the gain must be a multiple of the cost, since both are estimates;
+4. after a voluntary move there is a cooldown, so that such moves take a small share of time.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Unit = Literal["samples", "$"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How careful to be."""
+    """Thresholds of the decision."""
 
     settle_s: float = 30.0
-    """Newcomers are taken once they have been up for this long."""
+    """Nodes are used once they have been up for this long."""
     settle_s_max: float = 600.0
     margin: float = 1.5
-    """The gain must be so many times the cost."""
+    """The gain must be this multiple of the cost."""
     share_max: float = 0.05
-    """The most of all time that moves may take that are not necessary."""
+    """The largest share of time that voluntary moves may take."""
     horizon_s: float = 24 * 3600.0
-    """No state is believed to last longer, whatever was seen."""
+    """Upper limit of the expected life of a plan."""
 
 
 DEFAULT_RULES = Rules()
@@ -40,27 +40,27 @@ DEFAULT_RULES = Rules()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A move that could be made."""
+    """A possible move, with its gain and cost."""
 
     gain_per_s: float
-    """What the new plan brings more than the old one, in ``unit`` per second of training."""
+    """Gain of the new plan over the old one, in ``unit`` per second of training."""
     unit: Unit
     cost: float
-    """What the move takes, in the same unit."""
+    """Cost of the move, in the same unit."""
     downtime_s: float
     newcomers: Mapping[str, int]
-    """Nodes that the new plan uses and the old one does not, by pool."""
+    """Nodes that only the new plan uses, by pool."""
     newcomer_age_s: float
-    """How long the youngest of them has been up; infinite if there are none."""
+    """Seconds that the youngest of them has been up; infinite if there are none."""
     needed: str | None = None
     """Why the old plan cannot go on, if it cannot."""
     seconds_left: float | None = None
-    """Until the job ends, where that is known."""
+    """Seconds until the job ends, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to move now, and a sentence that says why."""
+    """Whether to move now, and the reason as a sentence."""
 
     moves: bool
     reason: str
@@ -70,7 +70,7 @@ class Verdict:
     cost: float
     unit: Unit
     ask_again_s: float | None = None
-    """If it is only too early: when to ask again, from now."""
+    """Seconds after which to ask again, if it is only too early."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -92,9 +92,9 @@ def judge_move(
     last_move_s: float | None = None,
     rules: Rules = DEFAULT_RULES,
 ) -> Verdict:
-    """Say whether to move.
+    """Decide whether to move.
 
-    ``last_move_s`` is when the job last moved without having to.
+    ``last_move_s`` is the time of the job's last voluntary move.
     """
     life_s = expected_life_s(offer, history, now_s=now_s, rules=rules)
     gain = max(0.0, offer.gain_per_s) * max(0.0, life_s - offer.downtime_s)
@@ -105,15 +105,13 @@ def judge_move(
     if offer.needed is not None:
         return verdict(True, f"move: {offer.needed}")
     if offer.gain_per_s <= 0:
-        return verdict(False, "stay: no plan that was found is better than the running one")
+        return verdict(False, "stay: no better plan found")
     sums = (
-        f"it brings {_amount(offer.gain_per_s, offer.unit)}/s for {_span(life_s)}, so"
+        f"gains {_amount(offer.gain_per_s, offer.unit)}/s for {_span(life_s)}, in all"
         f" {_amount(gain, offer.unit)}, and costs {_amount(offer.cost, offer.unit)}"
     )
     if gain <= rules.margin * offer.cost:
-        return verdict(
-            False, f"stay: {sums}; the gain would have to be {rules.margin:g} times the cost"
-        )
+        return verdict(False, f"stay: {sums}; the gain must exceed {rules.margin:g} times the cost")
     settle_s = max(
         (settling_s(history, pool, now_s=now_s, rules=rules) for pool in offer.newcomers),
         default=0.0,
@@ -122,8 +120,8 @@ def judge_move(
         wait_s = settle_s - offer.newcomer_age_s
         return verdict(
             False,
-            f"not yet: the newest node has been up for {_span(offer.newcomer_age_s)}, and here"
-            f" one must have been up for {_span(settle_s)}",
+            f"not yet: the newest node has been up for {_span(offer.newcomer_age_s)}, and in its"
+            f" pool nodes must be up for {_span(settle_s)}",
             wait_s,
         )
     if last_move_s is not None:
@@ -132,8 +130,8 @@ def judge_move(
         if wait_s > 0:
             return verdict(
                 False,
-                f"not yet: it moved {_span(now_s - last_move_s)} ago, and a move that takes"
-                f" {_span(offer.downtime_s)} wants {_span(rest_s)} in between",
+                f"not yet: the last move was {_span(now_s - last_move_s)} ago, and a move of"
+                f" {_span(offer.downtime_s)} needs a cooldown of {_span(rest_s)}",
                 wait_s,
             )
     return verdict(True, f"move: {sums}")
@@ -142,7 +140,7 @@ def judge_move(
 def expected_life_s(
     offer: Offer, history: History, *, now_s: float, rules: Rules = DEFAULT_RULES
 ) -> float:
-    """How long the advantage lasts: until the first newcomer goes, or the job ends.
+    """How long the advantage lasts: until the first new node is lost, or the job ends.
 
     Nodes that both plans use do not count, since their loss ends both.
     """
@@ -155,7 +153,7 @@ def expected_life_s(
 
 
 def settling_s(history: History, pool: str, *, now_s: float, rules: Rules = DEFAULT_RULES) -> float:
-    """How long a newcomer of a pool must have been up: doubled by every recent loss there."""
+    """How long a new node of a pool must have been up: doubled by every recent loss there."""
     flaps = history.record(pool, now_s).flaps
     doubled: float = rules.settle_s * 2.0 ** min(flaps, 30.0)
     return min(doubled, rules.settle_s_max)
@@ -166,7 +164,7 @@ def _amount(value: float, unit: Unit) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Seconds as people say them."""
+    """A duration in a readable unit."""
     for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"

@@ -1,4 +1,4 @@
-"""A move as an offer: what the new plan brings by the second, and what the way there takes."""
+"""The gain per second and the cost of a move from the running plan to the next one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.spec.job import Goal
 
 
 def pool_name(node: Node) -> str:
-    """The pool of a node, as histories know it."""
+    """The name of a node's pool in the history."""
     return f"{node.gpu}@{node.zone}" + (" spot" if node.spot else "")
 
 
@@ -29,7 +29,7 @@ def offer_of(
     age_s: Mapping[str, float],
     seconds_left: float | None = None,
 ) -> Offer:
-    """Weigh the running plan against the next one; ``age_s`` says how long each node is up."""
+    """Compare the running plan with the next one; ``age_s`` is how long each node has been up."""
     plan, estimate, _, move = next_plan.found
     before = nodes_used(running.plan)
     new = [node for node in nodes if node.id in nodes_used(plan) - before]
@@ -48,13 +48,13 @@ def offer_of(
 
 
 def _sums(old: Estimate, new: Estimate, move: MoveCost, goal: Goal) -> tuple[float, float, Unit]:
-    """Gain per second, cost of the move, and what both are counted in."""
+    """Gain per second, cost of the move, and their unit."""
     if goal == "cost":
         old_usd, new_usd = old.money.total_usd, new.money.total_usd
         assert new_usd is not None, "a cost objective refuses unknown prices"
         assert move.rent_usd is not None, "a cost objective refuses unknown prices"
         if old_usd is None:
-            # It stood on something that is gone, price and all.
+            # The old plan ran on lost nodes whose price is unknown.
             return 0.0, move.rent_usd + move.egress_usd, "$"
         cost = move.rent_usd + move.egress_usd + move.steps_lost * old_usd
         return (old_usd - new_usd) / new.iteration_s, cost, "$"
@@ -62,6 +62,6 @@ def _sums(old: Estimate, new: Estimate, move: MoveCost, goal: Goal) -> tuple[flo
     cost = pace * move.seconds
     usd = old.money.total_usd
     if usd:
-        # What egress costs would have bought samples.
+        # Count egress as the samples that its dollars would have bought.
         cost += move.egress_usd / usd * old.samples_per_iteration
     return new.throughput_samples_per_s - pace, cost, "samples"

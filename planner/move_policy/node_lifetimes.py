@@ -1,4 +1,4 @@
-"""How long nodes live, learnt from what was seen of each pool: the expected life of a new state."""
+"""Expected lifetimes of nodes, learned from the losses in each pool."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 PRIOR_LIFE_S = 2 * 3600.0
-"""What a node is believed to live before anything was seen of its pool."""
+"""Assumed lifetime of a node before anything was observed in its pool."""
 FORGET_HALF_LIFE_S = 6 * 3600.0
-"""What was seen this long ago counts half: clouds have good and bad days."""
+"""Half-life of observations, since clouds have good and bad days."""
 FLAP_HALF_LIFE_S = 600.0
-"""A loss makes newcomers of its pool suspect; after this long, half as much."""
+"""Half-life of the suspicion that a loss casts on new nodes of its pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRecord:
-    """What is remembered of one pool."""
+    """Observations of one pool."""
 
     at_s: float
-    """Up to when the sums below go."""
+    """Time up to which the sums below count."""
     nodes_up: int = 0
     lived_s: float = 0.0
-    """Node-seconds seen, older ones counting less."""
+    """Node-seconds observed, with older ones counting less."""
     losses: float = 0.0
-    """Nodes lost, older ones counting less."""
+    """Nodes lost, with older ones counting less."""
     flaps: float = 0.0
-    """Moments at which some were lost, forgotten soon."""
+    """Times at which nodes were lost, forgotten quickly."""
 
     def at(self, now_s: float) -> PoolRecord:
-        """The same record, brought up to a later moment."""
+        """The same record at a later time."""
         passed = max(0.0, now_s - self.at_s)
         kept = 0.5 ** (passed / FORGET_HALF_LIFE_S)
         return replace(
@@ -41,18 +41,18 @@ class PoolRecord:
 
     @property
     def node_life_s(self) -> float:
-        """The mean life of one node: what was seen, and one believed life beside it."""
+        """Mean lifetime of a node, with a prior worth one loss."""
         return (self.lived_s + PRIOR_LIFE_S) / (self.losses + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The records of all pools, by ``"<gpu>@<zone>"`` or whatever else tells them apart."""
+    """The records of all pools, by ``"<gpu>@<zone>"`` or another name."""
 
     pools: Mapping[str, PoolRecord] = field(default_factory=dict)
 
     def seen(self, now_s: float, *, up: Mapping[str, int], lost: Mapping[str, int]) -> History:
-        """What is known after a look: nodes that are up now, and those lost since the last look."""
+        """The history after an observation: nodes up now, and nodes lost since the last one."""
         pools = dict(self.pools)
         for name in sorted({*up, *lost, *pools}):
             record = pools.get(name, PoolRecord(now_s)).at(now_s)
@@ -66,11 +66,11 @@ class History:
         return History(pools)
 
     def record(self, pool: str, now_s: float) -> PoolRecord:
-        """One pool's record as it stands now."""
+        """One pool's record at ``now_s``."""
         return self.pools.get(pool, PoolRecord(now_s)).at(now_s)
 
     def life_s(self, nodes_by_pool: Mapping[str, int], now_s: float) -> float:
-        """How long it will be, on average, until the first of these nodes is lost."""
+        """Mean time until the first of these nodes is lost."""
         rate = sum(
             count / self.record(pool, now_s).node_life_s
             for pool, count in sorted(nodes_by_pool.items())

@@ -1,1 +1,1 @@
-"""The search under the published closed formula."""
+"""The search under the closed formula of the SOSP'25 paper, and its lower bound."""

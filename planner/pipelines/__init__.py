@@ -1,1 +1,1 @@
-"""Candidate pipelines, and mixes of them."""
+"""Candidate pipelines, and mixes of them that form a plan."""

@@ -1,4 +1,4 @@
-"""Fleets: how many pipelines of which template, so that together they finish soonest."""
+"""Pipeline mixes: how many pipelines of which template, and how micro batches are shared out."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from simulator.inputs.plan_check import split_in_proportion
 from simulator.spec.plan import Plan
 
 ROUGH_HALVINGS = 20
+"""Bisection steps of a rough time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineMix:
-    """Templates of one micro batch size with how many pipelines there are of each."""
+    """Templates of one micro batch size, with the number of pipelines of each."""
 
     templates: tuple[Template, ...]
     counts: tuple[int, ...]
 
     @property
     def pipelines(self) -> int:
+        """Number of pipelines."""
         return sum(self.counts)
 
     def groups(self) -> dict[int, dict[int, int]]:
-        """Groups taken, by lot and TP degree."""
+        """Device groups taken, by lot and TP degree."""
         found: dict[int, dict[int, int]] = {}
         for template, count in zip(self.templates, self.counts, strict=True):
             for (lot, tp), groups in template.gpus.items():
@@ -41,7 +43,7 @@ class PipelineMix:
 
 
 def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
-    """A plan with common boundaries as a fleet of templates."""
+    """A plan with common boundaries as a mix of templates."""
     columns = [
         [(lot, tp) for lot, tp, count in column for _ in range(count)] for column in shape.columns
     ]
@@ -54,7 +56,7 @@ def mix_of_shape(shape: PlanShape, maker: TemplateMaker) -> PipelineMix:
 
 
 def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
-    """A plan as a fleet of templates, where no stage of it is split."""
+    """A plan as a mix of templates; ``None`` if a stage is split over several places."""
     lot_of = {lot.place: index for index, lot in enumerate(maker.lots)}
     if any(len(stage.places) > 1 for pipeline in plan.pipelines for stage in pipeline.stages):
         return None
@@ -73,7 +75,7 @@ def mix_of_plan(plan: Plan, maker: TemplateMaker) -> PipelineMix | None:
 def room_for(
     template: Template, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
 ) -> int:
-    """How many pipelines of a template fit beside what is taken."""
+    """How many pipelines of a template fit beside the groups already taken."""
     most = min(
         (lots[lot].gpus - sum(tp_ * n for tp_, n in taken.get(lot, {}).items())) // (tp * groups)
         for (lot, tp), groups in template.gpus.items()
@@ -86,6 +88,7 @@ def room_for(
 def _has_room(
     template: Template, count: int, lots: Sequence[Lot], taken: Mapping[int, Mapping[int, int]]
 ) -> bool:
+    """Whether ``count`` pipelines of a template fit beside the groups already taken."""
     wanted = {lot: dict(groups) for lot, groups in taken.items()}
     for (lot, tp), groups in template.gpus.items():
         of_lot = wanted.setdefault(lot, {})
@@ -94,7 +97,7 @@ def _has_room(
 
 
 def seconds_of(mix: PipelineMix, total: int) -> float:
-    """The least time in which the fleet runs so many micro batches, each pipeline at least one."""
+    """Least time in which the mix runs ``total`` micro batches, at least one in each pipeline."""
     if mix.pipelines > total:
         return math.inf
     low = max(t.fill_s for t, n in zip(mix.templates, mix.counts, strict=True) if n)
@@ -113,7 +116,7 @@ def seconds_of(mix: PipelineMix, total: int) -> float:
 
 
 def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats:
-    """The same of many fleets side by side, within a few parts in ten thousand."""
+    """The same for many mixes side by side, accurate to a few parts in 10,000."""
     width = max(len(mix.templates) for mix in mixes)
 
     def table(of: Callable[[PipelineMix], Iterable[float]], rest: float) -> Floats:
@@ -143,14 +146,14 @@ def rough_seconds(mixes: Sequence[PipelineMix], totals: Sequence[int]) -> Floats
 
 
 def capacity(mix: PipelineMix, seconds: float) -> int:
-    """Micro batches that the fleet runs in so much time."""
+    """Micro batches that the mix runs within a time."""
     return sum(
         n * t.micro_batches_within(seconds) for t, n in zip(mix.templates, mix.counts, strict=True)
     )
 
 
 def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
-    """Micro batches of each pipeline, template by template, that add up to the total."""
+    """Micro batches of each pipeline, template by template, summing to ``total``."""
     seconds = seconds_of(mix, total)
     counts = [
         max(1, t.micro_batches_within(seconds))
@@ -160,7 +163,7 @@ def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
     levels = [t.level_s for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n)]
     fills = [t.fill_s for t, n in zip(mix.templates, mix.counts, strict=True) for _ in range(n)]
     spare = sum(counts) - total
-    # Too many: taken from the pipelines that would end last.
+    # Too many: take them from the pipelines that would finish last.
     while spare > 0:
         index = max(
             (i for i in range(len(counts)) if counts[i] > 1),
@@ -174,14 +177,14 @@ def micro_batches_of(mix: PipelineMix, total: int) -> tuple[int, ...]:
 
 
 def plan_of(mix: PipelineMix, total: int, lots: Sequence[Lot]) -> Plan:
-    """The fleet as a plan that runs so many micro batches."""
+    """The plan of a mix that runs ``total`` micro batches."""
     counts = iter(micro_batches_of(mix, total))
     pipelines = []
     for template, n in zip(mix.templates, mix.counts, strict=True):
         of_count = {}
         for _ in range(n):
             micro_batches = next(counts)
-            # Equal pipelines are one object: the estimator computes them once.
+            # Share one object between equal pipelines: the estimator computes it once.
             if micro_batches not in of_count:
                 of_count[micro_batches] = template.pipeline(micro_batches, lots)
             pipelines.append(of_count[micro_batches])

@@ -1,4 +1,4 @@
-"""Pipelines to build a fleet of: boundaries balanced for given GPU kinds, within their memory."""
+"""Pipeline templates: boundaries balanced for given GPU kinds, within their memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from simulator.spec.job import OPTIMIZER_MOMENTS
 from simulator.spec.plan import Pipeline, Recompute, Stage
 
 BACKWARD_SHARE = 2 / 3
-"""Of a micro batch's time on a stage, roughly."""
+"""Rough share of the backward pass in a micro batch's time on a stage."""
 MANY = 1 << 30
-"""More pipelines than any plan has."""
+"""A number of pipelines larger than that of any plan."""
 
 
 HALVINGS = 10
-"""After which boundaries hardly change."""
+"""Bisection steps for the slowest stage; boundaries hardly change after these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +41,24 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A pipeline of some micro batch size, with its rough times."""
+    """A pipeline of some micro batch size, with rough times."""
 
     micro_batch: int
-    # Times tell nearly all templates apart, so that the rest need not be hashed.
+    # Times differ for nearly all templates, so hashing them is enough.
     cuts: tuple[int, ...] = field(hash=False)
     steps: tuple[Step, ...] = field(hash=False)
     level_s: float
     """Seconds between two micro batches in the steady state."""
     fill_s: float
-    """Seconds of one micro batch through the whole pipeline, there and back."""
+    """Seconds of one micro batch forward and backward through the whole pipeline."""
     synced: tuple[tuple[float, float], ...] = field(hash=False)
-    """By stage: bytes that a GPU of it sums, and seconds from its last backward to the end of
-    the pipeline's."""
+    """By stage: gradient bytes that a GPU sums, and seconds from the stage's last backward to the
+    end of the pipeline's."""
     gpus: Mapping[tuple[int, int], int] = field(compare=False)
-    """Groups by (lot, TP)."""
+    """Device groups by (lot, TP degree)."""
 
     def pipeline(self, micro_batches: int, lots: Sequence[Lot]) -> Pipeline:
+        """The pipeline that runs this many micro batches."""
         return Pipeline(
             micro_batches,
             tuple(
@@ -72,7 +73,7 @@ class Template:
         )
 
     def micro_batches_within(self, seconds: float) -> int:
-        """How many micro batches it runs in so much time, roughly."""
+        """Rough number of micro batches that it runs within a time."""
         if seconds < self.fill_s:
             return 0
         return 1 + int((seconds - self.fill_s) / self.level_s * (1 + 1e-12))
@@ -80,7 +81,7 @@ class Template:
 
 @dataclass(eq=False)
 class TemplateMaker:
-    """Rough times and memory of stages, and the templates made by them."""
+    """Builds templates from rough times and the memory of stages."""
 
     costs: LayerCosts
     network: Network
@@ -92,10 +93,10 @@ class TemplateMaker:
     _furthest: dict[tuple[Step, int, int], list[int]] = field(default_factory=dict)
     _made: dict[object, Template | None] = field(default_factory=dict)
     _balanced: dict[object, tuple[int, ...] | None] = field(default_factory=dict)
-    """Boundaries by GPU kinds, wherever they are."""
+    """Boundaries by GPU kinds, independent of zones."""
 
     def seconds(self, gpu: str, tp: int, micro_batch: int, recompute: Recompute) -> list[float]:
-        """Forward and backward up to each layer."""
+        """Forward plus backward seconds, summed up to each layer."""
         key = (gpu, tp, micro_batch, recompute)
         found = self._seconds.get(key)
         if found is None:
@@ -117,7 +118,7 @@ class TemplateMaker:
         return min(end, self._ends(step, micro_batch, in_flight)[first])
 
     def _ends(self, step: Step, micro_batch: int, in_flight: int) -> list[int]:
-        """By first layer, the furthest end that fits the step's devices."""
+        """By first layer, the furthest end that fits the memory of the step's devices."""
         key = (step, micro_batch, in_flight)
         found = self._furthest.get(key)
         if found is None:
@@ -128,9 +129,9 @@ class TemplateMaker:
         return found
 
     def most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Floats:
-        """Micro batches of which a device of the step can keep the activations.
+        """How many micro batches' activations a device of the step can hold, by [first layer, end].
 
-        By [first layer, end], by the same sums as the memory model.
+        It uses the same sums as the memory model.
         """
         gpu = self.lots[step.lot].gpu
         key = (gpu, step.tp, micro_batch, step.recompute, self._sharing(pipelines))
@@ -140,7 +141,7 @@ class TemplateMaker:
         return found
 
     def _sharing(self, pipelines: int) -> int:
-        """What of the number of pipelines memory depends on."""
+        """The part of the number of pipelines that memory depends on."""
         return pipelines if self.costs.job.zero else min(pipelines, 2)
 
     def _most_in_flight(self, step: Step, micro_batch: int, pipelines: int) -> Floats:
@@ -175,7 +176,7 @@ class TemplateMaker:
         return fits
 
     def template(self, steps: tuple[Step, ...], micro_batch: int, most: int) -> Template | None:
-        """The best balanced boundaries for a sequence of steps, or none if it cannot fit."""
+        """The template with the best balanced boundaries; ``None`` if the steps cannot fit."""
         key = (steps, micro_batch, min(most, len(steps)))
         if key not in self._made:
             self._made[key] = self._template(steps, micro_batch, most)
@@ -209,7 +210,7 @@ class TemplateMaker:
         return self._cuts(steps, micro_batch, most, high)
 
     def timed(self, steps: tuple[Step, ...], micro_batch: int, cuts: tuple[int, ...]) -> Template:
-        """A template with given boundaries."""
+        """The template with given boundaries."""
         levels, hops, synced, home = [], [], [], 0.0
         for s, step in enumerate(steps):
             gpu = self.lots[step.lot].gpu
@@ -222,8 +223,7 @@ class TemplateMaker:
                 hops.append(2 * self._message_s(step, steps[s + 1], micro_batch, cuts[s + 1]))
             synced.append((4 * self._held(step.tp, cuts[s], cuts[s + 1]), home))
             home += BACKWARD_SHARE * level + (hops[-1] / 2 if hops else 0.0)
-        # A micro batch is back before the one that is as many behind it as there are stages left
-        # begins.
+        # With n stages left, micro batch k must return before micro batch k + n starts.
         rounds = [(sum(levels[s:]) + sum(hops[s:])) / (len(steps) - s) for s in range(len(steps))]
         return Template(
             micro_batch,
@@ -255,7 +255,7 @@ class TemplateMaker:
     def _cuts(
         self, steps: tuple[Step, ...], micro_batch: int, most: int, level_s: float
     ) -> tuple[int, ...] | None:
-        """Boundaries laid from the first layer on, each stage as far as it reaches."""
+        """Lay boundaries from the first layer on, each stage as far as it reaches."""
         layers, cuts = self.costs.layer_count, [0]
         for s, step in enumerate(steps):
             left = len(steps) - s
@@ -276,7 +276,7 @@ class TemplateMaker:
 def step_sequences(
     lots: Sequence[int], options: Sequence[Step], stages_max: int
 ) -> Iterator[tuple[Step, ...]]:
-    """Stages all alike, or first some of one lot and then some of another."""
+    """Step sequences: all stages alike, or some stages on one lot, then some on another."""
     for option in options:
         if option.lot in lots:
             for stages in range(1, stages_max + 1):
@@ -290,14 +290,14 @@ def step_sequences(
 
 
 def range_sums(row: Floats) -> Floats:
-    """Sums of all ranges, by [first, end]."""
+    """Sums over all ranges, by [first, end]."""
     sums = np.concatenate([[0.0], np.cumsum(row)])
     ranges: Floats = sums[None, :] - sums[:, None]
     return ranges
 
 
 def _largest(work: Floats) -> Floats:
-    """The largest transient of each range; the head's comes on top, as in the memory model."""
+    """The largest transient of each range; the head's is added, as in the memory model."""
     layers = len(work)
     found = np.zeros((layers + 1, layers + 1))
     for first in range(layers):

@@ -1,1 +1,1 @@
-"""The planner's question: supply, limits and objective."""
+"""The planning question: GPUs on offer, limits, objective, and the answer."""

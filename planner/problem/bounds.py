@@ -19,4 +19,4 @@ class Bounds:
 
 
 class TooManyPlansError(Exception):
-    """A small case has more plans than an exhaustive search may look at."""
+    """A small case has more plans than an exhaustive search may judge."""

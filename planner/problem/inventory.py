@@ -1,4 +1,4 @@
-"""What a cluster has for a plan: lots of equal GPUs, and how many TP groups fit into each."""
+"""The GPUs that a plan may use: lots of interchangeable GPUs, quotas, and what fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.spec.plan import Place, Plan
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """All the GPUs of one kind in machines of one type in one zone; they are interchangeable."""
+    """All GPUs of one kind in machines of one type in one zone; they are interchangeable."""
 
     gpu: str
     machine: str
@@ -23,31 +23,32 @@ class Lot:
     gpus: int
     gpus_per_machine: int
     machines: tuple[tuple[int, int], ...]
-    """(GPUs of a machine, how many such machines there are)."""
+    """Pairs (GPUs of a machine, number of such machines)."""
     price_usd_per_gpu_hour: float | None
     spot_gpus: int = 0
 
     @property
     def place(self) -> Place:
+        """Zone, machine type and GPU kind, without a node."""
         return Place(self.gpu, self.machine, self.zone)
 
     def room(self, tp: int) -> int:
-        """How many groups of ``tp`` GPUs fit, if there are no others."""
+        """Groups of ``tp`` GPUs that fit if the lot holds no others."""
         return sum(times * (size // tp) for size, times in self.machines)
 
     def holds(self, groups: Mapping[int, int]) -> bool:
-        """Whether groups of these sizes fit together, each within a machine."""
+        """Whether groups, counted by size, fit together, each within one machine."""
         sizes = sorted(size for size, count in groups.items() if count)
         if any(larger % smaller for smaller, larger in pairwise(sizes)):
             return self._packs({size: groups[size] for size in sizes})
-        # Where each size divides the next, whatever is left over by larger ones is of use.
+        # Where each size divides the next, GPUs left over by larger groups can hold smaller ones.
         return all(
             sum(groups[size] * (size // tp) for size in sizes if size >= tp) <= self.room(tp)
             for tp in sizes
         )
 
     def _packs(self, groups: Mapping[int, int]) -> bool:
-        """The same for any sizes: the largest first, each where it leaves the least over."""
+        """The same for any sizes: largest group first, where it leaves the fewest GPUs over."""
         free = Counter(dict(self.machines))
         for tp in sorted(groups, reverse=True):
             left = groups[tp]
@@ -57,7 +58,7 @@ class Lot:
                     return False
                 best = min(fitting, key=lambda size: (size % tp, size))
                 each = best // tp
-                # Machines that are filled as full as they can be, and one for the rest.
+                # Fill whole machines first, then one machine with the remainder.
                 whole = min(free[best], left // each)
                 free[best] -= whole or 1
                 taken = each if whole else left
@@ -67,7 +68,9 @@ class Lot:
 
 
 def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
-    """The cluster's GPUs that are up and granted, sorted by name: pool order must not matter."""
+    """The cluster's GPUs that are up and within quota, sorted by name so that pool order is
+    irrelevant.
+    """
     lots = []
     for (gpu, machine, zone), pools in sorted(pools_by_place(cluster).items()):
         sizes: Counter[int] = Counter()
@@ -95,7 +98,7 @@ def lots_of(cluster: Cluster, sites: PlaceFacts) -> tuple[Lot, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Most GPUs that may be taken from some lots together."""
+    """A quota: the most GPUs that a plan may take from some lots together."""
 
     where: str
     gpu: str
@@ -104,7 +107,7 @@ class Grant:
 
 
 def grants_of(cluster: Cluster, lots: Iterable[Lot]) -> tuple[Grant, ...]:
-    """The quotas that are smaller than what is up."""
+    """The quotas that are smaller than the GPUs that are up."""
     lots = tuple(lots)
     declared = dict(cluster.zone_regions)
     found = []
@@ -122,7 +125,7 @@ def grants_of(cluster: Cluster, lots: Iterable[Lot]) -> tuple[Grant, ...]:
 
 
 def groups_by_lot(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
-    """How many groups of which TP degree a plan takes from each lot."""
+    """Number of groups that a plan takes from each lot, by TP degree."""
     found: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
     for pipeline in plan.pipelines:
         for stage in plan.owning_stages(pipeline):
@@ -132,14 +135,14 @@ def groups_by_lot(plan: Plan) -> dict[PlaceKey, dict[int, int]]:
 
 
 def is_supplied(plan: Plan, lots: Iterable[Lot], grants: Iterable[Grant] = ()) -> bool:
-    """Whether the plan takes only GPUs that are there, and no more than is granted."""
+    """Whether the plan fits into the lots and keeps the quotas."""
     return are_supplied(groups_by_lot(plan), tuple(lots), tuple(grants))
 
 
 def are_supplied(
     wanted: Mapping[PlaceKey, Mapping[int, int]], lots: Sequence[Lot], grants: Sequence[Grant]
 ) -> bool:
-    """The same for groups by lot and TP degree."""
+    """Whether groups, given by lot and TP degree, fit into the lots and keep the quotas."""
     by_key = {(lot.gpu, lot.machine, lot.zone): index for index, lot in enumerate(lots)}
     used: dict[int, int] = {}
     for key, groups in wanted.items():

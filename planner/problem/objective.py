@@ -1,4 +1,4 @@
-"""What a plan is worth to the user, and which of the job's limits it keeps."""
+"""The objective: what a plan is worth, and which of the job's limits it keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUGH_TOLERANCE = 1.15
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What limits are about."""
+    """The figures of a plan that limits apply to."""
 
     seconds: float
     usd: float | None
@@ -30,7 +30,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A limit that a plan breaks: by which factor it would have to be eased for this plan."""
+    """A limit that a plan breaks, with the value that would allow the plan."""
 
     limit: str
     allowed: float
@@ -38,32 +38,34 @@ class Breach:
 
     @property
     def excess(self) -> float:
-        """How far the plan is from keeping the limit, as a factor."""
+        """Factor between the allowed and the needed value; at least 1."""
         low, high = sorted((self.allowed, self.needed))
         return high / low if low > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The objective with all its limits; smaller worth is better."""
+    """The objective with all its limits. A smaller worth is better."""
 
     objective: Objective
     steps: int | None = None
     seconds_left: float | None = None
-    """Until the job's deadline, where it has one."""
+    """Seconds until the job's deadline, if it has one."""
 
     @property
     def goal_is_cost(self) -> bool:
+        """Whether dollars are minimised rather than seconds."""
         return self.objective.goal == "cost"
 
     @property
     def needs_prices(self) -> bool:
+        """Whether the goal or a limit counts dollars."""
         o = self.objective
         money = (o.max_usd_per_iteration, o.max_usd_per_hour, o.max_usd_total)
         return self.goal_is_cost or any(limit is not None for limit in money)
 
     def worth(self, figures: Figures) -> tuple[float, float] | None:
-        """The objective first, then what breaks ties; ``None`` if a limit is broken."""
+        """The objective, then the tie-breaker; ``None`` if the plan breaks a limit."""
         if next(self.breaches(figures), None) is not None:
             return None
         if self.goal_is_cost:
@@ -72,7 +74,7 @@ class Limits:
         return figures.seconds, figures.usd if figures.usd is not None else 0.0
 
     def breaches(self, figures: Figures) -> Iterator[Breach]:
-        """The limits that a plan of these figures breaks."""
+        """The limits that a plan with these figures breaks."""
         o, seconds, usd = self.objective, figures.seconds, figures.usd
         if usd is not None:
             if o.max_usd_per_iteration is not None and usd > o.max_usd_per_iteration:
@@ -94,7 +96,9 @@ class Limits:
             yield Breach("max_spot_share", o.max_spot_share, figures.spot_share)
 
     def relaxed(self) -> Iterator[Limits]:
-        """Easier questions whose answers may keep all limits: what is limited is the goal."""
+        """Easier questions whose answers may keep all limits: the limited quantity becomes the
+        goal.
+        """
         o = self.objective
         if not self.goal_is_cost and (self.usd_max is not None or o.max_usd_per_hour is not None):
             money = dict.fromkeys(("max_usd_per_iteration", "max_usd_per_hour", "max_usd_total"))
@@ -116,7 +120,7 @@ class Limits:
 
     @property
     def usd_max(self) -> float | None:
-        """The most that an iteration may cost."""
+        """The most dollars that an iteration may cost."""
         o = self.objective
         found = [o.max_usd_per_iteration] if o.max_usd_per_iteration is not None else []
         if o.max_usd_total is not None and self.steps:
@@ -125,7 +129,7 @@ class Limits:
 
     @property
     def seconds_max(self) -> float | None:
-        """The longest that an iteration may take."""
+        """The most seconds that an iteration may take."""
         found = []
         if self.objective.min_iterations_per_s:
             found.append(1 / self.objective.min_iterations_per_s)
@@ -136,12 +140,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveArrays:
-    """What is minimised, from seconds, dollars per second and dollars of egress."""
+    """The objective of many plans at once, from seconds, dollars per second and egress dollars."""
 
     limits: Limits
 
     def exact(self, seconds: Floats, usd_per_s: Floats, egress_usd: Floats) -> Floats:
-        """The objective, infinite where a limit is broken."""
+        """The objective; infinite where a limit is broken."""
         possible = np.isfinite(seconds)
         finite = np.where(possible, seconds, 1.0)
         usd = finite * usd_per_s + egress_usd
@@ -153,7 +157,7 @@ class ObjectiveArrays:
     def rough(
         self, seconds: Floats, usd_per_s: Floats, egress_usd: Floats, eased: float = ROUGH_TOLERANCE
     ) -> Floats:
-        """The objective, worse where a limit is broken by a little (rough is no proof)."""
+        """The objective of rough figures: a slightly broken limit is penalised, not excluded."""
         possible = np.isfinite(seconds)
         if not self.limits.needs_prices and self.limits.seconds_max is None:
             return seconds

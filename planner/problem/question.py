@@ -1,4 +1,4 @@
-"""A question to a planner, and its answer: the plan, its estimate, and how sure we are."""
+"""A question to the planner and its answer: a plan, its estimate, and a lower bound."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from simulator.spec.plan import Plan
 Space = Literal["full", "paper"]
 SPACES: tuple[Space, ...] = ("full", "paper")
 DEFAULT_BUDGETS = {"paper": 2000, "event": 150}
-"""Plans judged by default: the paper estimator's short form is judged a hundred times faster."""
+"""Plans judged by default; the paper's formula judges a plan about 100 times faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMeasurements(Measurements):
-    """Measurements whose profiles were read beforehand, so that a search touches no file."""
+    """Measurements whose profiles are already read, so that a search reads no file."""
 
     known: Mapping[str, Profile] = field(default_factory=dict)
 
     def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
+        """The profile read beforehand, or else read it now."""
         if name in self.known:
             return self.known[name]
         return Measurements.profile(self, name, catalogue=catalogue)
@@ -52,13 +53,13 @@ class Question:
     estimator: str = "event"
     space: Space = "full"
     budget: int | None = None
-    """Plans that may be judged; never a time, so that the answer is the same everywhere.
-    ``None`` is the estimator's default."""
+    """Plans that may be judged; ``None`` for the estimator's default. A count rather than a time,
+    so that the answer is the same on every machine."""
     seconds_left: float | None = None
-    """Until the job's deadline, where it has one."""
+    """Seconds until the job's deadline, if it has one."""
     proves: bool = True
-    """Whether all plans of a small case are looked at; one that waits for an answer need not know
-    that nothing is better."""
+    """Whether a small case is searched exhaustively. Switch it off where latency matters more than
+    a proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Rejected:
     iteration_s: float
     usd: float | None
     loses: float
-    """By how much it is worse than the chosen plan, as a share of the objective."""
+    """How much worse than the chosen plan, as a share of the objective."""
 
     def __str__(self) -> str:
         return f"rejected: {self.family}: {self.iteration_s:.4g} s, {self.loses:+.1%}"
@@ -77,23 +78,23 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """GPUs that the plan leaves out."""
+    """GPUs that the plan leaves idle."""
 
     gpu: str
     zone: str
     gpus: int
     of: int
     loses: float | None
-    """How much worse the best plan is that was judged with more of them; ``None``: none was."""
+    """How much worse the best judged plan with more of them is; ``None`` if none was judged."""
     reason: Literal["", "does not fit", "does not pay", "does not help"] = ""
-    """Why, where it was asked."""
+    """The reason, if it was searched for."""
     because: str = ""
 
     def __str__(self) -> str:
         if self.loses is None:
-            evidence = "no plan that was judged could use more of them"
+            evidence = "no judged plan uses more of them"
         else:
-            evidence = f"the best plan judged with more of them is {self.loses:.1%} worse"
+            evidence = f"the best judged plan with more of them is {self.loses:.1%} worse"
         parts = [self.reason, self.because or evidence]
         said = ": ".join(part for part in parts if part)
         return f"idle: {self.gpus} of {self.of} {self.gpu} in {self.zone}; {said}"
@@ -101,7 +102,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class OneMore:
-    """What one more machine of a kind in a zone would bring."""
+    """The gain of one more machine of a kind in a zone."""
 
     gpu: str
     zone: str
@@ -110,9 +111,9 @@ class OneMore:
     usd: float | None
     seconds_gained: float
     usd_gained: float | None
-    """Per iteration; less than 0 where the better plan costs more."""
+    """Dollars saved per iteration; negative where the better plan costs more."""
     why_none: str = ""
-    """Where it brings nothing."""
+    """The reason, where there is no gain."""
 
     def __str__(self) -> str:
         what = f"one more: {self.gpus} x {self.gpu} in {self.zone}"
@@ -126,48 +127,48 @@ class OneMore:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The reasons of an answer."""
+    """The reasons behind an answer."""
 
     sentences: tuple[str, ...] = ()
     idle: tuple[Idle, ...] = ()
     one_more: tuple[OneMore, ...] = ()
-    """Only where it was asked for: each is a search."""
+    """Computed only on request, since each entry is a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A planner's word: a plan with its estimate, or why there is none."""
+    """The planner's answer: a plan with its estimate, or the reasons why there is none."""
 
     plan: Plan | None
     estimate: Estimate | None
     evaluations: int
     lower_bound: float
-    """No plan of the space has a better objective: seconds, or dollars where the goal is cost."""
+    """Lower bound of the objective over the searched space, in seconds or dollars."""
     lower_bound_s: float
-    """No plan of the space iterates faster."""
+    """Lower bound of the iteration time over the searched space."""
     goal: str
     batch_exact: bool = True
     rejected: tuple[Rejected, ...] = ()
     why: Why = field(default_factory=Why)
     problems: tuple[Problem, ...] = ()
-    """Where there is no plan: what stands in the way, and what would help."""
+    """Without a plan: which limits prevent one, and what would help."""
 
     @property
     def objective(self) -> float | None:
-        """What was minimised: seconds or dollars of an iteration."""
+        """The minimised quantity: seconds or dollars of an iteration."""
         if self.estimate is None:
             return None
         return self.estimate.money.total_usd if self.goal == "cost" else self.estimate.iteration_s
 
     @property
     def explain(self) -> tuple[str, ...]:
-        """All that there is to say of why this plan, as sentences."""
+        """All reasons for this plan, as sentences."""
         idle, one_more = map(str, self.why.idle), map(str, self.why.one_more)
         return (*self.why.sentences, *idle, *one_more, *map(str, self.rejected))
 
     @property
     def gap(self) -> float | None:
-        """By which share of itself the objective could still be better, at the very most."""
+        """Share by which the objective could improve at most, within the searched space."""
         objective = self.objective
         if objective is None or objective <= 0:
             return None
@@ -204,7 +205,7 @@ class Answer:
 
 
 def plan_document(plan: Plan, estimate: Estimate) -> dict[str, Any]:
-    """What is said of every plan, whoever found it."""
+    """The JSON that every planner's plan has in common."""
     found = estimate.to_json()
     kept = (
         *("iteration_s", "iteration_error", "throughput_samples_per_s"),

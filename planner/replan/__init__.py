@@ -1,1 +1,1 @@
-"""The next plan after a change: repairs, assignment to nodes, and what a move costs."""
+"""The next plan after a change: repairs, assignment to nodes, transfers, cost of the move."""

@@ -1,7 +1,7 @@
-"""Answers made before the questions: the next plan if this node goes, or this zone.
+"""Replans computed ahead of time: the next plan for the loss of each node and of each zone.
 
-Nodes of one pool place that break the same kinds of pipelines leave the same behind, so one
-search serves them all; only the assignment to nodes is made for each of them.
+Nodes of one pool whose loss breaks the same kinds of pipelines leave the same behind. One search
+serves them all; only the assignment to nodes is made for each.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from planner.replan.nodes import Node, nodes_used
 from planner.replan.replanner import FORESEE_BUDGET, Replan, Replanner
 
 Role = tuple[object, ...]
-"""What tells whether two nodes leave the same behind."""
+"""A key that is equal for nodes whose losses leave the same behind."""
 
 
 @dataclass(eq=False)
 class Precomputed:
-    """Next plans for one running plan on one set of nodes, made in the background step by step."""
+    """Next plans for one running plan on one set of nodes, computed in the background."""
 
     replanner: Replanner
     running: Running
     nodes: tuple[Node, ...]
     by_loss: dict[frozenset[str], Replan] = field(default_factory=dict)
-    """By the ids of the nodes that are lost."""
+    """By the ids of the lost nodes."""
     used: frozenset[str] = field(init=False)
-    """Nodes on which the running plan stands."""
+    """Ids of the nodes that the running plan uses."""
 
     def __post_init__(self) -> None:
         self.used = nodes_used(self.running.plan)
 
     def steps(self) -> Iterator[frozenset[str]]:
-        """Work out one loss after the other, and say which; the caller decides when to go on."""
+        """Compute the answer to one loss after the other, and yield its nodes after each."""
         first_of: dict[Role, Replan] = {}
         for node in sorted(self.nodes, key=lambda n: n.id):
             lost = frozenset([node.id])
             if node.id not in self.used:
-                continue  # A spare one: nothing stops when it goes.
+                continue  # An unused node: its loss stops nothing.
             role = self.role(node)
             live = self.without(lost)
             known = first_of.get(role)
@@ -58,13 +58,13 @@ class Precomputed:
         return self.replanner.replan(self.running, live, budget=FORESEE_BUDGET)
 
     def all(self) -> Precomputed:
-        """Everything at once."""
+        """Compute all answers at once."""
         for _ in self.steps():
             pass
         return self
 
     def role(self, node: Node) -> Role:
-        """Two nodes with equal roles leave equal fleets and equal lots behind."""
+        """Two nodes with equal roles leave equal mixes and equal lots behind."""
         left = damage(self.running, self.without(frozenset([node.id])))
         broken = sorted(repr(one) for one in left.broken)
         return (node.key, node.gpus, node.spot, tuple(broken))
@@ -74,14 +74,13 @@ class Precomputed:
         return tuple(node for node in self.nodes if node.id not in lost)
 
     def after(self, live: Sequence[Node]) -> Replan:
-        """The next plan on the nodes that are there now; at once where it was made before.
+        """The next plan on the nodes that are up: precomputed if possible, or else computed now.
 
-        What came new since is left for later. Where more was lost than one node or zone, the
-        answer is worked out now.
+        Nodes that are new since then are left to a later replan.
         """
         there = {node.id for node in live}
         lost = frozenset(node.id for node in self.nodes if node.id not in there)
-        # Of a zone that went, or a node beside spare ones, what mattered may have been foreseen.
+        # Ignore lost nodes that the plan did not use.
         for known in (lost, lost & self.used):
             found = self.by_loss.get(known)
             if found is not None and found.nodes <= there:
@@ -90,5 +89,5 @@ class Precomputed:
 
     @property
     def roles(self) -> Mapping[Role, int]:
-        """How many nodes there are of each role."""
+        """Number of nodes of each role."""
         return Counter(self.role(node) for node in self.nodes if node.id in self.used)

@@ -1,9 +1,9 @@
-"""A plan's device groups are given to concrete nodes so that the least has to be moved.
+"""Assign a plan's device groups to nodes such that the least state moves.
 
-Each pool place is a problem of its own: a plan says already how many groups of which layers
-stand in which zone on which machines. There, groups with equal layers are equal, and so are
-nodes that hold the same and have as much room; what is left is a small transport problem. What
-runs on unchanged stays exactly where it is unless moving it makes room or saves bytes.
+Each pool is a problem of its own, because the plan already says which layers run in which zone and
+machine type. Groups with equal layers are equal, and so are nodes that hold the same state and have
+equally many free devices; the rest is a small min-cost flow. A group that runs already stays where
+it is unless moving it makes room or saves bytes.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ class _Group:
     tp: int
     layers: tuple[int, int]
     home: Place | None
-    """Where it runs already, if its pipeline goes on as it is."""
+    """Where it runs already, if its pipeline goes on unchanged."""
 
 
 @dataclass(slots=True)
 class _Room:
-    """The nodes of one pool place, and what has been put on them so far."""
+    """The nodes of one pool, and the groups assigned to them so far."""
 
     nodes: tuple[Node, ...]
     taken: Counter[str] = field(default_factory=Counter)
-    """GPUs by node."""
+    """GPUs taken, by node."""
     chosen: dict[tuple[int, int], tuple[str, bool]] = field(default_factory=dict)
-    """Node of each group by its pipeline and stage, and whether it is its home."""
+    """Node of each group by (pipeline, stage), and whether it is its home."""
 
     def put(self, group: _Group, node: str, *, at_home: bool) -> None:
+        """Assign a group to a node."""
         self.taken[node] += group.tp
         self.chosen[group.pipeline, group.stage] = (node, at_home)
 
@@ -65,11 +66,10 @@ def assign(
     state: State,
     routes: Routes,
 ) -> Plan | None:
-    """The plan placed on live nodes, moving as little as possible; none if it has no room there.
+    """Place a plan on live nodes, moving as little state as possible; ``None`` if it does not fit.
 
-    ``running`` is the placed plan whose state the nodes hold; it may name nodes that are gone.
-    Pipelines of ``plan`` that name live nodes already stay there if that is best
-    (``with_homes``).
+    ``running`` is the placed plan whose state the nodes hold; it may name nodes that are lost.
+    Pipelines of ``plan`` that already name live nodes (``with_homes``) stay there if that is best.
     """
     by_id = {node.id: node for node in nodes}
     held = held_by_node(running, nodes, state)
@@ -87,11 +87,11 @@ def assign(
 
 
 def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
-    """The plan with each pipeline that runs already, and whose nodes all live, where it runs."""
+    """The plan with each pipeline that runs already, on nodes that all live, at its place."""
     by_id = {node.id: node for node in nodes}
     alive: defaultdict[tuple[Stage, ...], list[tuple[Stage, ...]]] = defaultdict(list)
     for pipeline in running.pipelines:
-        if all(stage_lives(stage, by_id) for stage in pipeline.stages):
+        if all(stage_is_alive(stage, by_id) for stage in pipeline.stages):
             alive[tuple(map(unplaced, pipeline.stages))].append(pipeline.stages)
     pipelines = []
     for pipeline in plan.pipelines:
@@ -104,17 +104,17 @@ def with_homes(plan: Plan, running: Plan, nodes: Sequence[Node]) -> Plan:
 def _groups(
     plan: Plan, nodes: Mapping[str, Node], held: Mapping[str, Bools], state: State
 ) -> dict[PlaceKey, list[_Group]]:
-    """The groups by pool place, large ones first, equal ones side by side."""
+    """The groups by pool, large groups first, equal groups adjacent."""
     needs: dict[tuple[int, int], Bools] = {}
     found: defaultdict[PlaceKey, list[_Group]] = defaultdict(list)
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             place = stage.place
             home = None
-            if place.node is not None and stage_lives(stage, nodes):
+            if place.node is not None and stage_is_alive(stage, nodes):
                 if stage.layers not in needs:
                     needs[stage.layers] = state.needs(stage.layers)
-                # A place is a home only where the state is.
+                # A place counts as home only if it holds the state.
                 home = place if held[place.node][needs[stage.layers]].all() else None
             group = _Group(p, s, stage.tp, stage.layers, home)
             found[place.gpu, place.machine, place.zone].append(group)
@@ -123,8 +123,8 @@ def _groups(
     return found
 
 
-def stage_lives(stage: Stage, nodes: Mapping[str, Node]) -> bool:
-    """Whether all devices of a placed stage are still there."""
+def stage_is_alive(stage: Stage, nodes: Mapping[str, Node]) -> bool:
+    """Whether all devices of a placed stage are still up."""
     place = stage.place
     node = nodes.get(place.node or "")
     return (
@@ -136,7 +136,7 @@ def stage_lives(stage: Stage, nodes: Mapping[str, Node]) -> bool:
 
 @dataclass(eq=False)
 class _FetchUsd:
-    """What each unit costs to bring to a node of a place that lacks it, from its best holder."""
+    """Cost of fetching each unit to a node of one pool, from its best holder."""
 
     target: PlaceKey
     nodes: Mapping[str, Node]
@@ -145,6 +145,7 @@ class _FetchUsd:
     routes: Routes
 
     def by_unit(self) -> Floats:
+        """Dollars by unit."""
         at_place: dict[PlaceKey, Bools] = {}
         for name, node in self.nodes.items():
             at_place[node.key] = at_place.get(node.key, False) | self.held[name]
@@ -154,7 +155,7 @@ class _FetchUsd:
             usd = self.routes.usd_per_byte(source, self.target)
             dearest = max(dearest, usd)
             best[units] = np.minimum(best[units], usd)
-        # What nobody holds comes from a snapshot, from as far as anything does.
+        # A unit without a holder is restored, at the cost of the dearest route.
         best[np.isinf(best)] = dearest
         found: Floats = best * self.state.bytes_by_unit
         return found
@@ -163,9 +164,9 @@ class _FetchUsd:
 def _fill(
     room: _Room, groups: list[_Group], held: Mapping[str, Bools], fetch: _FetchUsd, state: State
 ) -> bool:
-    """Give every group of one pool place a node, large groups first; false if they do not fit."""
+    """Give every group of one pool a node, large groups first; false if they do not fit."""
     if all(group.home is not None for group in groups):
-        # Nobody has to move, and nobody gains by it.
+        # No group has to move.
         for group in groups:
             assert group.home is not None
             room.put(group, group.home.node or "", at_home=True)
@@ -173,7 +174,7 @@ def _fill(
     fetch_usd = fetch.by_unit()
     for tp in sorted({group.tp for group in groups}, reverse=True):
         some = [group for group in groups if group.tp == tp]
-        # Smaller groups that may stay keep their place, unless the room is needed.
+        # Smaller groups that may stay keep their devices unless the room is needed.
         smaller: Counter[str] = Counter()
         for group in groups:
             if group.tp < tp and group.home is not None:
@@ -202,7 +203,7 @@ def _ship(
     kinds = sorted({group.layers for group in groups})
     row_of = {layers: row for row, layers in enumerate(kinds)}
     number = {node.id: n for n, node in enumerate(room.nodes)}
-    # Nodes that hold the same and have as many slots are one column.
+    # Nodes with equal state and equally many free slots form one column.
     columns: dict[tuple[int, bytes], int] = {}
     column_of = [
         columns.setdefault((int(slots[n]), held[node.id].tobytes()), len(columns))
@@ -238,7 +239,7 @@ def _hand_out(
     column_of: list[int],
     slots: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> None:
-    """Turn a flow between kinds into a node for each group: who can stays, the rest fill up."""
+    """Turn a flow into a node for each group: groups at home first, then the others."""
     number = {node.id: n for n, node in enumerate(room.nodes)}
     left, settled = slots.copy(), set()
     for group in stays:
@@ -272,7 +273,7 @@ def _placed(
     running: Plan | None,
     state: State,
 ) -> Plan:
-    """Choose the devices on each node, and write node and devices into the plan."""
+    """Choose devices on each node, and write node and devices into the plan."""
     places: dict[tuple[int, int], Place] = {}
     taken: defaultdict[str, set[int]] = defaultdict(set)
     moving = []
@@ -298,7 +299,7 @@ def _placed(
 
 
 def _at(pipeline: Pipeline, number: int, places: Mapping[tuple[int, int], Place]) -> Pipeline:
-    """The pipeline at its places; where nothing changes, the same object."""
+    """The pipeline at its places; the same object if nothing changes."""
     there = [places[number, s] for s in range(len(pipeline.stages))]
     if all(stage.place is place for stage, place in zip(pipeline.stages, there, strict=True)):
         return pipeline
@@ -314,7 +315,7 @@ def _devices(
     layer_bytes: Floats,
     atoms: int,
 ) -> tuple[int, ...]:
-    """Devices for the ranks of a group, where possible those that hold what the rank needs."""
+    """Devices for the ranks of a group, preferring those that hold what the rank needs."""
     share = atoms // group.tp
     pairs = []
     for rank in range(group.tp):

@@ -1,4 +1,4 @@
-"""The plan that runs, looked at once: its pipelines as templates, and what each node does in it."""
+"""The running plan prepared for replanning, and what losses of nodes broke in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.pipelines.pipeline_template import Step, Template, TemplateMaker
-from planner.replan.assign_nodes import stage_lives
+from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.nodes import Node
 from simulator.documents.problems import Problems
 from simulator.estimate.result import Estimate
@@ -16,12 +16,12 @@ from simulator.spec.plan import Pipeline, Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Running:
-    """A placed plan with what replanning asks of it again and again."""
+    """A placed plan, with what replanning needs again and again."""
 
     plan: Plan
     estimate: Estimate
     templates: tuple[Template, ...]
-    """Of each pipeline."""
+    """The template of each pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,21 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What of the running plan is left on the nodes that are there."""
+    """The pipelines that survive on the nodes that are up, and those that do not."""
 
     alive: tuple[int, ...]
-    """Pipelines that have all their devices."""
+    """Indices of the pipelines that still have all their devices."""
     broken: tuple[Broken, ...]
 
 
 def damage(running: Running, nodes: Sequence[Node]) -> Damage:
-    """Tell the pipelines that can go on from those that cannot."""
+    """Separate the pipelines that can go on from those that lost devices."""
     by_id = {node.id: node for node in nodes}
     alive, broken = [], []
     for p, pipeline in enumerate(running.plan.pipelines):
-        lost = tuple(s for s, stage in enumerate(pipeline.stages) if not stage_lives(stage, by_id))
+        lost = tuple(
+            s for s, stage in enumerate(pipeline.stages) if not stage_is_alive(stage, by_id)
+        )
         if lost:
             broken.append(Broken(running.templates[p], lost))
         else:
@@ -57,7 +59,7 @@ def damage(running: Running, nodes: Sequence[Node]) -> Damage:
 def template_of(
     pipeline: Pipeline, micro_batch: int, maker: TemplateMaker, lot_of: Mapping[PlaceKey, int]
 ) -> Template:
-    """A pipeline as the template that it is made by."""
+    """The template that makes this pipeline."""
     steps = tuple(
         Step(lot_of[s.place.gpu, s.place.machine, s.place.zone], s.tp, s.recompute)
         for s in pipeline.stages
@@ -67,20 +69,24 @@ def template_of(
 
 
 def check_replannable(plan: Plan, known: Mapping[PlaceKey, int], *, place: str = "plan") -> None:
-    """Refuse plans that replanning does not know, all that is wrong at once."""
+    """Refuse plans that replanning does not support, reporting all problems at once."""
     problems = Problems()
     if plan.schedule != "1f1b":
         problems.add(
-            place, f'has the schedule "{plan.schedule}"', "replanning knows 1f1b; plan anew"
+            place,
+            f'has the schedule "{plan.schedule}"',
+            "replanning supports 1f1b only; run sailorctl plan",
         )
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(len(stage.places) > 1 for stage in stages):
-        problems.add(place, "has stages that are split", "replanning knows whole ones; plan anew")
+        problems.add(
+            place, "has split stages", "replanning does not support them; run sailorctl plan"
+        )
     keys = {(p.gpu, p.machine, p.zone) for stage in stages for p in stage.places}
     for gpu, machine, zone in sorted(keys - set(known)):
         problems.add(
             place,
-            f"uses {gpu} in {machine} in {zone}, which the cluster file does not name",
-            "name the pool with gpus = 0 if all of it is gone",
+            f"uses {gpu} in {machine} in {zone}, which the cluster file does not list",
+            "list the pool with gpus = 0 if none of it is up",
         )
     problems.raise_if_any()

@@ -1,4 +1,4 @@
-"""Which nodes a plan ran on and which are there now, where a cluster file only counts machines."""
+"""Match the nodes that a plan ran on with the machines of a cluster file, which names none."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from simulator.spec.plan import Place, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
-    """Nodes before and after a change; a node that is in both is the same life."""
+class MatchedNodes:
+    """The nodes before and after a change; a node in both is the same life."""
 
     before: tuple[Node, ...]
     now: tuple[Node, ...]
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Ids of those that are gone."""
+        """Ids of the nodes that are no longer up."""
         return tuple(sorted({node.id for node in self.before} - {node.id for node in self.now}))
 
     @property
-    def besides(self) -> tuple[str, ...]:
-        """Ids of those that are there and were not in use."""
+    def unused(self) -> tuple[str, ...]:
+        """Ids of the nodes that are up and that the plan did not use."""
         return tuple(sorted({node.id for node in self.now} - {node.id for node in self.before}))
 
 
-def roster_of(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Roster:
+def match_nodes(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> MatchedNodes:
     """Match the machines that are up with the nodes that a plan names.
 
-    The plan's nodes that are not said to be lost keep their names for as many machines as
-    there are; where there are fewer, the last by name are taken to be gone. A plan that names
-    no nodes ran on the first machines of each pool place.
+    The plan's nodes, except those in ``lost``, keep their names for as many machines as are up; if
+    there are fewer machines, the last names count as lost. A plan that names no nodes ran on the
+    first machines of each pool.
     """
     problems = Problems()
     gone = set(lost)
@@ -46,7 +46,11 @@ def roster_of(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Roster:
         if is_placed(plan):
             problems.add("--lost", f'no stage runs on "{name}"', nearest(name, named))
         else:
-            problems.add("--lost", f'"{name}" is not known: the plan names no nodes', "place it")
+            problems.add(
+                "--lost",
+                f'"{name}" is unknown: the plan names no nodes',
+                "name its nodes in the plan",
+            )
     problems.raise_if_any()
     up: defaultdict[PlaceKey, list[Node]] = defaultdict(list)
     for node in nodes_of(cluster):
@@ -63,17 +67,17 @@ def roster_of(plan: Plan, cluster: Cluster, lost: Iterable[str] = ()) -> Roster:
         if name not in gone:
             names[key].append(name)
     for key, machines in sorted(up.items()):
-        # Nodes that need more devices take the larger machines.
+        # Nodes that need more devices get the larger machines.
         largest_first = sorted(machines, key=lambda node: -node.gpus)
         kept = sorted(names[key][: len(machines)], key=lambda name: -named[name][1])
         now += [replace(m, id=name) for m, name in zip(largest_first, kept, strict=False)]
         fresh = _fresh_names(key, named)
         now += [replace(m, id=next(fresh)) for m in largest_first[len(kept) :]]
-    return Roster(tuple(before), tuple(now))
+    return MatchedNodes(tuple(before), tuple(now))
 
 
 def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
-    """The cluster with an empty pool wherever the plan runs and nothing is left."""
+    """The cluster with an empty pool for each place of the plan that the cluster lacks."""
     known = {(pool.gpu, pool.machine, pool.zone) for pool in cluster.pools}
     sizes: dict[PlaceKey, int] = {}
     for pipeline in plan.pipelines:
@@ -91,7 +95,7 @@ def with_pools_of(cluster: Cluster, plan: Plan) -> Cluster:
 
 
 def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
-    """The nodes that a plan names: their place, and how many devices they must have."""
+    """The nodes that a plan names: their place, and the number of devices that they need."""
     named: dict[str, tuple[Place, int]] = {}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
@@ -101,15 +105,17 @@ def _named(plan: Plan, problems: Problems) -> dict[str, tuple[Place, int]]:
                 site = Place(place.gpu, place.machine, place.zone)
                 known, devices = named.get(place.node, (site, 0))
                 if known != site:
-                    problems.add("plan", f"has {place.node} in two places", "a node is one machine")
+                    problems.add(
+                        "plan", f"has {place.node} in two places", "give each machine its own name"
+                    )
                 named[place.node] = (known, max([devices, *(d + 1 for d in place.devices)]))
     if named and not is_placed(plan):
         problems.add("plan", "names nodes or devices for some stages only", "name them for all")
     return named
 
 
-def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> Roster:
-    """Before: as many machines as the plan can need, those that are up being the first."""
+def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> MatchedNodes:
+    """Before: as many machines as the plan may need, starting with those that are up."""
     groups: Counter[PlaceKey] = Counter()
     sizes: dict[PlaceKey, int] = {}
     for pipeline in plan.pipelines:
@@ -127,11 +133,11 @@ def _counted(plan: Plan, up: dict[PlaceKey, list[Node]]) -> Roster:
             for number in range(len(machines) + 1, count + 1)
         )
         before += [*machines, *more]
-    return Roster(tuple(before), tuple(node for key in sorted(up) for node in up[key]))
+    return MatchedNodes(tuple(before), tuple(node for key in sorted(up) for node in up[key]))
 
 
 def _fresh_names(key: PlaceKey, taken: Collection[str]) -> Iterator[str]:
-    """Names as ``nodes_of`` gives them that the plan does not use."""
+    """Names in the style of ``nodes_of`` that the plan does not use."""
     for number in itertools.count(1):
         name = f"{key[2]}/{key[1]}/{number}"
         if name not in taken:
@@ -139,7 +145,7 @@ def _fresh_names(key: PlaceKey, taken: Collection[str]) -> Iterator[str]:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """So that node-10 comes after node-9."""
+    """Sort key that puts node-10 after node-9."""
     parts: list[str] = [""]
     for letter in name:
         if letter.isdigit() != parts[-1][-1:].isdigit() and parts[-1]:

@@ -1,4 +1,4 @@
-"""Least-cost transport: supplies of some rows shipped to the room of some columns."""
+"""Minimum-cost flow: ship supplies of rows to the room of columns."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from simulator.arrays import Floats, Ints
 
 
 def cheapest_flow(cost: Floats, supply: Ints, room: Ints, *, start: Ints | None = None) -> Ints:
-    """How much of each row goes to each column, at the least cost in sum.
+    """How much of each row goes to each column, at the least total cost.
 
-    Costs are not negative. ``start`` is a flow to begin with, which must cost nothing; it is
-    changed only where that makes the whole cheaper, or makes room. Successive shortest paths
-    with potentials: all of a row that can go one way goes at once, so that equal things in
-    large numbers take no longer than few.
+    Costs are not negative. ``start`` is an initial flow, which must cost nothing; it changes only
+    where that lowers the total or makes room. Successive shortest paths with potentials: all of a
+    row that can take a path takes it at once, so large numbers of equal things are as fast as few.
     """
     rows, columns = cost.shape
     flow = np.zeros((rows, columns), dtype=np.int64) if start is None else start.copy()
-    assert not (cost * flow).any(), "a start that costs something is no start"
+    assert not (cost * flow).any(), "the initial flow must cost nothing"
     left, free = supply - flow.sum(axis=1), room - flow.sum(axis=0)
-    assert left.sum() <= free.sum(), "there is not enough room"
-    assert (free >= 0).all(), "the start takes more room than there is"
+    assert left.sum() <= free.sum(), "not enough room for all supplies"
+    assert (free >= 0).all(), "the initial flow exceeds the room"
     u, v = np.zeros(rows), np.zeros(columns)
     for row in np.flatnonzero(left).tolist():
         while left[row]:
             path = _shortest(row, cost - u[:, None] - v[None, :], flow, free, u, v)
             last = path[-1][1]
             moved = min(left[row], free[last])
-            # Along a path, what a column takes in from one row it gives back from the next.
+            # Along a path, a column passes on from the next row what it takes in from the previous
+            # one.
             for (_, column), (giver, _) in pairwise(path):
                 moved = min(moved, flow[giver, column])
             for step, (taker, column) in enumerate(path):
@@ -44,9 +44,9 @@ def cheapest_flow(cost: Floats, supply: Ints, room: Ints, *, start: Ints | None 
 def _shortest(
     row: int, reduced: Floats, flow: Ints, free: Ints, u: Floats, v: Floats
 ) -> list[tuple[int, int]]:
-    """The cheapest chain of moves from a row to a column with room; potentials follow."""
+    """The cheapest chain of moves from a row to a column with room; updates the potentials."""
     columns = len(free)
-    reduced = np.maximum(reduced, 0.0)  # Rounding alone makes them negative.
+    reduced = np.maximum(reduced, 0.0)  # Only rounding makes them negative.
     distance, giver = reduced[row].copy(), np.full(columns, row)
     row_distance = {row: 0.0}
     came_by: dict[int, int] = {}
@@ -55,7 +55,7 @@ def _shortest(
         waiting = np.where(done, np.inf, distance)
         nearest = float(waiting.min())
         assert np.isfinite(nearest), "no column with room can be reached"
-        # Of equally near columns the first with room, then the first: nothing moves needlessly.
+        # Prefer a near column with room, then the first, so that nothing moves needlessly.
         near = waiting == nearest
         roomy = near & (free > 0)
         column = int((roomy if roomy.any() else near).argmax())

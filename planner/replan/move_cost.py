@@ -1,4 +1,4 @@
-"""What it costs to move a running job to another plan: seconds by phase, dollars, lost steps."""
+"""The cost of moving a running job to another plan: seconds by phase, dollars, repeated steps."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from simulator.spec.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class MoveTimes:
-    """Times that follow from no plan; each can be replaced by what was measured.
+    """Durations that do not depend on the plan; replace them by measured ones.
 
-    The defaults are what the parts were seen to take with 4 to 8 processes on one machine
-    (broken connections, groups, first collectives), rounded up.
+    The defaults are what the phases took with 4 to 8 processes on one machine (broken connections,
+    groups, first collectives), rounded up.
     """
 
     probe_s: float = 0.2
-    """A broken connection is believed once the node's agent leaves this long a probe unanswered."""
+    """A broken connection is believed once the node's agent has not answered for this long."""
     coalesce_s: float = 0.1
-    """Losses that come together are answered together."""
+    """Losses within this window are handled together."""
     replan_s: float = 0.05
     abort_s: float = 0.5
-    """Waiting collectives are broken off, and ranks come back to their agents."""
+    """Time to abort waiting collectives and return the ranks to their agents."""
     copy_bytes_per_s: float = 10e9
     """Between a device and its host's memory."""
     restore_bytes_per_s: float = 0.5e9
-    """What one node reads from a buddy's copy or a checkpoint."""
+    """What one node reads from a replica or a checkpoint."""
     groups_s: float = 0.3
-    """All groups are made anew."""
+    """Time to create all process groups."""
     group_s_per_node: float = 0.005
-    """More nodes take longer to meet."""
+    """Additional rendezvous time per node."""
     check_bytes_per_s: float = 5e9
-    """Checksums over what was loaded."""
+    """Rate of checksums over the loaded state."""
     collectives_s: float = 0.3
-    """One dry collective in each group."""
+    """One trial collective in each group."""
     first_step_slower: float = 0.5
-    """The first iteration takes longer by this share of itself: caches and allocators are cold."""
+    """Share by which the first iteration is slower, with cold caches and allocators."""
     snapshot_every_steps: int = 1
-    """How often state is kept in memory; what was done since is done again after a loss."""
+    """Steps between snapshots; steps since the last one are repeated after a loss."""
 
 
 DEFAULT_TIMES = MoveTimes()
@@ -53,7 +53,7 @@ DEFAULT_TIMES = MoveTimes()
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds in which nobody trains, in the order in which they pass."""
+    """Seconds of downtime by phase, in order."""
 
     detect_s: float
     plan_s: float
@@ -65,25 +65,26 @@ class Phases:
 
     @property
     def total_s(self) -> float:
+        """All phases together."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """A move as it is predicted, to be compared with what it then took."""
+    """The predicted cost of a move."""
 
     phases: Phases
     steps_lost: float
-    """Iterations of the old plan that are done again, on average."""
+    """Iterations of the old plan that are repeated, on average."""
     step_s: float
-    """What an iteration of the old plan takes."""
+    """Seconds of an iteration of the old plan."""
     egress_usd: float
     rent_usd: float | None
-    """For the machines of the new plan while nobody trains; ``None`` where a price is unknown."""
+    """Rent of the new plan's machines during the downtime; ``None`` where a price is unknown."""
 
     @property
     def seconds(self) -> float:
-        """All that the move takes from training."""
+        """Training time lost to the move."""
         return self.phases.total_s + self.steps_lost * self.step_s
 
     def to_json(self) -> dict[str, Any]:
@@ -111,24 +112,24 @@ def cost_of_move(
     usd_per_hour: float | None,
     times: MoveTimes = DEFAULT_TIMES,
 ) -> MoveCost:
-    """Predict a move: planned ones stop between two steps, others lose what was not kept."""
+    """Predict a move: a planned one stops between two steps, a loss repeats steps."""
     most = _largest_device_bytes(plan, state)
     seal_s = most / times.copy_bytes_per_s
-    # Devices that keep what they have need not load it again.
-    load_s = seal_s if is_placed_anew(transfers) else 0.0
+    # Devices that keep their state need not load it again.
+    load_s = seal_s if is_state_moved(transfers) else 0.0
     node_count = len({place.node for _, place in placed_stages(plan)})
     phases = Phases(
         detect_s=0.0 if is_planned else times.probe_s + times.coalesce_s,
-        # Before a planned move the search runs beside the training.
+        # Before a planned move the search runs while training goes on.
         plan_s=0.0 if is_planned else times.replan_s,
-        # Parked at a boundary, each device seals its state; else what waits is broken off.
+        # A planned move seals a snapshot on each device; after a loss, collectives are aborted.
         quiesce_s=seal_s if is_planned else times.abort_s,
         fetch_s=fetch_seconds(transfers, nodes, network, times) + load_s,
         rebuild_s=times.groups_s + times.group_s_per_node * node_count,
         verify_s=most / times.check_bytes_per_s + times.collectives_s,
         first_step_s=times.first_step_slower * new_iteration_s,
     )
-    # A loss finds the job in the middle of a step, and somewhere between two snapshots.
+    # A loss hits the job mid-step on average, and halfway between two snapshots.
     steps_lost = 0.0 if is_planned else 0.5 + (times.snapshot_every_steps - 1) / 2
     egress = sum(
         size * network.egress_usd_per_byte(*zones)
@@ -139,15 +140,15 @@ def cost_of_move(
     )
 
 
-def is_placed_anew(transfers: Transfers) -> bool:
-    """Whether any device gets state that it did not have."""
+def is_state_moved(transfers: Transfers) -> bool:
+    """Whether any device gets state that it did not hold."""
     return bool(transfers.between_nodes or transfers.restored or transfers.same_node_bytes > 0)
 
 
 def fetch_seconds(
     transfers: Transfers, nodes: Sequence[Node], network: Network, times: MoveTimes
 ) -> float:
-    """How long the slowest network card or link is busy, all transfers running at once."""
+    """How long the busiest network card or link takes, all transfers running at once."""
     key = {node.id: node.key for node in nodes}
     by_zones = bytes_between_zones(transfers, nodes)
     ends: defaultdict[tuple[str, str], defaultdict[PlaceKey, list[float]]] = defaultdict(
@@ -179,7 +180,7 @@ def fetch_seconds(
 def usd_per_hour_of(
     plan: Plan, price_usd_per_gpu_hour: Mapping[PlaceKey, float | None]
 ) -> float | None:
-    """The rent of a plan's devices."""
+    """Hourly rent of a plan's devices; ``None`` where a price is unknown."""
     total = 0.0
     for stage, place in placed_stages(plan):
         price = price_usd_per_gpu_hour[place.gpu, place.machine, place.zone]

@@ -1,4 +1,4 @@
-"""Nodes: the machines that are really there, by name, and where a placed plan stands on them."""
+"""Nodes: the machines that are up, by name, and the nodes that a placed plan uses."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ class Node:
     machine: str
     zone: str
     gpus: int
-    """Devices 0 to ``gpus - 1`` can be used."""
+    """Devices 0 to ``gpus - 1`` are usable."""
     spot: bool = False
     domain: str = ""
-    """What fails with it beyond its own zone, such as a rack; empty if that is not known."""
+    """Failure domain within the zone, such as a rack; empty if unknown."""
 
     @property
     def key(self) -> PlaceKey:
+        """GPU kind, machine type and zone."""
         return (self.gpu, self.machine, self.zone)
 
     @property
     def place(self) -> Place:
+        """The place without the node's name."""
         return Place(self.gpu, self.machine, self.zone)
 
 
 def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
-    """Nodes for a cluster that names none, numbered from 1 in each pool place."""
+    """Nodes for a cluster that names none, numbered from 1 in each pool."""
     numbers: Counter[PlaceKey] = Counter()
     nodes = []
     for pool in cluster.pools:
@@ -50,14 +52,14 @@ def nodes_of(cluster: Cluster) -> tuple[Node, ...]:
 
 
 def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
-    """The cluster with exactly these machines up; prices, quotas and links stay."""
+    """The cluster with exactly these nodes up; prices, quotas and links stay."""
     up: defaultdict[tuple[PlaceKey, bool], Counter[int]] = defaultdict(Counter)
     for node in nodes:
         up[node.key, node.spot][node.gpus] += 1
     pools: list[Pool] = []
     for pool in cluster.pools:
         sizes = up.pop(((pool.gpu, pool.machine, pool.zone), pool.spot), Counter())
-        # Largest machines first: a pool's size of machine is read from its first entry.
+        # Largest machines first: the machine size of a pool is read from its first entry.
         for size in sorted(sizes, reverse=True):
             pools.append(replace(pool, gpus_per_machine=size, gpus=size * sizes[size]))
         if not sizes:
@@ -67,7 +69,7 @@ def cluster_with(cluster: Cluster, nodes: Iterable[Node]) -> Cluster:
 
 
 def lots_on(lots: Sequence[Lot], nodes: Iterable[Node]) -> tuple[Lot, ...]:
-    """The same lots in the same order with only what these nodes have."""
+    """The same lots in the same order, with only the GPUs of these nodes."""
     sizes: defaultdict[PlaceKey, Counter[int]] = defaultdict(Counter)
     spot: Counter[PlaceKey] = Counter()
     for node in nodes:
@@ -93,7 +95,7 @@ def is_placed(plan: Plan) -> bool:
 
 
 def nodes_used(plan: Plan) -> frozenset[str]:
-    """The ids of the nodes on which a placed plan runs."""
+    """Ids of the nodes on which a placed plan runs."""
     return frozenset(
         place.node
         for pipeline in plan.pipelines
@@ -104,5 +106,5 @@ def nodes_used(plan: Plan) -> frozenset[str]:
 
 
 def unplaced(stage: Stage) -> Stage:
-    """The stage without the node and devices that it runs on."""
+    """The stage without its node and devices."""
     return replace(stage, places=tuple(Place(p.gpu, p.machine, p.zone) for p in stage.places))

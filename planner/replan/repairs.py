@@ -1,4 +1,4 @@
-"""Fleets worth a look after a change: what survives, and what could be made of the rest."""
+"""Candidate pipeline mixes after a change: the survivors, and new pipelines from spare GPUs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FILL_WITH = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RepairDrafts:
-    """Drafts fleets for the GPUs that are there now, from the ones that run."""
+    """Drafts mixes for the GPUs that are up, starting from the running ones."""
 
-    atlas: EventSearch
-    """Knows good templates of every lot, whatever is up at the moment."""
+    templates: EventSearch
+    """Good templates for every lot, regardless of what is up."""
     lots: tuple[Lot, ...]
     total: int
     """Micro batches of an iteration."""
     micro_batch: int
 
     def around(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[PipelineMix]:
-        """Fleets that keep most of what runs, in no order."""
+        """Mixes that keep most of the running pipelines, in no order."""
         running = (*base.templates, *(one.template for one in broken))
         near = {step.lot for template in running for step in template.steps}
         spare = self._fitting(base, [*self._mended(base, broken), *self._known(base, broken)])
         yield from self._refilled(base, spare, near)
         for index in range(len(base.templates)):
-            # One pipeline given up: by itself where dollars count, else for what it makes room.
+            # One pipeline less: cheaper by itself, or making room for others.
             fewer = _one_less(base, index)
             if fewer is None:
                 continue
@@ -49,7 +49,7 @@ class RepairDrafts:
     def _refilled(
         self, base: PipelineMix, spare: Sequence[Template], lots: Collection[int]
     ) -> Iterator[PipelineMix]:
-        """More of one template; then also of others in these lots; then of anything."""
+        """More of one template; then also of others on these lots; then of any."""
         near = [t for t in spare if all(step.lot in lots for step in t.steps)]
         for first in spare:
             yield self.filled(base, [first])
@@ -59,7 +59,7 @@ class RepairDrafts:
             yield self.filled(base, [first, *spare[:FILL_WITH]])
 
     def filled(self, base: PipelineMix, templates: Iterable[Template]) -> PipelineMix:
-        """The fleet with as many pipelines more of each template as fit, in this order."""
+        """The mix with as many more pipelines of each template as fit, in this order."""
         counts = dict(zip(base.templates, base.counts, strict=True))
         left, taken = self.total - base.pipelines, base.groups()
         spare = self._spare(base)
@@ -78,14 +78,14 @@ class RepairDrafts:
         return PipelineMix(tuple(counts), tuple(counts.values()))
 
     def _spare(self, base: PipelineMix) -> list[int]:
-        """GPUs by lot that the fleet does not use."""
+        """GPUs by lot that the mix does not use."""
         spare = [lot.gpus for lot in self.lots]
         for lot, groups in base.groups().items():
             spare[lot] -= sum(tp * count for tp, count in groups.items())
         return spare
 
     def _fitting(self, base: PipelineMix, templates: Iterable[Template]) -> list[Template]:
-        """Those of which at least one fits beside what runs, each once."""
+        """The templates that fit at least once beside the mix, without duplicates."""
         taken, spare = base.groups(), self._spare(base)
         found: dict[Template, None] = {}
         for template in templates:
@@ -97,21 +97,21 @@ class RepairDrafts:
         return list(found)
 
     def _known(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
-        """What ran before, then what is good by itself on lots with GPUs to spare."""
+        """Templates that ran before, then good templates on lots with spare GPUs."""
         yield from (one.template for one in broken)
         yield from base.templates
         spare = self._spare(base)
         some = [k for k in sorted(range(len(spare)), key=lambda k: (-spare[k], k)) if spare[k] > 0]
         for lot in some:
-            yield from self.atlas.templates((lot,), self.micro_batch, self.total)[:PURE_PER_LOT]
+            yield from self.templates.templates((lot,), self.micro_batch, self.total)[:PURE_PER_LOT]
         for pair in template_lots(self.lots):
             if len(pair) == 2 and all(spare[lot] > 0 for lot in pair):
-                mixed = self.atlas.templates(pair, self.micro_batch, self.total)
+                mixed = self.templates.templates(pair, self.micro_batch, self.total)
                 yield from mixed[:MIXED_PER_PAIR]
 
     def _mended(self, base: PipelineMix, broken: Sequence[Broken]) -> Iterator[Template]:
-        """Broken pipelines without what they lost, or with something else in its place."""
-        maker = self.atlas.maker
+        """Broken pipelines without their lost stages, or with other GPUs in their place."""
+        maker = self.templates.maker
         for one in dict.fromkeys(broken):
             template = one.template
             lost = set(one.lost_stages)
@@ -124,7 +124,7 @@ class RepairDrafts:
             for s, step in enumerate(template.steps):
                 if s not in lost:
                     spare[step.lot] -= step.tp
-            for other in self._stand_ins(template.steps[one.lost_stages[0]], spare):
+            for other in self._replacements(template.steps[one.lost_stages[0]], spare):
                 steps = tuple(other if s in lost else step for s, step in enumerate(template.steps))
                 if self._fits_memory(steps, template.cuts):
                     yield maker.timed(steps, self.micro_batch, template.cuts)
@@ -134,31 +134,31 @@ class RepairDrafts:
 
     def _fits_memory(self, steps: Sequence[Step], cuts: Sequence[int]) -> bool:
         """Whether stages with these boundaries fit their devices."""
-        maker, b = self.atlas.maker, self.micro_batch
+        maker, b = self.templates.maker, self.micro_batch
         return all(
             maker.most_in_flight(step, b, MANY)[cuts[s], cuts[s + 1]]
             >= min(self.total, len(steps) - s)
             for s, step in enumerate(steps)
         )
 
-    def _stand_ins(self, step: Step, spare: Sequence[int]) -> Iterator[Step]:
-        """Steps that could take the place of a lost one, with as many GPUs or fewer."""
+    def _replacements(self, step: Step, spare: Sequence[int]) -> Iterator[Step]:
+        """Steps that could replace a lost one, with as many GPUs or fewer."""
         for lot in sorted(range(len(spare)), key=lambda k: (-spare[k], k)):
-            degrees = [tp for tp in self.atlas.degrees if tp <= spare[lot]]
+            degrees = [tp for tp in self.templates.degrees if tp <= spare[lot]]
             near = [tp for tp in degrees if tp <= step.tp] or degrees[:1]
             if near and self.lots[lot].room(near[-1]):
                 yield replace(step, lot=lot, tp=near[-1])
 
 
 def template_lots(lots: Sequence[Lot]) -> list[tuple[int, ...]]:
-    """The lots whose templates are drafted with: each by itself, and two kinds of one zone."""
+    """Lot sets to make templates for: each lot alone, and pairs of kinds in one zone."""
     pairs = itertools.combinations(range(len(lots)), 2)
     near = [(a, b) for a, b in pairs if lots[a].zone == lots[b].zone]
     return [*((lot,) for lot in range(len(lots))), *near]
 
 
 def _may_fit(template: Template, spare: Sequence[int]) -> bool:
-    """Whether there are GPUs enough, however they stand."""
+    """Whether there are enough GPUs, regardless of their machines."""
     needs: dict[int, int] = {}
     for step in template.steps:
         needs[step.lot] = needs.get(step.lot, 0) + step.tp
@@ -166,6 +166,7 @@ def _may_fit(template: Template, spare: Sequence[int]) -> bool:
 
 
 def _one_less(mix: PipelineMix, index: int) -> PipelineMix | None:
+    """The mix with one pipeline less of a template; ``None`` if nothing is left."""
     counts = (*mix.counts[:index], mix.counts[index] - 1, *mix.counts[index + 1 :])
     if counts[index]:
         return PipelineMix(mix.templates, counts)

@@ -29,7 +29,7 @@ ROUGH_WORSE_MAX = 1.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPlan:
-    """A plan on nodes, with its estimate and its worth; smaller is better."""
+    """A plan on nodes, with its estimate and worth; a smaller worth is better."""
 
     worth: tuple[float, ...]
     plan: Plan
@@ -38,7 +38,7 @@ class PlacedPlan:
 
 @dataclass(eq=False)
 class ReplanSearch:
-    """One question: what it shares between the plans that are judged."""
+    """The search for one question."""
 
     tables: ReplanTables
     running: Running
@@ -47,6 +47,7 @@ class ReplanSearch:
     evaluations: int = 0
     lots: tuple[Lot, ...] = field(init=False)
     needed: str | None = field(init=False, default=None)
+    """Why the running plan cannot go on, if it cannot."""
     has_losses: bool = field(init=False)
     _seen: dict[PipelineMix, PlacedPlan | None] = field(default_factory=dict)
     _mix_by_plan_id: dict[int, PipelineMix] = field(default_factory=dict)
@@ -63,27 +64,27 @@ class ReplanSearch:
         self._spot = {node.id for node in self.nodes if node.spot}
         b = self.running.plan.micro_batch_size
         self._total = self.tables.job.global_batch // b
-        self._drafts = RepairDrafts(self.tables.atlas, self.lots, self._total, b)
+        self._drafts = RepairDrafts(self.tables.templates, self.lots, self._total, b)
         self.has_losses = bool(self._damage.broken)
         if self.has_losses:
             lost = len(self._damage.broken)
             self.needed = f"{lost} of {len(self.running.plan.pipelines)} pipelines lost devices"
 
     def first(self) -> PlacedPlan | None:
-        """The best of what survives and of a few fleets around it."""
+        """The best of the survivors and of a few mixes around them."""
         simple = self.survivors()
         found = [simple] if simple is not None else []
         found += self._best_of(self._base())
         return min(found, key=by_worth, default=None)
 
     def around(self, best: PlacedPlan) -> PlacedPlan | None:
-        """Something better near a plan, or none."""
+        """A better plan near this one, or ``None``."""
         mix = self._mix_by_plan_id.get(id(best.plan)) or self._base()
         found = min(self._best_of(mix), key=by_worth, default=None)
         return found if found is not None and found.worth < best.worth else None
 
     def placed(self, plan: Plan) -> PlacedPlan | None:
-        """Judge a plan on the nodes where it moves least; none if it breaks a limit there."""
+        """Judge a plan on the nodes where it moves least; ``None`` if it breaks a limit there."""
         if not is_supplied(plan, self.lots, self._grants):
             return None
         on_nodes = assign(
@@ -118,7 +119,7 @@ class ReplanSearch:
         return devices[True] / devices.total()
 
     def survivors(self) -> PlacedPlan | None:
-        """The running plan with the broken pipelines dropped and nothing else changed."""
+        """The running plan without its broken pipelines."""
         plan, alive = self.running.plan, self._damage.alive
         if not alive or len(alive) > self._total:
             return None
@@ -130,16 +131,18 @@ class ReplanSearch:
         self._simple = plan
         found = self._judged(plan)
         if found is None and self.needed is None:
-            self.needed = "what runs does not fit its devices, or breaks a limit of the job"
+            self.needed = (
+                "the running plan exceeds its devices' memory or breaks a limit of the job"
+            )
         return found
 
     def _base(self) -> PipelineMix:
-        """What survives, which may be nothing."""
+        """The mix of surviving pipelines, possibly empty."""
         templates = Counter(self.running.templates[p] for p in self._damage.alive)
         return PipelineMix(tuple(templates), tuple(templates.values()))
 
     def _best_of(self, base: PipelineMix) -> Iterable[PlacedPlan]:
-        """Judge the fleets around one that promise most, the fleet itself among them."""
+        """Judge the most promising mixes around one, including the mix itself."""
         if self.evaluations >= self.budget:
             return
         drafted = dict.fromkeys([base, *self._drafts.around(base, self._damage.broken)])
@@ -155,9 +158,10 @@ class ReplanSearch:
                 yield found
 
     def _ranked(self, mixes: Sequence[PipelineMix], base: PipelineMix) -> list[PipelineMix]:
-        """The most promising first: two in the pools that run now for one that uses others.
+        """Most promising first: two mixes on the pools in use for one that uses others.
 
-        Rough times are fair among fleets of the same pools only, so the two do not compete.
+        Rough times compare well only between mixes on the same pools, so the two groups are ranked
+        apart.
         """
         running = self.running.templates
         used = {step.lot for template in running for step in template.steps}
@@ -166,14 +170,14 @@ class ReplanSearch:
         if not some:
             return []
         seconds = rough_seconds(some, [self._total] * len(some)).tolist()
-        roughly = list(map(self.tables.atlas.rough, some, seconds))
+        roughly = list(map(self.tables.templates.rough, some, seconds))
         most = ROUGH_WORSE_MAX * roughly.pop() if base.templates else math.inf
         now = dict(zip(base.templates, base.counts, strict=True))
         order: tuple[list[tuple[float, int, int, PipelineMix]], ...] = ([], [])
         for number, (mix, rough) in enumerate(zip(mixes, roughly, strict=True)):
             if rough > most:
                 continue
-            # Layers that all pipelines cut alike are summed with the fewest messages.
+            # Pipelines with equal boundaries synchronise with the fewest messages.
             is_odd = any(template.cuts not in cuts for template in mix.templates)
             worth = rough * ROUGH_OTHER_CUTS if is_odd else rough
             counts = dict(zip(mix.templates, mix.counts, strict=True))
@@ -188,7 +192,7 @@ class ReplanSearch:
         return [mix for _, mix in sorted(places, key=lambda pair: pair[0])]
 
     def _at_home(self, mix: PipelineMix) -> Plan:
-        """The fleet as a plan, with the pipelines that run on where they run."""
+        """The plan of a mix; pipelines that run already stay where they are."""
         homes: defaultdict[Template, list[int]] = defaultdict(list)
         for p in self._damage.alive:
             homes[self.running.templates[p]].append(p)

@@ -45,7 +45,7 @@ class ReplanTables:
     lots: tuple[Lot, ...] = field(init=False)
     state: State = field(init=False)
     routes: Routes = field(init=False)
-    atlas: EventSearch = field(init=False)
+    templates: EventSearch = field(init=False)
 
     def __post_init__(self) -> None:
         judge = estimator(
@@ -54,11 +54,11 @@ class ReplanTables:
         assert isinstance(judge, EventEstimator)
         self.judge = judge
         self.limits = Limits(self.job.objective, self.job.steps, self.seconds_left)
-        # Pools with nothing up at the moment count as one machine, so that they have a place.
+        # A pool with nothing up counts as one machine, so that it has a lot.
         pools = tuple(replace(p, gpus=p.gpus or p.gpus_per_machine) for p in self.cluster.pools)
         self.lots = lots_of(replace(self.cluster, pools=pools), judge.sites)
         self.state = state_of(judge.costs)
-        self.atlas = EventSearch(
+        self.templates = EventSearch(
             self.job,
             self.lots,
             (),
@@ -83,16 +83,16 @@ class ReplanTables:
     # -- the running plan -----------------------------------------------------------------------
 
     def place(self, plan: Plan, nodes: Sequence[Node]) -> Plan | None:
-        """Nodes and devices for a plan that does not run yet; none if it has no room there."""
+        """Assign nodes and devices to a plan that does not run yet; ``None`` if it does not fit."""
         return assign(plan, nodes, running=None, state=self.state, routes=self.routes)
 
-    def look_at(self, plan: Plan) -> Running:
-        """Make ready for questions about a placed plan, before anything happens to it."""
+    def prepare(self, plan: Plan) -> Running:
+        """Prepare a placed plan for replanning, before anything is lost."""
         lot_of = {(lot.gpu, lot.machine, lot.zone): k for k, lot in enumerate(self.lots)}
         check_replannable(plan, lot_of)
         assert is_placed(plan), "place a plan before it is replanned"
-        self._prepare(plan.micro_batch_size)
-        maker, known = self.atlas.maker, dict[object, Template]()
+        self._make_templates(plan.micro_batch_size)
+        maker, known = self.templates.maker, dict[object, Template]()
         templates = []
         for pipeline in plan.pipelines:
             key = tuple(
@@ -104,8 +104,8 @@ class ReplanTables:
             templates.append(known[key])
         return Running(plan, self.judge.estimate(plan), tuple(templates))
 
-    def _prepare(self, micro_batch: int) -> None:
-        """Make the templates that may be asked for, so that no question waits for them."""
+    def _make_templates(self, micro_batch: int) -> None:
+        """Make the templates that a question may need, so that no question waits for them."""
         total = self.job.global_batch // micro_batch
         for lots in template_lots(self.lots):
-            self.atlas.templates(lots, micro_batch, total)
+            self.templates.templates(lots, micro_batch, total)

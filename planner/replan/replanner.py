@@ -34,7 +34,7 @@ IMPROVE_BUDGET = 60
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replan:
-    """The next plan and the way to it, or why there is none."""
+    """The next plan, the transfers and cost of moving to it, or why there is none."""
 
     plan: Plan | None
     estimate: Estimate | None
@@ -45,11 +45,11 @@ class Replan:
     evaluations: int
     problems: tuple[Problem, ...] = ()
     nodes: frozenset[str] = frozenset()
-    """What the plan stands on."""
+    """Ids of the nodes that the plan uses."""
 
     @property
     def found(self) -> tuple[Plan, Estimate, Transfers, MoveCost]:
-        """All of it, where there is a plan."""
+        """Plan, estimate, transfers and cost, where there is a plan."""
         assert self.plan is not None
         assert self.estimate is not None
         assert self.transfers is not None
@@ -64,25 +64,25 @@ class Replanner(ReplanTables):
     def replan(
         self, running: Running, nodes: Sequence[Node], *, budget: int = REPLAN_BUDGET
     ) -> Replan:
-        """The best of a few plans on these nodes, never worse than dropping what is broken."""
+        """The best of a few plans on these nodes, at least as good as dropping broken pipelines."""
         search = ReplanSearch(self, running, tuple(nodes), budget)
         found = search.first()
         if found is None:
             return self.improve(running, nodes, budget=budget)
-        return self._told(running, found, search)
+        return self._result(running, found, search)
 
     def replan_as(self, running: Running, nodes: Sequence[Node], plan: Plan) -> Replan | None:
-        """The answer that is the given plan, placed on these nodes; none if it does not suit."""
+        """The given plan, placed on these nodes; ``None`` if it does not fit."""
         search = ReplanSearch(self, running, tuple(nodes), 2)
         simple = search.survivors()
         same = search.placed(with_homes(plan, running.plan, nodes))
         best = min((one for one in (same, simple) if one is not None), key=by_worth, default=None)
-        return self._told(running, best, search) if best is not None else None
+        return self._result(running, best, search) if best is not None else None
 
     def improve(
         self, running: Running, nodes: Sequence[Node], *, budget: int = IMPROVE_BUDGET
     ) -> Replan:
-        """Search from the running plan and from nothing; for when there is time."""
+        """Search from the running plan and from scratch, when there is time."""
         search = ReplanSearch(self, running, tuple(nodes), budget)
         best = search.first()
         while best is not None and search.evaluations < budget:
@@ -101,14 +101,14 @@ class Replanner(ReplanTables):
                 anew = search.placed(with_homes(answer.plan, running.plan, nodes))
                 best = min((one for one in (best, anew) if one is not None), key=by_worth)
         if best is None:
-            none_up = Problem("cluster", "no node is up", "wait for nodes, or add some")
+            none_up = Problem("cluster", "no node is up", "wait for a node, or add one")
             return Replan(
                 None, None, None, None, search.needed, search.evaluations,
                 problems or (none_up,),
             )  # fmt: skip
-        return self._told(running, best, search)
+        return self._result(running, best, search)
 
-    def _told(self, running: Running, best: PlacedPlan, search: ReplanSearch) -> Replan:
+    def _result(self, running: Running, best: PlacedPlan, search: ReplanSearch) -> Replan:
         transfers = transfers_of(
             best.plan, search.nodes, running=running.plan, state=self.state, routes=self.routes
         )

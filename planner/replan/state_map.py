@@ -1,8 +1,8 @@
-"""Who holds which state: units of a model, the nodes that have them, what a stage needs.
+"""Which node and device holds which training state, and what a stage needs.
 
-A TP group stays within one machine and its ranks together hold every atom of their layers, so
-between machines the unit is the whole layer. Inside a machine atoms matter: they tell which
-device already has what it needs.
+A TP group stays within one machine and its ranks together hold all of their layers, so between
+machines the unit of state is the whole layer. Within a machine, atoms (equal slices of a layer)
+tell which device already has what it needs.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from simulator.spec.job import OPTIMIZER_MOMENTS
 from simulator.spec.plan import Place, Plan, Stage
 
 STATE_BYTES = 4
-"""Master weights and each moment are kept in fp32; lower-precision weights are derived."""
+"""Master weights and each optimizer moment are fp32; 16-bit weights are derived from them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Bytes of a job's training state by unit: each layer, then what head and embedding share."""
+    """Bytes of a job's training state by unit: each layer, then the tensor shared by head and
+    embedding.
+    """
 
     bytes_by_unit: Floats
     max_tp: int
 
     @property
     def layer_count(self) -> int:
+        """Number of layers."""
         return len(self.bytes_by_unit) - 1
 
     def needs(self, layers: tuple[int, int]) -> Bools:
-        """The units that a stage with these layers must have."""
+        """The units that a stage with these layers needs."""
         first, end = layers
         found = np.zeros(len(self.bytes_by_unit), dtype=np.bool_)
         found[first:end] = True
-        # The shared tensor is one, whichever of its two layers asks for it.
+        # The shared tensor is one unit, needed by both of its layers.
         found[-1] = first == 0 or end == self.layer_count
         return found
 
     def atoms(self, plans: Iterable[Plan | None]) -> int:
-        """Pieces into which each layer is cut so that every TP degree takes whole ones."""
+        """Number of slices per layer such that every TP degree takes whole slices."""
         degrees = {
             stage.tp
             for plan in plans
@@ -56,7 +59,7 @@ class State:
 
 
 def state_of(costs: LayerCosts) -> State:
-    """The state of a job: master weights and moments, one copy of each."""
+    """The state of a job: one copy of master weights and moments."""
     each = STATE_BYTES * (1 + OPTIMIZER_MOMENTS[costs.job.optimizer])
     layers = each * costs.parameters(1)
     shared = each * costs.tied_parameters(1)
@@ -65,7 +68,7 @@ def state_of(costs: LayerCosts) -> State:
 
 
 def held_by_node(running: Plan | None, nodes: Collection[Node], state: State) -> dict[str, Bools]:
-    """The units on each live node, from the plan that runs."""
+    """The units that each live node holds under the running plan."""
     held = {node.id: np.zeros(len(state.bytes_by_unit), dtype=np.bool_) for node in nodes}
     if running is None:
         return held
@@ -85,7 +88,7 @@ def placed_stages(plan: Plan) -> Iterable[tuple[Stage, Place]]:
 
 
 Span = tuple[tuple[int, int], tuple[int, int]]
-"""Layers and atoms, each as first and end: what one device holds of one stage."""
+"""Layers and atoms, each as (first, end): what one device holds of one stage."""
 
 
 def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
@@ -100,7 +103,7 @@ def spans_by_device(plan: Plan, atoms: int) -> dict[tuple[str, int], Span]:
 
 
 def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> float:
-    """Bytes that both hold, where the layers take so many bytes up to each of them."""
+    """Bytes that both spans hold; ``layer_bytes`` are summed up to each layer."""
     if one is None:
         return 0.0
     (first, end), (low, high) = one
@@ -113,7 +116,7 @@ def overlap(one: Span | None, other: Span, layer_bytes: Floats, atoms: int) -> f
 
 
 def devices_left(nodes: Iterable[Node], taken: Mapping[str, set[int]]) -> dict[str, list[int]]:
-    """The devices of each node that nothing has taken yet."""
+    """The free devices of each node."""
     return {
         node.id: [d for d in range(node.gpus) if d not in taken.get(node.id, ())] for node in nodes
     }

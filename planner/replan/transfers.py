@@ -1,4 +1,4 @@
-"""What must be moved before a placed plan runs: from which node to which, and what is lost."""
+"""What must be transferred before a placed plan runs: sources, targets, bytes, and lost state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.network.network import Network
 from simulator.spec.plan import Place, Plan
 
 PIECE_BYTES = 64 * 2**20
-"""State travels in pieces of about this size."""
+"""State is transferred in pieces of about this size."""
 
 
 def place_of(key: PlaceKey) -> Place:
@@ -25,15 +25,15 @@ def place_of(key: PlaceKey) -> Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """Prices of ways between machines, each looked up once."""
+    """Dollars per byte between machines, each computed once."""
 
     network: Network
     usd_per_s: float
-    """What a second is worth in which nobody trains: the rent of the machines that wait."""
+    """Dollars per second of downtime: the rent of the waiting machines."""
     _known: dict[tuple[PlaceKey, PlaceKey], float] = field(default_factory=dict)
 
     def usd_per_byte(self, source: PlaceKey, target: PlaceKey) -> float:
-        """Rent while the byte is on its way, and egress."""
+        """Rent during the transfer of a byte, plus egress."""
         key = (source, target)
         found = self._known.get(key)
         if found is None:
@@ -57,7 +57,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """State that no live node holds: it comes from a buddy's copy, a snapshot or a checkpoint."""
+    """State that no live node holds; it comes from a replica, a snapshot or a checkpoint."""
 
     target: str
     layers: tuple[int, ...]
@@ -66,23 +66,25 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """All that moves for a new plan, and what need not."""
+    """All transfers for a new plan, and the bytes that need none."""
 
     between_nodes: tuple[Transfer, ...]
     restored: tuple[Restore, ...]
     lost_layers: tuple[int, ...]
-    """Layers with no live holder left, all their atoms."""
+    """Layers that no live node holds."""
     own_device_bytes: float
-    """Already on the very device that needs it."""
+    """Bytes that are already on the device that needs them."""
     same_node_bytes: float
-    """On another device of the node, or come to the node for another device."""
+    """Bytes on another device of the node, or fetched to the node for another device."""
 
     @property
     def network_bytes(self) -> float:
+        """Bytes sent between nodes."""
         return sum(transfer.size_bytes for transfer in self.between_nodes)
 
     @property
     def restored_bytes(self) -> float:
+        """Bytes restored from a replica, snapshot or checkpoint."""
         return sum(restore.size_bytes for restore in self.restored)
 
 
@@ -94,7 +96,7 @@ def transfers_of(
     state: State,
     routes: Routes,
 ) -> Transfers:
-    """Choose a source for everything that a node lacks: the cheapest, of those the idlest."""
+    """Choose a source for each unit that a node lacks: the cheapest; ties to the least loaded."""
     held = held_by_node(running, nodes, state)
     needed = held_by_node(plan, nodes, state)
     by_id = {node.id: node for node in nodes}
@@ -140,7 +142,7 @@ def transfers_of(
 def bytes_between_zones(
     transfers: Transfers, nodes: Iterable[Node]
 ) -> dict[tuple[str, str], float]:
-    """Bytes that leave a zone, by (from, to)."""
+    """Bytes sent between zones, by (from, to)."""
     zone = {node.id: node.zone for node in nodes}
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
     for transfer in transfers.between_nodes:
@@ -151,7 +153,7 @@ def bytes_between_zones(
 
 
 def _layers(units: Iterable[int], state: State) -> tuple[int, ...]:
-    """The layers of some units; what embedding and head share counts as the embedding's."""
+    """The layers of some units; the tensor shared by embedding and head counts as layer 0."""
     return tuple(sorted({0 if unit == state.layer_count else unit for unit in units}))
 
 
@@ -160,7 +162,7 @@ def _size(units: Iterable[int], state: State) -> float:
 
 
 def _device_bytes(plan: Plan, running: Plan | None, state: State) -> tuple[float, float]:
-    """Bytes that devices need and already have themselves, and all that they need."""
+    """Bytes that devices need and already hold, and all bytes that they need."""
     atoms = state.atoms((plan, running))
     layer_bytes = np.concatenate([[0.0], np.cumsum(state.bytes_by_unit)])
     had = spans_by_device(running, atoms) if running is not None else {}

@@ -1,1 +1,1 @@
-"""Policies on traces of availability: goodput, cost, lost steps."""
+"""Policies on traces of availability: throughput, cost, lost steps."""

@@ -1,11 +1,11 @@
-"""The most that any policy can train on a trace: a dynamic program that knows the future.
+"""An upper bound for every policy on a trace: a dynamic program that knows the future.
 
-A policy's time is cut into stretches on one plan each, or on none. On a stretch of length ``l``
+A policy's time is divided into stretches on one plan each, or on none. On a stretch of length ``l``
 with plan ``w`` it trains at most ``rate(w) * (l - d)``, where ``d`` is the least downtime of any
-move: less if an iteration stays unfinished or is rolled back. With the order of plans fixed, that
-sum is convex in the moments of change, so it is largest where each moment is one at which
-capacity changes. The program finds the largest of all such sums; so no policy among these plans
-trains more, whatever it knows.
+reconfiguration; less if an iteration stays unfinished or is rolled back. For a fixed order of plans
+this sum is convex in the times of change, so it is largest where each change coincides with a
+change of capacity. The program finds the largest such sum, so no policy with these plans trains
+more.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ ORACLE = "oracle"
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A stretch that could end at some moment, and the moment at which it would begin."""
+    """A stretch that could end at some time: where it begins, and its plan."""
 
     begin: int
     way: int | None
 
 
-def foresee(
-    spells: Sequence[AvailabilitySpan],
-    ways: Sequence[PlanFigures],
+def best_possible(
+    spans: Sequence[AvailabilitySpan],
+    figures: Sequence[PlanFigures],
     fits: Fits,
     costs: ReconfigurationCosts,
 ) -> PolicyResult:
-    """What a policy would train at the very most that knows the whole trace."""
+    """The most that any policy could train, knowing the whole trace."""
     down_s = min(costs.planned_s, costs.unplanned_s, costs.restart_s)
-    moments = [spell.start_s for spell in spells] + [spells[-1].end_s]
-    rates = [way.samples / way.iteration_s for way in ways]
+    moments = [span.start_s for span in spans] + [spans[-1].end_s]
+    rates = [way.samples / way.iteration_s for way in figures]
     most = [0.0] * len(moments)
     """Samples that can be trained up to each moment."""
     chosen: list[_Stretch] = [_Stretch(0, None)] * len(moments)
-    # Of each plan: samples at the best beginning so far, less what it would train from 0 until
-    # then; and that beginning. Only while it fits without a break.
-    lead = [-math.inf] * len(ways)
-    begin = [0] * len(ways)
-    for number, spell in enumerate(spells):
+    # For each plan, while it fits without a break: samples at its best beginning so far, less what
+    # it would have trained from 0 until then; and that beginning.
+    lead = [-math.inf] * len(figures)
+    begin = [0] * len(figures)
+    for number, span in enumerate(spans):
         most[number + 1], chosen[number + 1] = most[number], _Stretch(number, None)
         for way, rate in enumerate(rates):
-            if not fits(way, spell.state):
+            if not fits(way, span.state):
                 lead[way] = -math.inf
                 continue
-            # The job begins on its first plan: that costs nothing.
+            # The job begins on its first plan without downtime.
             fixed_s = down_s if number else 0.0
             here = most[number] - rate * (moments[number] + fixed_s)
             if here > lead[way]:
@@ -67,13 +67,16 @@ def foresee(
             if reached > most[number + 1]:
                 most[number + 1] = reached
                 chosen[number + 1] = _Stretch(begin[way], way)
-    return _tale(moments, ways, chosen, down_s)
+    return _policy_result(moments, figures, chosen, down_s)
 
 
-def _tale(
-    moments: Sequence[float], ways: Sequence[PlanFigures], chosen: Sequence[_Stretch], down_s: float
+def _policy_result(
+    moments: Sequence[float],
+    figures: Sequence[PlanFigures],
+    chosen: Sequence[_Stretch],
+    down_s: float,
 ) -> PolicyResult:
-    """The best stretches as a tale; iterations count in fractions."""
+    """The best stretches as a policy result, with fractional iterations."""
     segments: list[RunSegment] = []
     held: dict[int, float] = {}
     ran: dict[int, float] = {}
@@ -97,12 +100,12 @@ def _tale(
             held[way] = held.get(way, 0.0) + end_s - begin_s
             ran[way] = ran.get(way, 0.0) + end_s - resumes_s
         end = stretch.begin
-    steps = {way: seconds / ways[way].iteration_s for way, seconds in ran.items()}
-    places = len(ways[0].gpus) if ways else 0
+    steps = {way: seconds / figures[way].iteration_s for way, seconds in ran.items()}
+    places = len(figures[0].gpus) if figures else 0
     return PolicyResult(
         policy=ORACLE,
         duration_s=moments[-1],
-        samples=sum(count * ways[way].samples for way, count in steps.items()),
+        samples=sum(count * figures[way].samples for way, count in steps.items()),
         steps=sum(steps.values()),
         steps_lost=0,
         reconfigurations=moves,
@@ -112,24 +115,24 @@ def _tale(
         downtime_s=downtime_s,
         idle_s=idle_s,
         gpu_seconds=tuple(
-            sum(ways[way].gpus[place] * seconds for way, seconds in held.items())
+            sum(figures[way].gpus[place] * seconds for way, seconds in held.items())
             for place in range(places)
         ),
-        usd=total_usd(ways, held, ran),
+        usd=total_usd(figures, held, ran),
         segments=tuple(reversed(segments)),
     )
 
 
 def ideal_samples(
-    spells: Sequence[AvailabilitySpan], ways: Sequence[PlanFigures], fits: Fits
+    spans: Sequence[AvailabilitySpan], figures: Sequence[PlanFigures], fits: Fits
 ) -> float:
-    """What the fastest plan of each moment would train if changes cost nothing."""
+    """Samples if the fastest plan of each span ran and reconfigurations cost nothing."""
     total = 0.0
-    for spell in spells:
+    for span in spans:
         rates = (
             way.samples / way.iteration_s
-            for number, way in enumerate(ways)
-            if fits(number, spell.state)
+            for number, way in enumerate(figures)
+            if fits(number, span.state)
         )
-        total += max(rates, default=0.0) * (spell.end_s - spell.start_s)
+        total += max(rates, default=0.0) * (span.end_s - span.start_s)
     return total

@@ -1,4 +1,4 @@
-"""Which plan to run on each availability of a trace: searched for once, then looked up."""
+"""The plans that a replay uses: searched once for each availability, then looked up."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from simulator.traces.player import AvailabilitySpan, PlanFigures
 from simulator.traces.trace import GpuCounts, LostSlots, Trace, cluster_at
 
 DEFAULT_SEARCHES = 32
-"""Availabilities that are searched in full, the longest first; the others take the best plan
-that is known and fits, and are searched only if there is none."""
+"""Availabilities that are searched, the longest first. The others take the best known plan that
+fits, and are searched only if none does."""
 
 Search = Callable[[Question], Answer]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPlan:
-    """A plan with what it takes of each place."""
+    """A plan with the device groups that it takes."""
 
     plan: Plan
     estimate: Estimate
     groups: dict[PlaceKey, dict[int, int]]
-    """Groups by TP degree."""
+    """Groups by place and TP degree."""
 
     def worth(self, goal: Goal) -> tuple[float, float]:
-        """Smaller is better."""
+        """The objective, then the tie-breaker; smaller is better."""
         seconds, usd = self.estimate.iteration_s, self.estimate.money.total_usd or 0.0
         return (usd, seconds) if goal == "cost" else (seconds, usd)
 
 
 @dataclass(slots=True, eq=False)
 class TracePlans:
-    """The plans of a trace, and which of them can run when."""
+    """The plans of a trace, and the availabilities that each fits."""
 
     question: Question
     places: tuple[PlaceKey, ...]
     sizes: GpuCounts
-    """GPUs of a machine of each place."""
+    """GPUs of a machine at each place."""
     states: dict[GpuCounts, int] = field(default_factory=dict)
     known: list[KnownPlan] = field(default_factory=list)
     searched: int = 0
-    hopeless: list[GpuCounts] = field(default_factory=list)
-    """Searched in vain: whatever has no more than these has no plan either."""
+    without_plan: list[GpuCounts] = field(default_factory=list)
+    """Availabilities without a plan; smaller ones have none either."""
     _counts: list[GpuCounts] = field(default_factory=list)
     _fits: dict[tuple[int, int], bool] = field(default_factory=dict)
     _lots: list[tuple[tuple[Lot, ...], tuple[Grant, ...]]] = field(default_factory=list)
@@ -58,6 +58,7 @@ class TracePlans:
 
     @property
     def goal(self) -> Goal:
+        """The goal of the job."""
         return self.question.job.objective.goal
 
     def state(self, gpus: GpuCounts) -> int:
@@ -71,39 +72,39 @@ class TracePlans:
         return self.states[gpus]
 
     def counts(self, state: int) -> GpuCounts:
-        """The availability of that number."""
+        """The availability with this number."""
         return self._counts[state]
 
-    def gain(self, way: int, *, over: int) -> float:
-        """By which share one plan is better than another at what the job wants."""
-        better, worse = (self.known[each].worth(self.goal)[0] for each in (way, over))
+    def gain(self, plan: int, *, over: int) -> float:
+        """Share by which one plan is better than another."""
+        better, worse = (self.known[each].worth(self.goal)[0] for each in (plan, over))
         return worse / better - 1 if better > 0 else math.inf
 
-    def fits(self, way: int, state: int) -> bool:
-        """Whether a plan finds the GPUs that it takes."""
-        key = (way, state)
+    def fits(self, plan: int, state: int) -> bool:
+        """Whether an availability has the GPUs that a plan takes."""
+        key = (plan, state)
         if key not in self._fits:
-            self._fits[key] = are_supplied(self.known[way].groups, *self._lots[state])
+            self._fits[key] = are_supplied(self.known[plan].groups, *self._lots[state])
         return self._fits[key]
 
     def machines(self, gpus: GpuCounts) -> GpuCounts:
-        """Machines by place that so many GPUs by place stand in."""
+        """Machines by place that hold these GPUs."""
         return tuple(-(-count // size) for count, size in zip(gpus, self.sizes, strict=True))
 
     def best(self, state: int) -> int | None:
-        """The best known plan that can run on an availability."""
+        """The best known plan that fits an availability."""
         if state not in self._best:
-            fitting = (way for way in range(len(self.known)) if self.fits(way, state))
+            fitting = (plan for plan in range(len(self.known)) if self.fits(plan, state))
             self._best[state] = min(
-                fitting, key=lambda way: (*self.known[way].worth(self.goal), way), default=None
+                fitting, key=lambda plan: (*self.known[plan].worth(self.goal), plan), default=None
             )
         return self._best[state]
 
-    def ways(self) -> tuple[PlanFigures, ...]:
-        """All plans as the player sees them."""
-        return tuple(self._way(known) for known in self.known)
+    def figures(self) -> tuple[PlanFigures, ...]:
+        """All plans, as the player needs them."""
+        return tuple(self._figures(known) for known in self.known)
 
-    def _way(self, known: KnownPlan) -> PlanFigures:
+    def _figures(self, known: KnownPlan) -> PlanFigures:
         taken = {
             key: sum(tp * count for tp, count in groups.items())
             for key, groups in known.groups.items()
@@ -122,7 +123,7 @@ class TracePlans:
 def plans_for(
     question: Question, trace: Trace, taken: Sequence[LostSlots], search: Search, *, searches: int
 ) -> TracePlans:
-    """Search the availabilities that last longest, as many as the budget allows."""
+    """Search the availabilities that last longest, up to ``searches`` of them."""
     offers = pools_by_place(question.cluster)
     places = tuple(sorted(offers))
     sizes = tuple(max(pool.gpus_per_machine for pool in offers[key]) for key in places)
@@ -132,19 +133,19 @@ def plans_for(
         seconds[gpus] = seconds.get(gpus, 0.0) + interval.seconds
     for gpus in sorted(seconds, key=lambda gpus: (-seconds[gpus], gpus)):
         state = plans.state(gpus)
-        # Where nothing known can run, a search is made whatever the budget: to stand still for
-        # want of a search would be no answer.
+        # Search beyond the budget where no known plan fits, so that the job never idles for lack of
+        # a search.
         is_spent = plans.searched >= searches
         if not sum(gpus) or (
-            is_spent and any(plans.fits(way, state) for way in range(len(plans.known)))
+            is_spent and any(plans.fits(plan, state) for plan in range(len(plans.known)))
         ):
             continue
-        if any(_no_more(gpus, than=other) for other in plans.hopeless):
+        if any(_no_more(gpus, than=other) for other in plans.without_plan):
             continue
         plans.searched += 1
         answer = search(replace(question, cluster=cluster_at(question.cluster, gpus)))
         if answer.plan is None:
-            plans.hopeless.append(gpus)
+            plans.without_plan.append(gpus)
             continue
         assert answer.estimate is not None
         found = KnownPlan(answer.plan, answer.estimate, groups_by_lot(answer.plan))
@@ -153,16 +154,16 @@ def plans_for(
     return plans
 
 
-def spells_of(
+def spans_of(
     trace: Trace, plans: TracePlans, taken: Sequence[LostSlots]
 ) -> tuple[AvailabilitySpan, ...]:
-    """The trace as the player wants it: by place, where a cluster may have several pools."""
+    """The trace as the player needs it, by place; a place may have several pools."""
     pools = plans.question.cluster.pools
     members = [
         [n for n, pool in enumerate(pools) if (pool.gpu, pool.machine, pool.zone) == key]
         for key in plans.places
     ]
-    spells = []
+    spans = []
     before = trace.intervals[0].gpus
     for interval, slots in zip(trace.intervals, taken, strict=True):
         gone = []
@@ -174,9 +175,9 @@ def spells_of(
             gone.append(tuple(joined))
         up = tuple(sum(interval.gpus[pool] for pool in of_place) for of_place in members)
         state = plans.state(interval.gpus)
-        spells.append(AvailabilitySpan(interval.start_s, interval.end_s, state, up, tuple(gone)))
+        spans.append(AvailabilitySpan(interval.start_s, interval.end_s, state, up, tuple(gone)))
         before = interval.gpus
-    return tuple(spells)
+    return tuple(spans)
 
 
 def _no_more(gpus: GpuCounts, *, than: GpuCounts) -> bool:

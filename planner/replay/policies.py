@@ -1,4 +1,4 @@
-"""Policies for a job on capacity that comes and goes: what to run, asked at every change."""
+"""Policies for a job on changing capacity: which plan to run after every change."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from simulator.traces.trace import GpuCounts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restart:
-    """Stop and restart: every better plan is taken, by a restart from the durable checkpoint.
+    """Stop and restart from the durable checkpoint for every better plan.
 
-    After a loss that is at once; to use an addition it waits for its next checkpoint, so that
-    nothing but the time of the restart is lost.
+    After a loss it restarts at once; to use an addition it waits for its next checkpoint, so that
+    only the time of the restart is lost.
     """
 
     plans: TracePlans
@@ -31,11 +31,11 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IgnoreAdditions:
-    """Moves in place after a loss, and never uses what was not there at the start."""
+    """Reconfigures in place after a loss, and never uses capacity that was added later."""
 
     plans: TracePlans
     left: tuple[GpuCounts, ...]
-    """What each spell still has of it."""
+    """What each span still has of the initial capacity."""
     name: str = "ignore-additions"
     is_live: bool = True
 
@@ -47,20 +47,20 @@ class IgnoreAdditions:
 
 @dataclass(slots=True, eq=False)
 class Sailor:
-    """Moves in place: after a loss at once, to a better plan when that is worth the move."""
+    """Reconfigures in place: after a loss at once, for a better plan when that is worth it."""
 
     plans: TracePlans
-    ways: Sequence[PlanFigures]
+    figures: Sequence[PlanFigures]
     costs: ReconfigurationCosts
     history: History = field(default_factory=History)
     up: GpuCounts | None = None
-    """Machines by place, as last seen."""
+    """Machines by place at the last change."""
     grew_s: list[float] = field(default_factory=list)
     """When each place got its youngest machine."""
     wished: int | None = None
-    """What it wanted to move to without having to."""
+    """The plan that it last asked to move to voluntarily."""
     moved_s: float | None = None
-    """When it last did so."""
+    """Time of its last voluntary move."""
     name: str = "sailor"
     is_live: bool = True
 
@@ -79,11 +79,11 @@ class Sailor:
             return Decision(best)
         if verdict.ask_again_s is None:
             return Decision(view.plan)
-        # A wait that rounding makes nothing of would never end.
+        # Wait at least 1 ms: rounding to zero would loop for ever.
         return Decision(view.plan, view.now_s + max(verdict.ask_again_s, 1e-3))
 
     def _observe(self, view: PolicyInput) -> None:
-        """Remember what came and what went."""
+        """Record gains and losses of machines."""
         up = self.plans.machines(view.up)
         names = ["/".join(key) for key in self.plans.places]
         if self.up is None:
@@ -104,8 +104,8 @@ class Sailor:
         self.up = up
 
     def _offer(self, best: int, way: int, now_s: float) -> Offer:
-        """What the better plan would bring and cost, in samples or in dollars."""
-        new, old = self.ways[best], self.ways[way]
+        """The gain and cost of the better plan, in samples or dollars."""
+        new, old = self.figures[best], self.figures[way]
         more = {
             place: after - before
             for place, (before, after) in enumerate(

@@ -1,4 +1,4 @@
-"""One job on one trace under every policy, with the bounds that no policy can pass."""
+"""Replay one trace under every policy, with upper bounds for all policies."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.problem.question import Question
-from planner.replay.oracle import ORACLE, foresee, ideal_samples
-from planner.replay.plan_library import Search, TracePlans, plans_for, spells_of
+from planner.replay.oracle import ORACLE, best_possible, ideal_samples
+from planner.replay.plan_library import Search, TracePlans, plans_for, spans_of
 from planner.replay.policies import IgnoreAdditions, Restart, Sailor
 from simulator.traces.player import (
     AvailabilitySpan,
@@ -24,16 +24,16 @@ POLICIES = ("sailor", "restart", "ignore-additions", ORACLE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What came of a trace."""
+    """The results of a trace."""
 
     trace: Trace
     plans: TracePlans
-    ways: tuple[PlanFigures, ...]
-    spells: tuple[AvailabilitySpan, ...]
-    tales: tuple[PolicyResult, ...]
+    figures: tuple[PlanFigures, ...]
+    spans: tuple[AvailabilitySpan, ...]
+    policy_results: tuple[PolicyResult, ...]
     """In the order of ``POLICIES``."""
     ideal_samples: float
-    """If the best plan of each moment ran, and changes cost nothing."""
+    """Samples if the best plan of each span ran and reconfigurations cost nothing."""
 
 
 def replayed(
@@ -45,16 +45,23 @@ def replayed(
     search: Search,
     searches: int,
 ) -> Replay:
-    """Play a trace under all policies, on the same plans and with the same machines lost."""
+    """Replay a trace under all policies, with the same plans and the same machines lost."""
     plans = plans_for(question, trace, taken, search, searches=searches)
-    ways = plans.ways()
-    spells = spells_of(trace, plans, taken)
+    figures = plans.figures()
+    spans = spans_of(trace, plans, taken)
     policies: tuple[Policy, ...] = (
-        Sailor(plans, ways, costs),
+        Sailor(plans, figures, costs),
         Restart(plans),
         IgnoreAdditions(plans, trace.never_regained(taken)),
     )
-    tales = [play(spells, ways, plans.fits, policy, costs) for policy in policies]
-    tales.append(foresee(spells, ways, plans.fits, costs))
-    assert tuple(tale.policy for tale in tales) == POLICIES
-    return Replay(trace, plans, ways, spells, tuple(tales), ideal_samples(spells, ways, plans.fits))
+    policy_results = [play(spans, figures, plans.fits, policy, costs) for policy in policies]
+    policy_results.append(best_possible(spans, figures, plans.fits, costs))
+    assert tuple(policy_result.policy for policy_result in policy_results) == POLICIES
+    return Replay(
+        trace,
+        plans,
+        figures,
+        spans,
+        tuple(policy_results),
+        ideal_samples(spans, figures, plans.fits),
+    )

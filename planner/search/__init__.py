@@ -1,1 +1,1 @@
-"""The search under the event estimator, and the bound of what any plan could reach."""
+"""The search under the event estimator, and a lower bound of its space."""

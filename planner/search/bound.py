@@ -1,10 +1,12 @@
-"""What no plan can beat under the event estimator.
+"""A lower bound of all plans under the event estimator.
 
-Take any time. In it, a stage gets only so far (``stage_floors``), so that a pipeline that runs
-so many micro batches has a least price (``event_reach``), whatever prices one puts on GPU kinds.
-A family of plans, with some micro batch size and number of pipelines, is impossible in that time
-if its pipelines cost more than all GPUs do, at any prices that are tried. Dollars are prices too.
-Spans of time are looked at, the most promising one first, and halved until they are narrow.
+Fix a target time T. Each stage can process at most n micro batches in it (``stage_limits``), so a
+pipeline has a least price for any prices of GPU kinds (``pricing``). Plans with a given micro batch
+size and number of pipelines are impossible within T if their pipelines cost more than all GPUs are
+worth, at any of the prices tried. Dollars are one such price. Spans of time are examined best first
+and halved until they are narrow.
+
+The searched space: 1F1B without interleaving, one micro batch size per plan, unsplit stages.
 """
 
 from __future__ import annotations
@@ -24,24 +26,25 @@ from planner.search.stage_limits import StageFloors
 from simulator.arrays import Floats
 
 SPAN = 1.01
-"""Spans narrower than this are not halved."""
+"""Spans of time narrower than this ratio are not halved."""
 WORK_MAX = 4e6
-"""Entries of tables that are made before the best bound so far is taken."""
+"""Table entries to compute before the best bound so far is returned."""
 NARROW = 1.2
-"""Families whose numbers of pipelines are this close are not halved."""
+"""Ranges of pipeline counts narrower than this ratio are not halved."""
 TILTS = (0.6, 1.6)
-"""By which factors one GPU kind's price is tried to differ from its speed."""
+"""Factors by which one GPU kind's price is varied from its speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRange:
-    """Plans of one micro batch size with so many pipelines."""
+    """All plans of one micro batch size with a range of pipeline counts."""
 
     micro_batch: int
     fewest: int
     most: int
 
     def halves(self) -> tuple[PipelineRange, ...]:
+        """The range split at its geometric mean."""
         middle = math.isqrt(self.fewest * self.most)
         return (
             PipelineRange(self.micro_batch, self.fewest, middle),
@@ -51,7 +54,7 @@ class PipelineRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tariff:
-    """Prices by choice of a stage, and what all GPUs may cost at them."""
+    """A price for each stage option, and the total that all GPUs are worth at these prices."""
 
     prices: Floats
     budget: float
@@ -59,7 +62,7 @@ class Tariff:
 
 @dataclass(slots=True, eq=False)
 class EventBound:
-    """One job on one cluster; it holds what all times share."""
+    """The bound for one job on one cluster, with the tables that all target times share."""
 
     floors: StageFloors
     lots: Sequence[Lot]
@@ -70,7 +73,7 @@ class EventBound:
     gpus: dict[str, float] = field(default_factory=dict)
     usd_per_s: dict[str, float] = field(default_factory=dict)
     work: float = 0.0
-    """Entries of tables so far."""
+    """Table entries computed so far."""
     work_max: float = 0.0
     _known_tariffs: dict[int, list[Tariff]] = field(default_factory=dict)
     _known_quickest: dict[int, float] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class EventBound:
             self.gpus[grant.gpu] = min(self.gpus[grant.gpu], rest + grant.gpus_max)
 
     def bounds(self, seconds: float, objective: float) -> Bounds:
-        """Bounds up to the figures of a plan that is known."""
+        """Lower bounds, given the figures of a known plan."""
         self.work_max = WORK_MAX
         if not self.limits.goal_is_cost:
             least = self.least(seconds, seconds, is_cost=False)
@@ -101,7 +104,7 @@ class EventBound:
     # -- spans ----------------------------------------------------------------------------------
 
     def least(self, longest_s: float, known: float, *, is_cost: bool) -> float:
-        """The least worth, up to the known one, that any plan of these times can have."""
+        """Lower bound of the objective of plans up to ``longest_s``, at most ``known``."""
         start = min(self._quickest_s(b) for b in self.micro_batches)
         longest_s = min(longest_s, self.limits.seconds_max or math.inf)
         if is_cost:
@@ -129,7 +132,7 @@ class EventBound:
         return min([known, *(span.worth for span in queue[:1])]) * (1 - ROUNDING)
 
     def _seen(self, span: _Span, known: float, *, is_cost: bool) -> _Span:
-        """The span with the families that are possible in it, and what they are worth."""
+        """The span with the ranges that are possible in it, and its bound."""
         left: list[PipelineRange] = []
         least = math.inf
         waiting = list(reversed(span.families))
@@ -147,13 +150,13 @@ class EventBound:
             left.append(family)
             least = min(least, worth)
             if not is_cost:
-                # One is enough: the others are looked at when it is gone.
+                # One possible range settles the span; the others are examined once it is ruled out.
                 left += reversed(waiting)
                 break
         return _Span(max(span.worth, least), span.low, span.high, left, is_seen=True)
 
     def _usd_per_s(self, family: PipelineRange, low: float, high: float) -> float:
-        """The least dollars per second of a family's plans of such times; inf if there is none."""
+        """Least dollars per second of a range's plans in a span; infinite if none is possible."""
         b, total = family.micro_batch, self.global_batch // family.micro_batch
         if self._quickest_s(b) > high:
             return math.inf
@@ -191,7 +194,7 @@ class EventBound:
     # -- prices ---------------------------------------------------------------------------------
 
     def _tariffs(self, micro_batch: int) -> list[Tariff]:
-        """Prices of GPU kinds by their speed, and a little off it."""
+        """Prices of GPU kinds by their speed, and variations of these."""
         if micro_batch not in self._known_tariffs:
             times = self.floors.times(micro_batch)
             choices = times.choices
@@ -214,7 +217,7 @@ class EventBound:
         return self._known_tariffs[micro_batch]
 
     def _in_dollars(self, low: float) -> Tariff:
-        """Dollars per second, and the most of them that the limits leave."""
+        """Dollars per second as prices, with the most that the limits allow."""
         o, usd_max = self.limits.objective, self.limits.usd_max
         budget = math.inf if usd_max is None else usd_max / low
         if o.max_usd_per_hour is not None:
@@ -229,7 +232,7 @@ class EventBound:
         return [PipelineRange(b, 1, min(self.global_batch // b, gpus)) for b in self.micro_batches]
 
     def _quickest_s(self, micro_batch: int) -> float:
-        """All GPUs busy with what they do best, without any pause."""
+        """Time if all GPUs did the work they are best at, without any pause."""
         if micro_batch not in self._known_quickest:
             times = self.floors.times(micro_batch)
             total = self.global_batch // micro_batch
@@ -241,7 +244,7 @@ class EventBound:
         return self._known_quickest[micro_batch]
 
     def _least_usd(self) -> float:
-        """All the work on the choice that is the cheapest for each layer."""
+        """Dollars if each layer ran on the option that is cheapest for it."""
         prices = self._in_dollars(1.0).prices[:, None]
         return min(
             self.global_batch // b * float((prices * self.floors.times(b).work).min(axis=0).sum())
@@ -249,7 +252,7 @@ class EventBound:
         )
 
     def _longest_s(self, usd: float) -> float:
-        """The time in which the cheapest pipeline that holds the model costs so much."""
+        """Time in which the cheapest pipeline that holds the model costs ``usd``."""
         prices = self._in_dollars(1.0).prices
         least = math.inf
         for b in self.micro_batches:
@@ -262,7 +265,7 @@ class EventBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Span:
-    """Times from low to high, and the families that may be possible in them."""
+    """A span of time, and the ranges of plans that may be possible in it."""
 
     worth: float
     low: float
@@ -274,6 +277,7 @@ class _Span:
         return (self.worth, self.low) < (other.worth, other.low)
 
     def halves(self, *, is_cost: bool) -> tuple[_Span, _Span]:
+        """The span split at its geometric mean."""
         middle = math.sqrt(self.low * self.high)
         late = self.worth if is_cost else max(self.worth, middle)
         return (

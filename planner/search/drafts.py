@@ -1,8 +1,8 @@
-"""Fleets to begin with, and how long they take, roughly.
+"""Starting points of the search: pipeline mixes ranked by rough times.
 
-Templates of one lot or of two are ranked by what they take for all the work; fleets are filled
-with the best of them, with fewer pipelines where that may be worth more. Rough times cost
-microseconds, so that thousands of fleets can be drafted for each one that is judged.
+Templates on one or two lots are ranked by their time for all the work. Mixes are filled with the
+best of them, also with fewer pipelines where that may be better. A rough time costs microseconds,
+so thousands of mixes are drafted for each one that is judged.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Recompute
 
 STAGES_MAX = 12
+"""Stages of a drafted pipeline."""
 TEMPLATES_PER_LOT = 5
 PAIRS_KEPT = 4
 THREES_KEPT = 3
 SMALLER = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.125)
 SMALLER_MIXED = (0.75, 0.5, 0.35, 0.25)
-"""Shares of the pipelines that fit, where fewer may be worth more."""
+"""Shares of the pipelines that fit, tried where fewer may be better."""
 ROUGH_BREACH = 40.0
-"""How fast a draft falls back that breaks a limit by rough times."""
+"""Penalty slope for limits that a draft breaks by its rough figures."""
 FAMILIES_SHARE = 0.5
-"""Of those, for the best of each family."""
-LINES_MAX = 12
-"""Line-ups of equal pipelines that are judged."""
-LINED_LOTS_MAX = 2
-LINED_TABLE_MAX = 60_000
-"""Beyond so many entries of tables line-ups take too long to find."""
+"""Share of the drafts judged that goes to the best of each family."""
+EQUAL_MAX = 12
+"""Mixes of equal pipelines that are judged."""
+EQUAL_LOTS_MAX = 2
+"""Lots on which equal pipelines are searched for."""
+EQUAL_TABLE_MAX = 60_000
+"""With larger tables, the search for equal pipelines takes too long."""
 LOTS_MAX = 5
-"""Up to so many lots every subset of them is tried."""
+"""Up to this many lots, every subset of them is tried."""
 
 
 @dataclass(slots=True, eq=False)
 class EventDrafts:
-    """What there is to choose from, and the fleets that may be good."""
+    """The inputs of a search, and the mixes that it starts from."""
 
     job: Job
     lots: tuple[Lot, ...]
@@ -62,7 +64,7 @@ class EventDrafts:
     _syncs: dict[object, float] = field(init=False, default_factory=dict)
     _steps: dict[object, float] = field(init=False, default_factory=dict)
     floors: StageFloors = field(init=False)
-    """What stages take at least."""
+    """Lower bounds of stage times."""
 
     def __post_init__(self) -> None:
         self.floors = StageFloors(
@@ -74,7 +76,7 @@ class EventDrafts:
         )
 
     def ranked(self) -> list[PipelineMix]:
-        """Fleets by their rough worth."""
+        """Mixes by their rough objective, best first."""
         mixes = list(self.mixes())
         if not mixes:
             return []
@@ -85,7 +87,7 @@ class EventDrafts:
         return [mixes[n] for n in order if worths[n] < math.inf]
 
     def mixes(self) -> Iterator[PipelineMix]:
-        """Different fleets to begin with."""
+        """Distinct mixes to start from."""
         seen = set()
         for b in self.micro_batches:
             total = self.job.global_batch // b
@@ -98,24 +100,24 @@ class EventDrafts:
                             yield mix
 
     def _smaller(self, mix: PipelineMix, total: int) -> Iterator[PipelineMix]:
-        """The fleet, and with fewer pipelines: where dollars count, or sums of gradients."""
+        """The mix, and mixes with fewer pipelines: cheaper, or with less to synchronise."""
         yield mix
         if self.limits.needs_prices:
             for share in SMALLER if len(mix.counts) == 1 else SMALLER_MIXED:
                 yield replace(mix, counts=tuple(math.ceil(n * share) for n in mix.counts))
         elif len(mix.counts) == 1:
-            # As few as do with so many micro batches each.
+            # The fewest pipelines that need no more rounds of micro batches.
             most = mix.counts[0]
             rounds = -(-total // most)
             fewer = [-(-total // (rounds + more)) for more in range(3)]
-            # Or so few that the replicas of a stage share a machine.
+            # Or few enough that the replicas of a stage share a machine.
             size = max(self.lots[lot].gpus_per_machine for lot, _ in mix.templates[0].gpus)
             fewer += [n for n in range(2, min(size, most)) if size % n == 0]
             for count in dict.fromkeys(fewer):
                 yield replace(mix, counts=(count,))
 
     def lot_sets(self) -> list[tuple[int, ...]]:
-        """Which lots to use together."""
+        """The subsets of lots to use together."""
         every = range(len(self.lots))
         if len(self.lots) <= LOTS_MAX:
             return [
@@ -135,10 +137,10 @@ class EventDrafts:
         return list(found)
 
     def templates(self, lots: tuple[int, ...], micro_batch: int, total: int) -> list[Template]:
-        """The best templates of some lots, the most work per GPU first."""
+        """The best templates on some lots, most work per GPU first."""
         key = (lots, micro_batch)
         if key not in self._templates:
-            # Lots that offer the same in other zones suit the same templates.
+            # Lots with the same machines in other zones suit the same templates.
             kind = (self._offers(lots), micro_batch)
             if kind not in self._twins:
                 found = self._sorted_templates(lots, micro_batch, total)[:TEMPLATES_PER_LOT]
@@ -157,7 +159,7 @@ class EventDrafts:
         return self._templates[key]
 
     def _offers(self, lots: tuple[int, ...]) -> tuple[object, ...]:
-        """What templates depend on, apart from how far zones are from each other."""
+        """What templates depend on, apart from the distance between zones."""
         some = [self.lots[lot] for lot in lots]
         zones = sorted({lot.zone for lot in some})
         return tuple((lot.gpu, lot.machine, lot.machines, zones.index(lot.zone)) for lot in some)
@@ -181,7 +183,7 @@ class EventDrafts:
                 continue
             count = min(room_for(template, self.lots, {}), total)
             if count:
-                # All the work with nothing but this template, whatever it costs.
+                # Rate it as if this template did all the work, ignoring its cost.
                 found += self._smaller(PipelineMix((template,), (count,)), total)
         if not found:
             return []
@@ -192,6 +194,7 @@ class EventDrafts:
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
+        """The recomputation choices that the job allows."""
         return {"none": ("none",), "full": ("full",), "auto": ("none", "full")}[  # type: ignore[return-value]  # the literals of Recompute
             self.job.recompute
         ]
@@ -220,7 +223,7 @@ class EventDrafts:
                     yield self.filled([mixed], [], total)
 
     def filled(self, first: list[Template], rest: list[Template], total: int) -> PipelineMix:
-        """As many pipelines as fit of each template in turn, and no more than there is work."""
+        """As many pipelines as fit of each template in turn, up to one per micro batch."""
         taken: dict[int, dict[int, int]] = {}
         templates: list[Template] = []
         counts: list[int] = []
@@ -236,7 +239,7 @@ class EventDrafts:
         return PipelineMix(tuple(templates), tuple(counts))
 
     def rough(self, mix: PipelineMix, seconds: float) -> float:
-        """Rough seconds or dollars of an iteration, given those of its passes."""
+        """Rough objective of an iteration, given the rough time of its passes."""
         seconds += self._sync_s(mix)
         if not self.limits.needs_prices:
             return seconds
@@ -249,7 +252,8 @@ class EventDrafts:
         worth = usd if self.limits.goal_is_cost else seconds
         for value, most in self.limits.capped(seconds, usd, hourly):
             if value > most:
-                # Rough times are no proof: what breaks a limit comes later, not never.
+                # Rough times prove nothing, so rank a draft that breaks a limit lower rather than
+                # drop it.
                 worth *= 1 + ROUGH_BREACH * (value / max(most, 1e-12) - 1)
         return worth
 
@@ -272,7 +276,7 @@ class EventDrafts:
         return max(0.0, *(per_byte * size - home for size, home in synced))
 
     def _is_near(self, mix: PipelineMix, used: list[tuple[int, int]]) -> bool:
-        """Whether all replicas of a stage stand on one machine, where they are side by side."""
+        """Whether all replicas of a stage are on one machine, placed side by side."""
         if len({lot for lot, _ in used}) > 1:
             return False
         lot = self.lots[used[0][0]]
@@ -283,7 +287,7 @@ class EventDrafts:
     def _step_s(
         self, one: tuple[int, int], other: tuple[int, int], bytes_each: float, *, near: bool
     ) -> float:
-        """Roughly one step of a ring over this hop, within a machine or between two."""
+        """Rough seconds of one ring step over this hop, within a machine or between two."""
         key = (one, other, bytes_each, near)
         found = self._steps.get(key)
         if found is not None:
@@ -301,7 +305,7 @@ class EventDrafts:
         return found
 
     def best_per_family_first(self, ranked: list[PipelineMix], count: int) -> list[PipelineMix]:
-        """The best of each family before the second of any, for a part of what is judged."""
+        """Put the best mix of each family before the second of any, for a share of ``count``."""
         firsts: dict[object, PipelineMix] = {}
         for mix in ranked:
             firsts.setdefault(family_of(mix), mix)
@@ -310,15 +314,15 @@ class EventDrafts:
         return some + [mix for mix in ranked if mix not in chosen]
 
     def equal_pipelines(self, longest_s: float | None) -> list[PipelineMix]:
-        """The quickest line-ups of equal pipelines on each of the largest lots.
+        """The quickest equal pipelines on each of the largest lots.
 
-        They take no longer than what is known; where nothing is, as long as they need.
+        They take at most ``longest_s``; any time if that is ``None``.
         """
         found: list[tuple[float, PipelineMix]] = []
         shapes: dict[object, int] = {}
         for index in sorted(range(len(self.lots)), key=lambda n: (-self.lots[n].gpus, n)):
             shapes.setdefault((self.lots[index].gpu, self.lots[index].machine), index)
-        for lot in list(shapes.values())[:LINED_LOTS_MAX]:
+        for lot in list(shapes.values())[:EQUAL_LOTS_MAX]:
             floors = StageFloors(
                 self.maker,
                 [self.lots[lot]],
@@ -327,7 +331,7 @@ class EventDrafts:
                 per_layer_sync=self.judge.overlaps,
                 typical=True,
             )
-            if floors.table_size > LINED_TABLE_MAX:
+            if floors.table_size > EQUAL_TABLE_MAX:
                 continue
             for line in quickest_equal_pipelines(
                 self.maker,
@@ -342,11 +346,11 @@ class EventDrafts:
                 if count:
                     found.append((line.seconds, PipelineMix((line.template,), (count,))))
         found.sort(key=lambda pair: pair[0])
-        return [mix for _, mix in found[:LINES_MAX]]
+        return [mix for _, mix in found[:EQUAL_MAX]]
 
 
 def family_of(mix: PipelineMix) -> object:
-    """What makes plans of one kind: their GPUs, TP degrees, stages and micro batch."""
+    """The family of a mix: its lots, TP degrees, stage counts and micro batch."""
     steps = {(step.lot, step.tp) for template in mix.templates for step in template.steps}
     stages = {len(template.steps) for template in mix.templates}
     return mix.templates[0].micro_batch, frozenset(steps), frozenset(stages)

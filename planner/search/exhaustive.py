@@ -1,9 +1,9 @@
-"""Every plan of a small case under an estimator that judges whole plans.
+"""All plans of a small case under the event estimator, ordered by lower bound.
 
-Pipelines may differ in everything, so all lines of stages that the GPUs allow are listed with
-what they take at least for each number of micro batches (``stage_floors``). Only those matter
-that may be as good as the best plan known; sets of them that fit together share the micro
-batches in all ways that may still be as good. What is left is judged in the order of its bounds.
+Pipelines may differ in everything. All stage sequences that the GPUs allow are listed with their
+least time for each number of micro batches (``stage_limits``). Those that may be as good as the
+best known plan are combined into sets that fit the GPUs, and the micro batches are shared out in
+all ways that may still be as good. The search judges the result in the order of its bounds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from simulator.arrays import Floats, Ints
 from simulator.spec.plan import Recompute
 
 GPUS_MAX = 6
+"""Larger clusters are not searched exhaustively."""
 ORDERS_MAX = 4000
-"""Sequences of stages, boundaries aside."""
+"""Sequences of stages, without boundaries."""
 ENTRIES_MAX = 1_500_000
-"""Of a table of lines by micro batches."""
+"""Entries of the table of pipelines by micro batches."""
 WORK_MAX = 100_000
-"""Sets of pipelines and ways to deal micro batches."""
+"""Sets of pipelines and ways to share out micro batches."""
 ORDER_WORK = 10
-"""What a sequence of stages counts as."""
+"""Work counted for one sequence of stages."""
 
 _Groups = tuple[tuple[tuple[int, int], int], ...]
-"""How many groups of which (lot, TP degree), sorted."""
+"""Number of groups by (lot, TP degree), sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class BoundedPipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
-    """Pipelines with their micro batches, and what they are worth at the very best."""
+class BoundedMix:
+    """Pipelines with their micro batches, and a lower bound of their objective."""
 
     least: float
     micro_batch: int
@@ -57,11 +58,12 @@ class Deal:
     counts: tuple[int, ...]
 
     def templates(self, floors: StageFloors) -> tuple[Template, ...]:
+        """The template of each pipeline."""
         made = floors.maker.timed
         return tuple(made(line.steps, self.micro_batch, line.cuts) for line in self.lines)
 
 
-def every_deal(
+def all_bounded_mixes(
     floors: StageFloors,
     recomputes: Sequence[Recompute],
     degrees: Sequence[int],
@@ -70,8 +72,8 @@ def every_deal(
     micro_batches: Sequence[int],
     global_batch: int,
     known: float | None,
-) -> list[Deal] | None:
-    """All plans that may be worth no more than is known, by bounds, or none if too many."""
+) -> list[BoundedMix] | None:
+    """All plans whose bound is at most ``known``, by bound; ``None`` if too many."""
     lots = floors.lots
     gpus = sum(lot.gpus for lot in lots)
     if gpus > GPUS_MAX:
@@ -83,20 +85,20 @@ def every_deal(
         if lots[lot].room(tp)
         for recompute in recomputes
     ]
-    found: list[Deal] = []
+    found: list[BoundedMix] = []
     work = _Work()
     try:
         orders = _orders(options, lots, min(floors.costs.layer_count, gpus))
         for b in micro_batches:
             total = global_batch // b
             for pipelines in range(1, min(total, gpus) + 1):
-                # Each of the others has a GPU.
+                # Each of the other pipelines needs at least one GPU.
                 some = [one for one in orders if _gpus(one[1]) <= gpus - pipelines + 1]
-                lister = _Lister(floors, limits, some, b, total, pipelines, known, work)
-                found += lister.deals()
+                enumerator = _Enumerator(floors, limits, some, b, total, pipelines, known, work)
+                found += enumerator.bounded_mixes()
     except TooManyPlansError:
         return None
-    found.sort(key=lambda deal: deal.least)
+    found.sort(key=lambda bounded: bounded.least)
     return found
 
 
@@ -135,19 +137,20 @@ def _gpus(groups: _Groups) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """What was looked at so far."""
+    """Work done so far; raises an error beyond the limit."""
 
     done: int = 0
 
     def add(self, work: int) -> None:
+        """Count work."""
         self.done += work
         if self.done > WORK_MAX:
             raise TooManyPlansError
 
 
 @dataclass(slots=True, eq=False)
-class _Lister:
-    """The deals of one micro batch size and number of pipelines."""
+class _Enumerator:
+    """Enumerates the plans of one micro batch size and number of pipelines."""
 
     floors: StageFloors
     limits: Limits
@@ -158,7 +161,8 @@ class _Lister:
     known: float | None
     work: _Work
 
-    def deals(self) -> Iterator[Deal]:
+    def bounded_mixes(self) -> Iterator[BoundedMix]:
+        """The plans that may be as good as the known one."""
         lines = self._lines()
         for kinds in self._kinds(sorted(lines)):
             within_s = self._seconds_max(kinds)
@@ -169,7 +173,7 @@ class _Lister:
                     self.work.add(1)
                     rows = tuple(line for line, _, _ in chosen)
                     seconds = max(line.least_s[n - 1] for line, n in zip(rows, counts, strict=True))
-                    yield Deal(self._worth(seconds, kinds), self.micro_batch, rows, counts)
+                    yield BoundedMix(self._worth(seconds, kinds), self.micro_batch, rows, counts)
 
     # -- worth ----------------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ class _Lister:
         return seconds * (1 - ROUNDING)
 
     def _seconds_max(self, kinds: Sequence[_Groups]) -> float:
-        """The longest that plans on these GPUs may take to keep all limits and be no worse."""
+        """The longest time in which plans on these GPUs can match the known plan."""
         limits, hourly = self.limits, self.limits.objective.max_usd_per_hour
         usd_per_s = self._usd_per_s(kinds)
         if hourly is not None and usd_per_s * 3600 * (1 - ROUNDING) > hourly:
@@ -205,7 +209,7 @@ class _Lister:
     # -- lines ----------------------------------------------------------------------------------
 
     def _lines(self) -> dict[_Groups, list[BoundedPipeline]]:
-        """By their GPUs, the lines that may be part of a plan no worse than what is known."""
+        """By their GPUs, the pipelines that may be part of a plan as good as the known one."""
         layers = self.floors.costs.layer_count
         found: dict[_Groups, list[BoundedPipeline]] = {}
         for steps, groups in self.orders:
@@ -227,7 +231,7 @@ class _Lister:
         return found
 
     def _least_s(self, steps: tuple[Step, ...], cuts: Ints) -> Floats:
-        """Least seconds by [line, micro batches]."""
+        """Least seconds by [pipeline, micro batches]."""
         floors, b = self.floors, self.micro_batch
         least = np.zeros((len(cuts), self.total))
         for s, step in enumerate(steps):
@@ -245,7 +249,7 @@ class _Lister:
     # -- sets -----------------------------------------------------------------------------------
 
     def _kinds(self, known: Sequence[_Groups]) -> Iterator[tuple[_Groups, ...]]:
-        """Which GPUs the pipelines may have, side by side."""
+        """All ways to give the pipelines GPUs that fit side by side."""
         lots = self.floors.lots
 
         def walk(start: int, chosen: tuple[_Groups, ...]) -> Iterator[tuple[_Groups, ...]]:
@@ -265,14 +269,14 @@ class _Lister:
     def _within(
         self, lines: Sequence[BoundedPipeline], seconds: float
     ) -> list[tuple[BoundedPipeline, int, int]]:
-        """Lines with their indices and the most micro batches they run in that time."""
+        """Pipelines with their index and the most micro batches that they run within a time."""
         found = [(x, n, bisect_right(x.least_s, seconds)) for n, x in enumerate(lines)]
         return sorted((one for one in found if one[2]), key=lambda one: (-one[2], one[1]))
 
     def _sets(
         self, some: Sequence[Sequence[tuple[BoundedPipeline, int, int]]]
     ) -> Iterator[tuple[tuple[BoundedPipeline, int, int], ...]]:
-        """One line for each pipeline, all of which can run all micro batches together."""
+        """One choice for each pipeline, such that they can run all micro batches together."""
         best = [lines[0][2] if lines else 0 for lines in some]
         if min(best, default=0) == 0:
             return
@@ -299,7 +303,7 @@ class _Lister:
     def _counts(
         self, caps: Sequence[int], indices: Sequence[int], kinds: Sequence[_Groups]
     ) -> Iterator[tuple[int, ...]]:
-        """Ways to deal micro batches; equal pipelines take them in falling order."""
+        """All ways to share out micro batches; equal pipelines get them in falling order."""
         last = len(caps) - 1
 
         def walk(counts: tuple[int, ...], left: int) -> Iterator[tuple[int, ...]]:

@@ -1,8 +1,8 @@
-"""The search under an estimator that judges whole plans: fleets of templates, then small changes.
+"""The search under the event estimator: draft pipeline mixes, judge the best, then improve them.
 
-Pipelines may differ in everything, so a plan is a fleet: some pipelines of this template, some
-of that. Fleets are ranked by rough times that cost microseconds, the best are judged in full,
-and the best of those is changed a little for as long as that helps and the budget allows.
+Pipelines may differ in everything, so a plan is a mix of pipeline templates. Mixes are ranked by
+rough times that cost microseconds; the best are judged by the estimator; the best of those are
+changed in small steps while that helps and the budget allows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.pipelines.pipeline_template import Template
 from planner.problem.inventory import is_supplied, spot_share
 from planner.problem.objective import Figures, Limits
 from planner.search.drafts import EventDrafts, family_of
-from planner.search.exhaustive import every_deal
+from planner.search.exhaustive import all_bounded_mixes
 from planner.search.pricing import fewest_gpus
 from simulator.estimate.result import Estimate
 from simulator.spec.plan import Plan
@@ -24,14 +24,14 @@ from simulator.spec.plan import Plan
 EXHAUST_MAX = 1000
 """Plans of a small case that are judged beyond the budget."""
 JUDGED_SHARE = 0.5
-"""Of the budget, for fleets as they were drafted; the rest is for changes to the best."""
+"""Share of the budget for drafted mixes; the rest is for small changes."""
 STARTS_MAX = 12
-"""Plans of different families that are changed for as long as that helps."""
+"""Plans of different families that are improved in small steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedPlan:
-    """A fleet's plan with its estimate and worth, which is infinite if it breaks a limit."""
+    """A mix's plan with its estimate and worth; the worth is infinite if it breaks a limit."""
 
     worth: tuple[float, ...]
     mix: PipelineMix
@@ -40,30 +40,31 @@ class JudgedPlan:
 
     @property
     def keeps_limits(self) -> bool:
+        """Whether it keeps all limits."""
         return self.worth[0] < math.inf
 
 
 @dataclass(slots=True, eq=False)
 class EventSearch(EventDrafts):
-    """One search; it holds what its steps share."""
+    """One search for one question."""
 
     budget: int
     seeds: tuple[PipelineMix, ...] = ()
-    """Fleets from elsewhere, to be judged first."""
+    """Mixes from elsewhere that are judged first."""
     given: tuple[Plan, ...] = ()
-    """Plans from elsewhere: what is found is no worse than any of them."""
+    """Plans from elsewhere; the result is at least as good as each of them."""
     proves: bool = True
-    """Whether all plans are looked at where they are few."""
+    """Whether a small case is searched exhaustively."""
     evaluations: int = 0
     is_complete: bool = False
-    """Whether all plans were looked at, or bounded."""
+    """Whether all plans were judged or ruled out by a bound."""
     judged: list[JudgedPlan] = field(default_factory=list)
     broken: list[JudgedPlan] = field(default_factory=list)
-    """Plans that fit and break a limit, worth the less the further they are from keeping it."""
+    """Plans that fit in memory and break a limit, ranked by how far."""
     _known: dict[PipelineMix, JudgedPlan | None] = field(default_factory=dict)
 
     def run(self) -> JudgedPlan | None:
-        """The best plan that the budget allows to find."""
+        """Return the best plan found within the budget."""
         gpus = sum(lot.gpus for lot in self.lots)
         if fewest_gpus(self.floors, self.micro_batches, gpus) > gpus:
             self.is_complete = True
@@ -72,18 +73,18 @@ class EventSearch(EventDrafts):
             mix = mix_of_plan(plan, self.maker)
             if mix is not None:
                 self.judge_plan(plan, mix)
-                self.look_at(mix)
+                self.judge_mix(mix)
         for mix in self.seeds:
-            self.look_at(mix)
+            self.judge_mix(mix)
         drafted = max(1, int(self.budget * JUDGED_SHARE))
         for mix in self.best_per_family_first(self.ranked(), drafted):
             if self.evaluations >= drafted:
                 break
-            self.look_at(mix)
+            self.judge_mix(mix)
         longest_s = min((j.estimate.iteration_s for j in self.judged), default=None)
         if longest_s is None or not self.limits.needs_prices:
             for mix in self.equal_pipelines(longest_s):
-                self.look_at(mix)
+                self.judge_mix(mix)
         climbed: set[PipelineMix] = set()
         while self.evaluations < self.budget:
             start = next((j for j in self.best_of_families() if j.mix not in climbed), None)
@@ -93,24 +94,26 @@ class EventSearch(EventDrafts):
         return self.finished(min(self.judged, key=lambda j: j.worth, default=None))
 
     def climb(self, start: JudgedPlan, climbed: set[PipelineMix]) -> None:
-        """Change a plan a little for as long as that helps."""
+        """Change a plan in small steps while that improves it."""
         best: JudgedPlan | None = start
         while best is not None and best.mix not in climbed:
             climbed.add(best.mix)
             best = self.better_neighbour(best)
 
     def best_of_families(self) -> list[JudgedPlan]:
-        """The best judged plan of each family, best first; those that keep limits, if any do."""
+        """The best judged plan of each family, best first; plans that keep all limits if there are
+        any.
+        """
         found: dict[object, JudgedPlan] = {}
         for judged in sorted(self.judged or self.broken, key=lambda j: j.worth):
             found.setdefault(family_of(judged.mix), judged)
         return list(found.values())[:STARTS_MAX]
 
     def finished(self, best: JudgedPlan | None) -> JudgedPlan | None:
-        """The best of all plans, where there are so few that all can be looked at."""
+        """Judge all remaining plans if they are few enough, and return the best."""
         if best is not None and not self.proves:
             return best
-        deals = every_deal(
+        bounded_mixes = all_bounded_mixes(
             self.floors,
             self.recomputes,
             self.degrees,
@@ -120,29 +123,29 @@ class EventSearch(EventDrafts):
             known=None if best is None else best.worth[0],
         )
         left = EXHAUST_MAX
-        for deal in deals or ():
-            if best is not None and deal.least > best.worth[0]:
+        for bounded in bounded_mixes or ():
+            if best is not None and bounded.least > best.worth[0]:
                 break
             if left == 0:
                 return best
             left -= 1
-            templates = deal.templates(self.floors)
+            templates = bounded.templates(self.floors)
             mix = PipelineMix(templates, (1,) * len(templates))
-            pairs = zip(templates, deal.counts, strict=True)
+            pairs = zip(templates, bounded.counts, strict=True)
             found = self.judge_plan(
-                Plan(deal.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), mix
+                Plan(bounded.micro_batch, tuple(t.pipeline(n, self.lots) for t, n in pairs)), mix
             )
             if found is None or not found.keeps_limits:
                 continue
             if best is None or found.worth < best.worth:
                 best = found
-        self.is_complete = deals is not None
+        self.is_complete = bounded_mixes is not None
         return best
 
     # -- judging --------------------------------------------------------------------------------
 
-    def look_at(self, mix: PipelineMix) -> JudgedPlan | None:
-        """Judge a fleet in full, once."""
+    def judge_mix(self, mix: PipelineMix) -> JudgedPlan | None:
+        """Judge a mix's plan once."""
         if mix in self._known:
             return self._known[mix]
         total = self.job.global_batch // mix.templates[0].micro_batch
@@ -153,7 +156,7 @@ class EventSearch(EventDrafts):
         return found
 
     def judge_plan(self, plan: Plan, mix: PipelineMix) -> JudgedPlan | None:
-        """Judge one plan; none where the GPUs cannot hold it."""
+        """Judge one plan; ``None`` if the GPUs cannot hold it."""
         if not is_supplied(plan, self.lots, self.grants):
             return None
         self.evaluations += 1
@@ -172,7 +175,7 @@ class EventSearch(EventDrafts):
         return found
 
     def keeping(self, limits: Limits) -> list[JudgedPlan]:
-        """The judged plans that keep other limits, with their worth by them."""
+        """The judged plans that keep other limits, with their worth under them."""
         found = []
         for judged in self.judged:
             worth = limits.worth(self.figures(judged.plan, judged.estimate))
@@ -181,6 +184,7 @@ class EventSearch(EventDrafts):
         return found
 
     def figures(self, plan: Plan, estimate: Estimate) -> Figures:
+        """The figures of a plan that limits apply to."""
         return Figures(estimate.iteration_s, estimate.money.total_usd, self._spot_share(plan))
 
     def _spot_share(self, plan: Plan) -> float:
@@ -195,17 +199,17 @@ class EventSearch(EventDrafts):
     # -- small changes --------------------------------------------------------------------------
 
     def better_neighbour(self, best: JudgedPlan) -> JudgedPlan | None:
-        """The first change that helps."""
+        """The first small change that improves the plan."""
         for mix in self.neighbours(best.mix):
             if self.evaluations >= self.budget:
                 return None
-            found = self.look_at(mix)
+            found = self.judge_mix(mix)
             if found is not None and found.worth < best.worth:
                 return found
         return None
 
     def neighbours(self, mix: PipelineMix) -> Iterator[PipelineMix]:
-        """Fleets that differ in one thing."""
+        """Mixes that differ in one thing."""
         b = mix.templates[0].micro_batch
         total = self.job.global_batch // b
         for index, template in enumerate(mix.templates):
@@ -232,7 +236,7 @@ class EventSearch(EventDrafts):
                     yield PipelineMix((*mix.templates, template), (*mix.counts, count))
 
     def variants(self, template: Template, total: int) -> Iterator[Template]:
-        """Templates with one boundary, degree or recomputation changed."""
+        """Templates with one boundary, TP degree or recomputation changed."""
         b, cuts, steps = template.micro_batch, template.cuts, template.steps
         for s in range(1, len(steps)):
             for step in (-1, 1):
@@ -259,7 +263,7 @@ class EventSearch(EventDrafts):
                         yield other_size
 
     def _with(self, mix: PipelineMix, index: int, template: Template, total: int) -> PipelineMix:
-        """The fleet with one template changed, and as many pipelines of it as fit."""
+        """The mix with one template changed, and as many pipelines of it as fit."""
         templates = list(mix.templates)
         counts = list(mix.counts)
         others = PipelineMix(

@@ -1,9 +1,9 @@
-"""The cheapest pipelines that run so many micro batches in a given time.
+"""The cheapest pipelines that run a number of micro batches within a given time.
 
-Prices stand on GPUs, so that a stage costs its price times its TP degree. A pipeline is built
-from its last stage on: behind a stage stand ``k`` others, which settles what it holds in memory
-and how long it waits. For each number of micro batches a stage does best to take as many layers
-as it may; one program over layers answers for all numbers of micro batches at once.
+Prices are per GPU, so a stage costs its price times its TP degree. A pipeline is built from its
+last stage on: the number ``k`` of stages behind a stage determines its memory and its waiting time.
+For a given number of micro batches each stage takes as many layers as it may; one dynamic program
+over layers solves all numbers of micro batches at once.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from planner.search.stage_limits import StageFloors, Times
 from simulator.arrays import Bools, Floats, Ints
 
 EVERY = 64
-"""Up to so many micro batches each number of them is looked at by itself."""
+"""Up to this many micro batches, each number is solved by itself."""
 RATIO = 1.03
-"""Beyond, numbers this close to each other are looked at as one."""
+"""Above ``EVERY``, numbers within this ratio are treated as one."""
 HALVINGS = 8
+"""Bisection steps for the price of a pipeline."""
 TIMES = 12
-"""Times that are tried at once."""
+"""Target times tried at once."""
 ROUNDS = 2
+"""Times that the range of target times is narrowed."""
 SLOW = 100
-"""How much longer than its work alone a line-up takes at most, where no plan is known."""
+"""Longest time tried where no plan is known, as a multiple of the work alone."""
 PIPELINES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024)
+"""Numbers of equal pipelines that are tried."""
 FOREVER_S = 1e15
+"""A time limit that no plan reaches."""
 
 
 def batch_counts(most: int) -> Ints:
-    """The numbers of micro batches that are looked at, from 1 on."""
+    """The numbers of micro batches that are solved, from 1 on."""
     found = list(range(1, min(most, EVERY) + 1))
     while found[-1] < most:
         found.append(min(max(found[-1] + 1, int(found[-1] * RATIO)), most))
@@ -42,15 +46,15 @@ def batch_counts(most: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """How far stages get in some time: the furthest ends, for each number of micro batches."""
+    """How far stages reach within a time: their furthest ends, per number of micro batches."""
 
     counts: Ints
     furthest: Ints
-    """[stages behind, choice, first layer, index of the count]."""
+    """By [stages behind, choice, first layer, index of the count]."""
 
     @classmethod
     def of(cls, most: Floats, counts: Ints) -> Reach:
-        """From the most micro batches by [stages behind, choice, first layer, end]."""
+        """Build it from the most micro batches by [stages behind, choice, first layer, end]."""
         behind, choices, _, ends = most.shape
         layers = ends - 1
         index = np.searchsorted(counts, most[:, :, :layers].ravel(), side="right")
@@ -60,16 +64,16 @@ class Reach:
         for end in range(1, ends):
             furthest[rows, index[:, end]] = end
         furthest[:, 0] = 0
-        # What can be run so often can be run less often.
+        # A stage that can run n micro batches can run fewer.
         furthest = np.maximum.accumulate(furthest[:, ::-1], axis=1)[:, ::-1][:, 1:]
         return cls(counts, furthest.reshape(behind, choices, layers, len(counts)))
 
     def priced(self, prices: Floats, *, stages_max: int, floor: Floats | None = None) -> Priced:
-        """The least price of a pipeline for each number of micro batches, or a floor of it."""
+        """The least price of a pipeline per number of micro batches, or a lower bound."""
         furthest, levels = self.furthest, []
         layers = furthest.shape[2]
         column = np.arange(len(self.counts))
-        # By [first layer or later, count], the least price of the stages so far; none yet.
+        # By [first layer or later, count]: least price of the stages laid so far; none yet.
         least = np.full((layers + 1, len(self.counts)), np.inf)
         least[layers] = 0.0
         best = np.full(len(self.counts), np.inf)
@@ -89,7 +93,7 @@ class Reach:
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """The cheapest pipelines at some prices."""
+    """The cheapest pipelines at given prices."""
 
     reach: Reach
     prices: Floats
@@ -97,11 +101,11 @@ class Priced:
     least: Floats
     """By index of the count."""
     floor: Floats
-    """The same, or more where something else says so."""
+    """The same, or a higher bound where one is given."""
 
     @cached_property
     def hull(self) -> tuple[Floats, Floats]:
-        """A convex curve that no pipeline's price is below: micro batches, and price there."""
+        """The lower convex hull of the prices: micro batches, and the price there."""
         upto = np.append(self.reach.counts[1:] - 1, self.reach.counts[-1])
         points = [
             (float(n), float(price))
@@ -116,7 +120,9 @@ class Priced:
         return np.array([x for x, _ in hull]), np.array([y for _, y in hull])
 
     def pipelines_price(self, pipelines: Ints, total: int) -> Floats:
-        """The least price of so many pipelines that run so many micro batches together."""
+        """Lower bound of the price of ``pipelines`` pipelines that run ``total`` micro batches
+        together.
+        """
         xs, ys = self.hull
         if not len(xs):
             return np.full(len(pipelines), np.inf)
@@ -147,7 +153,7 @@ class Priced:
         return tuple(found)
 
     def _from(self, behind: int, end: int, index: int) -> tuple[float, int]:
-        """The least price of what follows, and the layer from which on it is the least."""
+        """Least price of the stages that follow, and the layer from which it is reached."""
         if behind < 0:
             layers = self.reach.furthest.shape[2]
             return (0.0, layers) if end == layers else (np.inf, 0)
@@ -157,20 +163,22 @@ class Priced:
 
 
 def _is_above(one: Sequence[float], other: Sequence[float], third: Sequence[float]) -> bool:
-    """Whether the point in the middle lies on or above the line through the two others."""
+    """Whether the middle point lies on or above the line through the other two."""
     return (other[1] - one[1]) * (third[0] - one[0]) >= (third[1] - one[1]) * (other[0] - one[0])
 
 
 def fewest_gpus(floors: StageFloors, micro_batches: Sequence[int], gpus: int) -> float:
-    """GPUs of the smallest pipeline with that many GPUs or fewer; inf if even these are too few.
+    """GPUs of the smallest pipeline, at most ``gpus``; infinite if even these are too few.
 
-    Kinds count alike, as if each were there in any number.
+    All GPU kinds count alike, as if each were available in any number. This proves a job
+    infeasible.
     """
     prices = np.array([float(choice.tp) for choice in floors.choices])
     stages_max = min(floors.costs.layer_count, gpus)
     least = np.inf
     for b in micro_batches:
-        # One micro batch needs the least memory; shards of optimizer states may be the smallest.
+        # One micro batch needs the least memory; sharded optimizer states may be smallest with many
+        # pipelines.
         for pipelines in (1, gpus):
             most = floors.most(b, FOREVER_S, pipelines, pipelines)
             priced = Reach.of(most, batch_counts(1)).priced(prices, stages_max=stages_max)
@@ -188,16 +196,24 @@ def pipeline_prices(
     stages_max: int,
     per_machine: int,
 ) -> Floats:
-    """The least price of a pipeline for each number of micro batches; inf where there is none.
+    """Lower bound of a pipeline's price for each number of micro batches; infinite if impossible.
 
-    ``tail_s`` is what follows the last backward at the least.
+    Under 1F1B the iteration lasts at least the round trip ``W`` of one micro batch through the
+    pipeline, plus the other micro batches on any one stage, less the forwards that a stage with
+    ``k`` stages behind it may run ahead: ``T >= W + (m - 1) w - k f``. Summed over the stages at
+    the prices of their GPUs, this bounds the work by the time that the GPUs have. Fast stages
+    shorten ``W`` and make work dearer, so each layer takes the choice that is best for both
+    together.
+
+    ``tail_s`` is the least time between the last backward and the end of the iteration.
     """
     stages = np.arange(1, stages_max + 1)[:, None]
     ahead = _Ahead(prices, counts, stages_max, _forward_share(times))
-    hops_s = (stages - 1) * times.hop_s + (stages - 1) // per_machine * times.way_out_s
+    hops_s = (stages - 1) * times.hop_s + (stages - 1) // per_machine * times.leave_machine_s
     left = seconds - tail_s - float(times.iteration_s.min()) - hops_s
     message_s = np.where(stages > 1, 2 * float(times.last_send.min()), 0.0)
-    # The first layer may stand where most forwards are ahead, and the last one where none is.
+    # The first layer may be on the stage that runs furthest ahead, the last layer on one that does
+    # not.
     columns, repeats = np.unique(times.work[:, 1:], axis=1, return_counts=True)
     first_s = float(times.work[:, 0].min())
 
@@ -220,7 +236,7 @@ def pipeline_prices(
 
 
 def _least_that(is_enough: Callable[[Floats], Bools], low: Floats, high: Floats) -> Floats:
-    """From below, the least prices that are enough; inf where the highest are not."""
+    """The least prices that suffice, approached from below; infinite where the highest do not."""
     possible, at_once = is_enough(high), is_enough(low)
     floor = low
     for _ in range(HALVINGS):
@@ -231,27 +247,27 @@ def _least_that(is_enough: Callable[[Floats], Bools], low: Floats, high: Floats)
 
 
 def _forward_share(times: Times) -> float:
-    """The most of a layer's work that is forward, the first layer and the last one apart."""
+    """The largest share of the forward pass in an inner layer's work."""
     inner = times.forward_work[:, 1:-1] / times.work[:, 1:-1]
     return float(inner.max(initial=0.0))
 
 
 class _Ahead:
-    """By how much forwards that are ahead ease a pipeline's rounds, at the very most."""
+    """Upper bound of how much the forwards that run ahead shorten a pipeline's rounds."""
 
     def __init__(self, prices: Floats, counts: Ints, stages_max: int, share: float) -> None:
         self.least, self.more = float(prices.min()), float(prices.max() - prices.min())
         behind = np.arange(stages_max)[:, None]
         rounds = counts[None, :] - 1 - share * behind
         with np.errstate(divide="ignore"):
-            # By [stages behind, count]: a stage's share of the time per second of its work.
+            # By [stages behind, count]: share of the time per second of a stage's work.
             self.each = np.where(rounds > 0, 1 / np.maximum(rounds, 1e-300), np.inf)
         self.sums = np.concatenate([np.zeros((1, len(counts))), np.cumsum(self.each, axis=0)])
         self.stages = np.arange(1, stages_max + 1)[:, None]
         self.column = np.arange(len(counts))[None, :]
 
     def inverse_rounds(self, price: Floats) -> Floats:
-        """The mean over a pipeline's GPUs, the dearest stages being those furthest ahead."""
+        """Mean over a pipeline's GPUs, with the dearest stages furthest ahead."""
         stages, sums = self.stages, self.sums
         rest = np.maximum(price - stages * self.least, 0.0)
         full = np.zeros(price.shape, dtype=np.int64)
@@ -268,7 +284,7 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class EqualPipelines:
-    """A template, how many pipelines it was made for, and its guessed seconds."""
+    """A template, the number of pipelines it was made for, and its estimated seconds."""
 
     seconds: float
     pipelines: int
@@ -284,7 +300,11 @@ def quickest_equal_pipelines(
     global_batch: int,
     longest_s: float | None,
 ) -> Iterator[EqualPipelines]:
-    """The best line-ups on a lot that may take no longer than that."""
+    """For each number of equal pipelines on a lot, the quickest template within ``longest_s``.
+
+    Target times are tried until a pipeline costs no more than its share of the GPUs. The times of
+    other stages are typical ones, so the results are starting points, not bounds.
+    """
     gpus = maker.lots[lot].gpus
     prices = np.array([float(choice.tp) for choice in floors.choices])
     for b in micro_batches:
@@ -319,7 +339,7 @@ def _quickest(
     budget: float,
     longest_s: float | None,
 ) -> tuple[float, tuple[tuple[int, int, int], ...]] | None:
-    """The least time in which a pipeline keeps to its budget, and its stages."""
+    """The least time in which a pipeline keeps to its budget of GPUs, and its stages."""
     work = floors.times(micro_batch).work
     low = count * float((prices[:, None] * work).min(axis=0).sum()) / budget
     high = SLOW * low if longest_s is None else longest_s

@@ -1,4 +1,4 @@
-"""What several searches of one job need not work out again: layer costs, stages, judged plans."""
+"""A cache for several searches of one job: layer costs, templates, judged plans."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from simulator.spec.plan import Plan
 
 
 class CachedEstimator(EventEstimator):
-    """The event estimator that judges each plan once."""
+    """An event estimator that judges each plan once."""
 
     def __init__(self, judge: EventEstimator) -> None:
         super().__init__(judge.costs, judge.network, judge.sites)
         self._known: dict[Plan, Estimate] = {}
 
     def estimate(self, plan: Plan) -> Estimate:
-        """What is known of the plan, or found out now."""
+        """The estimate of a plan, computed on first use."""
         if plan not in self._known:
             self._known[plan] = super().estimate(plan)
         return self._known[plan]
@@ -30,10 +30,10 @@ class CachedEstimator(EventEstimator):
 
 @dataclass(slots=True, eq=False)
 class SearchCache:
-    """Kept from one search to the next; the job's objective and limits may differ between them."""
+    """Shared by several searches; the job's objective and limits may differ between them."""
 
     judged: list[tuple[Plan, Estimate]] = field(default_factory=list)
-    """Plans that kept the limits of the search that judged them."""
+    """Plans that keep the limits of the search that judged them."""
     _made: dict[tuple[tuple[Lot, ...], RecomputePolicy], tuple[EventEstimator, TemplateMaker]] = (
         field(default_factory=dict)
     )
@@ -41,7 +41,7 @@ class SearchCache:
     def event(
         self, question: Question, lots: tuple[Lot, ...]
     ) -> tuple[EventEstimator, TemplateMaker]:
-        """The event estimator, and a maker of pipelines for these GPUs."""
+        """The event estimator, and a template maker for these lots."""
         key = (lots, question.job.recompute)
         if key not in self._made:
             judge = estimator(

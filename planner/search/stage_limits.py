@@ -1,10 +1,10 @@
-"""How many micro batches a stage can take in a given time, at the very best.
+"""Upper bounds of how many micro batches a stage can run within a given time.
 
-A stage of a pipeline under 1F1B waits for its first micro batch to come through the layers
-before it, has its share of every micro batch, and the last gradient then goes back through the
-layers before it. With ``k`` stages behind it, no more than ``k + 1`` micro batches are ahead of
-their backwards, so that it also waits for the first one to come back. What is before and behind
-takes no less than the best GPUs need for it. Then come the sums of its gradients and its step.
+Under 1F1B a stage waits until its first micro batch has passed the layers before it, runs its share
+of every micro batch, and the last gradient returns through those layers. With ``k`` stages behind
+it, at most ``k + 1`` micro batches are ahead of their backward, so the stage also waits for the
+first one to return. The layers before and behind take at least the time of the best GPUs for them.
+Gradient synchronisation and the optimizer step follow.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Recompute
 
 BEHIND_MAX = 11
-"""Stages with more behind them than this are taken as those with so many."""
+"""Stages with more stages behind them are treated as having this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """How a stage may run, wherever its GPUs are."""
+    """How a stage may run, regardless of its zone."""
 
     gpu: str
     tp: int
@@ -37,42 +37,43 @@ class StageOption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
-    """What stages of one micro batch size take; arrays are [choice, first layer, end]."""
+    """Times of stages of one micro batch size; arrays are [choice, first layer, end]."""
 
     micro_batch: int
     choices: tuple[StageOption, ...]
     work: Floats
-    """Computing alone, forward and backward, by [choice, layer]."""
+    """Compute only, forward and backward, by [choice, layer]."""
     forward_work: Floats
-    """The forward's part of it."""
+    """The forward part of ``work``."""
     forward: Floats
-    """With what it is held up by messages, as the backward."""
+    """Forward including the overhead of messages; ``backward`` likewise."""
     backward: Floats
     below_top: Floats
-    """The backward of all its layers but the last one."""
+    """Backward of all layers of the stage except the last one."""
     last_send: Floats
-    """Of the last backward, by [choice]."""
+    """Overhead of sending the last gradient, by [choice]."""
     optimizer: Floats
     ahead: Floats
-    """By [choice, first layer]: the first micro batch's way through the layers before it."""
+    """By [choice, first layer]: time of the first micro batch through the layers before it."""
     home: Floats
-    """By [choice, first layer]: the last gradient's way back through them."""
+    """By [choice, first layer]: time of the last gradient back through them."""
     behind: Floats
-    """By [choice, end]: a micro batch's way through the layers behind and back, in one stage."""
+    """By [choice, end]: round trip through all later layers, as one stage."""
     hop_s: float
-    """What each further stage adds to that."""
-    way_out_s: float
-    """What a hop between machines adds to one inside a machine, there and back."""
+    """Seconds that each further stage adds to a round trip."""
+    leave_machine_s: float
+    """Extra round-trip seconds of an inter-machine hop."""
     iteration_s: Floats
-    """By choice, what every iteration takes besides."""
+    """By choice, the fixed overhead of every iteration."""
 
     @property
     def layers(self) -> int:
+        """Number of layers."""
         return len(self.work[0])
 
 
 class StageFloors:
-    """The tables of one search's bound."""
+    """The tables of stage times that one search and its bound use."""
 
     def __init__(
         self,
@@ -84,7 +85,9 @@ class StageFloors:
         per_layer_sync: bool,
         typical: bool = False,
     ) -> None:
-        """With ``typical``, no floors but guesses: all stages alike, each on its own machine."""
+        """With ``typical``, compute typical times instead of bounds: equal stages, each on its own
+        machine.
+        """
         self.typical = typical
         self.maker, self.lots, self.costs = maker, lots, maker.costs
         self.per_layer_sync = per_layer_sync
@@ -104,11 +107,12 @@ class StageFloors:
 
     @property
     def table_size(self) -> int:
-        """Entries of the tables that each question makes."""
+        """Entries of the tables that each target time needs."""
         layers = self.costs.layer_count
         return min(BEHIND_MAX + 1, layers) * len(self.choices) * layers * layers
 
     def times(self, micro_batch: int) -> Times:
+        """The times of one micro batch size, computed once."""
         if micro_batch not in self._times:
             self._times[micro_batch] = self._timed(micro_batch)
         return self._times[micro_batch]
@@ -149,13 +153,13 @@ class StageFloors:
             count = range_sums(held) - both * costs.tied_parameters(choice.tp)
             optimizer = count * times.optimizer_s_per_parameter
             rows.append([forward, backward, below_top, optimizer])
-        # By choice, how long the layers of other stages take.
+        # By choice, the time of the layers of other stages.
         forwards, backwards = np.array(ahead_rows), np.array(back_rows)
         if not self.typical:
             forwards = np.broadcast_to(forwards.min(axis=0), forwards.shape)
             backwards = np.broadcast_to(backwards.min(axis=0), backwards.shape)
         fills, drains = (np.stack([_up_to(row) for row in rows]) for rows in (forwards, backwards))
-        out_s = min(map(self.sync.way_out_s, sorted(set(sizes[:-1].tolist()))), default=0.0)
+        out_s = min(map(self.sync.leave_machine_s, sorted(set(sizes[:-1].tolist()))), default=0.0)
         gpus = sorted({choice.gpu for choice in self.choices})
         message = min(platform_of(gpu).message_s for gpu in gpus)
         load = min(platform_of(gpu).load_s for gpu in gpus)
@@ -177,12 +181,12 @@ class StageFloors:
             - drains
             + has_behind[0] * 2 * (message + transfers),
             hop_s=4 * message + 2 * float(transfer[1:-1].min(initial=math.inf)),
-            way_out_s=2 * max(0.0, out_s - float(transfer[1:-1].min(initial=math.inf))),
+            leave_machine_s=2 * max(0.0, out_s - float(transfer[1:-1].min(initial=math.inf))),
             iteration_s=np.array([platform_of(choice.gpu).iteration_s for choice in self.choices]),
         )
 
     def _gather_s(self, choice: StageOption, sizes: Floats) -> Floats:
-        """By boundary: how long a group's ranks take to gather what comes over it."""
+        """By boundary: seconds for a group's ranks to gather the activations received over it."""
         if choice.tp == 1:
             return np.zeros(len(sizes) + 1)
         places = dict.fromkeys(lot.place for lot in self.lots if lot.gpu == choice.gpu)
@@ -195,15 +199,18 @@ class StageFloors:
         return np.array([0.0, *(found[size] for size in sizes.tolist())])
 
     def _transfers_s(self, choice: StageOption, sizes: Floats) -> Floats:
-        """By boundary: the least time of a message over it, from or to such a group."""
-        transfer_s = self.sync.transfer_out_s if self.typical else self.sync.transfer_s
+        """By boundary: least seconds of a message over it, from or to such a group."""
+        transfer_s = self.sync.transfer_between_machines_s if self.typical else self.sync.transfer_s
         inner = [transfer_s(choice.gpu, choice.tp, size) for size in sizes[:-1].tolist()]
         return np.array([0.0, *inner, 0.0])
 
     # -- micro batches in a given time ----------------------------------------------------------
 
     def most(self, micro_batch: int, seconds: float, fewest: int, most: int) -> Floats:
-        """Micro batches by [stages behind, choice, first layer, end], with so many pipelines."""
+        """Upper bound of micro batches by [stages behind, choice, first layer, end].
+
+        It holds for any number of pipelines from ``fewest`` to ``most``.
+        """
         times = self.times(micro_batch)
         forward, backward = times.forward, times.backward
         work = forward + backward
@@ -214,21 +221,21 @@ class StageFloors:
         layers = times.layers
         behind_max = min(BEHIND_MAX, layers - 1)
         k = np.arange(behind_max + 1)[:, None, None, None]
-        # A machine holds only so many GPUs, so that some of the hops lead out of it.
+        # A machine holds few GPUs, so some of the hops must leave it.
         tp = np.array([choice.tp for choice in self.choices])[:, None, None]
         outward = (tp + k - 1) // max(lot.gpus_per_machine for lot in self.lots)
         behind = times.behind[:, None, :] + np.maximum(k - 1, 0) * times.hop_s
-        behind = behind + np.maximum(outward - 1, 0) * times.way_out_s
+        behind = behind + np.maximum(outward - 1, 0) * times.leave_machine_s
         slack = left[None] - np.where(k > 0, behind, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             straight = left / work
             few = (slack - forward) / backward
             many = np.where(few <= k + 1, few, (slack + k * forward) / work)
-            # A micro batch is back before the one that is k + 1 behind it begins.
+            # Micro batch i returns before micro batch i + k + 1 starts.
             rounds = np.floor(left[None] / (work + behind) + 1e-9)
             many = np.where(k > 0, np.minimum(many, (k + 1) * rounds), many)
         if layers - 1 > behind_max:
-            # The last row stands for all stages that are further ahead, too.
+            # The last row also bounds all stages that are further ahead.
             many[-1] = np.inf
         count = np.floor(np.minimum(straight[None], many) + 1e-9)
         room = self._in_flight(micro_batch, fewest, most)
@@ -237,20 +244,20 @@ class StageFloors:
         return np.where(ranged, np.maximum(count, 0.0), 0.0)
 
     def _sync(self, fewest: int, most: int) -> Floats:
-        """By [choice, layer]."""
+        """Least seconds of gradient synchronisation, by [choice, layer]."""
         return np.stack([self.sync.by_layer(c.gpu, c.tp, fewest, most) for c in self.choices])
 
     def end_s(self, micro_batch: int, fewest: int, most: int) -> float:
-        """The least time between the last backward of all and the iteration's end."""
+        """Least seconds between the last backward of all stages and the iteration's end."""
         times = self.times(micro_batch)
         sync = [self.sync.by_layer(c.gpu, c.tp, fewest, most)[0] for c in self.choices]
         shares = most if self.costs.job.zero else 1
         return float(min(sync)) + float(times.optimizer[:, 0, 1].min()) / shares
 
     def seconds(self, micro_batch: int, count: int, pipelines: int) -> Floats:
-        """Least seconds by [stages behind, choice, first layer, end] for that many micro batches.
+        """Least seconds for ``count`` micro batches by [stages behind, choice, first layer, end].
 
-        Of one of so many pipelines; inf where memory does not hold them.
+        For one of ``pipelines`` pipelines; infinite where memory is too small.
         """
         times = self.times(micro_batch)
         forward, backward = times.forward, times.backward
@@ -276,9 +283,10 @@ class StageFloors:
         behind: int,
         where: tuple[int, Ints, Ints],
     ) -> Floats:
-        """The same of stages at (choice, first layers, ends), by [stage, 1 ... most micro batches].
+        """The same for stages at (choice, first layers, ends), by [stage, 1 ... most micro
+        batches].
 
-        There are exactly so many stages behind them.
+        Exactly ``behind`` stages are behind them.
         """
         times = self.times(micro_batch)
         rest, room = (
@@ -297,12 +305,13 @@ class StageFloors:
         return seconds
 
     def index_of(self, gpu: str, tp: int, recompute: Recompute) -> int:
+        """Index of a stage option."""
         return self._index[StageOption(gpu, tp, recompute)]
 
     def _rest_and_room(self, micro_batch: int, pipelines: int) -> tuple[Floats, Floats]:
-        """What a stage takes besides its passes, and the micro batches it may hold at once.
+        """Seconds of a stage besides its passes, and micro batches that fit its memory.
 
-        By [choice, first layer, end], in one of so many pipelines.
+        By [choice, first layer, end], for one of ``pipelines`` pipelines.
         """
         key = (micro_batch, pipelines)
         if key not in self._rests:
@@ -314,7 +323,7 @@ class StageFloors:
         return self._rests[key], self._in_flight(micro_batch, pipelines, pipelines)
 
     def _tail(self, times: Times, sync: Floats, optimizer: Floats) -> Floats:
-        """Least seconds from the end of a stage's last backward to that of the iteration."""
+        """Least seconds from a stage's last backward to the end of the iteration."""
         layers = times.layers
         start = optimizer[:, 0, 1].min() + sync[:, 0].min()
         home = np.broadcast_to((times.home + start)[:, :, None], optimizer.shape).copy()
@@ -323,7 +332,7 @@ class StageFloors:
         if not self.per_layer_sync:
             serial: Floats = np.maximum(home, ranges + optimizer)
             return serial
-        # The topmost layer is summed while those below are still at their last backward.
+        # The topmost layer is synchronised while those below still run their last backward.
         sent = times.last_send[:, None, None] * (np.arange(layers + 1) > 0)[None, :, None]
         beside = np.maximum(ranges - times.below_top - sent, 0.0)
         tail: Floats = np.maximum(home, beside + optimizer)
@@ -331,7 +340,7 @@ class StageFloors:
 
     def _in_flight(self, micro_batch: int, fewest: int, most: int) -> Floats:
         """Micro batches that a stage may hold at once, by [choice, first layer, end]."""
-        # Fewer buffers for one pipeline, smaller optimizer shards for many.
+        # One pipeline needs fewer buffers; many pipelines have smaller optimizer shards.
         pipelines = 1 if fewest == 1 and not self.costs.job.zero else most
         key = (micro_batch, pipelines)
         if key not in self._room:

@@ -27,6 +27,13 @@ from simulator.estimate.result import Estimate
 from simulator.inputs.plan_file import plan_text
 from simulator.spec.plan import Plan
 
+_SPACES = {
+    ("event", "full"): "1F1B, no interleaving",
+    ("paper", "full"): "pipelines with equal boundaries",
+    ("paper", "paper"): "the published planner's space",
+}
+"""Which plans the bound covers, by estimator and space."""
+
 
 @click.command()
 @click.argument("job", type=FILE)
@@ -122,18 +129,19 @@ def _search(question: Question, *, explain: bool) -> _Found | list[Problem]:
     seconds = time.perf_counter() - started
     if answer.plan is None or answer.estimate is None:
         return list(answer.problems)
-    plan, estimate, lines = answer.plan, answer.estimate, [_search_line(answer, seconds)]
+    plan, estimate, lines = answer.plan, answer.estimate, [_search_line(question, answer, seconds)]
     if explain:
         answer = explained(question, answer)
         lines += ["", *answer.explain]
     return _Found(plan, estimate, answer.to_json(seconds=seconds), tuple(lines))
 
 
-def _search_line(answer: Answer, seconds: float) -> str:
+def _search_line(question: Question, answer: Answer, seconds: float) -> str:
     unit = "$" if answer.goal == "cost" else "s"
     return (
-        f"search      {seconds:.3f} s, {answer.evaluations} plans judged; no plan is better than "
-        f"{answer.lower_bound:.4g} {unit} (gap {answer.gap or 0:.1%})"
+        f"search      {seconds:.3f} s, {answer.evaluations} plans judged\n"
+        f"bound       {answer.lower_bound:.4g} {unit} over the searched space"
+        f" ({_SPACES[question.estimator, question.space]}); gap {answer.gap or 0:.1%}"
     )
 
 

@@ -15,7 +15,7 @@ from planner.move_policy.move_gain import offer_of
 from planner.move_policy.node_lifetimes import History
 from planner.problem.question import read_ahead
 from planner.replan.damage import Running
-from planner.replan.match_nodes import Roster, roster_of, with_pools_of
+from planner.replan.match_nodes import MatchedNodes, match_nodes, with_pools_of
 from planner.replan.nodes import cluster_with, is_placed, nodes_used
 from planner.replan.replanner import Replan, Replanner
 from planner.replan.transfers import Transfers
@@ -71,35 +71,35 @@ def replan_command(
     the_job, the_cluster, old = load_all(job, cluster, plan)
     old = complete_plan(old, the_cluster)
     the_cluster = with_pools_of(the_cluster, old)
-    roster = roster_of(old, the_cluster, lost)
-    _check(old, the_job, the_cluster, roster, plan.name)
+    matched = match_nodes(old, the_cluster, lost)
+    _check(old, the_job, the_cluster, matched, plan.name)
     measurements = load_measurements(profiles, catalogue=the_cluster.catalogue)
     ready = read_ahead(measurements, the_job, the_cluster.catalogue)
     replanner = Replanner(the_job, the_cluster, ready)
-    placed = old if is_placed(old) else replanner.place(old, roster.before)
+    placed = old if is_placed(old) else replanner.place(old, matched.before)
     assert placed is not None, "a checked plan fits its cluster"
-    running = replanner.look_at(placed)
+    running = replanner.prepare(placed)
     started = time.perf_counter()
-    found = (replanner.improve if deep else replanner.replan)(running, roster.now)
+    found = (replanner.improve if deep else replanner.replan)(running, matched.now)
     seconds = time.perf_counter() - started
     if found.plan is None:
         exit_without_plan(found.problems)
-    verdict = _verdict(running, found, roster, the_job, life_s)
+    verdict = _verdict(running, found, matched, the_job, life_s)
     if save is not None:
         save.write_text(plan_text(found.plan), encoding="utf-8")
-    gone = tuple(name for name in roster.lost if name in nodes_used(placed))
-    document = _document(running, found, roster, gone, verdict, seconds)
+    gone = tuple(name for name in matched.lost if name in nodes_used(placed))
+    document = _document(running, found, matched, gone, verdict, seconds)
     show(
         document,
         as_json,
-        lambda _: _text(running, found, roster, gone, verdict, the_job, seconds),
+        lambda _: _text(running, found, matched, gone, verdict, the_job, seconds),
     )
 
 
-def _check(old: Plan, job: Job, cluster: Cluster, roster: Roster, name: str) -> None:
+def _check(old: Plan, job: Job, cluster: Cluster, matched: MatchedNodes, name: str) -> None:
     """Check the running plan against the job and the nodes on which it ran."""
     before = cluster_with(
-        cluster, (replace(node, spot=_is_spot(cluster, node.key)) for node in roster.before)
+        cluster, (replace(node, spot=_is_spot(cluster, node.key)) for node in matched.before)
     )
     wide = replace(before, quotas=())  # A running plan has passed its quotas.
     Problems(list(check_plan(old, job, wide, place=name))).raise_if_any()
@@ -110,15 +110,15 @@ def _is_spot(cluster: Cluster, key: tuple[str, str, str]) -> bool:
 
 
 def _verdict(
-    running: Running, found: Replan, roster: Roster, job: Job, life_s: float | None
+    running: Running, found: Replan, matched: MatchedNodes, job: Job, life_s: float | None
 ) -> Verdict:
     """Judge the move without a history of node lifetimes: no node counts as new."""
     offer = offer_of(
         running,
         found,
-        roster.now,
+        matched.now,
         goal=job.objective.goal,
-        age_s={node.id: math.inf for node in roster.now},
+        age_s={node.id: math.inf for node in matched.now},
     )
     rules = DEFAULT_RULES if life_s is None else replace(DEFAULT_RULES, horizon_s=life_s)
     return judge_move(offer, History(), now_s=0.0, rules=rules)
@@ -127,7 +127,7 @@ def _verdict(
 def _document(
     running: Running,
     found: Replan,
-    roster: Roster,
+    matched: MatchedNodes,
     gone: tuple[str, ...],
     verdict: Verdict,
     seconds: float,
@@ -141,7 +141,7 @@ def _document(
             "iteration_s": running.estimate.iteration_s,
             "cost_usd_per_iteration": running.estimate.money.total_usd,
             "lost_nodes": list(gone),
-            "other_nodes": list(roster.besides),
+            "other_nodes": list(matched.unused),
             "cannot_go_on": found.needed,
         },
         "moves": _moves(transfers),
@@ -172,7 +172,7 @@ def _moves(transfers: Transfers) -> dict[str, Any]:
 def _text(
     running: Running,
     found: Replan,
-    roster: Roster,
+    matched: MatchedNodes,
     gone: tuple[str, ...],
     verdict: Verdict,
     job: Job,
@@ -191,7 +191,7 @@ def _text(
         f"before      {running.estimate.iteration_s:.4g} s an iteration"
         + (f"; {found.needed}" if found.needed else ""),
         f"lost        {_listed(gone)}",
-        f"unused      {_listed(roster.besides)}",
+        f"unused      {_listed(matched.unused)}",
         f"transfers   {_gb(transfers.network_bytes)} between nodes in"
         f" {len(transfers.between_nodes)} transfers, {_gb(transfers.restored_bytes)} from replicas;"
         f" {_gb(transfers.own_device_bytes)} stay on their devices",

@@ -131,7 +131,7 @@ def replay(
         search=lambda asked: find_plan(asked, SearchCache()),
         searches=searches,
     )
-    shown = [tale for tale in result.tales if tale.policy in wanted]
+    shown = [outcome for outcome in result.policy_results if outcome.policy in wanted]
     if plot is not None:
         draw_replay(result, shown, plot)
     show(_to_json(result, shown), as_json, lambda _: _text(result, shown, question.job.name))
@@ -193,32 +193,32 @@ def _to_json(result: Replay, shown: Sequence[PolicyResult]) -> dict[str, Any]:
         "searches": plans.searched,
         "plans": len(plans.known),
         "ideal_samples": result.ideal_samples,
-        "policies": [_tale_json(result, tale) for tale in shown],
+        "policies": [_outcome_json(result, outcome) for outcome in shown],
     }
 
 
-def _tale_json(result: Replay, tale: PolicyResult) -> dict[str, Any]:
+def _outcome_json(result: Replay, outcome: PolicyResult) -> dict[str, Any]:
     names = ["/".join(key) for key in result.plans.places]
     return {
-        "policy": tale.policy,
-        "goodput_samples_per_s": tale.goodput_samples_per_s,
-        "share_of_ideal": _share(result, tale),
-        "samples": tale.samples,
-        "steps": tale.steps,
-        "steps_lost": tale.steps_lost,
-        "reconfigurations": tale.reconfigurations,
-        "losses": tale.losses,
-        "cost_usd": tale.usd,
-        "useful_s": tale.useful_s,
-        "lost_s": tale.lost_s,
-        "downtime_s": tale.downtime_s,
-        "standing_s": tale.idle_s,
-        "gpu_seconds": dict(zip(names, tale.gpu_seconds, strict=False)),
+        "policy": outcome.policy,
+        "goodput_samples_per_s": outcome.goodput_samples_per_s,
+        "share_of_ideal": _share(result, outcome),
+        "samples": outcome.samples,
+        "steps": outcome.steps,
+        "steps_lost": outcome.steps_lost,
+        "reconfigurations": outcome.reconfigurations,
+        "losses": outcome.losses,
+        "cost_usd": outcome.usd,
+        "useful_s": outcome.useful_s,
+        "lost_s": outcome.lost_s,
+        "downtime_s": outcome.downtime_s,
+        "standing_s": outcome.idle_s,
+        "gpu_seconds": dict(zip(names, outcome.gpu_seconds, strict=False)),
     }
 
 
-def _share(result: Replay, tale: PolicyResult) -> float | None:
-    return tale.samples / result.ideal_samples if result.ideal_samples else None
+def _share(result: Replay, outcome: PolicyResult) -> float | None:
+    return outcome.samples / result.ideal_samples if result.ideal_samples else None
 
 
 def _text(result: Replay, shown: Sequence[PolicyResult], job: str) -> str:
@@ -240,21 +240,25 @@ def _table(result: Replay, shown: Sequence[PolicyResult]) -> str:
     header = ["policy", "samples/s", "of ideal", "$", "$/1000 samples", "steps", "steps lost",
               "moves", "down", "redone", "idle"]  # fmt: skip
     rows = []
-    for tale in shown:
-        share = _share(result, tale)
-        each = None if tale.usd is None or not tale.samples else tale.usd / tale.samples * 1000
+    for outcome in shown:
+        share = _share(result, outcome)
+        each = (
+            None
+            if outcome.usd is None or not outcome.samples
+            else outcome.usd / outcome.samples * 1000
+        )
         rows.append(
             [
-                tale.policy,
-                f"{tale.goodput_samples_per_s:.4g}",
+                outcome.policy,
+                f"{outcome.goodput_samples_per_s:.4g}",
                 "-" if share is None else f"{share:.1%}",
-                "-" if tale.usd is None else f"{tale.usd:.2f}",
+                "-" if outcome.usd is None else f"{outcome.usd:.2f}",
                 "-" if each is None else f"{each:.4g}",
-                f"{tale.steps:,.0f}",
-                f"{tale.steps_lost:,.0f}",
-                str(tale.reconfigurations),
-                *(f"{s / tale.duration_s:.1%}" for s in (tale.downtime_s, tale.lost_s,
-                                                         tale.idle_s)),
+                f"{outcome.steps:,.0f}",
+                f"{outcome.steps_lost:,.0f}",
+                str(outcome.reconfigurations),
+                *(f"{s / outcome.duration_s:.1%}" for s in (outcome.downtime_s, outcome.lost_s,
+                                                         outcome.idle_s)),
             ]
         )  # fmt: skip
     return table(header, rows)

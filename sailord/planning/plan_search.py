@@ -172,7 +172,7 @@ def _tables_for(request: PlanRequest, before: Plan) -> tuple[Replanner, Running]
     known = _RUNNING.get(request.running)
     if known is None or known[0] is not replanner:
         _RUNNING.clear()
-        known = _RUNNING[request.running] = replanner, replanner.look_at(before)
+        known = _RUNNING[request.running] = replanner, replanner.prepare(before)
     return known
 
 

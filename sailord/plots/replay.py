@@ -51,11 +51,11 @@ def _draw(figure: Figure, result: Replay, shown: Sequence[PolicyResult]) -> None
 
     first = panel(_GPUS)
     _gpus(first, result, unit_s)
-    for tale in shown:
+    for outcome in shown:
         axes = panel(_POLICY)
-        _used(axes, result, tale, unit_s)
+        _used(axes, result, outcome, unit_s)
         axes.set_xticklabels([])
-        note = _note(result, tale)
+        note = _note(result, outcome)
         figure.text((_RIGHT + 0.15) / _WIDTH, (top + _GAP + _POLICY) / height, note, va="top")
     first.set_xticklabels([])
     _speeds(panel(_SPEED), result, shown, unit_s).set_xlabel(unit)
@@ -70,11 +70,11 @@ def _unit(end_s: float) -> tuple[float, str]:
 
 def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
     """GPUs that are up, place upon place."""
-    edges = [spell.start_s / unit_s for spell in result.spells]
+    edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
-    below = [0] * len(result.spells)
+    below = [0] * len(result.spans)
     for number, key in enumerate(result.plans.places):
-        above = [base + spell.up[number] for base, spell in zip(below, result.spells, strict=True)]
+        above = [base + span.up[number] for base, span in zip(below, result.spans, strict=True)]
         colour = SLICE_COLOURS[number % SLICES_MAX]
         axes.stairs(
             above, edges, baseline=below, fill=True, color=colour, alpha=0.75,
@@ -87,57 +87,61 @@ def _gpus(axes: Axes, result: Replay, unit_s: float) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=7.5)
 
 
-def _used(axes: Axes, result: Replay, tale: PolicyResult, unit_s: float) -> None:
+def _used(axes: Axes, result: Replay, outcome: PolicyResult, unit_s: float) -> None:
     """GPUs in use under what is up; red where nobody trains."""
-    edges = [spell.start_s / unit_s for spell in result.spells]
+    edges = [span.start_s / unit_s for span in result.spans]
     edges.append(result.trace.end_s / unit_s)
-    up = [sum(spell.up) for spell in result.spells]
+    up = [sum(span.up) for span in result.spans]
     axes.stairs(up, edges, color=GREY, linewidth=0.7, baseline=None)
     top = max(*up, 1) * 1.05
-    for stint in tale.segments:
-        span = (stint.start_s / unit_s, (stint.end_s - stint.start_s) / unit_s)
-        if stint.kind == "training":
-            assert stint.plan is not None
-            used = sum(result.ways[stint.plan].gpus)
-            axes.broken_barh([span], (0, used), facecolors=POLICY_COLOURS[tale.policy], alpha=0.6)
+    for segment in outcome.segments:
+        span = (segment.start_s / unit_s, (segment.end_s - segment.start_s) / unit_s)
+        if segment.kind == "training":
+            assert segment.plan is not None
+            used = sum(result.figures[segment.plan].gpus)
+            axes.broken_barh(
+                [span], (0, used), facecolors=POLICY_COLOURS[outcome.policy], alpha=0.6
+            )
         else:
             # A move of seconds in a trace of days must not vanish.
-            moves = stint.kind == "reconfiguring"
+            moves = segment.kind == "reconfiguring"
             axes.broken_barh(
                 [span], (0, top), facecolors=TOO_MUCH, edgecolors=TOO_MUCH,
                 linewidth=0.9 if moves else 0.0, alpha=0.9 if moves else 0.25,
             )  # fmt: skip
     axes.set_ylim(0, top)
     axes.locator_params(axis="y", integer=True, nbins=3)
-    axes.set_title(f"{tale.policy}: GPUs used; red: moving, pale red: nothing can run")
+    axes.set_title(f"{outcome.policy}: GPUs used; red: moving, pale red: nothing can run")
 
 
-def _note(result: Replay, tale: PolicyResult) -> str:
-    share = tale.samples / result.ideal_samples if result.ideal_samples else 0.0
-    usd = "price unknown" if tale.usd is None else f"${tale.usd:,.2f}"
+def _note(result: Replay, outcome: PolicyResult) -> str:
+    share = outcome.samples / result.ideal_samples if result.ideal_samples else 0.0
+    usd = "price unknown" if outcome.usd is None else f"${outcome.usd:,.2f}"
+    down, lost, idle = (
+        each / outcome.duration_s for each in (outcome.downtime_s, outcome.lost_s, outcome.idle_s)
+    )
     return (
-        f"{tale.goodput_samples_per_s:.4g} samples/s, {share:.1%} of ideal\n"
-        f"{usd}, {tale.reconfigurations} moves, {tale.steps_lost:,.0f} steps lost\n"
-        f"{tale.downtime_s / tale.duration_s:.1%} down, {tale.lost_s / tale.duration_s:.1%} lost,"
-        f" {tale.idle_s / tale.duration_s:.1%} standing"
+        f"{outcome.goodput_samples_per_s:.4g} samples/s, {share:.1%} of ideal\n"
+        f"{usd}, {outcome.reconfigurations} moves, {outcome.steps_lost:,.0f} steps lost\n"
+        f"{down:.1%} down, {lost:.1%} lost, {idle:.1%} standing"
     )
 
 
 def _speeds(axes: Axes, result: Replay, shown: Sequence[PolicyResult], unit_s: float) -> Axes:
     """Samples per second of each policy; lines lie beside each other where they are equal."""
     most = 0.0
-    for tale in shown:
+    for outcome in shown:
         edges, rates = [0.0], []
-        for stint in tale.segments:
-            edges.append(stint.end_s / unit_s)
-            way = result.ways[stint.plan] if stint.plan is not None else None
-            runs = way is not None and stint.kind == "training"
+        for segment in outcome.segments:
+            edges.append(segment.end_s / unit_s)
+            way = result.figures[segment.plan] if segment.plan is not None else None
+            runs = way is not None and segment.kind == "training"
             rates.append(way.samples / way.iteration_s if runs and way is not None else 0.0)
         most = max(most, *rates, 0.0)
         axes.stairs(
-            rates, edges, baseline=None, color=POLICY_COLOURS[tale.policy], label=tale.policy,
-            linewidth=2.6 if tale.policy == "oracle" else 1.3,
-            alpha=0.35 if tale.policy == "oracle" else 0.9,
+            rates, edges, baseline=None, color=POLICY_COLOURS[outcome.policy], label=outcome.policy,
+            linewidth=2.6 if outcome.policy == "oracle" else 1.3,
+            alpha=0.35 if outcome.policy == "oracle" else 0.9,
         )  # fmt: skip
     axes.set_ylim(0, most * 1.08 or 1.0)
     axes.set_title("samples per second while it trains")

@@ -1,1 +1,1 @@
-"""What several of the literature's planners need."""
+"""Code that several baselines use."""

@@ -90,7 +90,7 @@ def test_a_planner_without_an_estimate_of_its_own_has_no_error() -> None:
 
 
 def test_a_planner_that_finds_nothing_says_why() -> None:
-    assert judged(one_pool()).why_not == "it proposed nothing"
+    assert judged(one_pool()).why_not == "it proposed no plan"
     assert judged(one_pool(), Proposal(1.0, None, "uneven")).why_not == "uneven"
 
 

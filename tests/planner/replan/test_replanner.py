@@ -15,7 +15,7 @@ import pytest
 from planner.api import plan_job
 from planner.problem.question import Question
 from planner.replan.answers_ahead import Precomputed
-from planner.replan.assign_nodes import stage_lives
+from planner.replan.assign_nodes import stage_is_alive
 from planner.replan.damage import Running
 from planner.replan.nodes import Node, cluster_with, is_placed, nodes_of, nodes_used
 from planner.replan.replanner import REPLAN_BUDGET, Replan, Replanner
@@ -43,7 +43,7 @@ def started(case: SmallCase) -> tuple[Replanner, Running, tuple[Node, ...]] | No
     nodes = nodes_of(case.cluster)
     placed = replanner.place(answer.plan, nodes)
     assert placed is not None
-    return replanner, replanner.look_at(placed), nodes
+    return replanner, replanner.prepare(placed), nodes
 
 
 def case_of(seed: str, **options: object) -> SmallCase:
@@ -65,7 +65,7 @@ def check(found: Replan, replanner: Replanner, nodes: tuple[Node, ...]) -> None:
     assert is_placed(plan)
     assert nodes_used(plan) <= {node.id for node in nodes}
     by_id = {node.id: node for node in nodes}
-    assert all(stage_lives(stage, by_id) for p in plan.pipelines for stage in p.stages)
+    assert all(stage_is_alive(stage, by_id) for p in plan.pipelines for stage in p.stages)
     assert check_plan(plan, replanner.job, cluster) == ()
     assert plan.samples_per_iteration == replanner.job.global_batch
     assert estimate.fits
@@ -78,7 +78,7 @@ def dropped(running: Running, nodes: tuple[Node, ...]) -> Plan | None:
     """The running plan without its broken pipelines, worked out here anew."""
     by_id = {node.id: node for node in nodes}
     kept = [
-        p for p in running.plan.pipelines if all(stage_lives(stage, by_id) for stage in p.stages)
+        p for p in running.plan.pipelines if all(stage_is_alive(stage, by_id) for stage in p.stages)
     ]
     total = sum(p.micro_batches for p in running.plan.pipelines)
     if not kept or len(kept) > total:
@@ -133,7 +133,7 @@ def test_any_sequence_of_losses_and_additions_is_survived(examples: int) -> None
                 assert found.estimate is not None
                 least = replanner.judge.estimate(simple).iteration_s
                 assert found.estimate.iteration_s <= least
-            running = replanner.look_at(found.found[0])
+            running = replanner.prepare(found.found[0])
     assert answered >= 10 * max(2, examples // 12)
 
 
@@ -160,7 +160,7 @@ def test_more_nodes_never_make_it_worse() -> None:
         small = replanner.improve(running, fewer, budget=10)
         if small.plan is None:
             continue
-        grown = replanner.look_at(small.plan)
+        grown = replanner.prepare(small.plan)
         for step in (replanner.replan, replanner.improve):
             large = step(grown, nodes)
             assert large.estimate is not None
@@ -202,7 +202,7 @@ def test_a_price_that_rises_is_a_new_question() -> None:
     )
     assert len({p.price_usd_per_gpu_hour for p in pools}) == 2, "every pool is in use"
     dearer = Replanner(job, Cluster(pools, case.cluster.catalogue), case.measurements)
-    again = dearer.look_at(running.plan)
+    again = dearer.prepare(running.plan)
     found = dearer.improve(again, nodes)
     assert found.estimate is not None
     assert (found.estimate.money.total_usd or 0) < (again.estimate.money.total_usd or 0)
@@ -218,7 +218,7 @@ def test_no_room_says_what_would_help() -> None:
     assert "no node" in str(found.problems[0])
     job = replace(case.job, objective=Objective(max_usd_per_iteration=1e-12))
     strict = Replanner(job, case.cluster, case.measurements)
-    found = strict.replan(strict.look_at(running.plan), nodes_of(case.cluster))
+    found = strict.replan(strict.prepare(running.plan), nodes_of(case.cluster))
     assert found.plan is None
     assert any("max_usd_per_iteration" in str(problem) for problem in found.problems)
     assert found.needed is not None
@@ -236,7 +236,7 @@ def test_a_plan_that_does_not_fit_is_left() -> None:
     nodes = nodes_of(replanner.cluster)
     place = replace(nodes[0].place, node=nodes[0].id, devices=(0, 1, 2, 3))
     stages = (Stage((0, len(job.model.layers)), 4, (place,)),)
-    running = replanner.look_at(Plan(1, (Pipeline(16, stages),)))
+    running = replanner.prepare(Plan(1, (Pipeline(16, stages),)))
     assert not running.estimate.fits
     found = replanner.replan(running, nodes)
     check(found, replanner, nodes)
@@ -249,7 +249,7 @@ def test_plans_that_it_does_not_know_are_refused() -> None:
     assert begun is not None
     replanner, running, _ = begun
     with pytest.raises(InputError, match="gpipe"):
-        replanner.look_at(replace(running.plan, schedule="gpipe"))
+        replanner.prepare(replace(running.plan, schedule="gpipe"))
 
 
 # -- precomputed --------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_loss_that_breaks_every_pipeline_is_answered_from_what_is_left() -> No
     )
     placed = replanner.place(Plan(1, (Pipeline(case.job.global_batch, stages),)), nodes)
     assert placed is not None
-    running = replanner.look_at(placed)
+    running = replanner.prepare(placed)
     lost = min(nodes_used(placed))
     live = tuple(node for node in nodes if node.id != lost)
     found = replanner.replan(running, live)

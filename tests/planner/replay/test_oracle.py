@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.replay.oracle import foresee, ideal_samples
+from planner.replay.oracle import best_possible, ideal_samples
 from simulator.traces.player import (
     AvailabilitySpan,
     PlanFigures,
@@ -23,15 +23,15 @@ def best_of_all(case: Small, down_s: float) -> float:
     """Every way in every spell, and every choice of where a new stretch begins."""
     best = 0.0
     options = [
-        [None, *(n for n in range(len(case.ways)) if case.fits(n, spell.state))]
-        for spell in case.spells
+        [None, *(n for n in range(len(case.ways)) if case.fits(n, span.state))]
+        for span in case.spells
     ]
     for chosen in itertools.product(*options):
         total, stretch_s = 0.0, 0.0
-        for number, (way, spell) in enumerate(zip(chosen, case.spells, strict=True)):
+        for number, (way, span) in enumerate(zip(chosen, case.spells, strict=True)):
             if number and way != chosen[number - 1]:
                 stretch_s = -down_s
-            stretch_s += spell.end_s - spell.start_s
+            stretch_s += span.end_s - span.start_s
             last = number + 1 == len(chosen) or chosen[number + 1] != way
             if last and way is not None:
                 total += max(0.0, stretch_s) * case.ways[way].samples / case.ways[way].iteration_s
@@ -41,13 +41,13 @@ def best_of_all(case: Small, down_s: float) -> float:
 
 def test_it_is_the_best_of_all_schedules(examples: int) -> None:
     for seed in range(examples * 2):
-        case = small_case(seed, spells=6, ways=3, longest_s=40)
+        case = small_case(seed, spans=6, figures=3, longest_s=40)
         down_s = min(case.costs.planned_s, case.costs.unplanned_s, case.costs.restart_s)
-        tale = foresee(case.spells, case.ways, case.fits, case.costs)
-        assert tale.samples == pytest.approx(best_of_all(case, down_s)), seed
-        parts = (tale.useful_s, tale.downtime_s, tale.idle_s)
-        assert sum(parts) == pytest.approx(tale.duration_s)
-        assert tale.samples <= ideal_samples(case.spells, case.ways, case.fits) * (1 + 1e-9)
+        outcome = best_possible(case.spells, case.ways, case.fits, case.costs)
+        assert outcome.samples == pytest.approx(best_of_all(case, down_s)), seed
+        parts = (outcome.useful_s, outcome.downtime_s, outcome.idle_s)
+        assert sum(parts) == pytest.approx(outcome.duration_s)
+        assert outcome.samples <= ideal_samples(case.spells, case.ways, case.fits) * (1 + 1e-9)
 
 
 def test_no_policy_passes_it(examples: int) -> None:
@@ -55,7 +55,7 @@ def test_no_policy_passes_it(examples: int) -> None:
     passed = 0
     for seed in range(examples * 4):
         case = small_case(seed, longest_s=300)
-        oracle = foresee(case.spells, case.ways, case.fits, case.costs)
+        oracle = best_possible(case.spells, case.ways, case.fits, case.costs)
         policies: list[Policy] = [
             kind
             for is_live in (True, False)
@@ -65,9 +65,9 @@ def test_no_policy_passes_it(examples: int) -> None:
             )
         ]
         for policy in policies:
-            tale = play(case.spells, case.ways, case.fits, policy, case.costs)
-            assert tale.samples <= oracle.samples * (1 + 1e-9), (seed, policy.name)
-            passed += tale.samples > 0.9 * oracle.samples > 0
+            outcome = play(case.spells, case.ways, case.fits, policy, case.costs)
+            assert outcome.samples <= oracle.samples * (1 + 1e-9), (seed, policy.name)
+            passed += outcome.samples > 0.9 * oracle.samples > 0
     assert passed > examples, "nearly all were far below it: this proves nothing"
 
 
@@ -76,13 +76,13 @@ def test_it_does_not_move_for_what_is_soon_gone() -> None:
 
     def moves(lasts_s: float) -> int:
         edges = [0, 100, 100 + lasts_s, 1000]
-        spells = [
+        spans = [
             AvailabilitySpan(start, end, up, (up,), ((),))
             for start, end, up in zip(edges, edges[1:], (1, 2, 1), strict=False)
         ]
         fits = [{0}, {0}, {0, 1}]
-        return foresee(
-            spells,
+        return best_possible(
+            spans,
             (slow, fast),
             lambda way, state: way in fits[state],
             ReconfigurationCosts(planned_s=10),
@@ -95,17 +95,17 @@ def test_it_does_not_move_for_what_is_soon_gone() -> None:
 
 def test_its_dollars_are_those_of_what_it_runs() -> None:
     way = PlanFigures(10, 10, (4,), 2.0, egress_usd=1.0)
-    spells = (AvailabilitySpan(0, 100, 0, (4,), ((),)), AvailabilitySpan(100, 150, 1, (0,), ((),)))
-    tale = foresee(spells, (way,), lambda _, state: state == 0, ReconfigurationCosts())
-    assert (tale.usd, tale.gpu_seconds, tale.idle_s) == (210, (400,), 50)
-    unknown = foresee(
-        spells, (replace(way, usd_per_s=None),), lambda _, state: state == 0, ReconfigurationCosts()
+    spans = (AvailabilitySpan(0, 100, 0, (4,), ((),)), AvailabilitySpan(100, 150, 1, (0,), ((),)))
+    outcome = best_possible(spans, (way,), lambda _, state: state == 0, ReconfigurationCosts())
+    assert (outcome.usd, outcome.gpu_seconds, outcome.idle_s) == (210, (400,), 50)
+    unknown = best_possible(
+        spans, (replace(way, usd_per_s=None),), lambda _, state: state == 0, ReconfigurationCosts()
     )
     assert unknown.usd is None
 
 
 def test_nothing_to_run_is_nothing_trained() -> None:
-    tale = foresee(
+    outcome = best_possible(
         (AvailabilitySpan(0, 9, 0, (1,), ((),)),), (), lambda *_: False, ReconfigurationCosts()
     )
-    assert (tale.samples, tale.idle_s, tale.usd) == (0, 9, 0)
+    assert (outcome.samples, outcome.idle_s, outcome.usd) == (0, 9, 0)

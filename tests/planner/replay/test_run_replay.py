@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.problem.question import Answer, Question
-from planner.replay.plan_library import TracePlans, plans_for, spells_of
+from planner.replay.plan_library import TracePlans, plans_for, spans_of
 from planner.replay.run_replay import POLICIES, Replay, replayed
 from sailord.cli.main import main
 from sailord.cli.replay import machines_taken
@@ -61,47 +61,51 @@ def replay(given: Trace, *, goal: str = "throughput", searches: int = 9, seed: i
     )
 
 
-def tale(result: Replay, policy: str) -> PolicyResult:
-    return next(tale for tale in result.tales if tale.policy == policy)
+def outcome(result: Replay, policy: str) -> PolicyResult:
+    return next(outcome for outcome in result.policy_results if outcome.policy == policy)
 
 
 def test_no_policy_passes_the_oracle_and_nothing_the_ideal() -> None:
     for seed in range(20):
         points = [(100 * n + seed, 4 * ((7 * n + seed * n * n) % 5)) for n in range(1, 40)]
         result = replay(trace((0, 16), *points, end_s=4200), seed=seed)
-        assert tuple(tale.policy for tale in result.tales) == POLICIES
-        oracle = tale(result, "oracle")
-        assert max(tale.samples for tale in result.tales) <= oracle.samples * (1 + 1e-9)
+        assert tuple(outcome.policy for outcome in result.policy_results) == POLICIES
+        oracle = outcome(result, "oracle")
+        assert max(outcome.samples for outcome in result.policy_results) <= oracle.samples * (
+            1 + 1e-9
+        )
         assert oracle.samples <= result.ideal_samples
-        for each in result.tales:
+        for each in result.policy_results:
             parts = (each.useful_s, each.lost_s, each.downtime_s, each.idle_s)
             assert sum(parts) == pytest.approx(4200)
 
 
 def test_on_a_calm_day_all_policies_are_one() -> None:
     result = replay(trace((0, 16), end_s=400))
-    assert {tale.steps for tale in result.tales} == {100}
-    assert {tale.reconfigurations for tale in result.tales} == {0}
-    assert {round(tale.usd or 0, 9) for tale in result.tales} == {round(100 * (0.064 + 0.04), 9)}
+    assert {outcome.steps for outcome in result.policy_results} == {100}
+    assert {outcome.reconfigurations for outcome in result.policy_results} == {0}
+    assert {round(outcome.usd or 0, 9) for outcome in result.policy_results} == {
+        round(100 * (0.064 + 0.04), 9)
+    }
 
 
 def test_a_machine_that_stays_is_taken_within_minutes_and_one_that_flaps_is_not() -> None:
-    stays = tale(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
+    stays = outcome(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
     assert stays.reconfigurations == 1
-    began = next(stint.start_s for stint in stays.segments if stint.kind == "reconfiguring")
+    began = next(segment.start_s for segment in stays.segments if segment.kind == "reconfiguring")
     assert 630 <= began <= 900
     flaps = [(600 + 30 * n, 16 if n % 2 == 0 else 8) for n in range(100)]
     result = replay(trace((0, 8), *flaps, end_s=7200))
-    ours = tale(result, "sailor")
+    ours = outcome(result, "sailor")
     # Now and then a loss takes a machine in use, and moves it; what comes for 30 s does not.
     assert ours.losses > 20
     assert ours.reconfigurations - ours.losses <= 3
-    assert ours.samples > tale(result, "restart").samples
+    assert ours.samples > outcome(result, "restart").samples
 
 
 def test_a_loss_moves_at_once_and_a_restart_goes_back_to_its_checkpoint() -> None:
     result = replay(trace((0, 16), (1000, 8), end_s=2000))
-    ours, restart = tale(result, "sailor"), tale(result, "restart")
+    ours, restart = outcome(result, "sailor"), outcome(result, "restart")
     # 250 steps of 4 s, 10 s down, 990 s with steps of 8 s.
     assert (ours.steps, ours.steps_lost, ours.downtime_s) == (250 + 123, 0, 10)
     # A checkpoint at 900 s: 25 steps are gone, and 100 s until the next one begins.
@@ -113,9 +117,9 @@ def test_what_ignores_additions_never_grows() -> None:
     for seed in range(4):
         result = replay(given, seed=seed)
         used = [
-            result.ways[stint.plan].gpus[0]
-            for stint in tale(result, "ignore-additions").segments
-            if stint.plan is not None
+            result.figures[segment.plan].gpus[0]
+            for segment in outcome(result, "ignore-additions").segments
+            if segment.plan is not None
         ]
         assert used == sorted(used, reverse=True)
         assert max(used) == 8
@@ -124,9 +128,9 @@ def test_what_ignores_additions_never_grows() -> None:
 def test_a_cost_goal_runs_what_is_cheap() -> None:
     fast = replay(trace((0, 16), end_s=400))
     cheap = replay(trace((0, 16), (200, 4), end_s=400), goal="cost")
-    assert tale(fast, "sailor").gpu_seconds == (6400,)
+    assert outcome(fast, "sailor").gpu_seconds == (6400,)
     # Of the plans for 16 and for 4 GPUs the small one is cheaper by the iteration, all along.
-    assert tale(cheap, "sailor").gpu_seconds == (1600,)
+    assert outcome(cheap, "sailor").gpu_seconds == (1600,)
 
 
 def plans_of(given: Trace, searches: int) -> TracePlans:
@@ -165,7 +169,7 @@ def test_pools_of_one_place_are_one_to_the_player() -> None:
     asked = Question(question().job, both, Measurements())
     taken = (((), ()), ((0, 1, 2, 3), (4, 5, 6, 7)))
     plans = plans_for(asked, given, taken, per_machine, searches=1)
-    first, second = spells_of(given, plans, taken)
+    first, second = spans_of(given, plans, taken)
     assert (first.up, second.up) == ((16,), (8,))
     assert second.lost == ((0, 1, 2, 3, 12, 13, 14, 15),)
 

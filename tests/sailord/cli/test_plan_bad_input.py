@@ -72,7 +72,7 @@ def test_a_pool_of_which_nothing_is_up_does_not_disturb_the_others(tmp_path: Pat
 def test_one_gpu_that_is_too_small_is_told_what_would_fit(tmp_path: Path) -> None:
     result = run(tmp_path, pools=pool("T4", 1), model=LARGE)
     assert result.exit_code == 1
-    assert "opt-30b does not fit on its 1 GPUs" in result.stderr
+    assert "opt-30b does not fit on the 1 GPUs" in result.stderr
     assert "GB" in result.stderr
     # Deeper pipelines than any draft has are found as well.
     assert "it fits on 64 such GPUs" in result.stderr
