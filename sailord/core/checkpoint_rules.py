@@ -26,13 +26,13 @@ from sailord.core.checkpoint_records import (
 )
 from sailord.core.queries import in_memory
 from sailord.core.restore_point import complete_points
+from sailord.core.rule import PASS, WAIT, RuleAnswer, Step
 from sailord.core.state import (
     Active,
     Closing,
     Command,
     Note,
     Opening,
-    Outcome,
     Running,
     SettleIntent,
     State,
@@ -99,20 +99,25 @@ def covering(
     return tuple(chosen) if held == whole else None
 
 
-def commit_next(state: State, active: Active) -> Outcome | None:
+def await_commit(_: State, active: Active) -> RuleAnswer:
+    """Wait while a checkpoint is being stored: the next generation may begin from it."""
+    return WAIT if active.commit is not None and active.commit.is_storing else PASS
+
+
+def commit_next(state: State, active: Active) -> RuleAnswer:
     """Take a checkpoint one step further: to its manifest, then into the store."""
     record, commit = active.generation, active.commit
     if record is None or record.state == "closed" or isinstance(active.phase, Opening | Closing):
-        return None
+        return PASS
     if commit is None:
-        return _describe(state, active, record) if state.now >= active.storage_after else None
+        return _describe(state, active, record) if state.now >= active.storage_after else PASS
     if commit.durable is None or commit.is_storing:
-        return None
+        return PASS
     storing = replace(active, commit=replace(commit, is_storing=True))
-    return replace(state, active=storing), (CommitCheckpoint(commit.durable, record),)
+    return Step(replace(state, active=storing), (CommitCheckpoint(commit.durable, record),))
 
 
-def _describe(state: State, active: Active, record: GenerationRecord) -> Outcome | None:
+def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAnswer:
     """Begin with the oldest point that was uploaded as a whole and is not yet durable.
 
     One that failed comes last: what is wrong with it need not be wrong with the next.
@@ -134,52 +139,53 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> Outcome
         if parts is not None:
             begun = replace(active, commit=Commit(point))
             order = WriteManifest(active.job, record, parts, point, last)
-            return replace(state, active=begun), (order,)
-    return None
+            return Step(replace(state, active=begun), (order,))
+    return PASS
 
 
-def sweep(state: State, active: Active) -> Outcome | None:
+def sweep(state: State, active: Active) -> RuleAnswer:
     """Tidy up the durable store once a generation runs, and after each commit."""
     record, durable = active.generation, state.durables.get(active.job.id)
     if durable is None or record is None or not isinstance(active.phase, Running):
-        return None
+        return PASS
     if active.swept == (record.number, durable):
-        return None
+        return PASS
     if any(order.kind == "rollback" for order in active.orders):
-        return None  # What is gone back to may be older than all that is kept.
+        return PASS  # What is gone back to may be older than all that is kept.
     order = CollectGarbage(active.job, record, durable)
-    return replace(state, active=replace(active, swept=(record.number, durable))), (order,)
+    return Step(replace(state, active=replace(active, swept=(record.number, durable))), (order,))
 
 
 # ---- what is to become durable now --------------------------------------------------------------
 
 
-def secure(state: State, active: Active, point: Point | None) -> Outcome | None:
-    """Have the last point made durable before the job leaves its nodes; ``None``: that is over.
+def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
+    """Have the last point made durable before the job leaves its nodes.
 
-    ``None`` also where there is none, where nothing is kept, or where it takes too long.
+    ``PASS`` once it is, where there is none, where the job keeps no checkpoints, and after
+    ``secure_s``.
     """
     if point is None:
-        return None
+        return PASS
     durable = state.durables.get(active.job.id)
     is_done = durable is not None and durable.point.step >= point.step
     if active.job.saving.uri is None or is_done:
-        return None
+        return PASS
     wanted = active.securing
     if wanted is None or wanted.point != point:
         wanted = Securing(point, state.now + state.options.secure_s)
         text = f"waiting for step {point.step} to become durable"
         note = Note(text, active.job.id)
-        return replace(state, active=replace(active, securing=wanted)), (note,)
-    return None if state.now >= wanted.until else (state, ())
+        return Step(replace(state, active=replace(active, securing=wanted)), (note,))
+    return PASS if state.now >= wanted.until else WAIT
 
 
-def obey_checkpoint(state: State, active: Active) -> Outcome | None:
+def obey_checkpoint(state: State, active: Active) -> RuleAnswer:
     """Make the newest complete snapshot durable, as an operator ordered."""
     orders = tuple(order for order in active.orders if order.kind == "checkpoint")
     record = active.generation
     if not orders or isinstance(active.phase, Opening | Closing):
-        return None
+        return PASS
     if active.job.saving.uri is None:
         return _answer(state, active, orders, "no checkpoint: the job names no place for them")
     if record is None or record.state == "closed":
@@ -188,23 +194,23 @@ def obey_checkpoint(state: State, active: Active) -> Outcome | None:
     if wanted is None:
         point = newest_complete(state, active, record)
         if point is None:
-            return None
+            return PASS
         wanted = Securing(point, state.now + state.options.secure_s)
-        return replace(state, active=replace(active, securing=wanted)), ()
+        return Step(replace(state, active=replace(active, securing=wanted)))
     if durable is not None and durable.point.step >= wanted.point.step:
         return _answer(state, active, orders, f"step {durable.point.step} is durable, as ordered")
     if state.now >= wanted.until:
         text = f"step {wanted.point.step} did not become durable in time"
         return _answer(state, active, orders, text)
-    return None
+    return PASS
 
 
-def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str) -> Outcome:
+def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str) -> Step:
     rest = tuple(order for order in active.orders if order not in orders)
     settled = replace(active, orders=rest, securing=None)
     settle = (SettleIntent(order.id) for order in orders)
     commands: tuple[Command, ...] = (Note(text, active.job.id), *settle)
-    return replace(state, active=settled), commands
+    return Step(replace(state, active=settled), commands)
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
@@ -218,24 +224,24 @@ def newest_complete(state: State, active: Active, record: GenerationRecord) -> P
 # ---- going back -------------------------------------------------------------------------------
 
 
-def look_first(state: State, active: Active, restore: Restore) -> Outcome | None:
-    """Before a generation begins from a checkpoint, see that it can be read.
+def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
+    """Check that a checkpoint can be read before a generation begins from it.
 
-    ``None``: it is known to be, or that none is. While somebody looks, nothing else happens.
+    ``PASS`` once that is known, either way; ``WAIT`` while it is being checked.
     """
     durable = state.durables.get(active.job.id)
     if restore.source != "durable" or durable is None or restore.point.step > durable.point.step:
-        return None
+        return PASS
     check = active.check
     if check is not None and check.of == durable:
         is_known = check.found is not None or check.why_none
-        return None if is_known else (state, ())
+        return PASS if is_known else WAIT
     if state.now < active.storage_after:
-        return state, ()
+        return WAIT
     last = active.generation
     # What was read and came to nothing may be damaged where a quick look does not go.
     came_to_nothing = (
         last is not None and last.restore == restore and active.step == restore.point.step
     )
     order = CheckDurable(active.job, durable, came_to_nothing)
-    return replace(state, active=replace(active, check=Check(durable))), (order,)
+    return Step(replace(state, active=replace(active, check=Check(durable))), (order,))

@@ -8,21 +8,22 @@ from agents.protocol.records import Intent
 from sailord.core.job_cost import over_budget
 from sailord.core.queries import is_alive, is_writing
 from sailord.core.replan_triggers import order_at_hand
-from sailord.core.state import Active, Held, Note, Outcome, SettleIntent, State, Stopping, Waiting
+from sailord.core.rule import PASS, RuleAnswer, Step
+from sailord.core.state import Active, Held, Note, SettleIntent, State, Stopping, Waiting
 from sailord.core.transitions import close, enter, stop, without
 
 
-def obey(state: State, active: Active) -> Outcome | None:
+def obey(state: State, active: Active) -> RuleAnswer:
     """Carry out the first order that is not yet done."""
     order = order_at_hand(active)
     if order is None or is_writing(active):
-        return None
+        return PASS
     reason = order.reason or f"{order.kind} was ordered"
     match order.kind:
         case "cancel":
             return close(state, active, "cancelled", reason)
         case "pause" if isinstance(active.phase, Stopping) and active.phase.then == "paused":
-            return None
+            return PASS
         case "pause" if is_alive(state, active):
             return stop(state, active, "paused", reason)
         case "pause":
@@ -42,10 +43,10 @@ def obey(state: State, active: Active) -> Outcome | None:
         case "replan" if isinstance(active.phase, Held):
             return _settled(state, active, order)  # Whoever resumes it has it planned anew.
         case "replan" | "rollback":
-            return None  # ``changes`` asks for it.
+            return PASS  # A trigger of a new plan: see ``replan_triggers``.
         case _:  # It goes on already.
             return _settled(state, active, order)
 
 
-def _settled(state: State, active: Active, order: Intent, *said: Note) -> Outcome:
-    return replace(state, active=without(active, order)), (SettleIntent(order.id), *said)
+def _settled(state: State, active: Active, order: Intent, *said: Note) -> Step:
+    return Step(replace(state, active=without(active, order)), (SettleIntent(order.id), *said))

@@ -35,8 +35,6 @@ from sailord.core.state import (
     Waiting,
 )
 
-PROBES_AT_ONCE = 32
-"""More of them would wait for each other's connections until they count as unanswered."""
 REPORTS_PER_S_MAX = 500.0
 """That all goes on is heard so often of all nodes together; what is news comes besides."""
 REPORTS_EVERY_S_MIN = 0.2
@@ -301,55 +299,3 @@ def _stored_jobs(before: State, event: Event) -> dict[JobId, JobRecord]:
 def _all_jobs(state: State) -> dict[JobId, JobRecord]:
     active = {} if state.active is None else {state.active.job.id: state.active.job}
     return {**state.jobs, **active}
-
-
-def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Who seems gone and was not asked lately how it is; those first who wait longest.
-
-    A peer lost its connection to it; or a member has no lease, and has not spoken for a while; or
-    somebody is there and never spoke.
-    """
-    members = frozenset(generation.members)
-    named: set[NodeId] = set()
-    for id_ in state.nodes.notable:
-        node = state.nodes[id_]
-        if node.report is not None and node.report.speaks_of(generation):
-            named.update(node.report.broken_peers)
-        if (id_ in members and _is_silent(state, node)) or _is_unheard(state, node):
-            named.add(id_)
-    suspects = [state.nodes[id_] for id_ in named if id_ in state.nodes]
-    asked = sum(_was_just_probed(state, suspect) for suspect in suspects)
-    due = sorted(
-        (suspect.probed_at or 0.0, suspect.record.id)
-        for suspect in suspects
-        if _is_to_probe(state, suspect)
-    )
-    return tuple(id_ for _, id_ in due[: max(PROBES_AT_ONCE - asked, 0)])
-
-
-def _is_silent(state: State, node: Node) -> bool:
-    """It has no lease and says nothing, at a time when that may soon count against it."""
-    if node.absent_since is None or not node.record.address:
-        return False
-    options = state.options
-    quiet_since = node.heard_at + options.suspect_s / 3
-    return state.now >= max(quiet_since, state.trusted_since(node) - options.suspect_s)
-
-
-def _is_unheard(state: State, node: Node) -> bool:
-    """It had a moment to speak by itself."""
-    since = max(state.leases_since, node.since) + state.options.suspect_s
-    is_there = node.absent_since is None and bool(node.record.address)
-    return node.report is None and is_there and state.now >= since
-
-
-def _is_to_probe(state: State, suspect: Node) -> bool:
-    if suspect.is_lost:
-        return False
-    if suspect.unreachable_since is not None and suspect.absent_since is None:
-        return False  # Where only its answers speak for a node, one that was late is not the last.
-    return not _was_just_probed(state, suspect)
-
-
-def _was_just_probed(state: State, node: Node) -> bool:
-    return node.probed_at is not None and state.now < node.probed_at + state.options.probe_s

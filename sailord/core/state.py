@@ -469,5 +469,3 @@ Command = (
     | Resign
     | Note
 )
-
-Outcome = tuple[State, tuple[Command, ...]]

@@ -13,13 +13,13 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, Intent, NodeId
 from sailord.core.nodes import Node
 from sailord.core.options import Options
+from sailord.core.rule import PASS, RuleAnswer, Step
 from sailord.core.state import (
     Active,
     Command,
     GiveIntent,
     Kept,
     Note,
-    Outcome,
     Planning,
     Running,
     State,
@@ -100,12 +100,12 @@ def _room(state: State) -> int:
     return max(most - sum(bool(node.slow) for node in living), 0)
 
 
-def keep_too_many(state: State, active: Active) -> Outcome | None:
+def keep_too_many(state: State, active: Active) -> RuleAnswer:
     """Where more nodes are slow than may be left out, the others stay."""
     undecided = list(_undecided(state, active).items())
     found = undecided and undecided[_room(state) :]  # Mostly there are none, and many nodes.
     if not found:
-        return None
+        return PASS
     why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
     return keep(state, active, dict(found), why)
 
@@ -116,7 +116,7 @@ def keep(
     slow: Mapping[NodeId, Slow],
     why: str,
     ask_again_s: float | None = None,
-) -> Outcome:
+) -> Step:
     """Go on with slow nodes, and say why; they are not asked about again for a while."""
     until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
     kept = {**active.kept_slow, **{id_: Kept(until, why) for id_ in slow}}
@@ -124,7 +124,7 @@ def keep(
     names = ", ".join(_name(state, id_) for id_ in slow)
     told = f"stays with {names}, slow as it is: {why}"
     said = Note(told, active.job.id, is_transition=True)
-    return replace(state, active=active), (said,)
+    return Step(replace(state, active=active), (said,))
 
 
 def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]]:
@@ -139,22 +139,22 @@ def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]
     return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
 
 
-def take_back(state: State, active: Active) -> Outcome | None:
+def take_back(state: State, active: Active) -> RuleAnswer:
     """Where nothing can run without the nodes that were left out, slow ones are better."""
     if not active.is_refused:
-        return None
+        return PASS
     slow = {id_: node for id_, node in state.nodes.items() if node.slow}
     back = {id_: replace(node, slow="") for id_, node in slow.items()}
     back = {id_: node for id_, node in back.items() if node.is_usable(is_member=False)}
     if not back:
-        return None
+        return PASS
     number = 0 if active.generation is None else active.generation.number
     why = "there is no plan without it"
     intents = [Intent(f"slow-back-{id_}-{number}", "uncordon", id_, None, why) for id_ in back]
     names = ", ".join(node.record.name for node in back.values())
     said = Note(f"takes back {names}, slow as it is: {why}", active.job.id, is_transition=True)
     after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)
-    return after, (*orders, said)
+    return Step(after, (*orders, said))
 
 
 def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command, ...]]:
@@ -166,7 +166,7 @@ def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command
     return replace(state, marks=marks, intents=known), tuple(map(GiveIntent, intents))
 
 
-def answer_to_slow(state: State, active: Active, phase: Planning) -> Outcome | None:
+def answer_to_slow(state: State, active: Active, phase: Planning) -> Step | None:
     """Keep the nodes that the question leaves out, if that is what the answer comes to."""
     answer = phase.answer
     if not phase.slow or (answer is None and state.now < phase.deadline):

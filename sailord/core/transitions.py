@@ -17,6 +17,7 @@ from sailord.core.replan_triggers import (
     order_at_hand,
     usable,
 )
+from sailord.core.rule import PASS, RuleAnswer, Step
 from sailord.core.snapshot_intervals import departures
 from sailord.core.state import (
     Active,
@@ -25,7 +26,6 @@ from sailord.core.state import (
     Held,
     Note,
     Opening,
-    Outcome,
     Phase,
     Planning,
     RequestPlan,
@@ -42,7 +42,7 @@ from sailord.core.straggler_rules import keep
 from sailord.core.timeouts import stop_s
 
 
-def ask(state: State, active: Active, change: Change | None) -> Outcome:
+def ask(state: State, active: Active, change: Change | None) -> Step:
     """Ask the planner about all nodes that can be used, for this reason."""
     assert change is not None
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in change.slow)
@@ -56,7 +56,7 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
         return keep(state, active, change.slow, "nobody else is there")
     if not nodes:
         refused = replace(considered, is_refused=True)
-        return replace(state, active=refused), (*settled, note(active, _nobody(state)))
+        return Step(replace(state, active=refused), (*settled, note(active, _nobody(state))))
     alive = is_alive(state, active)
     before = active.phase if isinstance(active.phase, Starting | Running) and alive else None
     request = state.requests + 1
@@ -91,7 +91,7 @@ def ask(state: State, active: Active, change: Change | None) -> Outcome:
         factors,
     )
     told = note(active, f"planning for {_count(nodes)}: {change.reason}")
-    return replace(state, active=asked, requests=request), (*settled, told, question)
+    return Step(replace(state, active=asked, requests=request), (*settled, told, question))
 
 
 def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
@@ -102,7 +102,7 @@ def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
     return set(last.members) <= set(nodes)
 
 
-def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Outcome:
+def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Step:
     """Let all members park at the end of one step, with nothing lost."""
     last = active.generation
     assert last is not None
@@ -117,7 +117,7 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
     return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
 
 
-def look_before(state: State, active: Active) -> Outcome | None:
+def look_before(state: State, active: Active) -> RuleAnswer:
     """What must still be seen of the checkpoint that the next generation would begin from."""
     restore, _ = restore_now(state, active)
     return look_first(state, active, restore)
@@ -129,7 +129,7 @@ def open_next(
     proposal: Proposal,
     reason: str,
     stopped: Point | None = None,
-) -> Outcome:
+) -> RuleAnswer:
     """Store the next generation; only then is anybody told of it."""
     lowers, settles = None, ""
     restore = Restore(stopped or Point(0, 0), "memory")
@@ -140,7 +140,7 @@ def open_next(
             settles = order.id
         else:
             looked = look_before(state, active)
-            if looked is not None:
+            if looked is not PASS:
                 return looked
             if restore.source == "durable" and active.check and active.check.why_none:
                 return close(state, active, "held", active.check.why_none)
@@ -159,7 +159,7 @@ def open_next(
     )
 
 
-def fail(state: State, active: Active) -> Outcome:
+def fail(state: State, active: Active) -> Step:
     """The generation cannot go on. Machines that went away are nobody's fault and count nowhere."""
     assert active.generation is not None
     options = state.options
@@ -195,19 +195,18 @@ def _steps_done(active: Active) -> int:
     return active.step - active.generation.restore.point.step
 
 
-def forgive(state: State, active: Active) -> Outcome:
+def forgive(state: State, active: Active) -> Step:
     """Forget earlier failures; who was left aside for safety's sake may be asked about again."""
     assert active.generation is not None
     was_safe = active.failures >= state.options.failures_until_safe
     considered = frozenset(active.generation.members) if was_safe else active.considered
     comebacks = active.comebacks + was_safe
     forgiven = replace(active, failures=0, considered=considered, comebacks=comebacks)
-    return replace(state, active=forgiven), (
-        note(active, "healthy again: earlier failures count no more"),
-    )
+    said = note(active, "healthy again: earlier failures count no more")
+    return Step(replace(state, active=forgiven), (said,))
 
 
-def close(state: State, active: Active, then: JobState, reason: str) -> Outcome:
+def close(state: State, active: Active, then: JobState, reason: str) -> Step:
     """Store that the generation is over, and none follows it for now."""
     last = active.generation
     phase = Closing(then, reason)
@@ -219,7 +218,7 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Outcome:
     return enter(state, phase, order, note(active, f"closing: {reason}"))
 
 
-def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome:
+def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     """Give the cluster free; a job that is held keeps it, as its snapshots are in its memory."""
     job = replace(active.job, state=then, reason=reason)
     wake: tuple[Command, ...] = ()
@@ -227,7 +226,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome
         wake = (WakeAgents(active.generation.members),)
     if then == "held":
         held = replace(active, job=job, phase=Held(reason, state.now))
-        return replace(state, active=held), wake
+        return Step(replace(state, active=held), wake)
     wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
     # What was ordered while the end was on its way into the store.
     word = last_word(active) if then == "paused" else None
@@ -239,7 +238,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Outcome
     if active.generation is not None:
         generations[job.id] = active.generation
     jobs = {**state.jobs, job.id: job}
-    return replace(state, jobs=jobs, generations=generations, active=None), wake
+    return Step(replace(state, jobs=jobs, generations=generations, active=None), wake)
 
 
 def _nobody(state: State) -> str:
@@ -252,10 +251,10 @@ def _nobody(state: State) -> str:
 # ---- small words --------------------------------------------------------------------------------
 
 
-def enter(state: State, phase: Phase, *commands: Command) -> Outcome:
+def enter(state: State, phase: Phase, *commands: Command) -> Step:
     """Go into a phase, with these orders."""
     assert state.active is not None
-    return replace(state, active=replace(state.active, phase=phase)), commands
+    return Step(replace(state, active=replace(state.active, phase=phase)), commands)
 
 
 def note(active: Active, text: str, *, is_transition: bool = False) -> Note:

@@ -23,7 +23,17 @@ from queue import SimpleQueue
 from tests.mutations.mutations import ROOT, copy_to, run, tests_of
 
 CORES = (
-    *("decide", "transitions", "queries", "replan_triggers", "learn", "restore_point"),
+    *(
+        "decide",
+        "phase_rules",
+        "job_rules",
+        "probing",
+        "transitions",
+        "queries",
+        "replan_triggers",
+        "learn",
+        "restore_point",
+    ),
     *("checkpoint_rules", "nodes", "operator_orders", "generation_record", "drain_status"),
     "straggler_rules",
 )
@@ -104,7 +114,7 @@ def is_missed(change: Change, folder: Path) -> bool:
     path.write_bytes(change.of(text))
     try:
         # What looks at any events takes longest, and so comes last.
-        files = sorted(Path(folder, "tests/decisions").glob("test_*.py"))
+        files = sorted(Path(folder, "tests/sailord/core").glob("test_*.py"))
         names = [str(each.relative_to(folder)) for each in files]
         ordered = sorted(names, key=lambda name: "_any_" in name)
         told = run(tests_of("tests/stories", *ordered), folder)
@@ -135,7 +145,7 @@ def main() -> int:
         folders: SimpleQueue[Path] = SimpleQueue()
         for number in range(asked.at_once):
             folder = copy_to(Path(base, str(number)))
-            (folder / "tests/decisions/conftest.py").write_text(QUICK, encoding="utf-8")
+            (folder / "tests/sailord/core/conftest.py").write_text(QUICK, encoding="utf-8")
             folders.put(folder)
 
         def attempt(change: Change) -> bool:

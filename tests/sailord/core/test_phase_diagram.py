@@ -11,12 +11,12 @@ from unittest.mock import patch
 from agents.protocol.records import GenerationRecord
 from sailord.core import decide
 from sailord.core.nodes import Nodes
+from sailord.core.rule import Step
 from sailord.core.state import (
     Closing,
     Held,
     IntentGiven,
     NodesObserved,
-    Outcome,
     State,
     Stopping,
     Ticked,
@@ -70,18 +70,18 @@ WRONG: tuple[tuple[object, ...], ...] = (
 def lived() -> set[Way]:
     """The ways that the controller goes whatever happens to it."""
     found: set[Way] = set()
-    next_move = decide._next_move
+    next_step = decide.next_step
 
-    def watched(before: State) -> Outcome | None:
-        outcome = next_move(before)
-        after = before if outcome is None else outcome[0]
+    def watched(before: State) -> Step | None:
+        step = next_step(before)
+        after = before if step is None else step.state
         if before.active is not None and after.active is not None:
             way = type(before.active.phase).__name__, type(after.active.phase).__name__
             if way[0] != way[1]:
                 found.add(way)
-        return outcome
+        return step
 
-    with patch.object(decide, "_next_move", watched):
+    with patch.object(decide, "next_step", watched):
         for seed in range(LIVES):
             _live(random.Random(seed))
         for before, event in SELDOM:

@@ -1,0 +1,36 @@
+"""Rules about a job as a whole: it gets the cluster, or has spent its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sailord.core.job_cost import over_budget
+from sailord.core.learn import next_in_queue
+from sailord.core.queries import is_writing
+from sailord.core.rule import PASS, RuleAnswer, Step
+from sailord.core.state import Active, Held, State, Waiting
+from sailord.core.transitions import close
+
+
+def take_next_job(state: State) -> Step | None:
+    """Give the cluster to the first job of the queue."""
+    job = next_in_queue(state)
+    if job is None:
+        return None
+    jobs, generations = dict(state.jobs), dict(state.generations)
+    del jobs[job.id]
+    last = generations.pop(job.id, None)
+    past = replace(job.past, since=state.now, departures=0)
+    job = replace(job, state="running", reason="its turn came", past=past)
+    phase = Waiting("nothing was planned yet", state.now)
+    step = last.restore.point.step if last is not None else 0
+    active = Active(job, phase, last, step=step, advanced_at=state.now)
+    return Step(replace(state, jobs=jobs, generations=generations, active=active))
+
+
+def keep_budget(state: State, active: Active) -> RuleAnswer:
+    """Hold a job that has spent its budget; its snapshots stay in memory."""
+    why = over_budget(state)
+    if not why or is_writing(active) or isinstance(active.phase, Held):
+        return PASS
+    return close(state, active, "held", why)
