@@ -20,7 +20,6 @@ been elected, reads the store and goes on from there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from sailord.core.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
 from sailord.core.job_rules import keep_budget, take_next_job
@@ -32,12 +31,9 @@ from sailord.core.queries import changed_jobs, turned_jobs
 from sailord.core.rule import PASS, RuleAnswer, Step
 from sailord.core.state import (
     Active,
-    Command,
     Event,
-    GiveIntent,
     Note,
     Resign,
-    SettleIntent,
     State,
     WriteJob,
     WriteRefused,
@@ -75,14 +71,10 @@ STEPS_MAX = 32
 
 def decide(state: State, event: Event) -> Step:
     """Return the state after ``event``, and the commands to carry out."""
-    before, state = state, learn(state, event)
+    before, (state, commands) = state, learn(state, event)
     if state.term is None:
         led = before.term is not None and isinstance(event, WriteRefused)
         return Step(state, (Resign("the store holds what another leader wrote"),) if led else ())
-    commands: list[Command] = [SettleIntent(id_) for id_ in state.settled]
-    commands += map(GiveIntent, state.meant)
-    if commands:
-        state = replace(state, settled=(), meant=())
     steps_max = STEPS_MAX + (0 if state.active is None else len(state.active.orders))
     for _ in range(steps_max):
         step = next_step(state)
@@ -92,7 +84,7 @@ def decide(state: State, event: Event) -> Step:
             told = (Note(f"{job.state}: {job.reason}", job.id, True) for job in turned)
             return Step(state, (*written, *told, *commands))
         state = step.state
-        commands += step.commands
+        commands = (*commands, *step.commands)
     raise AssertionError(f"the rules did not come to an end in {steps_max} steps: {state.active}")
 
 

@@ -32,13 +32,16 @@ from sailord.core.checkpoint_records import (
 from sailord.core.checkpoint_rules import hear_of_storage
 from sailord.core.job_cost import charged
 from sailord.core.nodes import Node, Nodes
+from sailord.core.rule import Step
 from sailord.core.state import (
     Active,
     Closing,
+    Command,
     Deposed,
     Elected,
     Event,
     GenerationWritten,
+    GiveIntent,
     Held,
     IntentGiven,
     JobSubmitted,
@@ -51,6 +54,7 @@ from sailord.core.state import (
     ProbeFailed,
     Reported,
     Running,
+    SettleIntent,
     Starting,
     State,
     Stopping,
@@ -74,8 +78,8 @@ _ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
 """What an order makes of a job that does not have the cluster."""
 
 
-def learn(state: State, event: Event) -> State:
-    """Return what is known now that the event has happened."""
+def learn(state: State, event: Event) -> Step:
+    """Fold the event into the state; the commands are its immediate consequences, no decisions."""
     # Where nothing at all reached us, it was we who stood still: silence says nothing of others.
     stood_still = event.at > state.now + state.options.still_s
     leases_since = event.at if stood_still else state.leases_since
@@ -84,12 +88,13 @@ def learn(state: State, event: Event) -> State:
         state, now=max(state.now, event.at), leases_since=leases_since, woken_at=woken_at
     )
     if state.term is None and not isinstance(event, Elected):
-        return state  # Who does not lead looks at everything anew when its turn comes.
+        return Step(state)  # Only the leader follows events; a new one reads the whole store.
+    commands: tuple[Command, ...] = ()
     match event:
         case Elected():
-            state = _take_over(state, event)
+            state, commands = _take_over(state, event)
         case Deposed() | WriteRefused():
-            return State(options=state.options, now=state.now, requests=state.requests)
+            return Step(State(options=state.options, now=state.now, requests=state.requests))
         case NodesObserved():
             state = _see_nodes(state, event.nodes)
         case Reported():
@@ -97,7 +102,7 @@ def learn(state: State, event: Event) -> State:
         case ProbeFailed():
             state = _miss(state, event.node)
         case IntentGiven():
-            state = _note_intents(state, (event.intent, *event.others))
+            state, commands = _note_intents(state, (event.intent, *event.others))
         case JobSubmitted():
             state = _queue(state, event.job, event.durable)
         case PlanFound():
@@ -114,10 +119,10 @@ def learn(state: State, event: Event) -> State:
             state = watched(state)
         case _:
             assert_never(event)
-    return charged(before, _give_up_nodes(state))
+    return Step(charged(before, _give_up_nodes(state)), commands)
 
 
-def _take_over(state: State, event: Elected) -> State:
+def _take_over(state: State, event: Elected) -> Step:
     """Begin from what the store holds, and from nothing that an earlier term believed."""
     jobs = {job.id: job for job in event.jobs}
     generations = {record.job: record for record in event.generations}
@@ -266,10 +271,10 @@ def _miss(state: State, id_: NodeId) -> State:
     return replace(state, nodes=state.nodes.with_({id_: missed}))
 
 
-def _note_intents(state: State, intents: Iterable[Intent]) -> State:
-    """In their order, each once; what many say of nodes is put together once."""
+def _note_intents(state: State, intents: Iterable[Intent]) -> Step:
+    """Take in orders, each once and in their order; the nodes are replaced once for all of them."""
     heard, marked = set(state.intents), dict[NodeId, Node]()
-    marks, meant = dict(state.marks), list(state.meant)
+    marks, commands = dict(state.marks), list[Command]()
     lives = _lives_by_name(state)
     for intent in intents:
         if intent.id in heard:
@@ -279,18 +284,20 @@ def _note_intents(state: State, intents: Iterable[Intent]) -> State:
             case "preempt" | "drain" | "withdraw" | "cordon" | "uncordon" | "quarantine":
                 id_ = NodeId(intent.life) or lives.get(intent.target, NodeId(intent.target))
                 if id_ not in (intent.life, intent.target):
-                    meant.append(replace(intent, life=id_))
+                    commands.append(GiveIntent(replace(intent, life=id_)))
                 marks[id_] = (*marks.get(id_, ()), intent)
                 node = marked.get(id_) or state.nodes.get(id_)
                 if node is not None and not node.is_lost:
                     marked[id_] = _marked(node, intent, state.now)
             case "cancel" | "pause" | "resume" | "replan" | "checkpoint" | "rollback":
-                state = _order(state, intent)
+                state, settled = _order(state, intent)
+                commands += settled
             case _:
                 assert_never(intent.kind)
     nodes = state.nodes.with_(marked) if marked else state.nodes
-    state = replace(state, nodes=nodes, intents=frozenset(heard), meant=tuple(meant))
-    return _without_old_marks(replace(state, marks=marks))
+    state = replace(state, nodes=nodes, intents=frozenset(heard), marks=marks)
+    state, forgotten = _without_old_marks(state)
+    return Step(state, (*commands, *forgotten))
 
 
 def _lives_by_name(state: State) -> dict[str, NodeId]:
@@ -301,15 +308,15 @@ def _lives_by_name(state: State) -> dict[str, NodeId]:
     return {node.record.name: node.record.id for node in in_order}
 
 
-def _without_old_marks(state: State) -> State:
-    """Of thousands of lives that are over, the first are forgotten, here and in the store."""
+def _without_old_marks(state: State) -> Step:
+    """Forget the oldest orders about nodes that are gone, here and in the store."""
     too_many = len(state.marks) - MARKS_MAX
     if too_many <= 0:
-        return state
+        return Step(state)
     old = dict.fromkeys([id_ for id_ in state.marks if id_ not in state.nodes][:too_many])
-    settled = tuple(intent.id for id_ in old for intent in state.marks[id_])
+    settled = tuple(SettleIntent(intent.id) for id_ in old for intent in state.marks[id_])
     marks = {id_: said for id_, said in state.marks.items() if id_ not in old}
-    return replace(state, marks=marks, settled=(*state.settled, *settled))
+    return Step(replace(state, marks=marks), settled)
 
 
 def _welcome(state: State, record: NodeRecord) -> Node:
@@ -340,19 +347,18 @@ def _marked(node: Node, intent: Intent, now: float) -> Node:
             return replace(node, is_cordoned=False, slow="", returned_at=back)
 
 
-def _order(state: State, intent: Intent) -> State:
+def _order(state: State, intent: Intent) -> Step:
+    """Queue an order of the active job for the rules; any other job is changed, or not, at once."""
     active = state.active
     if active is not None and active.job.id == intent.target:
-        return replace(state, active=replace(active, orders=(*active.orders, intent)))
-    state = replace(state, settled=(*state.settled, intent.id))
+        return Step(replace(state, active=replace(active, orders=(*active.orders, intent))))
+    settle = SettleIntent(intent.id)
     job = state.jobs.get(JobId(intent.target))
-    if job is None:
-        return state
-    to = _ORDERED.get((job.state, intent.kind))
-    if to is None:
-        return state
+    to = None if job is None else _ORDERED.get((job.state, intent.kind))
+    if job is None or to is None:
+        return Step(state, (settle,))
     job = replace(job, state=to, reason=intent.reason or f"{intent.kind} was ordered")
-    return replace(state, jobs={**state.jobs, job.id: job})
+    return Step(replace(state, jobs={**state.jobs, job.id: job}), (settle,))
 
 
 def _queue(state: State, job: JobRecord, durable: Durable | None) -> State:

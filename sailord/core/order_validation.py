@@ -43,7 +43,7 @@ def objection(state: State, intent: Intent) -> Problem | None:
 
 def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
     """Of one that does not have the cluster, what is known changes at once or never."""
-    if learn(state, IntentGiven(state.now, intent)).jobs != state.jobs:
+    if learn(state, IntentGiven(state.now, intent)).state.jobs != state.jobs:
         return None
     return _nothing(job.id, intent.kind, f"it is {job.state}", INSTEAD[job.state])
 
@@ -92,7 +92,7 @@ def _of_node(state: State, intent: Intent) -> Problem | None:
     lives = [
         node for node in state.nodes.values() if intent.target in (node.record.id, node.record.name)
     ]
-    after = learn(state, IntentGiven(state.now, intent)).nodes
+    after = learn(state, IntentGiven(state.now, intent)).state.nodes
     if not lives or any(after.get(node.record.id) != node for node in lives):
         return None
     node = max(lives, key=lambda node: (not node.is_lost, node.since))

@@ -193,12 +193,8 @@ class State:
     active: Active | None = None
     intents: frozenset[str] = frozenset()
     """Those that were heard of: each has one effect."""
-    settled: tuple[str, ...] = ()
-    """Those that had all their effect when they were heard; the store is to forget them."""
     marks: Mapping[str, tuple[Intent, ...]] = field(default_factory=dict)
     """What was said of each life of a node, in its order: it holds for as long as that lives."""
-    meant: tuple[Intent, ...] = ()
-    """Those that gave a name, with the life that was meant; the store is to say so."""
     requests: int = 0
 
     def lease_of(self, node: Node) -> float:
