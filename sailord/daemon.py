@@ -235,10 +235,9 @@ class Daemon:
         if was_away:
             feed(StoreReturned(now))
         feed(NodesObserved(now, world.nodes))
-        active = None if state.active is None else state.active.job.id
         durables = dict(world.durables)
         for job in world.jobs:
-            if job.id not in state.jobs and job.id != active:
+            if job.id not in state.jobs:
                 feed(JobSubmitted(now, job, durables.get(job.id)))
         fresh = [intent for intent in world.intents if intent.id not in state.intents]
         if fresh:

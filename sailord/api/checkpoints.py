@@ -95,7 +95,7 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     """All checkpoints of a job that the durable store holds."""
     api, job = request.app[API], job_of(request)
     active = api.shell.shown.active
-    trouble = active.storage_trouble if active is not None and active.job.id == job.id else ""
+    trouble = active.storage_trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
     found = await _reached(asyncio.to_thread(_look, job.saving.uri, JobId(job.id)))
@@ -162,14 +162,14 @@ async def roll_back(request: web.Request) -> web.Response:
     if not ID.match(id_):
         raise InputError(Problem("id", "is no name", NAMES))
     active = api.shell.shown.active
-    if active is None or active.job.id != job.id:
+    if active is None or active.job != job.id:
         cure = "resume it first, or wait for its turn"
         return refusal(409, Problem(job.id, f"it is {job.state}: it has no cluster", cure))
     found = await _found(api, job, request.match_info["step"])
     if isinstance(found, web.Response):
         return found
     _, durable = found
-    newest = api.shell.shown.durables.get(active.job.id)
+    newest = api.shell.shown.durables.get(active.job)
     if newest is not None and durable.point.step > newest.point.step:
         what = f"step {durable.point.step} is beyond the durable step {newest.point.step}"
         return refusal(409, Problem("step", what, "one can only go back"))

@@ -110,7 +110,7 @@ async def _plan_of(api: Api, state: State) -> tuple[dict[str, Any] | None, dict[
         return None, {}
     try:
         async with asyncio.timeout(GLANCE_S):
-            return await _read_plan(api, active.job.id, active.generation.plan)
+            return await _read_plan(api, active.job, active.generation.plan)
     except (TimeoutError, StoreError):
         return None, {}  # The rest of the status does not wait for the store.
 

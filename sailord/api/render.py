@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.protocol.records import JobId, JobRecord, NodeId, Report
+from agents.protocol.records import GenerationRecord, JobId, JobRecord, NodeId, Report
 from sailord.api.types import (
     ActiveView,
     Jobs,
@@ -109,19 +109,21 @@ def leaving_view(state: State) -> tuple[Leaving, ...]:
 
 def jobs_view(state: State) -> Jobs:
     """All jobs: the active one first, then the queue."""
-    active = [] if state.active is None else [state.active.job]
-    rest = sorted(state.jobs.values(), key=lambda j: (-j.priority, j.submitted_at, j.id))
-    return Jobs((*active, *rest))
+    active = None if state.active is None else state.active.job
+    ordered = sorted(
+        state.jobs.values(), key=lambda j: (j.id != active, -j.priority, j.submitted_at, j.id)
+    )
+    return Jobs(tuple(ordered))
 
 
 def job_view(state: State, id_: JobId) -> JobView | None:
     """One job, with its generation."""
     active, durable = state.active, state.durables.get(id_)
-    if active is not None and active.job.id == id_:
+    if active is not None and active.job == id_:
         return JobView(
-            **fields_of(active.job),
+            **fields_of(state.job),
             generation=active.generation,
-            phase=phase_view(active),
+            phase=phase_view(state, active),
             step=active.step,
             durable=durable,
         )
@@ -138,7 +140,7 @@ def fields_of(job: JobRecord) -> dict[str, Any]:
     return {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
 
 
-def phase_view(active: Active) -> PhaseView:
+def phase_view(state: State, active: Active) -> PhaseView:
     """What the job is at, and until when that may take."""
     phase = active.phase
     deadline = phase.deadline if isinstance(phase, Planning | Starting | Stopping) else None
@@ -150,7 +152,7 @@ def phase_view(active: Active) -> PhaseView:
         name=name,
         since=getattr(phase, "since", None),
         deadline=deadline,
-        reason=active.job.reason if reason is None else reason,
+        reason=state.job.reason if reason is None else reason,
     )
 
 
@@ -169,18 +171,18 @@ def active_view(
     active = state.active
     if active is None:
         return None
-    durable = state.durables.get(active.job.id)
+    durable = state.durables.get(active.job)
     durable_step = 0 if durable is None else durable.point.step
-    durable_at = None if durable is None else told_at.get(committed_id(active.job.id, durable))
+    durable_at = None if durable is None else told_at.get(committed_id(active.job, durable))
     members = () if active.generation is None else active.generation.members
     return ActiveView(
-        id=active.job.id,
-        state=active.job.state,
-        priority=active.job.priority,
-        steps=active.job.steps,
+        id=active.job,
+        state=state.job.state,
+        priority=state.job.priority,
+        steps=state.job.steps,
         step=active.step,
         step_age_s=max(now - active.advanced_at, 0.0),
-        phase=phase_view(active),
+        phase=phase_view(state, active),
         generation=active.generation,
         members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
         plan=plan,
@@ -192,7 +194,7 @@ def active_view(
         storage_trouble=active.storage_trouble,
         troubles=_troubles(state, members),
         failures=active.failures,
-        spent=_spent(active, now),
+        spent=_spent(state.job, active.generation, now),
     )
 
 
@@ -213,9 +215,8 @@ def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
     )
 
 
-def _spent(active: Active, now: float) -> Spent:
-    generation = active.generation
-    bill = billed(active.job, generation, now)
+def _spent(job: JobRecord, generation: GenerationRecord | None, now: float) -> Spent:
+    bill = billed(job, generation, now)
     rate = 0.0 if generation is None or not costs(generation) else generation.usd_per_hour
     return Spent(bill.usd, bill.unpriced_s, rate, bill.usd_max)
 
@@ -258,7 +259,7 @@ def waits_for(state: State, id_: JobId) -> tuple[JobId, ...]:
     queue = [job.id for job in in_queue(state)]
     if id_ not in queue:
         return ()
-    active = () if state.active is None else (state.active.job.id,)
+    active = () if state.active is None else (state.active.job,)
     return (*active, *queue[: queue.index(id_)])
 
 

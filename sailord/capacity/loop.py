@@ -331,8 +331,8 @@ class Procurer:
     async def _pause(self, why: str) -> None:
         active = self.cluster.state.active
         if active is not None:
-            id_ = f"capacity-budget-{self._term}-{active.job.id}"
-            await self._give(Intent(id_, "pause", active.job.id, reason=why))
+            id_ = f"capacity-budget-{self._term}-{active.job}"
+            await self._give(Intent(id_, "pause", active.job, reason=why))
 
     # ---- the planner --------------------------------------------------------------------------
 
@@ -345,10 +345,10 @@ class Procurer:
             self._feed(Targeted(now, {}))
             return
         pools = question_of(self.state, self.provider.pools, self.cluster.state)
-        key = (active.job.id, pools)
+        key = (active.job, pools)
         if key == self._asked and now < self._asked_at + WANT_AGAIN_S:
             return
-        wanted = await self._ask_planner(active.job.id, pools)
+        wanted = await self._ask_planner(active.job, pools)
         if wanted is None:
             return
         self._asked, self._asked_at = key, now

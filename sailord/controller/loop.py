@@ -210,7 +210,7 @@ class Shell:
         if active is None:
             return {"term": term}
         number = None if active.generation is None else active.generation.number
-        return {"job": active.job.id, "generation": number, "term": term, "step": active.step}
+        return {"job": active.job, "generation": number, "term": term, "step": active.step}
 
     def _perform(self, command: Command, cause: str) -> None:
         match command:
@@ -432,14 +432,14 @@ class Shell:
         active = self.state.active
         if active is None or active.generation is None or not isinstance(active.phase, Running):
             return
-        name = active.job.id, active.generation.number
+        name = active.job, active.generation.number
         if name != self._foreseen:
             self._foreseen = name
             self._tasks.start(self._look_ahead(active, active.generation))
 
     async def _look_ahead(self, active: Active, generation: GenerationRecord) -> None:
         try:
-            request = await self._request(active.job.id, usable(self.state, active), generation)
+            request = await self._request(active.job, usable(self.state, active), generation)
         except StoreError:
             return  # Then a loss is answered when it is asked about.
         if request is not None:

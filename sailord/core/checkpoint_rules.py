@@ -50,7 +50,7 @@ def hear_of_storage(
         if before is None or before.point.step < event.durable.point.step:
             state = replace(state, durables={**state.durables, event.job: event.durable})
     active = state.active
-    if active is None or active.job.id != event.job:
+    if active is None or active.job != event.job:
         return state
     commit = active.commit
     match event:
@@ -122,12 +122,12 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
 
     One that failed comes last: what is wrong with it need not be wrong with the next.
     """
-    last = state.durables.get(active.job.id)
+    last = state.durables.get(active.job)
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
         report = node.report
         # Of thousands few have any to tell of.
-        if report is None or not report.uploaded or report.job not in (None, active.job.id):
+        if report is None or not report.uploaded or report.job not in (None, active.job):
             continue
         for upload in report.uploaded:
             by_point.setdefault(upload.point, []).append(upload)
@@ -135,24 +135,24 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
         is_late = last is not None and point.step <= last.point.step
         if is_late or point.generation != record.number:
             continue
-        parts = covering(by_point[point], layers=active.job.layers, atoms=active.job.atoms)
+        parts = covering(by_point[point], layers=state.job.layers, atoms=state.job.atoms)
         if parts is not None:
             begun = replace(active, commit=Commit(point))
-            order = WriteManifest(active.job, record, parts, point, last)
+            order = WriteManifest(state.job, record, parts, point, last)
             return Step(replace(state, active=begun), (order,))
     return PASS
 
 
 def sweep(state: State, active: Active) -> RuleAnswer:
     """Tidy up the durable store once a generation runs, and after each commit."""
-    record, durable = active.generation, state.durables.get(active.job.id)
+    record, durable = active.generation, state.durables.get(active.job)
     if durable is None or record is None or not isinstance(active.phase, Running):
         return PASS
     if active.swept == (record.number, durable):
         return PASS
     if any(order.kind == "rollback" for order in active.orders):
         return PASS  # What is gone back to may be older than all that is kept.
-    order = CollectGarbage(active.job, record, durable)
+    order = CollectGarbage(state.job, record, durable)
     return Step(replace(state, active=replace(active, swept=(record.number, durable))), (order,))
 
 
@@ -167,15 +167,15 @@ def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
     """
     if point is None:
         return PASS
-    durable = state.durables.get(active.job.id)
+    durable = state.durables.get(active.job)
     is_done = durable is not None and durable.point.step >= point.step
-    if active.job.saving.uri is None or is_done:
+    if state.job.saving.uri is None or is_done:
         return PASS
     wanted = active.securing
     if wanted is None or wanted.point != point:
         wanted = Securing(point, state.now + state.options.secure_s)
         text = f"waiting for step {point.step} to become durable"
-        note = Note(text, active.job.id)
+        note = Note(text, active.job)
         return Step(replace(state, active=replace(active, securing=wanted)), (note,))
     return PASS if state.now >= wanted.until else WAIT
 
@@ -186,11 +186,11 @@ def obey_checkpoint(state: State, active: Active) -> RuleAnswer:
     record = active.generation
     if not orders or isinstance(active.phase, Opening | Closing):
         return PASS
-    if active.job.saving.uri is None:
+    if state.job.saving.uri is None:
         return _answer(state, active, orders, "no checkpoint: the job names no place for them")
     if record is None or record.state == "closed":
         return _answer(state, active, orders, "no checkpoint: the job does not run")
-    durable, wanted = state.durables.get(active.job.id), active.securing
+    durable, wanted = state.durables.get(active.job), active.securing
     if wanted is None:
         point = newest_complete(state, active, record)
         if point is None:
@@ -209,14 +209,14 @@ def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str)
     rest = tuple(order for order in active.orders if order not in orders)
     settled = replace(active, orders=rest, securing=None)
     settle = (SettleIntent(order.id) for order in orders)
-    commands: tuple[Command, ...] = (Note(text, active.job.id), *settle)
+    commands: tuple[Command, ...] = (Note(text, active.job), *settle)
     return Step(replace(state, active=settled), commands)
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
     """The newest point of the generation of which memory has every piece."""
     held = in_memory(state, active)
-    shape = active.job.layers, active.job.atoms
+    shape = state.job.layers, state.job.atoms
     points = (p for p in complete_points(held, *shape) if p.generation == record.number)
     return max(points, default=None)
 
@@ -229,7 +229,7 @@ def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
 
     ``PASS`` once that is known, either way; ``WAIT`` while it is being checked.
     """
-    durable = state.durables.get(active.job.id)
+    durable = state.durables.get(active.job)
     if restore.source != "durable" or durable is None or restore.point.step > durable.point.step:
         return PASS
     check = active.check
@@ -243,5 +243,5 @@ def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     came_to_nothing = (
         last is not None and last.restore == restore and active.step == restore.point.step
     )
-    order = CheckDurable(active.job, durable, came_to_nothing)
+    order = CheckDurable(state.job, durable, came_to_nothing)
     return Step(replace(state, active=replace(active, check=Check(durable))), (order,))

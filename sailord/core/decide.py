@@ -19,20 +19,21 @@ been elected, reads the store and goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from agents.protocol.records import LIVE
 from sailord.core.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
 from sailord.core.job_rules import keep_budget, take_next_job
 from sailord.core.learn import learn
 from sailord.core.operator_orders import obey
 from sailord.core.phase_rules import advance
 from sailord.core.probing import probe_suspects
-from sailord.core.queries import changed_jobs, turned_jobs
-from sailord.core.rule import PASS, RuleAnswer, Step
+from sailord.core.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.state import (
     Active,
+    Command,
+    Elected,
     Event,
-    Note,
     Resign,
     State,
     WriteJob,
@@ -79,13 +80,29 @@ def decide(state: State, event: Event) -> Step:
     for _ in range(steps_max):
         step = next_step(state)
         if step is None:
-            written = (WriteJob(job) for job in changed_jobs(before, event, state))
-            turned = turned_jobs(before, event, state)
-            told = (Note(f"{job.state}: {job.reason}", job.id, True) for job in turned)
-            return Step(state, (*written, *told, *commands))
+            return Step(state, _jobs_first(before, event, commands))
         state = step.state
         commands = (*commands, *step.commands)
     raise AssertionError(f"the rules did not come to an end in {steps_max} steps: {state.active}")
+
+
+def _jobs_first(before: State, event: Event, commands: Iterable[Command]) -> tuple[Command, ...]:
+    """Put the writes of job records first, each job's last one only, and tell of new states.
+
+    First, since an order is settled only after its effect is stored. A job that leaves the cluster
+    is written before the one that gets it, so that the store never shows two with the cluster.
+    """
+    rest = tuple(each for each in commands if not isinstance(each, WriteJob))
+    written = {each.job.id: each.job for each in commands if isinstance(each, WriteJob)}
+    stored = {j.id: j for j in event.jobs} if isinstance(event, Elected) else before.jobs
+    changed = [job for id_, job in written.items() if stored.get(id_) != job]
+    changed.sort(key=lambda job: (job.state in LIVE, job.id))
+    notes = [
+        state_note(job)
+        for job in changed
+        if job.id not in stored or stored[job.id].state != job.state
+    ]
+    return (*map(WriteJob, changed), *notes, *rest)
 
 
 def next_step(state: State) -> Step | None:

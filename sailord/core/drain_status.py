@@ -35,7 +35,7 @@ def _holds_state(state: State, report: Report, release: Point | None) -> bool:
     active = state.active
     if not report.sealed:
         return False
-    if active is not None and report.job in {None, active.job.id}:
+    if active is not None and report.job in {None, active.job}:
         return release is None or any(
             each.point.generation == release.generation and each.point >= release
             for each in report.sealed

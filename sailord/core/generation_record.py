@@ -19,7 +19,7 @@ def next_record(
     step_s = step_of(active, proposal)
     assert state.term is not None, "only who leads opens a generation"
     return GenerationRecord(
-        job=active.job.id,
+        job=active.job,
         number=1 if last is None else last.number + 1,
         state="open",
         plan=proposal.plan,

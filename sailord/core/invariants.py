@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agents.protocol.records import LIVE, JobId, JobRecord
 from sailord.core.state import (
     AbortGeneration,
     Closing,
@@ -14,6 +15,7 @@ from sailord.core.state import (
     State,
     Stopping,
     WriteGeneration,
+    WriteJob,
 )
 
 
@@ -27,12 +29,27 @@ def check(before: State, after: State, commands: Iterable[Command]) -> None:
         assert after.active is None, "a job is run by somebody who does not lead"
         assert not writes, "somebody writes who does not lead"
         return
+    if after.term == before.term:
+        _check_jobs(before, after, orders)
     for write in writes:
         _check_write(after, write)
     for order in orders:
         if isinstance(order, AbortGeneration):
             _check_abort(after, order)
     _check_phase(after)
+
+
+def _check_jobs(before: State, after: State, commands: Iterable[Command]) -> None:
+    """A job's record and its copy in the store do not drift apart."""
+    if after.jobs is before.jobs:
+        return
+    written: dict[JobId, JobRecord] = {}
+    for command in commands:
+        if isinstance(command, WriteJob):
+            written[command.job.id] = command.job
+    for id_, job in after.jobs.items():
+        stored = written.get(id_, before.jobs.get(id_, job))  # A job that is new was just read.
+        assert job == stored, f"the record of {id_} changed and was not written"
 
 
 def _check_write(state: State, write: WriteGeneration) -> None:
@@ -65,7 +82,7 @@ def _check_phase(state: State) -> None:
     active = state.active
     if active is None:
         return
-    assert active.job.id not in state.jobs, "the active job is in the queue too"
+    assert state.job.state in LIVE, "the active job is not marked as such"
     generation = active.generation
     match active.phase:
         case Starting() | Running():
@@ -78,6 +95,6 @@ def _check_phase(state: State) -> None:
             gap = active.phase.record.number - number
             assert gap in {0, 1}, "a generation is opened out of turn"
         case Closing() if generation is not None:
-            assert generation.job == active.job.id, "another job's generation is closed"
+            assert generation.job == active.job, "another job's generation is closed"
         case _:
             pass

@@ -10,26 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import Bill, GenerationRecord, JobRecord
+from sailord.core.rule import Step, write_job
 from sailord.core.state import State
 
 WRITTEN_EVERY_S = 10.0
 
 
-def charged(before: State, after: State) -> State:
+def charge(before: State, after: State) -> Step:
     """Write down what was spent since the last time, if it is time or the rate is another one."""
     active = after.active
     if active is None or active.generation is None:
-        return after
+        return Step(after)
     then = before.active
-    is_same_job = then is not None and then.job.id == active.job.id
+    is_same_job = then is not None and then.job == active.job
     ran = then.generation if then is not None and is_same_job else active.generation
-    until = active.job.bill.until
+    until = after.job.bill.until
     if ran == active.generation:
         is_due = until is None or after.now >= until + WRITTEN_EVERY_S
         if ran.usd_per_hour is None or not is_due or not costs(ran):
-            return after
-    bill = billed(active.job, ran, after.now)
-    return replace(after, active=replace(active, job=replace(active.job, bill=bill)))
+            return Step(after)
+    bill = billed(after.job, ran, after.now)
+    return write_job(after, replace(after.job, bill=bill))
 
 
 def costs(record: GenerationRecord | None) -> bool:
@@ -51,9 +52,9 @@ def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
 def over_budget(state: State) -> str:
     """Say so where the active job has spent what it may; empty where it has not."""
     active = state.active
-    if active is None or active.job.bill.usd_max is None:
+    if active is None or state.job.bill.usd_max is None:
         return ""
-    bill = billed(active.job, active.generation, state.now)
+    bill = billed(state.job, active.generation, state.now)
     assert bill.usd_max is not None
     if bill.usd < bill.usd_max:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sailord.core.job_cost import over_budget
 from sailord.core.learn import next_in_queue
 from sailord.core.queries import is_writing
-from sailord.core.rule import PASS, RuleAnswer, Step
+from sailord.core.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.state import Active, Held, State, Waiting
 from sailord.core.transitions import close
 
@@ -17,15 +17,15 @@ def take_next_job(state: State) -> Step | None:
     job = next_in_queue(state)
     if job is None:
         return None
-    jobs, generations = dict(state.jobs), dict(state.generations)
-    del jobs[job.id]
+    generations = dict(state.generations)
     last = generations.pop(job.id, None)
     past = replace(job.past, since=state.now, departures=0)
     job = replace(job, state="running", reason="its turn came", past=past)
     phase = Waiting("nothing was planned yet", state.now)
     step = last.restore.point.step if last is not None else 0
-    active = Active(job, phase, last, step=step, advanced_at=state.now)
-    return Step(replace(state, jobs=jobs, generations=generations, active=active))
+    active = Active(job.id, phase, last, step=step, advanced_at=state.now)
+    state, commands = write_job(state, job)
+    return Step(replace(state, generations=generations, active=active), commands)
 
 
 def keep_budget(state: State, active: Active) -> RuleAnswer:

@@ -30,9 +30,9 @@ from sailord.core.checkpoint_records import (
     ManifestWritten,
 )
 from sailord.core.checkpoint_rules import hear_of_storage
-from sailord.core.job_cost import charged
+from sailord.core.job_cost import charge
 from sailord.core.nodes import Node, Nodes
-from sailord.core.rule import Step
+from sailord.core.rule import Step, state_note, write_job
 from sailord.core.state import (
     Active,
     Closing,
@@ -104,7 +104,7 @@ def learn(state: State, event: Event) -> Step:
         case IntentGiven():
             state, commands = _note_intents(state, (event.intent, *event.others))
         case JobSubmitted():
-            state = _queue(state, event.job, event.durable)
+            state, commands = _queue(state, event.job, event.durable)
         case PlanFound():
             state = _answer(state, event)
         case PlanRefused():
@@ -119,7 +119,8 @@ def learn(state: State, event: Event) -> Step:
             state = watched(state)
         case _:
             assert_never(event)
-    return Step(charged(before, _give_up_nodes(state)), commands)
+    state, billed = charge(before, _give_up_nodes(state))
+    return Step(state, (*billed, *commands))
 
 
 def _take_over(state: State, event: Elected) -> Step:
@@ -129,10 +130,7 @@ def _take_over(state: State, event: Elected) -> Step:
     live = sorted((job for job in event.jobs if job.state in LIVE), key=_queue_order)
     active = None
     if live:
-        job = jobs.pop(live[0].id)
-        # An older version could leave two; the others wait for their turn.
-        why = f"{job.id} has the cluster"
-        jobs |= {each.id: replace(each, state="queued", reason=why) for each in live[1:]}
+        job = live[0]
         active = _adopted(job, generations.pop(job.id, None), state, event.at)
     taken = State(
         options=state.options,
@@ -148,7 +146,13 @@ def _take_over(state: State, event: Elected) -> Step:
     taken = _see_nodes(taken, event.nodes)
     if active is not None and active.generation is not None:
         taken = _grant_grace(taken, active.generation.members)
-    return _note_intents(taken, event.intents)
+    commands: list[Command] = []
+    for other in live[1:]:  # An older version could leave two in the store.
+        queued = replace(other, state="queued", reason=f"{live[0].id} has the cluster")
+        taken, written = write_job(taken, queued)
+        commands += written
+    taken, heard = _note_intents(taken, event.intents)
+    return Step(taken, (*commands, *heard))
 
 
 def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: float) -> Active:
@@ -162,7 +166,7 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
     if record is not None:
         step = record.restore.point.step
     # What runs was considered by whoever led before; it need not be reconsidered at once.
-    return Active(job, phase, record, step=step, advanced_at=at, considered_at=at)
+    return Active(job.id, phase, record, step=step, advanced_at=at, considered_at=at)
 
 
 def _grant_grace(state: State, members: Iterable[NodeId]) -> State:
@@ -350,7 +354,7 @@ def _marked(node: Node, intent: Intent, now: float) -> Node:
 def _order(state: State, intent: Intent) -> Step:
     """Queue an order of the active job for the rules; any other job is changed, or not, at once."""
     active = state.active
-    if active is not None and active.job.id == intent.target:
+    if active is not None and active.job == intent.target:
         return Step(replace(state, active=replace(active, orders=(*active.orders, intent))))
     settle = SettleIntent(intent.id)
     job = state.jobs.get(JobId(intent.target))
@@ -358,15 +362,19 @@ def _order(state: State, intent: Intent) -> Step:
     if job is None or to is None:
         return Step(state, (settle,))
     job = replace(job, state=to, reason=intent.reason or f"{intent.kind} was ordered")
-    return Step(replace(state, jobs={**state.jobs, job.id: job}), (settle,))
+    state, commands = write_job(state, job)
+    return Step(state, (*commands, settle))
 
 
-def _queue(state: State, job: JobRecord, durable: Durable | None) -> State:
-    if job.id in state.jobs or (state.active is not None and state.active.job.id == job.id):
-        return state
-    if durable is not None:  # It goes on from a checkpoint that somebody named.
+def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:
+    """Take in a job that was submitted; its record is in the store already."""
+    if job.id in state.jobs:
+        return Step(state)
+    if durable is not None:  # It was submitted to continue from this checkpoint.
         state = replace(state, durables={**state.durables, job.id: durable})
-    return replace(state, jobs={**state.jobs, job.id: job})
+    state = state.with_job(job)
+    is_taken_at_once = state.active is None and next_in_queue(state) == job
+    return Step(state, () if is_taken_at_once else (state_note(job),))
 
 
 def _answer(state: State, event: PlanFound | PlanRefused) -> State:
@@ -384,7 +392,7 @@ def _answer(state: State, event: PlanFound | PlanRefused) -> State:
 
 def _recorded(state: State, record: GenerationRecord) -> State:
     active = state.active
-    if active is None or active.job.id != record.job:
+    if active is None or active.job != record.job:
         return state
     match active.phase:
         case Opening() if record == active.phase.record:

@@ -8,8 +8,8 @@ from agents.protocol.records import Intent
 from sailord.core.job_cost import over_budget
 from sailord.core.queries import is_alive, is_writing
 from sailord.core.replan_triggers import order_at_hand
-from sailord.core.rule import PASS, RuleAnswer, Step
-from sailord.core.state import Active, Held, Note, SettleIntent, State, Stopping, Waiting
+from sailord.core.rule import PASS, RuleAnswer, Step, write_job
+from sailord.core.state import Active, Command, Held, Note, SettleIntent, State, Stopping, Waiting
 from sailord.core.transitions import close, enter, stop, without
 
 
@@ -29,17 +29,17 @@ def obey(state: State, active: Active) -> RuleAnswer:
         case "pause":
             return close(state, active, "paused", reason)
         case "rollback" if isinstance(active.phase, Held) and over_budget(state):
-            said = Note(f"does not go back: {over_budget(state)}", active.job.id)
+            said = Note(f"does not go back: {over_budget(state)}", active.job)
             return _settled(state, active, order, said)
         case "resume" | "rollback" if isinstance(active.phase, Held):
-            job = replace(active.job, state="running", reason=reason)
-            again = replace(active, job=job, failures=0, not_before=state.now, is_refused=False)
+            job = replace(state.job, state="running", reason=reason)
+            again = replace(active, failures=0, not_before=state.now, is_refused=False)
             again = replace(again, considered=frozenset(), check=None)
-            waiting = Waiting(reason, state.now)
-            if order.kind == "rollback":
-                return enter(replace(state, active=again), waiting)
-            again = without(again, order)
-            return enter(replace(state, active=again), waiting, SettleIntent(order.id))
+            settle: tuple[Command, ...] = ()
+            if order.kind == "resume":
+                again, settle = without(again, order), (SettleIntent(order.id),)
+            state, written = write_job(replace(state, active=again), job)
+            return enter(state, Waiting(reason, state.now), *written, *settle)
         case "replan" if isinstance(active.phase, Held):
             return _settled(state, active, order)  # Whoever resumes it has it planned anew.
         case "replan" | "rollback":

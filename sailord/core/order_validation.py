@@ -30,10 +30,10 @@ def objection(state: State, intent: Intent) -> Problem | None:
         return None
     if intent.kind in {"drain", "preempt", "withdraw", "cordon", "uncordon"}:
         return _of_node(state, intent)
-    if active is not None and active.job.id == intent.target:
+    if active is not None and active.job == intent.target:
         if intent.kind == "rollback" and (why := over_budget(state)):
-            return _nothing(active.job.id, intent.kind, why, "submit it again with more to spend")
-        return _of_active(active, intent.kind)
+            return _nothing(active.job, intent.kind, why, "submit it again with more to spend")
+        return _of_active(state.job, active, intent.kind)
     job = state.jobs.get(JobId(intent.target))
     return None if job is None else _of_job(state, job, intent)
 
@@ -48,8 +48,8 @@ def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
     return _nothing(job.id, intent.kind, f"it is {job.state}", INSTEAD[job.state])
 
 
-def _of_active(active: Active, kind: IntentKind) -> Problem | None:
-    job, record, heading = active.job, active.generation, last_word(active)
+def _of_active(job: JobRecord, active: Active, kind: IntentKind) -> Problem | None:
+    record, heading = active.generation, last_word(active)
     if heading == "cancel" or _ends(active):
         return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
     is_held = isinstance(active.phase, Held)

@@ -21,7 +21,7 @@ from sailord.core.queries import (
     stopped_at,
 )
 from sailord.core.replan_triggers import change_wanted, last_word, order_at_hand, usable
-from sailord.core.rule import PASS, WAIT, RuleAnswer, Step
+from sailord.core.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.state import (
     AbortGeneration,
     Active,
@@ -131,19 +131,16 @@ def _weigh(state: State, active: Active, phase: Planning, proposal: Proposal) ->
     cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
     if cannot_stop and (looked := look_before(state, active)) is not PASS:
         return looked
-    reason = phase.reason
+    reason, written = phase.reason, tuple[Command, ...]()
     if not phase.is_forced:
         reason = f"{reason}: {proposal.why.removeprefix('move: ')}"
-        past = replace(active.job.past, moved_at=state.now)
-        active = replace(active, job=replace(active.job, past=past))
-        state = replace(state, active=active)
+        past = replace(state.job.past, moved_at=state.now)
+        state, written = write_job(state, replace(state.job, past=past))
     state, marks = leave_out(state, phase)
-    if not cannot_stop:
-        state, orders = stop(state, active, proposal, reason)
-        return Step(state, (*marks, *orders))
-    opened = open_next(state, active, proposal, reason)
-    assert isinstance(opened, Step), "the checkpoint was looked at above"
-    return Step(opened.state, (*marks, *opened.commands))
+    move = open_next if cannot_stop else stop
+    moved = move(state, active, proposal, reason)
+    assert isinstance(moved, Step), "the checkpoint was checked above"
+    return Step(moved.state, (*written, *marks, *moved.commands))
 
 
 def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer:
@@ -211,7 +208,7 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
     assert active.generation is not None
     if not is_alive(state, active):
         return fail(state, active)
-    steps = active.job.steps
+    steps = state.job.steps
     is_done = steps is not None and active.step >= steps
     if is_done and all_members(state, active.generation, "stopped"):
         kept = secure(state, active, stopped_at(state, active.generation))

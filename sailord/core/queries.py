@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from agents.protocol.records import (
-    LIVE,
     Durable,
     GenerationRecord,
-    JobId,
-    JobRecord,
     NodeId,
     Point,
     Report,
@@ -25,9 +21,6 @@ from sailord.core.restore_point import failure_domains, release_point, restore_p
 from sailord.core.state import (
     Active,
     Closing,
-    Elected,
-    Event,
-    JobSubmitted,
     Opening,
     Planning,
     State,
@@ -199,14 +192,14 @@ def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]
         (id_, sealed)
         for id_, node in sorted(state.nodes.items())
         if node.report is not None and not node.is_lost and _speaks(node)
-        if node.report.job in {None, active.job.id}
+        if node.report.job in {None, active.job}
         for sealed in node.report.sealed
     )
 
 
 def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
     """Choose the restore point, and the older checkpoint that then counts as the newest, if any."""
-    durable = state.durables.get(active.job.id)
+    durable = state.durables.get(active.job)
     lowers = None
     check = active.check
     if check is not None and check.of == durable and check.found not in {None, durable}:
@@ -216,8 +209,8 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
         return Restore(order.durable.point, "durable"), order.durable
     restore = restore_point(
         in_memory(state, active),
-        layers=active.job.layers,
-        atoms=active.job.atoms,
+        layers=state.job.layers,
+        atoms=state.job.atoms,
         last=active.generation,
         durable=durable,
     )
@@ -231,11 +224,11 @@ def release_now(state: State) -> Point | None:
         return None
     point = release_point(
         in_memory(state, active),
-        layers=active.job.layers,
-        atoms=active.job.atoms,
+        layers=state.job.layers,
+        atoms=state.job.atoms,
         record=active.generation,
-        durable=state.durables.get(active.job.id),
-        domains=failure_domains(_copy_zones(state, active), active.job.saving.survive),
+        durable=state.durables.get(active.job),
+        domains=failure_domains(_copy_zones(state, active), state.job.saving.survive),
     )
     if point is not None and active.securing is not None:
         point = min(point, active.securing.point)
@@ -260,42 +253,7 @@ def answer_to(state: State, report: Report, release: Point | None) -> ReportRepl
     """What an agent may forget of the active job, and what it is to make durable now."""
     active = state.active
     every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
-    if active is None or report.job != active.job.id:
+    if active is None or report.job != active.job:
         return ReportReply(state.term, every_s=every_s)
     upload = None if active.securing is None else active.securing.point
     return ReportReply(state.term, release, upload, every_s)
-
-
-def changed_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
-    """Jobs whose record is another one than the store's, and so must be written."""
-    stored = _stored_jobs(before, event)
-    return _in_order(job for id_, job in _all_jobs(after).items() if stored.get(id_) != job)
-
-
-def turned_jobs(before: State, event: Event, after: State) -> tuple[JobRecord, ...]:
-    """Jobs that came into another state."""
-    # Whose submission is heard stands in the store already, and has yet to be told of.
-    known = _all_jobs(before) if isinstance(event, JobSubmitted) else _stored_jobs(before, event)
-    now = _all_jobs(after).items()
-    return _in_order(j for id_, j in now if id_ not in known or known[id_].state != j.state)
-
-
-def _in_order(jobs: Iterable[JobRecord]) -> tuple[JobRecord, ...]:
-    # Who leaves the cluster comes before who gets it: never do two have it in the store.
-    return tuple(sorted(jobs, key=lambda job: (job.state in LIVE, job.id)))
-
-
-def _stored_jobs(before: State, event: Event) -> dict[JobId, JobRecord]:
-    """What stands in the store when the event is heard."""
-    match event:
-        case Elected():
-            return {job.id: job for job in event.jobs}
-        case JobSubmitted():
-            return {event.job.id: event.job, **_all_jobs(before)}
-        case _:
-            return _all_jobs(before)
-
-
-def _all_jobs(state: State) -> dict[JobId, JobRecord]:
-    active = {} if state.active is None else {state.active.job.id: state.active.job}
-    return {**state.jobs, **active}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
-from sailord.core.state import Command, State
+from agents.protocol.records import JobRecord
+from sailord.core.state import Command, Note, State, WriteJob
 
 
 class NoStep(Enum):
@@ -29,3 +30,15 @@ class Step(NamedTuple):
 
 
 RuleAnswer = Step | Literal[NoStep.PASS, NoStep.WAIT]
+
+
+def write_job(state: State, job: JobRecord) -> Step:
+    """Change a job's record, in the state and in the store; no commands if it is the same."""
+    if job == state.jobs[job.id]:
+        return Step(state)
+    return Step(state.with_job(job), (WriteJob(job),))
+
+
+def state_note(job: JobRecord) -> Note:
+    """Tell of the state that a job came into."""
+    return Note(f"{job.state}: {job.reason}", job.id, is_transition=True)

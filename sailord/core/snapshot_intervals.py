@@ -82,9 +82,9 @@ def _memory_every(step_s: float, seen: Seen) -> int:
 
 def intervals_now(state: State, active: Active, predicted_s: float) -> Intervals:
     """Choose for the next generation, from what was heard of the last."""
-    past = active.job.past
+    past = state.job.past
     return intervals(
-        active.job.saving,
+        state.job.saving,
         step_s=active.step_s or predicted_s,
         seen=_seen(state, active),
         observed_s=0.0 if past.since is None else max(0.0, state.now - past.since),
@@ -111,4 +111,4 @@ def departures(state: State, active: Active) -> int:
     members = () if active.generation is None else active.generation.members
     nodes = (state.nodes.get(id_) for id_ in members)
     leaving = sum(n is None or n.is_lost or n.leaving_since is not None for n in nodes)
-    return active.job.past.departures + leaving
+    return state.job.past.departures + leaving

@@ -7,7 +7,7 @@ command ends in an event, even in failure. All of it is plain data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.protocol.records import (
     Durable,
@@ -137,7 +137,7 @@ class Kept:
 class Active:
     """The one job that has the cluster."""
 
-    job: JobRecord
+    job: JobId
     phase: Phase
     generation: GenerationRecord | None = None
     step: int = 0
@@ -186,7 +186,7 @@ class State:
     """When we last went on after a nap: steps that were done meanwhile are only heard of now."""
     nodes: Nodes = field(default_factory=Nodes)
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
-    """All but the active one."""
+    """All jobs, the active one among them."""
     generations: Mapping[JobId, GenerationRecord] = field(default_factory=dict)
     """The last generation of each job that is not active."""
     durables: Mapping[JobId, Durable] = field(default_factory=dict)
@@ -196,6 +196,16 @@ class State:
     marks: Mapping[str, tuple[Intent, ...]] = field(default_factory=dict)
     """What was said of each life of a node, in its order: it holds for as long as that lives."""
     requests: int = 0
+
+    @property
+    def job(self) -> JobRecord:
+        """The record of the active job."""
+        assert self.active is not None, "no job is active"
+        return self.jobs[self.active.job]
+
+    def with_job(self, job: JobRecord) -> State:
+        """Return the state with this record of a job; whoever changes one emits ``WriteJob``."""
+        return replace(self, jobs={**self.jobs, job.id: job})
 
     def lease_of(self, node: Node) -> float:
         """After so long without a word the store forgets the node."""

@@ -123,7 +123,7 @@ def keep(
     active = replace(active, kept_slow=kept)
     names = ", ".join(_name(state, id_) for id_ in slow)
     told = f"stays with {names}, slow as it is: {why}"
-    said = Note(told, active.job.id, is_transition=True)
+    said = Note(told, active.job, is_transition=True)
     return Step(replace(state, active=active), (said,))
 
 
@@ -152,7 +152,7 @@ def take_back(state: State, active: Active) -> RuleAnswer:
     why = "there is no plan without it"
     intents = [Intent(f"slow-back-{id_}-{number}", "uncordon", id_, None, why) for id_ in back]
     names = ", ".join(node.record.name for node in back.values())
-    said = Note(f"takes back {names}, slow as it is: {why}", active.job.id, is_transition=True)
+    said = Note(f"takes back {names}, slow as it is: {why}", active.job, is_transition=True)
     after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)
     return Step(after, (*orders, said))
 

@@ -17,7 +17,7 @@ from sailord.core.replan_triggers import (
     order_at_hand,
     usable,
 )
-from sailord.core.rule import PASS, RuleAnswer, Step
+from sailord.core.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.snapshot_intervals import departures
 from sailord.core.state import (
     Active,
@@ -81,7 +81,7 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
     asked = replace(considered, phase=phase, is_refused=False)
     question = RequestPlan(
         request,
-        active.job.id,
+        active.job,
         nodes,
         active.generation,
         is_safe,
@@ -149,11 +149,12 @@ def open_next(
     text = f"generation {record.number} on {_count(record.members)} from step"
     text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
     active = ask_again_in(state, active, proposal.ask_again_s)
-    past = replace(active.job.past, departures=departures(state, active))
-    job = replace(active.job, past=past)
+    past = replace(state.job.past, departures=departures(state, active))
+    state, written = write_job(replace(state, active=active), replace(state.job, past=past))
     return enter(
-        replace(state, active=replace(active, job=job)),
+        state,
         Opening(record, proposal, lowers),
+        *written,
         WriteGeneration(record, active.generation, lowers, settles),
         note(active, text, is_transition=True),
     )
@@ -220,13 +221,14 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Step:
 
 def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     """Give the cluster free; a job that is held keeps it, as its snapshots are in its memory."""
-    job = replace(active.job, state=then, reason=reason)
+    job = replace(state.job, state=then, reason=reason)
     wake: tuple[Command, ...] = ()
     if active.generation is not None:
         wake = (WakeAgents(active.generation.members),)
     if then == "held":
-        held = replace(active, job=job, phase=Held(reason, state.now))
-        return Step(replace(state, active=held), wake)
+        state, written = write_job(state, job)
+        held = replace(active, phase=Held(reason, state.now))
+        return Step(replace(state, active=held), (*written, *wake))
     wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
     # What was ordered while the end was on its way into the store.
     word = last_word(active) if then == "paused" else None
@@ -237,8 +239,8 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
     generations = dict(state.generations)
     if active.generation is not None:
         generations[job.id] = active.generation
-    jobs = {**state.jobs, job.id: job}
-    return Step(replace(state, jobs=jobs, generations=generations, active=None), wake)
+    state, written = write_job(state, job)
+    return Step(replace(state, generations=generations, active=None), (*written, *wake))
 
 
 def _nobody(state: State) -> str:
@@ -259,7 +261,7 @@ def enter(state: State, phase: Phase, *commands: Command) -> Step:
 
 def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
     """Say something of the job; a transition stands in its history."""
-    return Note(text, active.job.id, is_transition)
+    return Note(text, active.job, is_transition)
 
 
 def without(active: Active, order: Intent) -> Active:

@@ -40,7 +40,7 @@ class Teller:
     def note(self, note: Note, state: State, cause: str, at: float) -> None:
         """Log a decision's sentence, and keep it if something changed by it."""
         active, term = state.active, state.term or 0
-        about = active if active is not None and active.job.id == note.job else None
+        about = active if active is not None and active.job == note.job else None
         generation, step = _where(about)
         log.info(note.text, job=note.job, generation=generation, step=step, term=term, cause=cause)
         id_ = self.feed.next_id(at)
@@ -58,7 +58,7 @@ class Teller:
         """
         self.under_way, move = watch(self.under_way, before, after)
         if move is not None and after.active is not None:
-            self._tell_move(move, after.active.job.id, after)
+            self._tell_move(move, after.active.job, after)
         if after.term is None:
             return
         is_new_here = before.term == after.term
@@ -138,14 +138,14 @@ def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
         known_trouble = "" if before.active is None else before.active.storage_trouble
         if trouble != known_trouble:
             text = f"the durable store: {trouble}"
-            yield _happening("note", text, after, job=after.active.job.id), ""
+            yield _happening("note", text, after, job=after.active.job), ""
     yield from _changes_of_job(before, after)
 
 
 def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, str]]:
     now, then = after.active, before.active
     if now is not None and now.generation is not None:
-        job, number = now.job.id, now.generation.number
+        job, number = now.job, now.generation.number
         known = then.generation.number if then is not None and then.generation else 0
         # One that was closed before a pause is taken up again with its job, and opens no more.
         if number > known and now.generation.state != "closed":
@@ -156,10 +156,10 @@ def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, st
             text = f"generation {number} runs"
             happening = _happening("generation_running", text, after, job=job)
             yield happening, f"{job}.{number}.running"
-    if now is not None and now.job.state == "held" and then and then.job.state != "held":
-        yield _happening("job_held", now.job.reason, after, job=now.job.id), ""
+    if now is not None and after.job.state == "held" and then and before.job.state != "held":
+        yield _happening("job_held", after.job.reason, after, job=now.job), ""
     if then is not None and now is None:
-        ended = after.jobs.get(then.job.id)
+        ended = after.jobs.get(then.job)
         if ended is not None and ended.state in {"done", "failed", "cancelled"}:
             text = f"{ended.state}: {ended.reason}"
             yield _happening("job_finished", text, after, job=ended.id), ""

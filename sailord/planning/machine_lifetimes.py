@@ -51,5 +51,5 @@ class MachineLifetimes:
         """What the planner needs to judge a reconfiguration now."""
         ages = tuple((id_, state.now - node.since) for id_, node in state.nodes.items())
         settle_s = state.options.additions_gather_s
-        moved_at = None if state.active is None else state.active.job.past.moved_at
+        moved_at = None if state.active is None else state.job.past.moved_at
         return MoveContext(state.now, self.history, ages, moved_at, settle_s)

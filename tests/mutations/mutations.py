@@ -90,6 +90,19 @@ MUTATIONS = [
             "    await_commit,\n    #",
             "    #",
         ),
+        (
+            "who gets the cluster is written before who leaves it",
+            "key=lambda job: (job.state in LIVE, job.id)",
+            "key=lambda job: (job.state not in LIVE, job.id)",
+        ),
+    ),
+    *_core(
+        "sailord/core/rule.py",
+        (
+            "a job's record changes and the store is not told",
+            "return Step(state.with_job(job), (WriteJob(job),))",
+            "return Step(state.with_job(job))",
+        ),
     ),
     *_core(
         "sailord/core/transitions.py",
@@ -204,11 +217,6 @@ MUTATIONS = [
             "a record is written while a stop is on its way",
             'return active.generation is not None and active.generation.state == "open"',
             "return False",
-        ),
-        (
-            "who gets the cluster is written before who leaves it",
-            "key=lambda job: (job.state in LIVE, job.id)",
-            "key=lambda job: (job.state not in LIVE, job.id)",
         ),
         (
             "who cannot be heard is waited for for ever",

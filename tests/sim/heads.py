@@ -200,8 +200,7 @@ class Head(Process):
         assert isinstance(answer, Everything)
         self.feed(NodesObserved(self.now, answer.nodes))
         for job in answer.jobs:
-            active = self.state.active
-            if job.id not in self.state.jobs and (active is None or active.job.id != job.id):
+            if job.id not in self.state.jobs:
                 self.feed(JobSubmitted(self.now, job))
         heard = self.state.intents
         told = [i for i in answer.intents if i.id not in heard or self.random.random() < TWICE]

@@ -77,7 +77,7 @@ def unrest(world: World) -> str:
         return f"stuck in {active.phase}"
     if active.generation is None:
         return "its first plan is being made"
-    steps = world.checker.steps.get((active.job.id, active.generation.number), [(0.0, 0)])
+    steps = world.checker.steps.get((active.job, active.generation.number), [(0.0, 0)])
     return "" if steps[-1][0] > world.clock.now - LOOK_S else f"no step since {steps[-1][0]:.1f}"
 
 

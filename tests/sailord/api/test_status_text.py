@@ -121,10 +121,11 @@ def shown(case: Case) -> str:
         active = replace(
             known.active,
             phase=case.phase,
-            job=record,
+            job=record.id,
             generation=case.generation,
             securing=case.securing,
         )
+        known = known.with_job(record)
         known = replace(known, active=active, durables={JOB: DURABLE} if case.has_plan else {})
     plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None
     told_at = {committed_id(JOB, DURABLE): NOW - 90}

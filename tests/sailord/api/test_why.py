@@ -20,7 +20,8 @@ def waiting(id_: str, priority: int, submitted_at: float):
 
 QUEUE = {each.id: each for each in (waiting("late", 0, 9.0), waiting("first", 0, 5.0))}
 URGENT = waiting("urgent", 7, 10.0)
-BUSY = replace(state(Running(BEGAN)), jobs={**QUEUE, URGENT.id: URGENT})
+BUSY = state(Running(BEGAN)).with_job(URGENT)
+BUSY = replace(BUSY, jobs=BUSY.jobs | QUEUE)
 
 
 def test_who_waits_is_told_behind_whom() -> None:

@@ -113,10 +113,16 @@ def job(**others: Any) -> JobRecord:
     return replace(JobRecord(JOB, "running", bill=Bill(until=NOW)), **others)
 
 
-def state(phase: Phase | None = None, *nodes: Node, **others: Any) -> State:
+_job = job  # ``state`` has an argument of that name.
+
+
+def state(
+    phase: Phase | None = None, *nodes: Node, job: JobRecord | None = None, **others: Any
+) -> State:
     """A leader with one active job, whose generation runs on ``a`` and ``b`` unless said."""
     known = nodes or (node(A), node(B))
-    active = Active(job(), phase or Running(BEGAN), G, step=40, advanced_at=NOW - 0.5)
+    of = job or _job()
+    active = Active(of.id, phase or Running(BEGAN), G, step=40, advanced_at=NOW - 0.5)
     active = replace(active, considered=frozenset((A, B)), considered_at=BEGAN)
     active = replace(active, **others)
     return State(
@@ -124,6 +130,7 @@ def state(phase: Phase | None = None, *nodes: Node, **others: Any) -> State:
         term=TERM,
         leases_since=0.0,
         nodes=Nodes({each.record.id: each for each in known}),
+        jobs={of.id: of},
         active=active,
     )
 

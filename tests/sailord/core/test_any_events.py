@@ -228,11 +228,11 @@ class Play:
             return []
         point, written = active.commit.point, active.commit.durable
         if not is_fine:
-            return [CommitFailed(self.now, active.job.id, point, "it is away")]
+            return [CommitFailed(self.now, active.job, point, "it is away")]
         if written is None:
             made = durable(point.step, point.generation)
-            return [ManifestWritten(self.now, active.job.id, made)]
-        return [CheckpointCommitted(self.now, active.job.id, written)]
+            return [ManifestWritten(self.now, active.job, made)]
+        return [CheckpointCommitted(self.now, active.job, written)]
 
 
 histories = st.lists(goes_on | goes_wrong, min_size=10, max_size=60)

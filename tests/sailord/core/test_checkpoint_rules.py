@@ -388,10 +388,10 @@ def test_a_look_holds_up_a_move_that_has_no_time_to_stop_first():
     proposal = Proposal("p2", (A,), True, "why", iteration_s=1.0)
     world.tell(PlanFound, asked.request, proposal)
     (check,) = world.ordered(CheckDurable)
-    before = world.state.active.job
+    before = world.state.job
     for _ in range(3):
         assert world.tell(Ticked) == ()
-    assert world.state.active.job == before
+    assert world.state.job == before
     world.tell(DurableChecked, JOB, check.durable, check.durable)
     (opened,) = world.ordered(WriteGeneration)
     assert opened.record.restore == Restore(Point(10, 2), "durable")

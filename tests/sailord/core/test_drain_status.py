@@ -89,7 +89,7 @@ def test_what_a_job_that_waits_left_in_memory_is_needed(
 ) -> None:
     other = JobId("other")
     holds = leaving(report(C, "idle", step=0, sealed=(40,), job=other))
-    now = replace(after_move(holds, 50), jobs={other: job(id=other, state=of)})
+    now = after_move(holds, 50).with_job(job(id=other, state=of))
     if kept is not None:
         now = replace(now, durables={other: durable(kept)})
     assert drained(now) == (frozenset({C}) if is_free else frozenset())

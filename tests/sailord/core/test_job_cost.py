@@ -40,7 +40,7 @@ PRICED = replace(G, usd_per_hour=36.0)
 
 def bill_of(known: State) -> Bill:
     assert known.active is not None
-    return known.active.job.bill
+    return known.job.bill
 
 
 def written(commands: tuple[object, ...]) -> list[JobRecord]:
@@ -70,7 +70,7 @@ def test_another_rate_begins_with_another_generation() -> None:
     )
     after, commands = act(opening, GenerationWritten(NOW + 5, following))
     assert written(commands)[0].bill == bill_of(after) == Bill(usd=0.05, until=NOW + 5)
-    assert round(billed(after.active.job, following, NOW + 6).usd, 9) == 0.07
+    assert round(billed(after.job, following, NOW + 6).usd, 9) == 0.07
 
 
 def test_who_leads_next_goes_on_from_what_is_stored() -> None:

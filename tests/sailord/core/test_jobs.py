@@ -82,9 +82,9 @@ def queue(*jobs: tuple[str, int, float]) -> State:
 def test_whose_turn_it_is(jobs: list[tuple[str, int, float]], first: str) -> None:
     after, commands = act(queue(*jobs), Ticked(NOW))
     assert after.active is not None
-    assert after.active.job.id == first
-    assert commands == (WriteJob(after.active.job),)
-    assert after.active.job.state == "running"
+    assert after.active.job == first
+    assert commands == (WriteJob(after.job),)
+    assert after.job.state == "running"
 
 
 def test_a_job_that_is_submitted_twice_is_one_job() -> None:
@@ -98,18 +98,17 @@ def test_a_job_that_is_submitted_twice_is_one_job() -> None:
 
 def test_a_job_that_has_the_cluster_is_not_queued_again() -> None:
     after, _ = act(state(), JobSubmitted(NOW, job(state="queued")))
-    assert after.jobs == {}
+    assert after.jobs == {JOB: job()}
 
 
 def test_the_next_job_takes_over_where_one_is_done() -> None:
     closed = replace(G, state="closed")
-    before = replace(
-        state(Closing("done", "all steps"), generation=closed),
-        jobs={JobId("other"): job(id=JobId("other"), state="queued")},
+    before = state(Closing("done", "all steps"), generation=closed).with_job(
+        job(id=JobId("other"), state="queued")
     )
     after, commands = act(before, Ticked(NOW))
     assert after.active is not None
-    assert after.active.job.id == "other"
+    assert after.active.job == "other"
     assert after.generations == {JOB: closed}
     assert commands == (
         WriteJob(job(state="done", reason="all steps")),
@@ -190,7 +189,7 @@ def test_nothing_but_an_order_takes_a_job_out_of_hold() -> None:
 )
 def test_orders_to_a_job_that_does_not_have_the_cluster(kind: str, was: str, becomes: str) -> None:
     other = JobId("other")
-    before = replace(state(), jobs={other: job(id=other, state=was)})
+    before = state().with_job(job(id=other, state=was))
     after, commands = act(before, IntentGiven(NOW, order(kind, other)))
     assert after.jobs[other].state == becomes
     assert SettleIntent("order") in commands
@@ -313,7 +312,7 @@ def test_each_turn_of_a_job_is_told_with_its_reason() -> None:
     waits = queue(("j", 0, 1.0))
     new = job(id=JobId("k"), state="queued", submitted_at=2.0, reason="submitted")
     after, commands = decide(waits, JobSubmitted(NOW, new))
-    assert told(commands) == ["k queued: submitted", "j running: its turn came"]
+    assert told(commands) == ["j running: its turn came", "k queued: submitted"]
     for kind, became in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         intent = Intent(f"i-{kind}", kind, "k", reason=f"{kind}: because")  # type: ignore[arg-type] # one of the kinds
         after, commands = decide(after, IntentGiven(NOW, intent))

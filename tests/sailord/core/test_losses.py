@@ -408,7 +408,7 @@ def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
     past = Past(since=BEGAN, departures=2, moved_at=BEGAN + 5)
     after, commands = act(State(), elected(jobs=(job(past=past),)))
     assert after.active is not None
-    assert (after.active.job.past, commands) == (past, ())
+    assert (after.job.past, commands) == (past, ())
     lost = replace(after, nodes=after.nodes.with_({B: replace(after.nodes[B], lost_at=NOW)}))
     assert lost.active is not None
     assert departures(lost, lost.active) == 3

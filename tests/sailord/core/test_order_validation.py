@@ -52,7 +52,7 @@ KEEPS = state(Running(BEGAN), job=job(saving=KEPT))
 
 def waits(of: JobState) -> State:
     """The job at hand runs; another one is in this state."""
-    return replace(state(), jobs={OTHER: job(id=OTHER, state=of)})
+    return state().with_job(job(id=OTHER, state=of))
 
 
 def nodes(**others: object) -> State:

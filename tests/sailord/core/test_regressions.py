@@ -164,7 +164,7 @@ def test_what_is_ordered_while_a_pause_is_stored_counts(
     after, _ = act(before, GenerationWritten(NOW + 1, replace(STOPPED, state="closed")))
     states = {each.id: each.state for each in after.jobs.values()}
     if after.active is not None:  # Who is queued, and alone, gets the cluster again at once.
-        states[after.active.job.id] = "queued"
+        states[after.active.job] = "queued"
     assert states == {JOB: becomes}
 
 
@@ -246,7 +246,7 @@ def test_who_leaves_the_cluster_is_written_before_who_gets_it() -> None:
     first, second = job(id=JobId("z"), submitted_at=1.0), job(id=JobId("a"), state="queued")
     closing = replace(STOPPED, job=JobId("z"))
     before = state(Closing("paused", "lunch"), generation=closing, job=first)
-    before = replace(before, jobs={second.id: second})
+    before = before.with_job(second)
     _, commands = act(before, GenerationWritten(NOW, replace(closing, state="closed")))
     written = [(each.job.id, each.job.state) for each in commands if isinstance(each, WriteJob)]
     assert written == [("z", "paused"), ("a", "running")]
@@ -256,7 +256,7 @@ def test_of_two_jobs_that_have_the_cluster_one_waits_for_its_turn() -> None:
     two = (job(id=JobId("a")), job(id=JobId("b"), submitted_at=1.0))
     after, commands = act(State(), Elected(NOW, 9, (node(A).record,), two, ()))
     assert after.active is not None
-    assert after.active.job.id == "a"
+    assert after.active.job == "a"
     assert after.jobs[JobId("b")].state == "queued"
     assert any(isinstance(each, WriteJob) and each.job.id == "b" for each in commands)
 

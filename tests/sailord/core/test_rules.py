@@ -199,7 +199,7 @@ def test_who_gets_the_cluster_again_has_lost_nobody_yet() -> None:
     after, _ = act(before, Ticked(NOW))
     assert after.active is not None
     assert (after.active.generation, after.generations) == (CLOSED, {})
-    assert after.active.job.past.departures == 0
+    assert after.job.past.departures == 0
 
 
 @pytest.mark.parametrize("told", [G4, replace(G4, job=JobId("other"))])

@@ -125,7 +125,7 @@ def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():
     assert (write.record.state, write.record.stop_at) == ("stopping", 41)
     assert after.active is not None
     assert after.active.failures == 0
-    assert after.active.job.past.departures == 0, "no machine went"
+    assert after.job.past.departures == 0, "no machine went"
 
 
 def test_it_stays_if_nothing_is_better_without_it_and_that_is_said_once():

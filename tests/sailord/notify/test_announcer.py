@@ -93,7 +93,7 @@ def test_a_start_is_told_as_one_and_a_move_with_what_it_lost() -> None:
     voice = Voice()
     moved = replace(MOVE, generation=2, kind="loss", downtime_s=3.0, steps_lost=1, predicted_s=2.5)
     for move in (MOVE, moved):
-        voice.teller._tell_move(move, RUNS.active.job.id, RUNS)  # type: ignore[union-attr] # it has a job
+        voice.teller._tell_move(move, RUNS.active.job, RUNS)  # type: ignore[union-attr] # it has a job
     assert voice.told("note") == [
         "generation 1 trains, 10.19 s after it could be planned: plan 9.00 s",
         "generation 2 trains, 3.00 s lost and 1 step (predicted 2.50 s): plan 9.00 s",
@@ -126,7 +126,7 @@ async def test_history_waits_for_a_store_that_is_away_and_outlives_its_leader(
     store = await EmbeddedStore.open(tmp_path / "store")
     gateway = Gateway(Away(store, refusals=20), Keys("test"))  # type: ignore[arg-type] # its half
     teller = Teller(gateway, Feed(), Outbox(gateway))
-    job = RUNS.active.job.id  # type: ignore[union-attr] # it has a job
+    job = RUNS.active.job  # type: ignore[union-attr] # it has a job
     # Nobody holds the term of these lines any more.
     for text in ("a rank failed", "no plan"):
         teller.note(Note(text, job, is_transition=True), RUNS, "Reported", NOW)
