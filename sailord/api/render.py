@@ -27,7 +27,7 @@ from sailord.cluster_records import Transition
 from sailord.controller.step_rate import Pace
 from sailord.core.drain_status import drained
 from sailord.core.job_cost import billed, costs
-from sailord.core.learn import in_queue
+from sailord.core.job_queue import in_queue
 from sailord.core.nodes import Node
 from sailord.core.state import Active, Planning, Running, Starting, State, Stopping
 from sailord.core.straggler_rules import told_slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sailord.core.job_cost import over_budget
-from sailord.core.learn import next_in_queue
+from sailord.core.job_queue import next_in_queue
 from sailord.core.queries import is_writing
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.state import Active, Held, State, Waiting

@@ -125,15 +125,33 @@ MUTATIONS = [
     *_core(
         "sailord/core/learn.py",
         (
-            "a probe that fails late is believed",
-            "if node.probed_at is not None and node.heard_at >= node.probed_at:",
-            "if False:",
-        ),
-        (
             "an answer to an older question is heard",
             "    if active.phase.request != event.request:\n"
             "        return state  # An answer to a question that we no longer ask.\n",
             "",
+        ),
+        (
+            "a notice holds for the next machine of that name",
+            "NodeId(intent.life) or lives",
+            "lives",
+        ),
+        (
+            "an order that is heard twice has two effects",
+            "        if intent.id in heard:\n            continue\n",
+            "",
+        ),
+        (
+            "who stood still takes the silence for a loss",
+            "stood_still = event.at > state.now + state.options.still_s",
+            "stood_still = False",
+        ),
+    ),
+    *_core(
+        "sailord/core/node_lifecycle.py",
+        (
+            "a probe that fails late is believed",
+            "if node.probed_at is not None and node.heard_at >= node.probed_at:",
+            "if False:",
         ),
         (
             "a report that was overtaken is heard",
@@ -158,23 +176,8 @@ MUTATIONS = [
         (
             "who was away for longer than its lease comes back unmarked",
             "    for intent in state.marks.get(record.id, ()):\n"
-            "        node = _marked(node, intent, state.now)\n",
+            "        node = mark(node, intent, state.now)\n",
             "",
-        ),
-        (
-            "a notice holds for the next machine of that name",
-            "NodeId(intent.life) or lives",
-            "lives",
-        ),
-        (
-            "an order that is heard twice has two effects",
-            "        if intent.id in heard:\n            continue\n",
-            "",
-        ),
-        (
-            "who stood still takes the silence for a loss",
-            "stood_still = event.at > state.now + state.options.still_s",
-            "stood_still = False",
         ),
     ),
     *_core(

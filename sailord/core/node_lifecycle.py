@@ -1,0 +1,204 @@
+"""What becomes of a node: it is seen, heard, marked by orders, given up as lost, and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agents.protocol.records import GenerationRecord, Intent, NodeId, NodeRecord, Report
+from sailord.core.nodes import Node, Nodes
+from sailord.core.state import Active, Running, State
+
+
+def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
+    seen = {record.id: record for record in records}
+    fresh: dict[NodeId, Node] = {}
+    for record in seen.values():
+        known = node = state.nodes.get(record.id)
+        if node is None:
+            node = _new_node(state, record)
+        elif record.state == "ready" and node.record.state == "joining":
+            node = replace(node, since=state.now)
+        leaving = node.leaving_since
+        if record.state == "draining" and leaving is None:
+            leaving = state.now
+        elif record.state == "ready" and node.record.state == "draining":
+            leaving = None  # A false alarm: the agent itself took it back.
+            node = replace(node, returned_at=state.now)
+        # Whoever gave us notice may have said when, and the machine itself not know of it.
+        is_told = leaving is not None and record.leaves_at is None
+        told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
+        if (told, None, leaving) != (node.record, node.absent_since, node.leaving_since):
+            if node.absent_since is not None or told.address != node.record.address:
+                # What was asked of it went elsewhere, or came too early.
+                node = replace(node, unreachable_since=None, probed_at=None)
+            node = replace(node, record=told, absent_since=None, leaving_since=leaving)
+        if node is not known:
+            fresh[record.id] = node
+    names = {record.name: record.id for record in seen.values()}
+    for id_, node in state.nodes.items():
+        if id_ in seen:
+            continue
+        if names.get(node.record.name, id_) != id_ and not node.is_lost:
+            fresh[id_] = _lost(node, state.now, "its machine was started anew")
+        elif node.absent_since is None:
+            fresh[id_] = replace(node, absent_since=state.now)
+    return replace(state, nodes=state.nodes.with_(fresh)) if fresh else state
+
+
+def grant_grace(state: State, members: Iterable[NodeId]) -> State:
+    """Members without a lease may only wait for the store: give them time to come back."""
+    away = {member: NodeRecord(member, member, "", "", "", 0, "") for member in members}
+    fresh = {
+        id_: Node(unseen, state.now, absent_since=state.now)
+        for id_, unseen in away.items()
+        if id_ not in state.nodes
+    }
+    return replace(state, nodes=state.nodes.with_(fresh))
+
+
+def take_reports(state: State, reports: Iterable[Report]) -> State:
+    """Thousands may speak in one moment: what all say is put together once."""
+    active, fresh = state.active, dict[NodeId, Node]()
+    for report in reports:
+        node = fresh.get(report.node) or state.nodes.get(report.node)
+        if node is None or (node.report is not None and report.number <= node.report.number):
+            continue
+        active, fresh[report.node] = _take_report(state, active, node, report)
+    return replace(state, nodes=state.nodes.with_(fresh), active=active) if fresh else state
+
+
+def _take_report(
+    state: State, active: Active | None, node: Node, report: Report
+) -> tuple[Active | None, Node]:
+    if node.is_lost:
+        # It was given up and lives: it is welcome, as if it had just come.
+        node = replace(_new_node(state, node.record), absent_since=node.absent_since)
+    failed_since = broken_since = None
+    if active is not None and _speaks_of(active.generation, report):
+        if report.taking == "failed":
+            failed_since = state.now if node.failed_since is None else node.failed_since
+        if report.taking == "broken":
+            broken_since = state.now if node.broken_since is None else node.broken_since
+        if report.step > active.step:
+            step_s = _step_s(active, report.step, state.now)
+            active = replace(active, step=report.step, advanced_at=state.now, step_s=step_s)
+    heard = replace(
+        node,
+        report=report,
+        heard_at=state.now,
+        failed_since=failed_since,
+        broken_since=broken_since,
+        unreachable_since=None,
+    )
+    return active, heard
+
+
+def _step_s(active: Active, step: int, now: float) -> float | None:
+    """What a step takes, the last ones counting most; the first of a generation does not count."""
+    if not isinstance(active.phase, Running) or active.advanced_at <= active.phase.since:
+        return active.step_s
+    fresh = (now - active.advanced_at) / (step - active.step)
+    return fresh if active.step_s is None else 0.9 * active.step_s + 0.1 * fresh
+
+
+def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
+    return record is not None and report.speaks_of(record)
+
+
+def probe_failed(state: State, id_: NodeId) -> State:
+    node = state.nodes.get(id_)
+    if node is None or node.unreachable_since is not None:
+        return state
+    if node.probed_at is not None and node.heard_at >= node.probed_at:
+        return state  # It spoke after it was asked.
+    missed = replace(node, unreachable_since=state.now)
+    return replace(state, nodes=state.nodes.with_({id_: missed}))
+
+
+def _new_node(state: State, record: NodeRecord) -> Node:
+    """A node that is new, or new again: what was said of this life of it still holds."""
+    node = Node(record, state.now, is_cordoned=record.state == "cordoned")
+    for intent in state.marks.get(record.id, ()):
+        node = mark(node, intent, state.now)
+    return node
+
+
+def mark(node: Node, intent: Intent, now: float) -> Node:
+    match intent.kind:
+        case "preempt" | "drain":
+            leaves_at = node.record.leaves_at if intent.leaves_at is None else intent.leaves_at
+            since = now if node.leaving_since is None else node.leaving_since
+            record = replace(node.record, leaves_at=leaves_at)
+            return replace(node, leaving_since=since, record=record)
+        case "withdraw":
+            back = node.returned_at if node.leaving_since is None else now
+            record = replace(node.record, leaves_at=None)
+            return replace(node, leaving_since=None, returned_at=back, record=record)
+        case "cordon":
+            return replace(node, is_cordoned=True)
+        case "quarantine":
+            return replace(node, slow=intent.reason)
+        case _:
+            back = now if node.is_cordoned or node.slow else node.returned_at
+            return replace(node, is_cordoned=False, slow="", returned_at=back)
+
+
+def give_up_nodes(state: State) -> State:
+    """Call nodes lost that must be, and forget those that nothing names any more."""
+    nodes = state.nodes
+    if not nodes.notable:
+        return state
+    generation = state.active.generation if state.active is not None else None
+    members = frozenset(generation.members if generation is not None else ())
+    notable = [(id_, nodes[id_]) for id_ in sorted(nodes.notable)]
+    broken = {
+        peer
+        for _, node in notable
+        if node.report is not None and not node.is_lost
+        for peer in node.report.broken_peers
+        if _speaks_of(generation, node.report)
+    }
+    lost: dict[NodeId, Node] = {}
+    forgotten: set[NodeId] = set()
+    for id_, node in notable:
+        if id_ not in members and node.absent_since is not None:
+            forgotten.add(id_)  # One that is lost stays known as such while its lease lasts.
+        elif not node.is_lost and (why := _why_lost(state, node, is_broken=id_ in broken)):
+            lost[id_] = _lost(node, state.now, why)
+    if lost:
+        state = replace(state, nodes=nodes.with_(lost))
+    if forgotten:
+        kept = ((id_, node) for id_, node in state.nodes.items() if id_ not in forgotten)
+        state = replace(state, nodes=Nodes(kept))
+    return state
+
+
+def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
+    """Why a node counts as lost; empty while it may live.
+
+    A lease is the last resort. A step that was done proves that every member took part in it,
+    so a member without a lease is only suspect as long as steps go on; its agent's own word proves
+    as much, and it is asked for it. Who died in silence while all trained has done no step for most
+    of its lease by the time that the lease runs out: to wait for as long delays nothing.
+    """
+    if is_broken and node.unreachable_since is not None:
+        return "a peer lost its connection and its agent does not answer"
+    if node.absent_since is None:
+        return ""
+    assert state.active is not None
+    options = state.options
+    if state.now < state.trusted_since(node):
+        return ""
+    if state.now < max(node.absent_since, node.heard_at, state.woken_at) + options.suspect_s:
+        return ""
+    generation = state.active.generation
+    has_stepped = generation is not None and state.active.step > generation.restore.point.step
+    waits_s = options.last_step_s(state.lease_of(node)) if has_stepped else options.suspect_s
+    if state.now < state.active.advanced_at + waits_s:
+        return ""
+    return "its lease is gone and no step was done since"
+
+
+def _lost(node: Node, now: float, why: str) -> Node:
+    return replace(node, lost_at=now, why_lost=why)
