@@ -29,7 +29,7 @@ from sailord.core.drain_status import drained
 from sailord.core.job_cost import billed, costs
 from sailord.core.job_queue import in_queue
 from sailord.core.nodes import Node
-from sailord.core.state import Active, Planning, Running, Starting, State, Stopping
+from sailord.core.state import Active, Running, Starting, State, Stopping
 from sailord.core.straggler_rules import told_slow
 from sailord.notify.outbox import committed_id
 
@@ -142,8 +142,10 @@ def fields_of(job: JobRecord) -> dict[str, Any]:
 
 def phase_view(state: State, active: Active) -> PhaseView:
     """What the job is at, and until when that may take."""
-    phase = active.phase
-    deadline = phase.deadline if isinstance(phase, Planning | Starting | Stopping) else None
+    phase, question = active.phase, active.question
+    if question is not None:
+        return PhaseView("planning", None, question.deadline, question.reason)
+    deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
     if isinstance(phase, Stopping) and active.securing is not None:
         deadline = max(phase.deadline, active.securing.until)  # It stands, and is made durable.
     reason = getattr(phase, "reason", None)
@@ -230,7 +232,8 @@ def _predicted(about: Mapping[str, Any]) -> Predicted:
 
 def _measured(state: State, active: Active, pace: Pace, about: Mapping[str, Any]) -> Measured:
     """What workers say of themselves; their pace as it was seen from here, where they do not."""
-    seen_s = pace.iteration_s if isinstance(active.phase, Running | Planning) else None
+    is_running = isinstance(active.phase, Running) or active.question is not None
+    seen_s = pace.iteration_s if is_running else None
     reports = _reports(state, active)
     said = next((r.tokens_per_s for r in reports if r.tokens_per_s is not None), None)
     rate = _rate(about.get("tokens_per_iteration"), seen_s) if said is None else said

@@ -430,7 +430,9 @@ class Shell:
     def _foresee(self) -> None:
         """Once a generation runs, look ahead: what if it loses this node, or that one."""
         active = self.state.active
-        if active is None or active.generation is None or not isinstance(active.phase, Running):
+        if active is None or active.generation is None or active.question is not None:
+            return
+        if not isinstance(active.phase, Running):
             return
         name = active.job, active.generation.number
         if name != self._foreseen:

@@ -5,16 +5,17 @@ first that answers with a ``Step`` changes the state, and all are asked again, u
 rule looks only at the state, never at the event: a controller that missed an event, or has just
 been elected, reads the store and goes on from there.
 
-    Waiting -> Planning                                     once all have come who come together
-    Planning -> Opening -> Starting -> Running              nothing runs that could be stopped first
-    Planning -> Stopping -> Opening                         a better plan, a notice, a drain
-    Planning -> Waiting, Starting, Running                  no plan, or none that pays: on as before
-    Starting, Running -> Planning                           a notice, an order; machines that came
-    Starting, Running -> Waiting                            a loss or a failure
-    Stopping -> Waiting                                     a node of the next plan went meanwhile
-    Starting, Running, Planning -> Stopping -> Closing      paused, with nothing lost
-    Waiting, Planning, Starting, Running, Held -> Closing   cancelled, done; or else
-    Closing -> Held -> Waiting                              many failures; until somebody resumes
+    Waiting -> Opening -> Starting -> Running      the planner answered, and nothing runs
+    Running, Starting -> Stopping -> Opening       a better plan, a notice, a drain
+    Running, Starting -> Opening                   no time to stop, or going back was ordered
+    Starting, Running -> Waiting                   a loss or a failure
+    Stopping -> Waiting                            a node of the next plan is gone
+    Stopping -> Closing                            paused, with no step lost
+    Waiting, Starting, Running, Held -> Closing    cancelled, done, or too many failures
+    Closing -> Held -> Waiting                     held until an operator resumes it
+
+While the job waits, starts or runs, a question to the planner may be open (``Active.question``);
+the phase goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sailord.core.job_rules import keep_budget, take_next_job
 from sailord.core.learn import learn
 from sailord.core.operator_orders import obey
 from sailord.core.phase_rules import advance
+from sailord.core.planner_answer import answer_question
 from sailord.core.probing import probe_suspects
 from sailord.core.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.state import (
@@ -58,8 +60,10 @@ RULES: tuple[Rule, ...] = (
     keep_budget,
     # Before the phase's rule, which may end the generation, and with it what can be committed.
     commit_next,
-    # After commits: what they replace may be removed. Before the phase's rule, since it needs a
-    # generation that runs.
+    # Before the phase's own course, which waits for the planner's answer.
+    answer_question,
+    # After commits, since what they replace may be removed. Not while the planner is asked: the
+    # next generation may begin from an older checkpoint.
     sweep,
     # Last: what is left is the ordinary course of the job.
     advance,

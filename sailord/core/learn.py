@@ -56,7 +56,6 @@ from sailord.core.state import (
     Opening,
     Phase,
     PlanFound,
-    Planning,
     PlanRefused,
     ProbeFailed,
     Reported,
@@ -251,15 +250,17 @@ def _queue(state: State, job: JobRecord, durable: Durable | None) -> Step:
 
 def _answer(state: State, event: PlanFound | PlanRefused) -> State:
     active = state.active
-    if active is None or not isinstance(active.phase, Planning):
+    if active is None or active.question is None:
         return state
-    if active.phase.request != event.request:
-        return state  # An answer to a question that we no longer ask.
-    answer = event.proposal if isinstance(event, PlanFound) else event.why
-    if isinstance(event, PlanRefused) and not event.is_known:
-        missed = replace(active.phase, deadline=event.at, trouble=event.why)
-        return replace(state, active=replace(active, phase=missed))
-    return replace(state, active=replace(active, phase=replace(active.phase, answer=answer)))
+    if active.question.request != event.request:
+        return state  # The answer to a question that is no longer open.
+    if isinstance(event, PlanFound):
+        answered = replace(active.question, answer=event.proposal)
+    elif event.is_known:
+        answered = replace(active.question, answer=event.why)
+    else:
+        answered = replace(active.question, deadline=event.at, trouble=event.why)
+    return replace(state, active=replace(active, question=answered))
 
 
 def _recorded(state: State, record: GenerationRecord) -> State:

@@ -96,7 +96,9 @@ def _take_report(
 
 def _step_s(active: Active, step: int, now: float) -> float | None:
     """What a step takes, the last ones counting most; the first of a generation does not count."""
-    if not isinstance(active.phase, Running) or active.advanced_at <= active.phase.since:
+    if active.question is not None or not isinstance(active.phase, Running):
+        return active.step_s
+    if active.advanced_at <= active.phase.since:
         return active.step_s
     fresh = (now - active.advanced_at) / (step - active.step)
     return fresh if active.step_s is None else 0.9 * active.step_s + 0.1 * fresh

@@ -9,19 +9,15 @@ from sailord.core.checkpoint_rules import secure
 from sailord.core.proposal import Proposal
 from sailord.core.queries import (
     all_members,
-    ask_again_in,
-    goes_back,
     has_started,
     is_alive,
     is_due,
     is_informed,
-    is_running_plan,
-    is_too_late_to_stop,
     is_writing,
     stopped_at,
 )
 from sailord.core.replan_triggers import change_wanted, last_word, order_at_hand, usable
-from sailord.core.rule import PASS, WAIT, RuleAnswer, Step, write_job
+from sailord.core.rule import PASS, WAIT, RuleAnswer
 from sailord.core.state import (
     AbortGeneration,
     Active,
@@ -29,7 +25,6 @@ from sailord.core.state import (
     Command,
     Held,
     Opening,
-    Planning,
     Running,
     Starting,
     State,
@@ -37,7 +32,7 @@ from sailord.core.state import (
     Waiting,
     WakeAgents,
 )
-from sailord.core.straggler_rules import answer_to_slow, keep_too_many, leave_out, take_back
+from sailord.core.straggler_rules import keep_too_many, take_back
 from sailord.core.timeouts import stall_s, start_s
 from sailord.core.transitions import (
     ask,
@@ -47,10 +42,8 @@ from sailord.core.transitions import (
     finish,
     forgive,
     is_healthy,
-    look_before,
     note,
     open_next,
-    stop,
     without,
 )
 
@@ -60,8 +53,6 @@ def advance(state: State, active: Active) -> RuleAnswer:
     match active.phase:
         case Waiting():
             return _while_waiting(state, active)
-        case Planning():
-            return _while_planning(state, active, active.phase)
         case Stopping():
             return _while_stopping(state, active, active.phase)
         case Opening():
@@ -85,62 +76,6 @@ def _while_waiting(state: State, active: Active) -> RuleAnswer:
         return back
     change = change_wanted(state, active)
     return ask(state, active, change) if is_due(state, active, change) else PASS
-
-
-def _while_planning(state: State, active: Active, phase: Planning) -> RuleAnswer:
-    """Make something of the planner's answer, unless the question is out of date."""
-    alive = is_alive(state, active)
-    if not alive and not isinstance(phase.before, Waiting):
-        return fail(state, active)
-    if not set(phase.asked_for) <= set(usable(state, active)):
-        return enter(state, phase.before)  # A node of the question is gone: ask another one.
-    kept = answer_to_slow(state, active, phase)
-    if kept is not None:
-        return enter(kept[0], phase.before, *kept[1])
-    match phase.answer:
-        case None if state.now < phase.deadline:
-            return WAIT
-        case None:
-            # That says nothing about the nodes: the same question is worth another try.
-            again = replace(active, not_before=state.now + state.options.failure_pause_s)
-            why = f": {phase.trouble}" if phase.trouble else " in time"
-            said = note(active, f"the planner did not answer{why}")
-            return enter(replace(state, active=again), phase.before, said)
-        case str() as why:
-            refused = replace(active, is_refused=True)
-            said = note(active, f"no plan: {why}")
-            return enter(replace(state, active=refused), phase.before, said)
-        case Proposal() as proposal if alive:
-            return _weigh(state, active, phase, proposal)
-        case Proposal() as proposal:
-            # Nothing runs that could be stopped; but all who may hold its state are heard first.
-            is_time = is_informed(state, active)
-            return open_next(state, active, proposal, phase.reason) if is_time else WAIT
-
-
-def _weigh(state: State, active: Active, phase: Planning, proposal: Proposal) -> RuleAnswer:
-    """Move from what runs to what is proposed, or stay."""
-    if goes_back(active):
-        return open_next(state, active, proposal, phase.reason)
-    if not phase.is_forced and not proposal.is_worth_it:
-        later = replace(state, active=ask_again_in(state, active, proposal.ask_again_s))
-        text = f"stays: {proposal.why.removeprefix('stay: ')}"
-        return enter(later, phase.before, note(active, text))
-    if is_running_plan(active, proposal):
-        return enter(state, phase.before, note(active, "stays: no better plan"))
-    cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
-    if cannot_stop and (looked := look_before(state, active)) is not PASS:
-        return looked
-    reason, written = phase.reason, tuple[Command, ...]()
-    if not phase.is_forced:
-        reason = f"{reason}: {proposal.why.removeprefix('move: ')}"
-        past = replace(state.job.past, moved_at=state.now)
-        state, written = write_job(state, replace(state.job, past=past))
-    state, marks = leave_out(state, phase)
-    move = open_next if cannot_stop else stop
-    moved = move(state, active, proposal, reason)
-    assert isinstance(moved, Step), "the checkpoint was checked above"
-    return Step(moved.state, (*written, *marks, *moved.commands))
 
 
 def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer:

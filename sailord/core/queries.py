@@ -22,7 +22,6 @@ from sailord.core.state import (
     Active,
     Closing,
     Opening,
-    Planning,
     State,
     Stopping,
     Waiting,
@@ -37,8 +36,6 @@ def is_alive(state: State, active: Active) -> bool:
     """The generation can go on: it is not closed, and every member is there and sound."""
     generation = active.generation
     if generation is None or generation.state == "closed" or isinstance(active.phase, Waiting):
-        return False
-    if isinstance(active.phase, Planning) and isinstance(active.phase.before, Waiting):
         return False
     return not broken_members(state, generation)
 

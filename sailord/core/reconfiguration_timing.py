@@ -19,7 +19,7 @@ from sailord.core.state import (
     Active,
     Held,
     Opening,
-    Planning,
+    Question,
     Running,
     Starting,
     State,
@@ -85,21 +85,10 @@ def watch(under_way: Watch | None, before: State, after: State) -> tuple[Watch |
     active = after.active
     if after.term is None or active is None or isinstance(active.phase, Held):
         return None, None
+    if active.question is not None:
+        return _asked(under_way, before, after, active, active.question)
     was = None if before.active is None else before.active.phase
     match active.phase:
-        case Planning() as phase:
-            if under_way is None:
-                sign_at, kind = _sign(before, after, active)
-                under_way = Watch(sign_at, after.now, kind, phase.reason)
-            elif under_way.opened_at is not None and isinstance(phase.before, Starting | Running):
-                # A question about what runs already; the move is over with its first step.
-                return _running(under_way, after, active)
-            elif under_way.opened_at is not None:
-                under_way = _again(under_way, after.now)
-            if phase.answer is not None and under_way.answered_at is None:
-                under_way = replace(under_way, answered_at=after.now, reason=phase.reason)
-            elif phase.answer is None:
-                under_way = replace(under_way, answered_at=None)
         case Stopping() | Opening() if under_way is not None and under_way.opened_at is not None:
             under_way = replace(_again(under_way, after.now), answered_at=after.now)
             if isinstance(active.phase, Opening):
@@ -114,6 +103,25 @@ def watch(under_way: Watch | None, before: State, after: State) -> tuple[Watch |
             return _running(under_way, after, active)
         case _:
             pass
+    return under_way, None
+
+
+def _asked(
+    under_way: Watch | None, before: State, after: State, active: Active, question: Question
+) -> tuple[Watch | None, Move | None]:
+    """Follow an open question."""
+    if under_way is None:
+        sign_at, kind = _sign(before, after, active, question)
+        under_way = Watch(sign_at, after.now, kind, question.reason)
+    elif under_way.opened_at is not None and isinstance(active.phase, Starting | Running):
+        # It is about what runs already: the reconfiguration ends with its first step.
+        return _running(under_way, after, active)
+    elif under_way.opened_at is not None:
+        under_way = _again(under_way, after.now)
+    if question.answer is None:
+        return replace(under_way, answered_at=None), None
+    if under_way.answered_at is None:
+        under_way = replace(under_way, answered_at=after.now, reason=question.reason)
     return under_way, None
 
 
@@ -191,10 +199,10 @@ def _measured(state: State, active: Active) -> dict[str, float]:
     return {name: found[name] for name in MEASURED if name in found}
 
 
-def _sign(before: State, state: State, active: Active) -> tuple[float, str]:
+def _sign(before: State, state: State, active: Active, question: Question) -> tuple[float, str]:
     """When it was first seen that something changes, and what kind of change it is."""
-    assert isinstance(active.phase, Planning)
-    phase, generation = active.phase.before, active.generation
+    phase, generation = active.phase, active.generation
+    assert isinstance(phase, Waiting | Starting | Running), "no question is open in other phases"
     if isinstance(phase, Waiting) and (generation is None or generation.state == "closed"):
         return phase.since, START
     members = () if generation is None else generation.members
@@ -211,12 +219,12 @@ def _sign(before: State, state: State, active: Active) -> tuple[float, str]:
             return min([*seen, *(broken if kind == "loss" else ())]), kind
     if isinstance(phase, Waiting):
         return phase.since, "failure"
-    if active.phase.slow:
+    if question.slow:
         return state.now, "slow"
-    if active.phase.is_forced:
+    if question.is_forced:
         return state.now, "order"
     # Who was asked about before and is in no plan yet is no news: the time was not ripe.
     old = {*members, *(() if before.active is None else before.active.considered)}
-    new = [state.nodes[id_].free_since for id_ in active.phase.asked_for if id_ not in old]
+    new = [state.nodes[id_].free_since for id_ in question.nodes if id_ not in old]
     # Nor was anybody overlooked who came in the middle of the last move.
     return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")

@@ -68,26 +68,6 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Planning:
-    """The planner was asked. A generation that is healthy goes on meanwhile."""
-
-    request: int
-    asked_for: tuple[NodeId, ...]
-    reason: str
-    is_forced: bool
-    """Something must change: a node is lost, or goes, or somebody ordered it."""
-    deadline: float
-    before: Waiting | Starting | Running
-    """Where to go back to if nothing comes of it."""
-    answer: Proposal | str | None = None
-    """A plan, or why there is none."""
-    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
-    """Members that the question leaves out, as they are slow."""
-    trouble: str = ""
-    """Why nobody can answer, where that is known before the deadline."""
-
-
-@dataclass(frozen=True, slots=True)
 class Stopping:
     """All members park at one step's end: for another plan, or for good."""
 
@@ -122,7 +102,25 @@ class Held:
     since: float
 
 
-Phase = Waiting | Starting | Running | Planning | Stopping | Opening | Closing | Held
+Phase = Waiting | Starting | Running | Stopping | Opening | Closing | Held
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the planner was asked; it is open beside the phase, and what runs goes on meanwhile."""
+
+    request: int
+    nodes: tuple[NodeId, ...]
+    reason: str
+    is_forced: bool
+    """Something must change: a node is lost or draining, or an operator ordered it."""
+    deadline: float
+    answer: Proposal | str | None = None
+    """A plan, or why there is none."""
+    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    """Stragglers that the question leaves out."""
+    trouble: str = ""
+    """Why no answer will come, where that is known before the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +138,8 @@ class Active:
     job: JobId
     phase: Phase
     generation: GenerationRecord | None = None
+    question: Question | None = None
+    """To the planner; only while the job waits, starts or runs."""
     step: int = 0
     """The highest step that anybody reported as done in this generation."""
     advanced_at: float = 0.0

@@ -20,7 +20,7 @@ from sailord.core.state import (
     GiveIntent,
     Kept,
     Note,
-    Planning,
+    Question,
     Running,
     State,
 )
@@ -44,8 +44,7 @@ def watched(state: State) -> State:
     is_new = active.watch.generation != number
     if not is_new and state.now < active.watch.looked_at + LOOK_S:
         return state
-    phase = active.phase.before if isinstance(active.phase, Planning) else active.phase
-    if not isinstance(phase, Running):
+    if not isinstance(active.phase, Running):
         return state
     before = Watch(number, active.step) if is_new else active.watch
     watch = look(
@@ -120,20 +119,20 @@ def keep(
     """Go on with slow nodes, and say why; they are not asked about again for a while."""
     until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
     kept = {**active.kept_slow, **{id_: Kept(until, why) for id_ in slow}}
-    active = replace(active, kept_slow=kept)
+    active = replace(active, kept_slow=kept, question=None)
     names = ", ".join(_name(state, id_) for id_ in slow)
     told = f"stays with {names}, slow as it is: {why}"
     said = Note(told, active.job, is_transition=True)
     return Step(replace(state, active=active), (said,))
 
 
-def leave_out(state: State, phase: Planning) -> tuple[State, tuple[Command, ...]]:
+def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, ...]]:
     """Mark the nodes that the next plan is without; the mark stands in the store."""
     marked: dict[NodeId, Node] = {}
     intents: list[Intent] = []
     assert state.active is not None
     number = 0 if state.active.generation is None else state.active.generation.number
-    for id_, slow in phase.slow.items():
+    for id_, slow in question.slow.items():
         marked[id_] = replace(state.nodes[id_], slow=str(slow))
         intents.append(Intent(f"slow-{id_}-{number}", "quarantine", id_, None, str(slow)))
     return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
@@ -166,19 +165,19 @@ def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command
     return replace(state, marks=marks, intents=known), tuple(map(GiveIntent, intents))
 
 
-def answer_to_slow(state: State, active: Active, phase: Planning) -> Step | None:
+def answer_to_slow(state: State, active: Active, question: Question) -> Step | None:
     """Keep the nodes that the question leaves out, if that is what the answer comes to."""
-    answer = phase.answer
-    if not phase.slow or (answer is None and state.now < phase.deadline):
+    answer = question.answer
+    if not question.slow or (answer is None and state.now < question.deadline):
         return None
-    if any(id_ not in active.watch.slow for id_ in phase.slow):
-        return keep(state, active, phase.slow, "it is as fast as it should be again", 0.0)
+    if any(id_ not in active.watch.slow for id_ in question.slow):
+        return keep(state, active, question.slow, "it is as fast as it should be again", 0.0)
     if answer is None:
-        return keep(state, active, phase.slow, "the planner did not answer in time")
+        return keep(state, active, question.slow, "the planner did not answer in time")
     if isinstance(answer, str):
-        return keep(state, active, phase.slow, f"there is no plan without it: {answer}")
+        return keep(state, active, question.slow, f"there is no plan without it: {answer}")
     if not answer.is_worth_it:
-        return keep(state, active, phase.slow, answer.why, answer.ask_again_s)
+        return keep(state, active, question.slow, answer.why, answer.ask_again_s)
     return None
 
 

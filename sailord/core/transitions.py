@@ -27,7 +27,7 @@ from sailord.core.state import (
     Note,
     Opening,
     Phase,
-    Planning,
+    Question,
     RequestPlan,
     Running,
     SettleIntent,
@@ -58,40 +58,40 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
         refused = replace(considered, is_refused=True)
         return Step(replace(state, active=refused), (*settled, note(active, _nobody(state))))
     alive = is_alive(state, active)
-    before = active.phase if isinstance(active.phase, Starting | Running) and alive else None
+    is_running = isinstance(active.phase, Starting | Running) and alive
     request = state.requests + 1
-    phase = Planning(
-        request,
-        nodes,
-        change.reason,
-        change.is_forced,
-        state.now + state.options.plan_s,
-        before or Waiting(change.reason, state.now),
+    question = Question(
+        request=request,
+        nodes=nodes,
+        reason=change.reason,
+        is_forced=change.is_forced,
+        deadline=state.now + state.options.plan_s,
         slow=change.slow,
     )
     times = {id_: slow.times for id_, slow in change.slow.items()}
     factors = active.watch.factors if change.slow else {}
     is_safe = active.failures >= state.options.failures_until_safe
-    is_urgent = before is None and active.generation is not None
+    is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
     if repeats:
         assert active.generation is not None
         # Of the others nobody is asked now: what they could help with is a question for later.
         considered = replace(considered, considered=frozenset(active.generation.members))
-    asked = replace(considered, phase=phase, is_refused=False)
-    question = RequestPlan(
-        request,
-        active.job,
-        nodes,
-        active.generation,
-        is_safe,
-        times,
-        is_urgent,
-        repeats,
-        factors,
+    phase = active.phase if is_running else Waiting(change.reason, state.now)
+    asked = replace(considered, phase=phase, question=question, is_refused=False)
+    command = RequestPlan(
+        request=request,
+        job=active.job,
+        nodes=nodes,
+        running=active.generation,
+        is_safe=is_safe,
+        slow=times,
+        is_urgent=is_urgent,
+        repeats=repeats,
+        factors=factors,
     )
     told = note(active, f"planning for {_count(nodes)}: {change.reason}")
-    return Step(replace(state, active=asked, requests=request), (*settled, told, question))
+    return Step(replace(state, active=asked, requests=request), (*settled, told, command))
 
 
 def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
@@ -254,9 +254,9 @@ def _nobody(state: State) -> str:
 
 
 def enter(state: State, phase: Phase, *commands: Command) -> Step:
-    """Go into a phase, with these orders."""
+    """Enter a phase; a question that is open is dropped."""
     assert state.active is not None
-    return Step(replace(state, active=replace(state.active, phase=phase)), commands)
+    return Step(replace(state, active=replace(state.active, phase=phase, question=None)), commands)
 
 
 def note(active: Active, text: str, *, is_transition: bool = False) -> Note:

@@ -13,7 +13,7 @@ from agents.protocol.records import JobId
 from agents.store import StoreError
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.reconfiguration_timing import START, Move, Watch, watch
-from sailord.core.state import Active, Note, Planning, Running, State
+from sailord.core.state import Active, Note, Running, State
 from sailord.notify.feed import EventKind, Feed, Happening
 from sailord.notify.outbox import Message, Outbox, committed_id
 
@@ -167,8 +167,7 @@ def _changes_of_job(before: State, after: State) -> Iterator[tuple[Happening, st
 
 def _runs(active: Active) -> bool:
     """A question about what runs already leaves it running."""
-    phase = active.phase
-    return isinstance(phase.before if isinstance(phase, Planning) else phase, Running)
+    return isinstance(active.phase, Running)
 
 
 def _happening(

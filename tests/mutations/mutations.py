@@ -72,16 +72,6 @@ MUTATIONS = [
             "if state.now >= active.advanced_at + stall_s(state.options, active):",
             "if state.now >= active.advanced_at + 999 * stall_s(state.options, active):",
         ),
-        (
-            "the answer of a planner that died is waited for",
-            "case None if state.now < phase.deadline:",
-            "case None if state.now < phase.deadline + 9999:",
-        ),
-        (
-            "a plan that does not pay is moved to",
-            "if not phase.is_forced and not proposal.is_worth_it:",
-            "if phase.is_forced and not proposal.is_worth_it:",
-        ),
     ),
     *_core(
         "sailord/core/decide.py",
@@ -102,6 +92,19 @@ MUTATIONS = [
             "a job's record changes and the store is not told",
             "return Step(state.with_job(job), (WriteJob(job),))",
             "return Step(state.with_job(job))",
+        ),
+    ),
+    *_core(
+        "sailord/core/planner_answer.py",
+        (
+            "the answer of a planner that died is waited for",
+            "case None if state.now < question.deadline:",
+            "case None if state.now < question.deadline + 9999:",
+        ),
+        (
+            "a plan that does not pay is moved to",
+            "if not question.is_forced and not proposal.is_worth_it:",
+            "if question.is_forced and not proposal.is_worth_it:",
         ),
     ),
     *_core(
@@ -126,8 +129,8 @@ MUTATIONS = [
         "sailord/core/learn.py",
         (
             "an answer to an older question is heard",
-            "    if active.phase.request != event.request:\n"
-            "        return state  # An answer to a question that we no longer ask.\n",
+            "    if active.question.request != event.request:\n"
+            "        return state  # The answer to a question that is no longer open.\n",
             "",
         ),
         (

@@ -26,6 +26,7 @@ CORES = (
     *(
         "decide",
         "phase_rules",
+        "planner_answer",
         "job_rules",
         "probing",
         "transitions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from sailord.core.state import Held, Planning, Running
+from sailord.core.state import Held, Running
 from sailord.core.straggler_rules import limits_of
 from tests.sim.faults import Trouble
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
@@ -73,7 +73,7 @@ def unrest(world: World) -> str:
         return f"{waiting} wait for their turn" if waiting else ""
     if isinstance(active.phase, Held) or len(world.fit_for_work()) < MEMBERS_MIN:
         return ""
-    if not isinstance(active.phase, Running | Planning):
+    if not isinstance(active.phase, Running) and active.question is None:
         return f"stuck in {active.phase}"
     if active.generation is None:
         return "its first plan is being made"

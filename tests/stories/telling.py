@@ -124,7 +124,9 @@ class Story:
 def _phase(state: State) -> str:
     if state.term is None:
         return "follows"
-    return "idle" if state.active is None else type(state.active.phase).__name__.lower()
+    if state.active is None:
+        return "idle"
+    return "planning" if state.active.question else type(state.active.phase).__name__.lower()
 
 
 def _list(names: tuple[NodeId, ...]) -> str:

@@ -22,7 +22,6 @@ from sailord.core.state import (
     Kept,
     Opening,
     Phase,
-    Planning,
     Running,
     Securing,
     Starting,
@@ -33,7 +32,20 @@ from sailord.core.state import (
 from sailord.core.straggler_detection import Slow, Watch
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import nodes_text, status_text
-from tests.sailord.core.standing import JOB, NOW, A, B, C, G, job, node, proposal, report, state
+from tests.sailord.core.standing import (
+    JOB,
+    NOW,
+    A,
+    B,
+    C,
+    G,
+    Planning,
+    job,
+    node,
+    proposal,
+    report,
+    state,
+)
 
 HERE = Path(__file__).parent / "status"
 PLAN = Path(__file__).resolve().parents[3] / "examples" / "opt-350m-plan.json"
@@ -120,11 +132,12 @@ def shown(case: Case) -> str:
         )
         active = replace(
             known.active,
-            phase=case.phase,
+            phase=Running(NOW) if isinstance(case.phase, Planning) else case.phase,
             job=record.id,
             generation=case.generation,
             securing=case.securing,
         )
+        active = case.phase.put(active) if isinstance(case.phase, Planning) else active
         known = known.with_job(record)
         known = replace(known, active=active, durables={JOB: DURABLE} if case.has_plan else {})
     plan = json.loads(PLAN.read_text(encoding="utf-8")) if case.has_plan else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.protocol.records import (
@@ -34,7 +35,7 @@ from sailord.core.state import (
     Note,
     Opening,
     Phase,
-    Planning,
+    Question,
     Running,
     Starting,
     State,
@@ -42,6 +43,7 @@ from sailord.core.state import (
     Waiting,
     WriteGeneration,
 )
+from sailord.core.straggler_detection import Slow
 
 JOB = JobId("job")
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -113,16 +115,47 @@ def job(**others: Any) -> JobRecord:
     return replace(JobRecord(JOB, "running", bill=Bill(until=NOW)), **others)
 
 
+@dataclass(frozen=True)
+class Planning:
+    """An open question together with the phase beside which it is open."""
+
+    request: int
+    asked_for: tuple[NodeId, ...]
+    reason: str
+    is_forced: bool
+    deadline: float
+    before: Phase
+    answer: Proposal | str | None = None
+    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    trouble: str = ""
+
+    def put(self, active: Active) -> Active:
+        """The job with the question open."""
+        question = Question(
+            self.request,
+            self.asked_for,
+            self.reason,
+            self.is_forced,
+            self.deadline,
+            self.answer,
+            self.slow,
+            self.trouble,
+        )
+        return replace(active, phase=self.before, question=question)
+
+
 _job = job  # ``state`` has an argument of that name.
 
 
 def state(
-    phase: Phase | None = None, *nodes: Node, job: JobRecord | None = None, **others: Any
+    phase: Phase | Planning | None = None, *nodes: Node, job: JobRecord | None = None, **others: Any
 ) -> State:
     """A leader with one active job, whose generation runs on ``a`` and ``b`` unless said."""
     known = nodes or (node(A), node(B))
     of = job or _job()
-    active = Active(of.id, phase or Running(BEGAN), G, step=40, advanced_at=NOW - 0.5)
+    begun = phase if phase is not None and not isinstance(phase, Planning) else Running(BEGAN)
+    active = Active(of.id, begun, G, step=40, advanced_at=NOW - 0.5)
+    active = phase.put(active) if isinstance(phase, Planning) else active
     active = replace(active, considered=frozenset((A, B)), considered_at=BEGAN)
     active = replace(active, **others)
     return State(
@@ -166,9 +199,22 @@ def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
     return after, tuple(each for each in commands if not isinstance(each, Note))
 
 
-def phase(of: State) -> Phase | None:
-    """What the job is at."""
-    return None if of.active is None else of.active.phase
+def phase(of: State) -> Phase | Planning | None:
+    """The job's phase, with the question that is open beside it."""
+    if of.active is None or of.active.question is None:
+        return None if of.active is None else of.active.phase
+    asked = of.active.question
+    return Planning(
+        asked.request,
+        asked.nodes,
+        asked.reason,
+        asked.is_forced,
+        asked.deadline,
+        of.active.phase,
+        asked.answer,
+        asked.slow,
+        asked.trouble,
+    )
 
 
 WAITING = Waiting("a reason", NOW - 1)
@@ -185,7 +231,7 @@ G4 = replace(
 )
 OPENING = Opening(G4, proposal())
 
-Row = tuple[str, State, Event, Phase | None, tuple[Command, ...]]
+Row = tuple[str, State, Event, Phase | Planning | None, tuple[Command, ...]]
 """What happens, to whom, and what is to become of it."""
 
 

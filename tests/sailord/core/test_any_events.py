@@ -42,7 +42,6 @@ from sailord.core.state import (
     NodesObserved,
     Opening,
     PlanFound,
-    Planning,
     PlanRefused,
     ProbeAgent,
     ProbeFailed,
@@ -184,10 +183,11 @@ class Play:
 
     def _goes_on(self) -> list[Event]:
         """What comes next where nothing goes wrong."""
-        match None if self.state.active is None else self.state.active.phase:
-            case Planning() as asked:
-                found = proposal(*asked.asked_for, usd_per_hour=360.0)
-                return [PlanFound(self.now, asked.request, found)]
+        active = self.state.active
+        if active is not None and active.question is not None:
+            found = proposal(*active.question.nodes, usd_per_hour=360.0)
+            return [PlanFound(self.now, active.question.request, found)]
+        match None if active is None else active.phase:
             case Starting() | Running():
                 return self._reports("running", 5)
             case Stopping() if self.generation is not None and self.generation.stop_at is not None:
@@ -278,7 +278,8 @@ def test_whatever_happened_once_all_is_well_the_job_goes_on(
 def has_come_to_rest(state: State) -> bool:
     if state.active is None:
         return all(each.state != "queued" for each in state.jobs.values())
-    return isinstance(state.active.phase, Running | Held) and not state.active.orders
+    is_at_rest = isinstance(state.active.phase, Running | Held) and state.active.question is None
+    return is_at_rest and not state.active.orders
 
 
 @given(histories)

@@ -23,13 +23,13 @@ from sailord.core.reconfiguration_timing import watch
 from sailord.core.state import (
     Active,
     Opening,
-    Planning,
     Running,
     Starting,
     State,
     Stopping,
     Waiting,
 )
+from tests.sailord.core.standing import Planning
 
 JOB = JobRecord(JobId("j"), "running")
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -63,8 +63,10 @@ class Film:
 
     def at(self, now, phase=None, **facts):
         self.active = replace(self.active, **facts)
-        if phase is not None:
-            self.active = replace(self.active, phase=phase)
+        if isinstance(phase, Planning):
+            self.active = phase.put(self.active)
+        elif phase is not None:
+            self.active = replace(self.active, phase=phase, question=None)
         before, self.state = self.state, self._state(now)
         self.under_way, move = watch(self.under_way, before, self.state)
         if move is not None:

@@ -14,12 +14,12 @@ from agents.protocol.store_keys import Keys
 from agents.store import EmbeddedStore, StoreUnavailable
 from sailord.cluster_records import Gateway
 from sailord.core.reconfiguration_timing import Move
-from sailord.core.state import Note, Planning, Running, Starting
+from sailord.core.state import Note, Running, Starting
 from sailord.notify import announcer
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
-from tests.sailord.core.standing import BEGAN, G4, NOW, QUESTION, A, B, proposal, state
+from tests.sailord.core.standing import BEGAN, G4, NOW, QUESTION, A, B, Planning, proposal, state
 
 
 class Voice:
