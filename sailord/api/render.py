@@ -29,6 +29,7 @@ from sailord.core.drain_status import drained
 from sailord.core.job_cost import billed, costs
 from sailord.core.job_queue import in_queue
 from sailord.core.nodes import Node
+from sailord.core.standing import Unreachable
 from sailord.core.state import Active, Running, Starting, State, Stopping
 from sailord.core.straggler_rules import told_slow
 from sailord.notify.outbox import committed_id
@@ -63,7 +64,7 @@ def node_view(node: Node, *, safe_to_stop: bool, slow: str) -> NodeView:
 
 def _unheard(node: Node) -> str:
     """Why nothing is known of a node that is there."""
-    if node.unreachable_since is None or node.absent_since is not None:
+    if not isinstance(node.standing, Unreachable):
         return ""
     return f"its agent said nothing and does not answer at {node.record.address}"
 
@@ -73,7 +74,7 @@ def _node_state(node: Node) -> SeenState:
         return "lost"
     if node.absent_since is not None:
         return "suspect"
-    if node.leaving_since is not None:
+    if node.draining_since is not None:
         return "draining"
     if node.slow:
         return "slow"
@@ -102,7 +103,7 @@ def leaving_view(state: State) -> tuple[Leaving, ...]:
     leaving = [
         Leaving(node.record.name, node.record.leaves_at, safe_to_stop=id_ in free)
         for id_, node in state.nodes.items()
-        if node.leaving_since is not None and not node.is_lost
+        if node.draining_since is not None and not node.is_lost
     ]
     return tuple(sorted(leaving, key=lambda n: (n.leaves_at is None, n.leaves_at or 0.0, n.name)))
 

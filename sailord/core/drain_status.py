@@ -13,7 +13,7 @@ def drained(state: State) -> frozenset[NodeId]:
     leaving = [
         (id_, node)
         for id_ in state.nodes.notable
-        if (node := state.nodes[id_]).leaving_since is not None and not node.is_lost
+        if (node := state.nodes[id_]).draining_since is not None and not node.is_lost
     ]
     if not leaving:
         return frozenset()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, Intent, NodeId, NodeRecord, Report
+from sailord.core import standing
 from sailord.core.nodes import Node, Nodes
 from sailord.core.state import Active, Running, State
 
@@ -19,20 +20,26 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
             node = _new_node(state, record)
         elif record.state == "ready" and node.record.state == "joining":
             node = replace(node, since=state.now)
-        leaving = node.leaving_since
-        if record.state == "draining" and leaving is None:
-            leaving = state.now
+        draining = node.draining_since
+        if record.state == "draining" and draining is None:
+            draining = state.now
         elif record.state == "ready" and node.record.state == "draining":
-            leaving = None  # A false alarm: the agent itself took it back.
+            draining = None  # A false alarm: the agent itself withdrew it.
             node = replace(node, returned_at=state.now)
-        # Whoever gave us notice may have said when, and the machine itself not know of it.
-        is_told = leaving is not None and record.leaves_at is None
+        # A notice may have named the moment, which the node itself does not know.
+        is_told = draining is not None and record.leaves_at is None
         told = replace(record, leaves_at=node.record.leaves_at) if is_told else record
-        if (told, None, leaving) != (node.record, node.absent_since, node.leaving_since):
-            if node.absent_since is not None or told.address != node.record.address:
-                # What was asked of it went elsewhere, or came too early.
-                node = replace(node, unreachable_since=None, probed_at=None)
-            node = replace(node, record=told, absent_since=None, leaving_since=leaving)
+        if (told, None, draining) != (node.record, node.absent_since, node.draining_since):
+            has_moved = told.address != node.record.address
+            if has_moved or node.absent_since is not None:
+                # The last probe went to another address, or came before it was back.
+                node = replace(node, probed_at=None)
+            node = replace(
+                node,
+                record=told,
+                standing=standing.lease_seen(node.standing, has_moved=has_moved),
+                draining_since=draining,
+            )
         if node is not known:
             fresh[record.id] = node
     names = {record.name: record.id for record in seen.values()}
@@ -42,7 +49,7 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
             fresh[id_] = _lost(node, state.now, "its machine was started anew")
         elif node.absent_since is None:
-            fresh[id_] = replace(node, absent_since=state.now)
+            fresh[id_] = replace(node, standing=standing.lease_ended(node.standing, state.now))
     return replace(state, nodes=state.nodes.with_(fresh)) if fresh else state
 
 
@@ -50,7 +57,7 @@ def grant_grace(state: State, members: Iterable[NodeId]) -> State:
     """Members without a lease may only wait for the store: give them time to come back."""
     away = {member: NodeRecord(member, member, "", "", "", 0, "") for member in members}
     fresh = {
-        id_: Node(unseen, state.now, absent_since=state.now)
+        id_: Node(unseen, state.now, standing=standing.Absent(state.now))
         for id_, unseen in away.items()
         if id_ not in state.nodes
     }
@@ -72,8 +79,8 @@ def _take_report(
     state: State, active: Active | None, node: Node, report: Report
 ) -> tuple[Active | None, Node]:
     if node.is_lost:
-        # It was given up and lives: it is welcome, as if it had just come.
-        node = replace(_new_node(state, node.record), absent_since=node.absent_since)
+        # It was given up by mistake: it starts afresh.
+        node = replace(_new_node(state, node.record), standing=node.standing)
     failed_since = broken_since = None
     if active is not None and _speaks_of(active.generation, report):
         if report.taking == "failed":
@@ -89,7 +96,7 @@ def _take_report(
         heard_at=state.now,
         failed_since=failed_since,
         broken_since=broken_since,
-        unreachable_since=None,
+        standing=standing.reported(node.standing),
     )
     return active, heard
 
@@ -110,11 +117,11 @@ def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
 
 def probe_failed(state: State, id_: NodeId) -> State:
     node = state.nodes.get(id_)
-    if node is None or node.unreachable_since is not None:
+    if node is None or node.is_unreachable:
         return state
     if node.probed_at is not None and node.heard_at >= node.probed_at:
         return state  # It spoke after it was asked.
-    missed = replace(node, unreachable_since=state.now)
+    missed = replace(node, standing=standing.probe_failed(node.standing))
     return replace(state, nodes=state.nodes.with_({id_: missed}))
 
 
@@ -130,13 +137,13 @@ def mark(node: Node, intent: Intent, now: float) -> Node:
     match intent.kind:
         case "preempt" | "drain":
             leaves_at = node.record.leaves_at if intent.leaves_at is None else intent.leaves_at
-            since = now if node.leaving_since is None else node.leaving_since
+            since = now if node.draining_since is None else node.draining_since
             record = replace(node.record, leaves_at=leaves_at)
-            return replace(node, leaving_since=since, record=record)
+            return replace(node, draining_since=since, record=record)
         case "withdraw":
-            back = node.returned_at if node.leaving_since is None else now
+            back = node.returned_at if node.draining_since is None else now
             record = replace(node.record, leaves_at=None)
-            return replace(node, leaving_since=None, returned_at=back, record=record)
+            return replace(node, draining_since=None, returned_at=back, record=record)
         case "cordon":
             return replace(node, is_cordoned=True)
         case "quarantine":
@@ -184,7 +191,7 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     as much, and it is asked for it. Who died in silence while all trained has done no step for most
     of its lease by the time that the lease runs out: to wait for as long delays nothing.
     """
-    if is_broken and node.unreachable_since is not None:
+    if is_broken and node.is_unreachable:
         return "a peer lost its connection and its agent does not answer"
     if node.absent_since is None:
         return ""
@@ -203,4 +210,4 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
 
 
 def _lost(node: Node, now: float, why: str) -> Node:
-    return replace(node, lost_at=now, why_lost=why)
+    return replace(node, standing=standing.given_up(node.standing, now, why))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agents.protocol.records import NodeId, NodeRecord, Report
+from sailord.core.standing import PRESENT, Absent, Lost, Present, Silent, Standing, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +19,19 @@ class Node:
     """Since when it is ready for work, or was first seen."""
     report: Report | None = None
     heard_at: float = 0.0
-    absent_since: float | None = None
-    """Its lease is gone since then."""
-    unreachable_since: float | None = None
-    """Its agent leaves probes unanswered since then."""
+    standing: Standing = PRESENT
     probed_at: float | None = None
     failed_since: float | None = None
     """Its workers of the current generation failed then."""
     broken_since: float | None = None
     """Its workers lost the connection to a peer then, and are sound themselves."""
-    leaving_since: float | None = None
-    """A notice, a drain or the agent itself said then that it goes."""
+    draining_since: float | None = None
+    """A notice, a drain order or the agent itself announced its departure then."""
     returned_at: float | None = None
     """What had kept it out of plans was taken back then."""
     is_cordoned: bool = False
     slow: str = ""
     """It computes slower than it should, by so much: no plan uses it till somebody says so."""
-    lost_at: float | None = None
-    """It was given up then; it stays here while a generation still names it."""
-    why_lost: str = ""
 
     @property
     def free_since(self) -> float:
@@ -45,7 +40,25 @@ class Node:
 
     @property
     def is_lost(self) -> bool:
-        return self.lost_at is not None
+        return isinstance(self.standing, Lost)
+
+    @property
+    def why_lost(self) -> str:
+        return self.standing.why if isinstance(self.standing, Lost) else ""
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Its agent left a probe unanswered."""
+        return isinstance(self.standing, Unreachable | Silent)
+
+    @property
+    def absent_since(self) -> float | None:
+        """The end of its lease; ``None``: it has one."""
+        match self.standing:
+            case Absent(since=since) | Silent(since=since) | Lost(absent_since=since):
+                return since
+            case _:
+                return None
 
     @property
     def is_unsound(self) -> bool:
@@ -59,7 +72,7 @@ class Node:
 
     def is_usable(self, *, is_member: bool) -> bool:
         """Whether a new plan may use it; a member may stay though it is cordoned."""
-        if self.is_lost or self.absent_since is not None or self.leaving_since is not None:
+        if not isinstance(self.standing, Present | Unreachable) or self.draining_since is not None:
             return False
         if self.slow:
             return False
@@ -73,12 +86,10 @@ class Node:
         others."""
         return (
             self.report is None
-            or self.lost_at is not None
-            or self.absent_since is not None
-            or self.unreachable_since is not None
+            or not isinstance(self.standing, Present)
             or self.failed_since is not None
             or self.broken_since is not None
-            or self.leaving_since is not None
+            or self.draining_since is not None
             or bool(self.report.broken_peers)
         )
 

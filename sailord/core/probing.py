@@ -7,6 +7,7 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, NodeId
 from sailord.core.nodes import Node
 from sailord.core.rule import PASS, RuleAnswer, Step
+from sailord.core.standing import Unreachable
 from sailord.core.state import Active, ProbeAgent, State
 
 PROBES_AT_ONCE = 32
@@ -68,7 +69,7 @@ def _is_unheard(state: State, node: Node) -> bool:
 def _is_to_probe(state: State, suspect: Node) -> bool:
     if suspect.is_lost:
         return False
-    if suspect.unreachable_since is not None and suspect.absent_since is None:
+    if isinstance(suspect.standing, Unreachable):
         return False  # Where only its answers speak for a node, one that was late is not the last.
     return not _was_just_probed(state, suspect)
 

@@ -18,6 +18,7 @@ from sailord.core.nodes import Node
 from sailord.core.proposal import Proposal
 from sailord.core.replan_triggers import Change, broken_members, is_gone, order_at_hand, usable
 from sailord.core.restore_point import failure_domains, release_point, restore_point
+from sailord.core.standing import Unreachable
 from sailord.core.state import (
     Active,
     Closing,
@@ -101,7 +102,7 @@ def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> boo
     leaving = [
         node.record.leaves_at
         for id_ in active.generation.members
-        if (node := state.nodes.get(id_)) is not None and node.leaving_since is not None
+        if (node := state.nodes.get(id_)) is not None and node.draining_since is not None
     ]
     needed = state.now + 1.5 * proposal.iteration_s
     return any(leaves_at is not None and leaves_at < needed for leaves_at in leaving)
@@ -174,7 +175,7 @@ def _is_mute(state: State, node: Node) -> bool:
     A wall may stand between it and us, or its clock be far from ours.
     """
     is_over = state.now >= state.trusted_since(node)
-    return node.absent_since is None and node.unreachable_since is not None and is_over
+    return isinstance(node.standing, Unreachable) and is_over
 
 
 def _speaks(node: Node) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sailord.core.standing import Lost
 from sailord.core.state import (
     Active,
     Held,
@@ -207,10 +208,10 @@ def _sign(before: State, state: State, active: Active, question: Question) -> tu
         return phase.since, START
     members = () if generation is None else generation.members
     nodes = [node for id_ in members if (node := state.nodes.get(id_)) is not None]
-    kinds = {
-        "loss": [n.absent_since or n.lost_at for n in nodes if n.is_lost],
+    kinds: dict[str, list[float | None]] = {
+        "loss": [s.absent_since or s.at for n in nodes if isinstance(s := n.standing, Lost)],
         "failure": [n.failed_since or n.broken_since for n in nodes],
-        "notice": [n.leaving_since for n in nodes],
+        "notice": [n.draining_since for n in nodes],
     }
     for kind, moments in kinds.items():
         seen = [moment for moment in moments if moment is not None]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from agents.protocol.records import GenerationRecord, Intent, IntentKind, NodeId
 from sailord.core.nodes import Node
+from sailord.core.standing import Lost
 from sailord.core.state import Active, Running, Starting, State, Waiting
 from sailord.core.straggler_detection import Slow
 from sailord.core.straggler_rules import to_leave_out
@@ -88,8 +89,8 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
     node = state.nodes.get(id_)
     if node is None:
         return state.now
-    if node.lost_at is not None:
-        return node.lost_at
+    if isinstance(node.standing, Lost):
+        return node.standing.at
     if node.failed_since is not None:
         return node.failed_since
     if node.broken_since is not None and state.now >= node.broken_since + state.options.broken_s:
@@ -133,9 +134,9 @@ def _notices(state: State, active: Active) -> list[Change]:
     found = []
     for id_ in sorted(state.nodes.notable.intersection(active.generation.members)):
         node = state.nodes[id_]
-        if node.is_lost or node.leaving_since is None:
+        if node.is_lost or node.draining_since is None:
             continue
-        due = node.leaving_since + state.options.notices_gather_s
+        due = node.draining_since + state.options.notices_gather_s
         if node.record.leaves_at is not None:
             due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
         found.append(Change(f"{node.record.name} is leaving", due, is_forced=True))

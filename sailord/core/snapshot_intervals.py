@@ -110,5 +110,5 @@ def departures(state: State, active: Active) -> int:
     """How many members were lost, or left, those of the last generation included."""
     members = () if active.generation is None else active.generation.members
     nodes = (state.nodes.get(id_) for id_ in members)
-    leaving = sum(n is None or n.is_lost or n.leaving_since is not None for n in nodes)
+    leaving = sum(n is None or n.is_lost or n.draining_since is not None for n in nodes)
     return state.job.past.departures + leaving

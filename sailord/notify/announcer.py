@@ -127,9 +127,9 @@ def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
         if node.is_lost and (known is None or not known.is_lost):
             text = f"{node.record.name} is lost: {node.why_lost}"
             yield _happening("node_lost", text, after, node=node.record.name), ""
-        if node.leaving_since is None:
+        if node.draining_since is None:
             continue
-        if known is None or known.leaving_since is None:
+        if known is None or known.draining_since is None:
             text, when = f"{node.record.name} is going away", node.record.leaves_at
             happening = _happening("node_preempted", text, after, node=node.record.name)
             yield happening, f"{id_}.leaves" + ("" if when is None else f".{int(when)}")

@@ -278,7 +278,7 @@ class World(Hooks):
         """The job as capacity sees it: it stands on every node that is there, while it works."""
         if not self._works:
             return None
-        members = [id_ for id_, node in self._nodes.items() if node.leaving_since is None]
+        members = [id_ for id_, node in self._nodes.items() if node.draining_since is None]
         generation = SimpleNamespace(state="running", members=members)
         return SimpleNamespace(job=SimpleNamespace(id="tale"), phase=None, generation=generation)
 
@@ -298,7 +298,7 @@ class World(Hooks):
 
     def is_all_of_use(self) -> bool:
         """Whether every machine has its agent, with all of its GPUs."""
-        gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.leaving_since}
+        gpus = {n.record.name: n.record.gpus for n in self._nodes.values() if not n.draining_since}
         return all(gpus.get(vm.name) == vm.gpus for vm in self.cloud.there())
 
     def made_twice(self) -> list[str]:
@@ -331,7 +331,7 @@ class World(Hooks):
 
     def _leave(self, id_: str) -> None:
         if id_ in self._nodes:
-            self._nodes[id_] = replace(self._nodes[id_], leaving_since=self.now())
+            self._nodes[id_] = replace(self._nodes[id_], draining_since=self.now())
             self._tell_nodes()
 
     def _tell_nodes(self) -> None:

@@ -226,7 +226,7 @@ MUTATIONS = [
         ),
         (
             "who cannot be heard is waited for for ever",
-            "return node.absent_since is None and node.unreachable_since is not None and is_over",
+            "return isinstance(node.standing, Unreachable) and is_over",
             "return False",
         ),
         (
@@ -249,8 +249,8 @@ MUTATIONS = [
         "sailord/core/nodes.py",
         (
             "a node that leaves is planned for",
-            "or self.absent_since is not None or self.leaving_since is not None:",
-            "or self.absent_since is not None:",
+            " or self.draining_since is not None:",
+            ":",
         ),
     ),
     *_core(

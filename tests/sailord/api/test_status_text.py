@@ -75,9 +75,9 @@ class Case:
 
 
 SAID = report(A, "running", step=40, loss=3.14159, tokens_per_s=900_000.0, stall_s=0.02)
-LEAVES = node(B, leaving_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
+LEAVES = node(B, draining_since=NOW - 1, record=replace(node(B).record, leaves_at=NOW + 25))
 
-GONE = node(C, report(C, "idle", sealed=()), leaving_since=NOW - 60)
+GONE = node(C, report(C, "idle", sealed=()), draining_since=NOW - 60)
 
 LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same work")
 CRAWLS = Slow(1.8, "it did before", NOW - 200, 10, 40)

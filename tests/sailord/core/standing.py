@@ -28,6 +28,7 @@ from agents.protocol.records import (
 from sailord.core.decide import decide
 from sailord.core.nodes import Node, Nodes
 from sailord.core.proposal import Proposal
+from sailord.core.standing import given_up, lease_ended, probe_failed
 from sailord.core.state import (
     Active,
     Command,
@@ -106,8 +107,20 @@ def report(
 
 def node(id_: NodeId, said: Report | None = None, **others: Any) -> Node:
     """A machine as the controller knows it; it has reported that it runs."""
-    made = Node(record(id_), BEGAN, said or report(id_), NOW - 0.5)
-    return replace(made, **others)
+    return changed(Node(record(id_), BEGAN, said or report(id_), NOW - 0.5), **others)
+
+
+def changed(node: Node, **others: Any) -> Node:
+    """The node with other facts; those of its standing are given as they came about."""
+    standing, at = node.standing, others.pop("absent_since", None)
+    if at is not None:
+        standing = lease_ended(standing, at)
+    if others.pop("unreachable_since", None) is not None:
+        standing = probe_failed(standing)
+    lost_at, why = others.pop("lost_at", None), others.pop("why_lost", "")
+    if lost_at is not None:
+        standing = given_up(standing, lost_at, why)
+    return replace(node, standing=standing, **others)
 
 
 def job(**others: Any) -> JobRecord:

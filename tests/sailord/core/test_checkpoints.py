@@ -300,7 +300,7 @@ def test_what_was_found_of_an_older_checkpoint_says_nothing_of_the_newest() -> N
 def test_nor_is_it_gone_back_to_unseen_where_there_is_no_time_to_stop() -> None:
     bare = [node(n, report(n, sealed=())) for n in (A, B)]
     at_once = replace(bare[0].record, leaves_at=NOW)
-    goes = replace(bare[0], leaving_since=NOW - 1, record=at_once)
+    goes = replace(bare[0], draining_since=NOW - 1, record=at_once)
     asks = replace(FROM_NOTHING, before=Running(NOW - 9), asked_for=(B,))
     before = state(asks, goes, bare[1], job=job(saving=KEPT))
     before = replace(before, durables={JOB: durable(30)})

@@ -30,7 +30,7 @@ G4 = generation(A, B, number=4)
 def leaving(said: object = None, **others: object) -> Node:
     """It was in the third generation, and is idle."""
     idle = report(C, "idle", step=0, sealed=())
-    return node(C, said or idle, leaving_since=NOW - 3, **others)  # type: ignore[arg-type] # a report
+    return node(C, said or idle, draining_since=NOW - 3, **others)  # type: ignore[arg-type] # a report
 
 
 def after_move(gone: Node, *sealed: int) -> State:
@@ -76,7 +76,7 @@ def test_a_node_is_free_when_nothing_on_it_is_needed(now: State, is_free: bool) 
 
 
 def test_a_member_is_not_free_before_the_next_generation_is_open() -> None:
-    idle = node(B, report(B, "idle", sealed=()), leaving_since=NOW)
+    idle = node(B, report(B, "idle", sealed=()), draining_since=NOW)
     assert drained(state(None, node(A), idle)) == frozenset()
 
 

@@ -202,7 +202,7 @@ STARTS: list[Row] = [
         state(
             STARTING,
             node(A, BEGINS),
-            node(B, report(B, "fetching", step=10), leaving_since=NOW - 1),
+            node(B, report(B, "fetching", step=10), draining_since=NOW - 1),
             step=10,
         ),
         Ticked(NOW),
@@ -248,7 +248,7 @@ RUNS: list[Row] = [
     ),
     (
         "notices that come close together are answered together",
-        state(None, node(A), node(B, leaving_since=NOW - 0.4)),
+        state(None, node(A), node(B, draining_since=NOW - 0.4)),
         Ticked(NOW),
         Running(BEGAN),
         (),
@@ -258,7 +258,7 @@ RUNS: list[Row] = [
         state(
             None,
             node(A),
-            node(B, leaving_since=NOW - 0.1, record=record(B, leaves_at=NOW + 0.4)),
+            node(B, draining_since=NOW - 0.1, record=record(B, leaves_at=NOW + 0.4)),
         ),
         Ticked(NOW),
         Planning(1, (A,), "machine-b is leaving", True, NOW + 60, Running(BEGAN)),
@@ -269,7 +269,7 @@ RUNS: list[Row] = [
         state(
             None,
             node(A),
-            node(B, leaving_since=NOW - 1),
+            node(B, draining_since=NOW - 1),
             replace(node(C, report(C, "idle")), since=NOW - 100),
         ),
         Ticked(NOW),

@@ -50,6 +50,7 @@ from tests.sailord.core.standing import (
     G,
     Planning,
     act,
+    changed,
     job,
     node,
     order,
@@ -199,9 +200,9 @@ def test_orders_to_a_job_that_does_not_have_the_cluster(kind: str, was: str, bec
 def test_a_notice_by_name_or_id_marks_one_machine(kind: str) -> None:
     for target in (B, "machine-b"):
         after, _ = act(state(), IntentGiven(NOW, order(kind, target, leaves_at=NOW + 30)))
-        assert after.nodes[B].leaving_since == NOW
+        assert after.nodes[B].draining_since == NOW
         assert after.nodes[B].record.leaves_at == NOW + 30
-        assert after.nodes[A].leaving_since is None
+        assert after.nodes[A].draining_since is None
 
 
 def test_a_notice_that_is_withdrawn_leaves_no_trace() -> None:
@@ -221,12 +222,12 @@ def test_who_lost_its_lease_comes_back_as_it_was_marked() -> None:
     assert C not in gone.nodes
     back, _ = act(gone, NodesObserved(NOW + 2, (*without, node(C).record)))
     marked = back.nodes[C]
-    assert (marked.is_cordoned, marked.leaving_since, marked.slow) == (True, NOW + 2, "it limps")
+    assert (marked.is_cordoned, marked.draining_since, marked.slow) == (True, NOW + 2, "it limps")
 
 
 def test_who_was_given_up_and_lives_is_still_marked() -> None:
     before, _ = act(state(), IntentGiven(NOW, order("cordon", B)))
-    lost = replace(before.nodes[B], lost_at=NOW)
+    lost = changed(before.nodes[B], lost_at=NOW)
     before = replace(before, nodes=before.nodes.with_({B: lost}))
     after, _ = act(before, Reported(NOW, report(B, number=6)))
     assert (after.nodes[B].is_lost, after.nodes[B].is_cordoned) == (False, True)
@@ -239,9 +240,9 @@ def test_what_a_name_meant_does_not_hold_for_the_next_machine_of_that_name() -> 
     again = replace(node(D).record, name="machine-b")
     there = (node(A).record, again)
     after, _ = act(before, NodesObserved(NOW + 1, there))
-    assert (after.nodes[B].is_lost, after.nodes[D].leaving_since) == (True, None)
+    assert (after.nodes[B].is_lost, after.nodes[D].draining_since) == (True, None)
     led, _ = act(state(), Elected(NOW + 2, 9, there, (job(),), (G,), (), (meant,)))
-    assert led.nodes[D].leaving_since is None, "a new leader knows whom it meant"
+    assert led.nodes[D].draining_since is None, "a new leader knows whom it meant"
 
 
 def test_of_thousands_of_lives_that_are_over_the_first_are_forgotten(
@@ -266,7 +267,7 @@ def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None
     meant = GiveIntent(replace(notice, life=B))
     assert (together, commands) == (one_by_one, (meant, *last))
     assert together.nodes[B] == replace(state().nodes[B], returned_at=NOW)
-    assert together.nodes[A].leaving_since == NOW
+    assert together.nodes[A].draining_since == NOW
 
 
 @pytest.mark.parametrize("kind", ["resume", "pause", "replan", "checkpoint"])

@@ -50,6 +50,7 @@ from tests.sailord.core.standing import (
     D,
     G,
     act,
+    changed,
     generation,
     job,
     node,
@@ -316,13 +317,13 @@ def test_nobody_is_asked_who_cannot_be_called_lost_yet_or_has_no_address() -> No
 
 
 def test_who_comes_back_at_another_address_has_answered_nobody_there_yet() -> None:
-    gone = replace(SILENT, unreachable_since=NOW - 1, probed_at=NOW - 1)
+    gone = changed(SILENT, unreachable_since=NOW - 1, probed_at=NOW - 1)
     back = replace(record(B), address="b:2")
     after, _ = act(
         state(None, node(A), gone, advanced_at=NOW - 1),
         NodesObserved(NOW, (record(A), back)),
     )
-    assert (after.nodes[B].unreachable_since, after.nodes[B].probed_at) == (None, None)
+    assert (after.nodes[B].is_unreachable, after.nodes[B].probed_at) == (False, None)
 
 
 def test_before_the_first_step_a_lease_that_is_gone_counts_as_soon_as_ever() -> None:
@@ -391,9 +392,9 @@ def test_a_report_that_was_overtaken_is_dropped() -> None:
 def test_a_false_alarm_is_taken_back_by_the_agent_itself() -> None:
     leaving = record(B, state="draining", leaves_at=NOW + 30)
     warned, _ = act(state(), NodesObserved(NOW, (record(A), leaving)))
-    assert warned.nodes[B].leaving_since == NOW
+    assert warned.nodes[B].draining_since == NOW
     calm, _ = act(warned, NodesObserved(NOW + 0.1, (record(A), record(B))))
-    assert calm.nodes[B].leaving_since is None
+    assert calm.nodes[B].draining_since is None
 
 
 # ---- leading --------------------------------------------------------------------------------
@@ -409,7 +410,7 @@ def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
     after, commands = act(State(), elected(jobs=(job(past=past),)))
     assert after.active is not None
     assert (after.job.past, commands) == (past, ())
-    lost = replace(after, nodes=after.nodes.with_({B: replace(after.nodes[B], lost_at=NOW)}))
+    lost = replace(after, nodes=after.nodes.with_({B: changed(after.nodes[B], lost_at=NOW)}))
     assert lost.active is not None
     assert departures(lost, lost.active) == 3
     assert MachineLifetimes().context(after).last_move_s == BEGAN + 5

@@ -12,6 +12,7 @@ from sailord.core.decide import decide
 from sailord.core.nodes import Nodes
 from sailord.core.queries import in_memory
 from sailord.core.replan_triggers import change_wanted, usable
+from sailord.core.standing import Lost
 from sailord.core.state import (
     IntentGiven,
     NodesObserved,
@@ -37,6 +38,7 @@ from tests.sailord.core.standing import (
     C,
     D,
     act,
+    changed,
     node,
     order,
     phase,
@@ -54,7 +56,7 @@ def test_who_drains_leaves_since_it_was_first_seen_to() -> None:
     draining = replace(node(B).record, state="draining")
     first, _ = act(state(), NodesObserved(NOW, (node(A).record, draining)))
     again, _ = act(first, NodesObserved(NOW + 3, (node(A).record, draining)))
-    assert again.nodes[B].leaving_since == NOW
+    assert again.nodes[B].draining_since == NOW
 
 
 @pytest.mark.parametrize("trouble", [{"absent_since": NOW - 30.0}, {"address": ""}])
@@ -63,7 +65,7 @@ def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any
     if "address" in trouble:
         c = replace(c, record=replace(c.record, address=""))
     else:
-        c = replace(c, absent_since=NOW - 0.1)
+        c = changed(c, absent_since=NOW - 0.1)
     _, commands = act(state(None, node(A), node(B), c), Ticked(NOW))
     assert ProbeAgent(C) not in commands
 
@@ -90,7 +92,7 @@ NOTABLE = {
     "unreachable_since": NOW,
     "failed_since": NOW,
     "broken_since": NOW,
-    "leaving_since": NOW,
+    "draining_since": NOW,
 }
 
 
@@ -99,22 +101,22 @@ def test_rules_look_at_whom_something_happened_to(what: str) -> None:
     assert not node(A).is_notable
     peers = report(A, broken_peers=(B,))
     assert node(A, peers).is_notable
-    assert replace(node(A), **{what: NOTABLE[what]}).is_notable  # type: ignore[arg-type] # its fields
+    assert changed(node(A), **{what: NOTABLE[what]}).is_notable
 
 
 def test_who_takes_its_leave_back_has_no_deadline_any_more() -> None:
-    going = node(B, leaving_since=NOW - 9)
+    going = node(B, draining_since=NOW - 9)
     going = replace(going, record=replace(going.record, state="draining", leaves_at=NOW + 30))
     after, _ = act(
         state(None, node(A), going), NodesObserved(NOW, (node(A).record, node(B).record))
     )
-    assert (after.nodes[B].leaving_since, after.nodes[B].record.leaves_at) == (None, None)
+    assert (after.nodes[B].draining_since, after.nodes[B].record.leaves_at) == (None, None)
 
 
 def test_who_speaks_has_answered() -> None:
     silent = node(B, unreachable_since=NOW - 1)
     after, _ = act(state(None, node(A), silent), Reported(NOW, report(B, number=9)))
-    assert after.nodes[B].unreachable_since is None
+    assert not after.nodes[B].is_unreachable
 
 
 @pytest.mark.parametrize("kept_out", [{"is_cordoned": True}, {"slow": "3 times as slow"}])
@@ -199,13 +201,13 @@ def test_who_was_lost_was_lost_then() -> None:
     gone = node(B, absent_since=NOW - 90, heard_at=NOW - 90, lost_at=NOW - 50, why_lost="it burned")
     before = state(None, node(A), gone, advanced_at=NOW - 80)
     after, _ = act(before, Ticked(NOW))
-    assert (after.nodes[B].lost_at, after.nodes[B].why_lost) == (NOW - 50, "it burned")
+    assert after.nodes[B].standing == Lost(NOW - 50, "it burned", NOW - 90)
 
 
 def test_who_has_its_lease_again_has_left_nothing_unanswered() -> None:
     away = node(B, absent_since=NOW - 1, unreachable_since=NOW - 1)
     seen = NodesObserved(NOW, (node(A).record, node(B).record))
-    assert act(state(None, node(A), away), seen)[0].nodes[B].unreachable_since is None
+    assert not act(state(None, node(A), away), seen)[0].nodes[B].is_unreachable
 
 
 @pytest.mark.parametrize(("heard_at", "opens"), [(NOW - 5, False), (NOW - 0.5, True)])
@@ -224,7 +226,7 @@ def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> No
     now = state(None, *nodes)
     assert now.active is not None
     assert usable(now, now.active) == (A, B)
-    gone = replace(now, nodes=now.nodes.with_({A: replace(now.nodes[A], absent_since=NOW)}))
+    gone = replace(now, nodes=now.nodes.with_({A: changed(now.nodes[A], absent_since=NOW)}))
     assert usable(gone, now.active) == (B,)
     assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), now.active) == (B,)
 
@@ -232,7 +234,7 @@ def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> No
 def test_who_was_told_twice_that_it_goes_leaves_since_the_first_time() -> None:
     warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     again, _ = act(warned, IntentGiven(NOW + 5, order("drain", B, "another")))
-    assert again.nodes[B].leaving_since == NOW
+    assert again.nodes[B].draining_since == NOW
 
 
 def test_what_another_job_left_in_memory_is_nothing_to_this_one() -> None:
@@ -258,7 +260,7 @@ def test_who_comes_back_at_another_address_has_left_nothing_unanswered_there() -
     silent = node(B, unreachable_since=NOW - 1, probed_at=NOW - 1)
     moved = replace(node(B).record, address="10.0.0.9:7")
     after, _ = act(state(None, node(A), silent), NodesObserved(NOW, (node(A).record, moved)))
-    assert after.nodes[B].unreachable_since is None
+    assert not after.nodes[B].is_unreachable
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_who_comes_back_at_another_address_has_left_nothing_unanswered_there() -
         ({"slow": "3 times as slow"}, False),
         ({"lost_at": NOW}, False),
         ({"absent_since": NOW}, False),
-        ({"leaving_since": NOW}, False),
+        ({"draining_since": NOW}, False),
         ({"is_cordoned": True}, False),
         ({"report": report(A, fault="it burns")}, False),
         ({"report": report(A, no_room="it is full")}, False),

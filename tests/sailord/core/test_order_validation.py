@@ -80,7 +80,7 @@ USELESS = [
     (nodes(), "uncordon", "machine-a", "it is not cordoned", "cordoned"),
     (nodes(), "withdraw", "machine-a", "nothing was said", "drained"),
     (nodes(is_cordoned=True), "cordon", "machine-a", "cordoned already", "uncordon"),
-    (nodes(leaving_since=NOW), "drain", A, "go away already", "withdraw"),
+    (nodes(draining_since=NOW), "drain", A, "go away already", "withdraw"),
     (nodes(lost_at=NOW, why_lost="it is dead"), "drain", A, "lost (it is dead)", "back"),
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ USEFUL = [
     (nodes(), "drain", "machine-a"),
     (nodes(), "cordon", "machine-a"),
     (nodes(is_cordoned=True), "uncordon", "machine-a"),
-    (nodes(leaving_since=NOW), "withdraw", "machine-a"),
+    (nodes(draining_since=NOW), "withdraw", "machine-a"),
 ]
 
 
@@ -155,5 +155,5 @@ def test_who_does_not_lead_cannot_know() -> None:
 
 
 def test_an_earlier_moment_of_a_known_leave_is_news() -> None:
-    before = nodes(leaving_since=NOW)
+    before = nodes(draining_since=NOW)
     assert objection(before, order("preempt", A, leaves_at=NOW + 30)) is None

@@ -17,11 +17,27 @@ from sailord.core.state import (
     Held,
     IntentGiven,
     NodesObserved,
+    PlanFound,
     State,
     Stopping,
     Ticked,
 )
-from tests.sailord.core.standing import NOW, STOPPED, A, B, C, G, order, parked, record, state
+from tests.sailord.core.standing import (
+    NOW,
+    QUESTION,
+    STARTING,
+    STOPPED,
+    A,
+    B,
+    C,
+    G,
+    durable,
+    order,
+    parked,
+    proposal,
+    record,
+    state,
+)
 from tests.sailord.core.test_any_events import Play
 
 Way = tuple[str, str]
@@ -42,11 +58,17 @@ def drawn() -> set[Way]:
     return found
 
 
+BACK = order("rollback", durable=durable(10, 2))
 CLOSED: GenerationRecord = replace(G, state="closed")
 SELDOM = (
     (state(Stopping("paused", "lunch", NOW), generation=STOPPED), Ticked(NOW + 60)),
     (replace(parked(40, 40), nodes=Nodes()), NodesObserved(NOW, (record(B),))),
     (state(Closing("held", "it fails"), generation=CLOSED), Ticked(NOW)),
+    (state(QUESTION, orders=(BACK,)), PlanFound(NOW, QUESTION.request, proposal())),
+    (
+        state(replace(QUESTION, before=STARTING), orders=(BACK,)),
+        PlanFound(NOW, QUESTION.request, proposal()),
+    ),
     (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("resume"))),
     (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("cancel"))),
 )

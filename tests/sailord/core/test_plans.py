@@ -134,7 +134,7 @@ WAITS: list[Row] = [
         state(
             WAITING,
             node(A),
-            node(B, leaving_since=NOW - 1),
+            node(B, draining_since=NOW - 1),
             node(C, is_cordoned=True),
             node(D, record=record(D, state="joining")),
         ),
@@ -214,7 +214,7 @@ PLANS: list[Row] = [
         state(
             replace(QUESTION, asked_for=(A,)),
             node(A),
-            node(B, leaving_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
+            node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.7)),
             considered=frozenset((A,)),
         ),
         PlanFound(NOW, 4, proposal(A)),
@@ -232,7 +232,7 @@ PLANS: list[Row] = [
         state(
             replace(QUESTION, asked_for=(A,)),
             node(A),
-            node(B, leaving_since=NOW - 1, record=record(B, leaves_at=NOW + 0.8)),
+            node(B, draining_since=NOW - 1, record=record(B, leaves_at=NOW + 0.8)),
         ),
         PlanFound(NOW, 4, proposal(A)),
         Stopping(proposal(A), "a reason", NOW + 61.5),

@@ -29,7 +29,7 @@ from sailord.core.state import (
     Stopping,
     Waiting,
 )
-from tests.sailord.core.standing import Planning
+from tests.sailord.core.standing import Planning, changed
 
 JOB = JobRecord(JobId("j"), "running")
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -46,7 +46,7 @@ PLAN = Proposal("p", (A, B), True, "why", 1.0, move_s=2.5, move_phases=PREDICTED
 
 
 def node(id_, **facts):
-    return Node(NodeRecord(id_, id_, "z", "m", "g", 1, id_, "ready"), 0.0, **facts)
+    return changed(Node(NodeRecord(id_, id_, "z", "m", "g", 1, id_, "ready"), 0.0), **facts)
 
 
 class Film:
@@ -110,7 +110,7 @@ def test_a_loss_is_told_phase_by_phase():
 
 def test_a_planned_move_loses_nothing_and_stands_from_the_stop_on():
     film = Film()
-    film.nodes[B] = node(B, leaving_since=10.5)
+    film.nodes[B] = node(B, draining_since=10.5)
     film.plan(11.0, 11.5, Running(0.0))
     film.at(11.5, Stopping(PLAN, "why", 99.0))
     film.at(12.0, step=100, advanced_at=12.0)

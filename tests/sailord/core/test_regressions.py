@@ -216,7 +216,7 @@ LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is leaving")
 )  # fmt: skip
 def test_while_a_stop_is_being_stored_no_other_record_is_written(events: tuple[Event, ...]) -> None:
     spare = node(C, report(C, "idle"))
-    before = state(LEAVES, node(A, leaving_since=NOW - 1), node(B), spare)
+    before = state(LEAVES, node(A, draining_since=NOW - 1), node(B), spare)
     after, commands = act(before, PlanFound(NOW, 4, proposal(B, C)))
     (stop,) = [each for each in commands if isinstance(each, WriteGeneration)]
     for event in events:
@@ -231,7 +231,7 @@ def test_while_a_stop_is_being_stored_no_other_record_is_written(events: tuple[E
 
 
 def test_the_deadline_of_a_stop_runs_from_when_it_is_stored() -> None:
-    before = state(LEAVES, node(A, leaving_since=NOW - 1), node(B), node(C, report(C, "idle")))
+    before = state(LEAVES, node(A, draining_since=NOW - 1), node(B), node(C, report(C, "idle")))
     stopping, commands = act(before, PlanFound(NOW, 4, proposal(B, C)))
     (stop,) = [each for each in commands if isinstance(each, WriteGeneration)]
     waited, _ = go_on(stopping, 600, every_s=1)

@@ -11,6 +11,7 @@ from sailord.core.checkpoint_records import Check, CheckDurable, Commit, CommitF
 from sailord.core.decide import decide
 from sailord.core.proposal import Proposal
 from sailord.core.queries import answer_to, in_memory, release_now
+from sailord.core.standing import Present
 from sailord.core.state import (
     Closing,
     Elected,
@@ -252,7 +253,7 @@ def test_the_same_plan_on_other_nodes_is_another_one_and_so_is_the_contrary(
 
 def test_who_goes_at_once_is_not_stopped_for_before_all_were_heard() -> None:
     """A new leader does not know yet what stands where; a stop costs nothing then."""
-    going = node(A, leaving_since=NOW - 1)
+    going = node(A, draining_since=NOW - 1)
     going = replace(going, record=replace(going.record, leaves_at=NOW + 0.1))
     unheard = node(C, heard_at=0.0)
     unheard = replace(unheard, report=None)
@@ -490,5 +491,5 @@ def test_who_stands_by_without_a_lease_is_no_place_for_a_copy() -> None:
     a = node(A, report(A, sealed=(40,)))
     away = node(B, report(B, "idle", sealed=()), absent_since=NOW - 1)
     assert release_now(state(None, a, away, generation=alone)) == Point(40, 3)
-    there = replace(away, absent_since=None)
+    there = replace(away, standing=Present())
     assert release_now(state(None, a, there, generation=alone)) is None

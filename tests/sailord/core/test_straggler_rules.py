@@ -64,7 +64,7 @@ def asked(answer: Any = None) -> State:
     """The planner was asked what is best without the slow one."""
     made = four(B)
     assert made.active is not None
-    active = replace(made.active, phase=replace(QUESTION, answer=answer))
+    active = replace(QUESTION, answer=answer).put(made.active)
     return replace(made, active=active, requests=1)
 
 
@@ -195,7 +195,7 @@ def test_those_that_are_left_out_already_count():
 
 def test_a_loss_is_answered_first_and_of_all_that_is_there():
     before = four(B)
-    nodes = before.nodes.with_({D: replace(before.nodes[D], leaving_since=NOW - 1)})
+    nodes = before.nodes.with_({D: replace(before.nodes[D], draining_since=NOW - 1)})
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
@@ -213,7 +213,7 @@ def test_a_mark_is_seen_by_every_leader_until_somebody_takes_it_back():
 def test_where_nothing_can_run_without_them_slow_ones_are_taken_back():
     before = four()
     slow = replace(before.nodes[B], slow="it crawls")
-    gone = replace(before.nodes[D], slow="it crawls", leaving_since=NOW - 1)
+    gone = replace(before.nodes[D], slow="it crawls", draining_since=NOW - 1)
     left = replace(before, nodes=before.nodes.with_({B: slow, D: gone}))
     assert left.active is not None
     waits = replace(left.active, phase=Waiting("a loss", NOW - 1), is_refused=True)

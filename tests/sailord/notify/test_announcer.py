@@ -19,7 +19,18 @@ from sailord.notify import announcer
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox
-from tests.sailord.core.standing import BEGAN, G4, NOW, QUESTION, A, B, Planning, proposal, state
+from tests.sailord.core.standing import (
+    BEGAN,
+    G4,
+    NOW,
+    QUESTION,
+    A,
+    B,
+    Planning,
+    changed,
+    proposal,
+    state,
+)
 
 
 class Voice:
@@ -76,7 +87,7 @@ def test_a_question_while_it_starts_does_not_tell_that_it_runs() -> None:
 def test_each_machine_that_is_lost_is_told_of_once_though_no_plan_is_made_for_it() -> None:
     voice = Voice()
     node = ASKS.nodes[B]
-    lost = replace(ASKS, nodes=ASKS.nodes.with_({B: replace(node, lost_at=NOW, why_lost="gone")}))
+    lost = replace(ASKS, nodes=ASKS.nodes.with_({B: changed(node, lost_at=NOW, why_lost="gone")}))
     voice.teller.look(ASKS, lost)
     heard = replace(lost.nodes[B], heard_at=NOW)
     voice.teller.look(lost, replace(lost, nodes=lost.nodes.with_({B: heard})))

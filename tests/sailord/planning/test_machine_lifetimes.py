@@ -8,6 +8,7 @@ from agents.protocol.records import NodeId, NodeRecord
 from sailord.core.nodes import Node, Nodes
 from sailord.core.state import State
 from sailord.planning.machine_lifetimes import MachineLifetimes, pool_of
+from tests.sailord.core.standing import changed
 
 RECORD = NodeRecord(NodeId("a.1"), "a", "z", "m", "A100-40", 2, "h:1", "ready", spot=True)
 OTHER = replace(RECORD, id=NodeId("b.1"), name="b")
@@ -23,7 +24,7 @@ def test_losses_are_counted_once_by_pool():
     assert pool == "A100-40@z spot"
     lifetimes.observe(state(10.0, *both))
     lifetimes.observe(state(10.5))  # Within OBSERVE_S: not counted.
-    lifetimes.observe(state(20.0, both[0], replace(both[1], lost_at=19.0)))
+    lifetimes.observe(state(20.0, both[0], changed(both[1], lost_at=19.0)))
     lifetimes.observe(state(30.0, both[0]))
     record = lifetimes.history.record(pool, 30.0)
     assert round(record.losses, 2) == 1.0
