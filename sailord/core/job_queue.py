@@ -7,15 +7,16 @@ from sailord.core.state import State
 
 
 def queue_order(job: JobRecord) -> tuple[int, float, str]:
+    """Sort key of the queue: the highest priority first, then the earliest submission."""
     return (-job.priority, job.submitted_at, job.id)
 
 
 def in_queue(state: State) -> list[JobRecord]:
-    """The jobs that wait, who comes first: the highest priority, then who waits longest."""
+    """Return the queued jobs, the next one first."""
     queued = (job for job in state.jobs.values() if job.state == "queued")
     return sorted(queued, key=queue_order)
 
 
 def next_in_queue(state: State) -> JobRecord | None:
-    """The job that runs next."""
+    """Return the job that gets the cluster next."""
     return next(iter(in_queue(state)), None)

@@ -12,6 +12,7 @@ from sailord.core.state import Active, Running, State
 
 
 def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
+    """Take in all nodes that have a lease at this moment; the others have none."""
     seen = {record.id: record for record in records}
     fresh: dict[NodeId, Node] = {}
     for record in seen.values():
@@ -54,7 +55,7 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
 
 
 def grant_grace(state: State, members: Iterable[NodeId]) -> State:
-    """Members without a lease may only wait for the store: give them time to come back."""
+    """Know members that have no lease as absent from now on: they may only wait for the store."""
     away = {member: NodeRecord(member, member, "", "", "", 0, "") for member in members}
     fresh = {
         id_: Node(unseen, state.now, standing=standing.Absent(state.now))
@@ -65,7 +66,7 @@ def grant_grace(state: State, members: Iterable[NodeId]) -> State:
 
 
 def take_reports(state: State, reports: Iterable[Report]) -> State:
-    """Thousands may speak in one moment: what all say is put together once."""
+    """Take in reports; thousands of one moment replace the mapping of nodes once."""
     active, fresh = state.active, dict[NodeId, Node]()
     for report in reports:
         node = fresh.get(report.node) or state.nodes.get(report.node)
@@ -102,7 +103,7 @@ def _take_report(
 
 
 def _step_s(active: Active, step: int, now: float) -> float | None:
-    """What a step takes, the last ones counting most; the first of a generation does not count."""
+    """Moving average of a step's seconds; the first step of a generation does not count."""
     if active.question is not None or not isinstance(active.phase, Running):
         return active.step_s
     if active.advanced_at <= active.phase.since:
@@ -116,17 +117,18 @@ def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
 
 
 def probe_failed(state: State, id_: NodeId) -> State:
+    """Note that an agent left a probe unanswered, unless it has reported since."""
     node = state.nodes.get(id_)
     if node is None or node.is_unreachable:
         return state
     if node.probed_at is not None and node.heard_at >= node.probed_at:
-        return state  # It spoke after it was asked.
+        return state  # It reported after it was probed.
     missed = replace(node, standing=standing.probe_failed(node.standing))
     return replace(state, nodes=state.nodes.with_({id_: missed}))
 
 
 def _new_node(state: State, record: NodeRecord) -> Node:
-    """A node that is new, or new again: what was said of this life of it still holds."""
+    """Return a node as it is first known; what was ordered of this life of it still holds."""
     node = Node(record, state.now, is_cordoned=record.state == "cordoned")
     for intent in state.marks.get(record.id, ()):
         node = mark(node, intent, state.now)
@@ -134,6 +136,7 @@ def _new_node(state: State, record: NodeRecord) -> Node:
 
 
 def mark(node: Node, intent: Intent, now: float) -> Node:
+    """Apply a notice or an operator's order to the node."""
     match intent.kind:
         case "preempt" | "drain":
             leaves_at = node.record.leaves_at if intent.leaves_at is None else intent.leaves_at
@@ -154,7 +157,7 @@ def mark(node: Node, intent: Intent, now: float) -> Node:
 
 
 def give_up_nodes(state: State) -> State:
-    """Call nodes lost that must be, and forget those that nothing names any more."""
+    """Give up nodes that count as lost; forget absent ones that no generation names."""
     nodes = state.nodes
     if not nodes.notable:
         return state
@@ -172,7 +175,7 @@ def give_up_nodes(state: State) -> State:
     forgotten: set[NodeId] = set()
     for id_, node in notable:
         if id_ not in members and node.absent_since is not None:
-            forgotten.add(id_)  # One that is lost stays known as such while its lease lasts.
+            forgotten.add(id_)  # A lost node with a lease stays known as lost.
         elif not node.is_lost and (why := _why_lost(state, node, is_broken=id_ in broken)):
             lost[id_] = _lost(node, state.now, why)
     if lost:
@@ -184,12 +187,12 @@ def give_up_nodes(state: State) -> State:
 
 
 def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
-    """Why a node counts as lost; empty while it may live.
+    """Return why a node counts as lost; empty while it may be alive.
 
-    A lease is the last resort. A step that was done proves that every member took part in it,
-    so a member without a lease is only suspect as long as steps go on; its agent's own word proves
-    as much, and it is asked for it. Who died in silence while all trained has done no step for most
-    of its lease by the time that the lease runs out: to wait for as long delays nothing.
+    The end of a lease alone is no proof. A step proves that every member took part in it, so a
+    member without a lease is only suspect while steps are being done. A report of its agent proves
+    as much, so the agent is probed. A node that died silently has done no step for most of its
+    lease by the time that the lease ends: waiting for ``last_step_s`` delays nothing.
     """
     if is_broken and node.is_unreachable:
         return "a peer lost its connection and its agent does not answer"
