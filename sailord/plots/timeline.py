@@ -96,7 +96,7 @@ def lanes_of(plan: Plan, judge: EventEstimator) -> tuple[Lane, ...]:
     details = judge.details(plan)
     sync = _sync_bars(plan, details)
     # Pipelines of one shape can still differ in their links, by the machines that they stand on.
-    equal = _equal_pipelines(plan, details.works)
+    equal = _equal_pipelines(plan, details.pipelines)
     return tuple(Lane(same, _rows(plan, same[0], details, sync)) for same in equal)
 
 
@@ -188,7 +188,7 @@ def _sync_bars(plan: Plan, details: IterationDetails) -> dict[_GroupId, list[Bar
 def _rows(
     plan: Plan, p: int, details: IterationDetails, sync: Mapping[_GroupId, Sequence[Bar]]
 ) -> tuple[Row, ...]:
-    pipeline, work = plan.pipelines[p], details.works[p]
+    pipeline, work = plan.pipelines[p], details.pipelines[p]
     owners = plan.group_count(pipeline)
     done: defaultdict[tuple[int, int], list[Bar]] = defaultdict(list)
     for span in details.passes[p].spans:

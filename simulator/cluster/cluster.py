@@ -1,4 +1,4 @@
-"""A cluster: which machines of which kind are up in which zone, and what more could be had."""
+"""A cluster: pools of machines by type and zone, quotas and limits between zones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ class Pool:
     zone: str
     gpu: str
     machine: str
-    """Name of the machine type; of a pool that names just a GPU kind, ``"<gpu>x<n>"``."""
+    """Name of the machine type, or ``"<gpu>x<n>"`` in a pool that names only a GPU kind."""
     gpus_per_machine: int
     gpus: int
     """GPUs that are up; the last machine may be smaller than the others."""
     obtainable_gpus: int = 0
+    """GPUs that could be rented in addition."""
     spot: bool = False
     price_usd_per_gpu_hour: float | None = None
-    """What the user pays; ``None`` where neither the file nor the catalogue knows a price."""
+    """``None`` if neither the cluster file nor the catalogue has a price."""
     price_source: str = "unknown"
 
     @property
@@ -31,7 +32,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Most GPUs of a kind that a zone or region grants."""
+    """The most GPUs of a kind that may be used in a zone or region."""
 
     where: str
     gpu: str
@@ -40,7 +41,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class ZoneLink:
-    """A limit on what all flows from one zone to another carry together."""
+    """The bandwidth limit of all flows from one zone to another."""
 
     from_zone: str
     to_zone: str
@@ -49,17 +50,17 @@ class ZoneLink:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Pools, quotas and the regions of their zones, on top of a catalogue of facts."""
+    """Pools, quotas and zone links, with the catalogue that they refer to."""
 
     pools: tuple[Pool, ...]
     catalogue: Catalogue
     zone_regions: tuple[tuple[str, str], ...] = ()
-    """Zones that the cluster file declares by itself, with their regions."""
+    """Zones that the cluster file declares, with their regions."""
     quotas: tuple[Quota, ...] = ()
     zone_links: tuple[ZoneLink, ...] = ()
 
     def pools_of(self, gpu: str, machine: str, zone: str) -> tuple[Pool, ...]:
-        """The pools that a stage's place draws from, in their order: on demand before spot."""
+        """Return the pools that supply a place, on demand before spot."""
         here = [
             pool
             for pool in self.pools

@@ -1,4 +1,4 @@
-"""Cluster files: which machines a person can have where, checked against the catalogue."""
+"""Read cluster files: pools, quotas and zone links, checked against the catalogue."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ T = TypeVar("T")
 
 BYTES_PER_GBIT = 1e9 / 8
 GPUS_MAX = 10**7
-"""Far more than any cluster has; beyond it stands a slip of the pen."""
+"""Far above any cluster; more is a typing error."""
 
 
 def load_cluster(path: Path | str) -> Cluster:
-    """Read a cluster file, and the user's catalogue where it names one."""
+    """Read a cluster file, and the catalogue file that it names, if any."""
     return cluster_from_document(load_document(path, flaws_raise=False))
 
 
 def cluster_from_document(document: Document, *, catalogue: Catalogue | None = None) -> Cluster:
-    """Read a cluster; a catalogue that it names is looked up beside it."""
+    """Read a cluster; a catalogue file that it names is relative to the document's folder."""
     problems = Problems()
     top = open_table(document, problems)
     catalogue = _catalogue(top, given=catalogue)
     zones = _zones(top, catalogue)
-    facts = _Facts(catalogue, zones)
+    facts = _KnownNames(catalogue, zones)
     if "pool" not in top:
-        cure = "say what there is: zone, machine and machines, or zone, gpu and gpus"
+        cure = "give zone, machine and machines, or zone, gpu and gpus"
         problems.add(document.name, "holds no [[pool]]", cure)
     pools = [_pool(table, facts) for table in top.tables("pool")]
     quotas = [_quota(table, facts) for table in top.tables("quota")]
     links = [_zone_link(table, facts) for table in top.tables("zone_link")]
     top.finish()
-    _check_doubles(pools, links, problems)
+    _check_duplicates(pools, links, problems)
     problems.raise_if_any()
     return Cluster(
         pools=tuple(read.pool for read in pools if read is not None),
@@ -73,31 +73,31 @@ def _zones(top: Table, catalogue: Catalogue) -> dict[str, str]:
         if name in zones:
             table.report("name", f'"{name}" is declared twice', "keep one of the two")
         elif catalogue.zones.get(name, region) != region:
-            what = f'zone "{name}" stands in region "{catalogue.zones[name]}" in the catalogue'
-            table.report("region", what, "give that region, or the zone another name")
+            what = f'zone "{name}" is in region "{catalogue.zones[name]}" in the catalogue'
+            table.report("region", what, "give that region, or rename the zone")
         zones[name] = region
     return zones
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """What names may stand in a cluster file."""
+class _KnownNames:
+    """Resolves the zones, GPUs and machine types that a cluster file names."""
 
     catalogue: Catalogue
     zones: Mapping[str, str]
 
     def zone(self, value: Any) -> str:
         zone = valid_text(value)
-        _ask(lambda: self.catalogue.zone_region(zone, self.zones))
+        _resolve(lambda: self.catalogue.zone_region(zone, self.zones))
         return zone
 
     def gpu(self, value: Any) -> str:
         name = valid_text(value)
-        return _ask(lambda: self.catalogue.gpu_name(name))
+        return _resolve(lambda: self.catalogue.gpu_name(name))
 
     def machine(self, value: Any) -> MachineType:
         name = valid_text(value)
-        return _ask(lambda: self.catalogue.machine(name))
+        return _resolve(lambda: self.catalogue.machine(name))
 
     def zone_or_region(self, value: Any) -> str:
         name = valid_text(value)
@@ -108,8 +108,8 @@ class _Facts:
         return name
 
 
-def _ask(question: Callable[[], T]) -> T:
-    """Turn the catalogue's answer "there is no such thing" into a fault of the value."""
+def _resolve(question: Callable[[], T]) -> T:
+    """Look a name up, turning the catalogue's ``InputError`` into an invalid value."""
     try:
         return question()
     except InputError as error:
@@ -129,7 +129,7 @@ class _ReadLink:
     link: ZoneLink
 
 
-def _pool(table: Table, facts: _Facts) -> _ReadPool | None:
+def _pool(table: Table, facts: _KnownNames) -> _ReadPool | None:
     found_before = len(table.problems.found)
     zone = table.value("zone", facts.zone, required=True)
     kind = _kind(table, facts)
@@ -139,8 +139,8 @@ def _pool(table: Table, facts: _Facts) -> _ReadPool | None:
     price = table.number("price_usd_per_gpu_hour", least=0)
     table.finish()
     if gpus == 0 and obtainable == 0:
-        cure = "take the pool out, or say with obtainable how many machines could be had"
-        table.problems.add(table.place, "holds no GPU and none could be had", cure)
+        cure = "remove the pool, or set obtainable to the number of machines that can be rented"
+        table.problems.add(table.place, "has no GPU and none is obtainable", cure)
     if zone is None or kind is None or gpus is None or obtainable is None:
         return None
     if len(table.problems.found) > found_before:
@@ -170,8 +170,8 @@ def _pool(table: Table, facts: _Facts) -> _ReadPool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a pool consists of: machines of the catalogue, or GPUs in machines of some size."""
+class _MachineKind:
+    """The machines of a pool: a machine type, or a GPU kind and the GPUs per machine."""
 
     gpu: str
     gpus_per_machine: int
@@ -184,7 +184,7 @@ class _Kind:
         return f"{self.gpu}x{self.gpus_per_machine}"
 
 
-def _kind(table: Table, facts: _Facts) -> _Kind | None:
+def _kind(table: Table, facts: _KnownNames) -> _MachineKind | None:
     size = table.integer("gpus_per_machine")
     gpu = table.value("gpu", facts.gpu)
     machine = table.value("machine", facts.machine)
@@ -194,34 +194,34 @@ def _kind(table: Table, facts: _Facts) -> _Kind | None:
             table.problems.add(table.place, "names neither a machine nor a gpu", cure)
         if gpu is None:
             return None
-        return _Kind(gpu, size or default_machine_size(gpu, facts.catalogue), None)
+        return _MachineKind(gpu, size or default_machine_size(gpu, facts.catalogue), None)
     if machine is None:
         return None
     for key, given, known in (("gpu", gpu, machine.gpu), ("gpus_per_machine", size, machine.gpus)):
         if given is not None and given != known:
             what = f"is {given}, but {machine.name} has {known}"
             table.report(key, what, "leave it out, or leave the machine out")
-    return _Kind(machine.gpu, machine.gpus, machine)
+    return _MachineKind(machine.gpu, machine.gpus, machine)
 
 
 def default_machine_size(gpu: str, catalogue: Catalogue) -> int:
-    """GPUs per machine where a file names just a kind: the most that one node usually has.
+    """Return the GPUs per machine to assume where a file names only a GPU kind.
 
-    That is the largest machine of the catalogue with at most eight of that kind; its smallest
-    where all are larger; 1 where no machine carries the kind.
+    The size of the catalogue's largest machine with at most eight of them, else of its smallest
+    one; 1 if no machine type has the kind.
     """
     sizes = [machine.gpus for machine in catalogue.machines_for(gpu)]
     return max((size for size in sizes if size <= 8), default=min(sizes, default=1))
 
 
 def _count(
-    table: Table, kind: _Kind | None, machines_key: str, gpus_key: str, *, required: bool
+    table: Table, kind: _MachineKind | None, machines_key: str, gpus_key: str, *, required: bool
 ) -> int | None:
-    """Read a number of GPUs, given as machines or as GPUs; ``None`` where it is wrong."""
+    """Read a number of GPUs, given as machines or as GPUs; ``None`` if it is wrong."""
     machines = table.integer(machines_key, least=0, most=GPUS_MAX)
     gpus = table.integer(gpus_key, least=0, most=GPUS_MAX)
     if machines_key in table and gpus_key in table:
-        table.report(gpus_key, f"stands beside {machines_key}", "keep one of the two")
+        table.report(gpus_key, f"is given together with {machines_key}", "keep one of the two")
         return None
     if machines_key in table:
         return None if machines is None or kind is None else machines * kind.gpus_per_machine
@@ -230,11 +230,11 @@ def _count(
     if not required:
         return 0
     cure = f"give {machines_key} = ... or {gpus_key} = ..., 0 if none is up"
-    table.problems.add(table.place, "does not say how much is up", cure)
+    table.problems.add(table.place, "gives no number of machines or GPUs", cure)
     return None
 
 
-def _quota(table: Table, facts: _Facts) -> Quota | None:
+def _quota(table: Table, facts: _KnownNames) -> Quota | None:
     where = table.value("where", facts.zone_or_region, required=True)
     gpu = table.value("gpu", facts.gpu, required=True)
     gpus_max = table.integer("gpus_max", least=0, most=GPUS_MAX, required=True)
@@ -244,7 +244,7 @@ def _quota(table: Table, facts: _Facts) -> Quota | None:
     return Quota(where, gpu, gpus_max)
 
 
-def _zone_link(table: Table, facts: _Facts) -> _ReadLink | None:
+def _zone_link(table: Table, facts: _KnownNames) -> _ReadLink | None:
     from_zone = table.value("from_zone", facts.zone, required=True)
     to_zone = table.value("to_zone", facts.zone, required=True)
     gbit_per_s = table.number("gbit_per_s", above=0, required=True)
@@ -257,10 +257,10 @@ def _zone_link(table: Table, facts: _Facts) -> _ReadLink | None:
     return _ReadLink(table, ZoneLink(from_zone, to_zone, gbit_per_s * BYTES_PER_GBIT))
 
 
-def _check_doubles(
+def _check_duplicates(
     pools: list[_ReadPool | None], links: list[_ReadLink | None], problems: Problems
 ) -> None:
-    """Report what is said twice: of two counts or limits nobody knows which is meant."""
+    """Report pools and links that are given twice."""
     seen_pools: dict[tuple[str, str, bool], str] = {}
     for read in pools:
         if read is None:
@@ -269,7 +269,7 @@ def _check_doubles(
         first = seen_pools.setdefault((pool.zone, pool.machine, pool.spot), read.table.place)
         if first != read.table.place:
             what = f"repeats {pool.machine} in {pool.zone}"
-            problems.add(read.table.place, what, "add the two together in one pool")
+            problems.add(read.table.place, what, "merge the two into one pool")
     seen_links: dict[tuple[str, str], str] = {}
     for link in links:
         if link is None:

@@ -1,4 +1,4 @@
-"""What a place offers: devices per machine, memory and price."""
+"""Devices per machine, memory and price of a place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.spec.plan import Place
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceFacts:
-    """Looks up places of one cluster; a measured network's facts win over the catalogue's."""
+    """Looks up places of one cluster; values of a network file override the catalogue's."""
 
     cluster: Cluster
     measured: MeasuredNetwork
@@ -24,11 +24,11 @@ class PlaceFacts:
         return known or self.cluster.catalogue.machine(place.machine).gpus
 
     def capacity_bytes(self, place: Place) -> float:
-        """What the driver hands out of one device."""
+        """Return the usable memory of one device."""
         return float(self.cluster.catalogue.gpu(place.gpu).usable_memory_bytes)
 
     def price_usd_per_gpu_hour(self, place: Place) -> float | None:
-        """The least that a GPU costs here; unknown if that of any pool is."""
+        """Return the lowest price of the pools here, or ``None`` if any of them is unknown."""
         found = [self._price(pool) for pool in self._pools(place)]
         prices = [usd for usd in found if usd is not None]
         if not found:
@@ -36,11 +36,11 @@ class PlaceFacts:
         return min(prices) if len(prices) == len(found) else None
 
     def usd_per_hour(self, place: Place, gpus: int) -> float | None:
-        """What so many GPUs cost together: those on demand are taken before spot."""
+        """Return the price of several GPUs, on demand before spot; ``None`` if it is unknown."""
         total, left = 0.0, gpus
         pools = self._pools(place)
         for pool in pools:
-            # Whatever is to be had beyond what is up comes from the last pool.
+            # GPUs beyond those that are up count at the price of the last pool.
             taken = left if pool is pools[-1] else min(left, pool.gpus)
             usd = self._price(pool)
             if usd is None and taken:
@@ -56,7 +56,7 @@ class PlaceFacts:
         return self.cluster.pools_of(place.gpu, place.machine, place.zone)
 
     def _price(self, pool: Pool) -> float | None:
-        """A pool's price; one of the cluster file wins over all others."""
+        """Return a pool's price: the cluster file's, else the network file's, else any other."""
         if pool.price_source not in ("catalogue", "unknown"):
             return pool.price_usd_per_gpu_hour
         measured = self.measured.price_usd_per_gpu_hour.get((pool.gpu, pool.zone))

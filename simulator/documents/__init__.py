@@ -1,1 +1,1 @@
-"""Read files, and collect every mistake in them with its place and its cure."""
+"""Read files, and report every mistake in them with its place and cure."""

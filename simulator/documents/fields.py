@@ -1,4 +1,8 @@
-"""Values of a file are asked for by key and type; what is wrong is collected, not raised."""
+"""Read typed values from the tables of a file, collecting mistakes instead of raising them.
+
+A reader opens the file with ``open_table``, reads each key with ``Table.integer``,
+``Table.text`` and so on, and ends with ``Table.finish``, which reports unknown keys.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ T = TypeVar("T")
 TextT = TypeVar("TextT", bound=str)
 
 INTEGER_MAX = 2**53
-"""The largest whole number that is still exact when it meets a float."""
+"""The largest whole number that converts to a float exactly."""
 
 _SHOWN_MAX = 60
 
 
-class InvalidValue(Exception):  # noqa: N818  # never leaves this module's callers: not an error, an answer
-    """A value is not what was asked for: what is wrong with it, and the cure."""
+class InvalidValue(Exception):  # noqa: N818  # every reader catches it, so it is no error
+    """Raised by a validator: what is wrong with a value, and the cure."""
 
     def __init__(self, what: str, cure: str = "") -> None:
         super().__init__(what)
@@ -31,7 +35,7 @@ class InvalidValue(Exception):  # noqa: N818  # never leaves this module's calle
 
 
 def quote(value: object) -> str:
-    """Write a value of a file on one short line, as the file would."""
+    """Return a value as the file writes it, shortened to one line."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, datetime | date | time):
@@ -42,7 +46,7 @@ def quote(value: object) -> str:
 
 
 def valid_integer(value: object, least: int | None, most: int | None) -> int:
-    """Accept an integer within bounds; ``true`` is none, and neither is 8.0."""
+    """Return an integer within bounds; ``true`` and 8.0 are not integers."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidValue(f"is {quote(value)}", f"give {_whole_words(least, most)}")
     if (least is not None and value < least) or abs(value) > (
@@ -55,7 +59,7 @@ def valid_integer(value: object, least: int | None, most: int | None) -> int:
 def valid_number(
     value: object, least: float | None, above: float | None, most: float | None, below: float | None
 ) -> float:
-    """Accept a finite number within bounds."""
+    """Return a finite number within bounds as a float."""
     words = _real_words(least, above, most, below)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidValue(f"is {quote(value)}", f"give {words}")
@@ -98,7 +102,7 @@ def _real_words(
 
 @dataclass(slots=True)
 class Table:
-    """One table of a file: it is asked for its keys, and names those that nobody asked for."""
+    """One table of a file; records which keys were read, to report the unknown ones."""
 
     values: dict[str, Any]
     document: Document
@@ -118,13 +122,13 @@ class Table:
         return key in self.values
 
     def report(self, key: str, what: str, cure: str = "") -> None:
-        """Report a mistake in the value of a key, unless its file's reader did already."""
+        """Report a mistake in the value of a key, unless the parser already reported a flaw."""
         place = self.place_of(key)
         if all(flaw.place != place for flaw in self.document.flaws):
             self.problems.add(place, what, cure)
 
     def finish(self) -> None:
-        """Report every key that no question was about."""
+        """Report every key that was not read as unknown."""
         for key in self.values:
             if key not in self.keys_read:
                 self.problems.add(
@@ -147,11 +151,11 @@ class Table:
         default: T | None = None,
         required: bool = False,
     ) -> T | None:
-        """Read one value; where it is absent or wrong, give the default so that reading goes on."""
+        """Read one value with a validator; return the default if it is absent or wrong."""
         if key not in self and not required:
             return default
         try:
-            # Nothing accepts None, so that a missing key is answered with the cure of a wrong one.
+            # Every validator rejects None, so a missing key gets the cure of a wrong value.
             return accept(self.values.get(key))
         except InvalidValue as fault:
             self.report(key, fault.what if key in self else "is missing", fault.cure)
@@ -180,7 +184,7 @@ class Table:
         most: int | None = None,
         required: bool = False,
     ) -> int | None:
-        """Read a whole number, positive unless said otherwise."""
+        """Read a whole number, by default a positive one."""
         return self.value(
             key, lambda value: valid_integer(value, least, most), default=default, required=required
         )
@@ -232,7 +236,7 @@ class Table:
     @overload
     def text(self, key: str, *, default: None = ..., required: bool = ...) -> str | None: ...
     def text(self, key: str, *, default: str | None = None, required: bool = False) -> str | None:
-        """Read a text that is not empty."""
+        """Read a non-empty string."""
         return self.value(key, valid_text, default=default, required=required)
 
     @overload
@@ -273,7 +277,7 @@ class Table:
     def integers(
         self, key: str, *, least: int = 1, required: bool = False
     ) -> tuple[int, ...] | None:
-        """Read a list of whole numbers that is not empty."""
+        """Read a non-empty list of whole numbers."""
         values = self._list(key, required=required)
         if values is None:
             return None
@@ -286,29 +290,29 @@ class Table:
         return tuple(good) if len(good) == len(values) else None
 
     def table(self, key: str, *, required: bool = False) -> Table | None:
-        """Enter an inner table."""
+        """Open an inner table."""
         if key not in self:
             if required:
                 self.problems.add(self._inner_place(key), "is missing")
             return None
         value = self.values[key]
         if not isinstance(value, dict):
-            self.problems.add(self.place_of(key), f"is {quote(value)}", "a table is expected here")
+            self.problems.add(self.place_of(key), f"is {quote(value)}", "give a table")
             return None
         return Table(value, self.document, self.problems, (*self.path, key))
 
     def section(self, key: str) -> Table:
-        """Enter an inner table, or an empty one in its stead where it may be left out."""
+        """Open an optional inner table; an absent one reads as empty."""
         return self.table(key) or Table({}, self.document, self.problems, (*self.path, key))
 
     def tables(self, key: str, *, required: bool = False) -> Iterator[Table]:
-        """Enter each table of a list of tables."""
+        """Open each table of a list of tables."""
         for index, value in enumerate(self._list(key, required=required, what="tables") or ()):
             if isinstance(value, dict):
                 yield Table(value, self.document, self.problems, (*self.path, key, index))
             else:
                 place = self.place_of(key, index)
-                self.problems.add(place, f"is {quote(value)}", "a table is expected here")
+                self.problems.add(place, f"is {quote(value)}", "give a table")
 
     def _list(self, key: str, *, required: bool, what: str = "values") -> list[Any] | None:
         if key not in self:
@@ -330,14 +334,14 @@ class Table:
 
 
 def valid_text(value: object) -> str:
-    """Accept a text that is not empty."""
+    """Return a non-empty string."""
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue(f"is {quote(value)}", "give a text")
     return value
 
 
 def valid_timestamp(value: object) -> str:
-    """Accept a date and time, TOML's own or ISO 8601 in a text; without a time zone it is UTC."""
+    """Return a TOML or ISO 8601 date and time as ISO 8601; without a time zone it is UTC."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = datetime.fromisoformat(value)
@@ -349,6 +353,6 @@ def valid_timestamp(value: object) -> str:
 
 
 def open_table(document: Document, problems: Problems) -> Table:
-    """Start reading a file at its top; what is wrong with it as a file is reported first."""
+    """Open a file's top-level table, and report the flaws that the parser found."""
     problems.found.extend(document.flaws)
     return Table(document.data, document, problems)

@@ -1,4 +1,4 @@
-"""Files become plain values here: TOML or JSON, told apart by what they hold, never by suffix."""
+"""Read TOML and JSON files into plain values; the content decides the syntax, not the suffix."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, Literal
 from simulator.documents.problems import InputError, Problem, Problems, nearest
 
 FILE_BYTES_MAX = 32 * 2**20
-"""No plan, profile or network comes near this; a file beyond it was named by mistake."""
+"""Far above any plan, profile or network file, so a larger one was named by mistake."""
 TOML_BYTES_MAX = 2 * 2**20
-"""People write TOML by hand, and its reader is slow enough that more would seem to hang."""
+"""The TOML parser is slow, so that larger files would seem to hang."""
 
 _LINE_AND_COLUMN = re.compile(r"^(?P<what>.*) \(at line (?P<line>\d+), column (?P<column>\d+)\)$")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}\Z")
@@ -27,12 +27,12 @@ _MISTAKES_SHOWN_MAX = 50
 _DEPTH_MAX = 32
 
 Where = tuple[str | int, ...]
-"""Where a value stands in a file: keys of tables and indexes of lists."""
+"""The path of a value in a file: keys of tables and indexes of lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What one file holds, with the name under which its mistakes are reported."""
+    """The values of one file, and the name under which its mistakes are reported."""
 
     name: str
     data: dict[str, Any]
@@ -40,10 +40,10 @@ class Document:
     folder: Path = Path()
     """Paths inside the file are relative to this."""
     flaws: tuple[Problem, ...] = ()
-    """What the syntax allows and no file of ours may hold: NaN, keys that stand twice."""
+    """Values that the syntax allows and Sailor rejects, such as NaN and repeated keys."""
 
     def place(self, path: Where = (), *, is_table: bool = False) -> str:
-        """Say where a value stands, in the words of the file's own syntax."""
+        """Return the place of a value, written in the file's own syntax."""
         inner = toml_place(path, is_table) if self.syntax == "toml" else json_place(path)
         return f"{self.name}: {inner}" if inner else self.name
 
@@ -79,10 +79,10 @@ def toml_place(path: Where, is_table: bool) -> str:
 def load_document(
     path: Path | str, *, name: str | None = None, flaws_raise: bool = True
 ) -> Document:
-    """Read a file of TOML or JSON, or say everything that is wrong with it as a file.
+    """Read a TOML or JSON file; raise ``InputError`` if its syntax is wrong.
 
-    Who goes on to read the values with a ``Table`` keeps the flaws for later
-    (``flaws_raise=False``), so that all mistakes of a file are told together.
+    A caller that reads the values with a ``Table`` passes ``flaws_raise=False``, so that flaws
+    and wrong values are reported together.
     """
     path = Path(path)
     shown = name if name is not None else path.name or str(path)
@@ -91,13 +91,13 @@ def load_document(
 
 
 def built_in_table(name: str) -> dict[str, Any]:
-    """Read one of the TOML files that ship with the simulator."""
+    """Read one of the TOML files in ``simulator/data``."""
     text = resources.files("simulator.data").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def read_bytes(path: Path, *, name: str) -> bytes:
-    """Read a whole file that is not unreasonably large."""
+    """Read a whole file of at most ``FILE_BYTES_MAX``."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(FILE_BYTES_MAX + 1)
@@ -107,7 +107,7 @@ def read_bytes(path: Path, *, name: str) -> bytes:
         raise InputError(Problem(name, f"{path} is a directory", "name a file inside it")) from None
     except PermissionError:
         raise InputError(
-            Problem(name, f"{path} may not be read", "give this user the right to read it")
+            Problem(name, f"no permission to read {path}", "give this user read permission")
         ) from None
     except OSError as error:
         raise InputError(Problem(name, f"cannot be read: {error.strerror or error}")) from None
@@ -127,7 +127,7 @@ def read_bytes(path: Path, *, name: str) -> bytes:
 def parse_document(
     raw: bytes, *, name: str, folder: Path = Path(), flaws_raise: bool = True
 ) -> Document:
-    """Turn the bytes of a file into plain values."""
+    """Parse the bytes of a TOML or JSON file."""
     text = _decode(raw, name=name)
     if not text.strip():
         raise InputError(Problem(name, "is empty", "docs/formats.md shows what it should hold"))
@@ -135,7 +135,7 @@ def parse_document(
     if text.lstrip().startswith("{"):
         document = Document(name, _parse_json(text, name=name), "json", folder)
     elif len(raw) > TOML_BYTES_MAX:
-        what = f"is no JSON object, and TOML beyond {TOML_BYTES_MAX // 2**20} MiB is not read"
+        what = f"is not a JSON object, and TOML above {TOML_BYTES_MAX // 2**20} MiB is not read"
         raise InputError(Problem(name, what, "check that this is the file you meant"))
     else:
         document = Document(name, _parse_toml(text, name=name), "toml", folder)
@@ -143,7 +143,7 @@ def parse_document(
     for path, what, cure in _unusable_values(document.data):
         problems.add(document.place(path), what, cure)
         if len(problems.found) >= _MISTAKES_SHOWN_MAX:
-            problems.add(name, "there are more mistakes of this kind")
+            problems.add(name, "has more mistakes of this kind")
             break
     if flaws_raise:
         problems.raise_if_any()
@@ -154,7 +154,7 @@ def _decode(raw: bytes, *, name: str) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The codec that drops a byte order mark counts from behind it.
+        # utf-8-sig counts offsets from behind the byte order mark.
         offset = error.start + (3 if raw.startswith(b"\xef\xbb\xbf") else 0)
         line = raw.count(b"\n", 0, offset) + 1
         raise InputError(
@@ -167,7 +167,7 @@ def _decode(raw: bytes, *, name: str) -> str:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that remembers which of its keys were written twice."""
+    """A JSON object that remembers its repeated keys."""
 
     __slots__ = ("repeated",)
 
@@ -199,7 +199,7 @@ def _parse_toml(text: str, *, name: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         if _is_json(text):
             raise InputError(
-                Problem(name, "holds a bare JSON value", "an object { ... } is expected")
+                Problem(name, "holds a bare JSON value", "give an object { ... }")
             ) from None
         raise InputError(_toml_problem(str(error), text, name=name)) from None
     except RecursionError:
@@ -227,7 +227,7 @@ def _toml_problem(message: str, text: str, *, name: str) -> Problem:
 
 
 def _unusable_values(data: dict[str, Any]) -> Iterator[tuple[Where, str, str]]:
-    """Find what the syntax allows and no file of ours may hold, with its path and cure."""
+    """Yield path, mistake and cure of values that the syntax allows and Sailor rejects."""
     waiting: deque[tuple[Where, dict[str, Any] | list[Any]]] = deque([((), data)])
     while waiting:
         path, table = waiting.popleft()
@@ -235,7 +235,7 @@ def _unusable_values(data: dict[str, Any]) -> Iterator[tuple[Where, str, str]]:
             for repeated in table.repeated:
                 yield (*path, repeated), "is given more than once", "keep one of them"
         if len(path) > _DEPTH_MAX:
-            yield path[:3], "is nested too deeply", "no value of ours needs more than a few levels"
+            yield path[:3], "is nested too deeply", f"use at most {_DEPTH_MAX} levels"
             continue
         inner: Iterable[tuple[str | int, Any]] = (
             table.items() if isinstance(table, dict) else enumerate(table)
@@ -257,14 +257,14 @@ def _spelt(value: float) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Half a surrogate pair can be written in JSON, but never printed."""
+    """JSON can write half a surrogate pair, which cannot be printed."""
     if text.isascii():
         return True
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _siblings(path: Path) -> str:
-    """Name the files beside a missing one that it may have been meant to be."""
+    """Suggest files with similar names in the folder of a missing one."""
     try:
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
     except OSError:
@@ -274,7 +274,7 @@ def _siblings(path: Path) -> str:
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """The files of a folder in the order of their names."""
+    """List the files of a folder, sorted by name."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Mistakes of a user, collected and told all at once, each with its place and its cure."""
+"""Input errors, collected and reported all at once, each with its place and its cure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: where it stands, what is wrong, and what would make it right."""
+    """One mistake: where it is, what is wrong, and how to correct it."""
 
     place: str
     what: str
@@ -21,11 +21,11 @@ class Problem:
 
 
 class InputError(ValueError):
-    """The input cannot be used; every problem that was found is in ``problems``."""
+    """Raised for unusable input; ``problems`` lists everything that was found wrong."""
 
     def __init__(self, problems: Problem | Sequence[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        assert self.problems, "an InputError without a problem says nothing"
+        assert self.problems, "an InputError needs at least one problem"
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
@@ -39,7 +39,7 @@ class Problems:
         self.found.append(Problem(place, what, cure))
 
     def take(self, error: InputError, *, place: str = "") -> None:
-        """Add what another reader found, each prefixed with ``place``."""
+        """Add the problems of another reader, each prefixed with ``place``."""
         for problem in error.problems:
             where = f"{place} {problem.place}".strip()
             self.found.append(Problem(where, problem.what, problem.cure))
@@ -50,23 +50,23 @@ class Problems:
 
 
 def malformed(place: str, error: Exception, chapter: str) -> Problem:
-    """What to say of a program's file in which something is missing or of a wrong kind."""
+    """Describe a machine-written file with a missing key or a value of the wrong type."""
     if isinstance(error, KeyError):
-        what = f"a key {error} is missing"
+        what = f"the key {error} is missing"
     else:
-        what = f"something in it is of a wrong kind ({error})"
+        what = f"holds a value of the wrong type ({error})"
     return Problem(place, what, f"see docs/formats.md, {chapter}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which of the known names may have been meant."""
+    """Return a cure that suggests the closest known names, or lists the known ones."""
     names = sorted(set(known))
     if not names:
-        return "none is known here"
+        return "there is none to choose from"
     lower = {candidate.lower(): candidate for candidate in names}
     close = difflib.get_close_matches(name.lower(), list(lower), n=3, cutoff=0.55)
     if close:
         return "did you mean " + " or ".join(f'"{lower[candidate]}"' for candidate in close) + "?"
     shown = ", ".join(names[:12])
     rest = len(names) - 12
-    return f"known are {shown}" + (f" and {rest} more" if rest > 0 else "")
+    return f"choose from {shown}" + (f" and {rest} more" if rest > 0 else "")

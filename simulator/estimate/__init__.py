@@ -1,1 +1,1 @@
-"""One iteration of a plan: its time, its memory and its dollars."""
+"""Estimate one iteration of a plan: its time, memory and dollars."""

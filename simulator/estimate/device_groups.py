@@ -1,8 +1,7 @@
-"""A plan's device groups as columns of numbers: one row for each, in the order of the plan.
+"""A plan's device groups as numpy columns, one row per group, in the order of the plan.
 
-A plan of 4,096 GPUs has as many Python objects several times over; whatever looks at all of them
-looks at these columns instead. What is equal gets equal numbers here once, so that prices and
-times are found per kind and handed out to the rows by index.
+Columns keep plans of thousands of GPUs fast. Equal places get equal numbers, so that prices and
+times are looked up once per kind and distributed to the rows by index.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ _COLUMNS = ("stage", "index", "place", "tp", "first", "end", "samples", "recompu
 
 @dataclass(frozen=True, eq=False)
 class DeviceGroups:
-    """Every device group of a plan; chunks of an interleaved schedule are rows of their own."""
+    """Every device group of a plan; each chunk of an interleaved schedule has its own row."""
 
     plan: Plan
     bounds: Ints
-    """Pipeline p has the rows from bounds[p] to bounds[p + 1]."""
+    """Pipeline p has the rows ``bounds[p]`` to ``bounds[p + 1]``."""
     pipeline: Ints
     stage: Ints
     index: Ints
-    """Within the split of the stage."""
+    """Index within the split of the stage."""
     place: Ints
-    """Into ``places``."""
+    """Index into ``places``."""
     tp: Ints
     first: Ints
     end: Ints
     samples: Ints
-    """Of each micro batch."""
+    """Samples of each micro batch."""
     recompute: Ints
-    """1 where activations are computed again."""
+    """1 where activations are recomputed."""
     places: tuple[Place, ...]
 
     @classmethod
@@ -51,7 +50,7 @@ class DeviceGroups:
         blocks: dict[int, tuple[int, int]] = {}
         flat: list[int] = []
         for pipeline in plan.pipelines:
-            # Pipelines that share their stages are read once.
+            # Pipelines that share one tuple of stages are read once.
             if id(pipeline.stages) not in blocks:
                 begin = len(flat) // len(_COLUMNS)
                 _read(pipeline, plan.micro_batch_size, numbers, flat)
@@ -75,31 +74,31 @@ class DeviceGroups:
 
     @cached_property
     def blocks(self) -> list[tuple[int, int]]:
-        """First and end row of each pipeline."""
+        """First row and end row of each pipeline."""
         return list(pairwise(self.bounds.tolist()))
 
     @cached_property
     def ids(self) -> list[GroupId]:
-        """The rows' names."""
+        """The id of each row."""
         return list(
             zip(self.pipeline.tolist(), self.stage.tolist(), self.index.tolist(), strict=True)
         )
 
     @cached_property
     def micro_batches(self) -> Ints:
-        """How many the pipeline of each row takes."""
+        """Micro batches of each row's pipeline."""
         counts = np.array([pipeline.micro_batches for pipeline in self.plan.pipelines])
         return counts[self.pipeline]
 
     @cached_property
     def stage_count(self) -> Ints:
-        """How many stages the pipeline of each row has."""
+        """Number of stages of each row's pipeline."""
         counts = np.array([len(pipeline.stages) for pipeline in self.plan.pipelines])
         return counts[self.pipeline]
 
     @cached_property
     def is_chain(self) -> list[bool]:
-        """Per pipeline: every stage is one device group."""
+        """Whether, per pipeline, every stage is one device group."""
         return [
             end - begin == len(pipeline.stages)
             for (begin, end), pipeline in zip(self.blocks, self.plan.pipelines, strict=True)
@@ -107,42 +106,42 @@ class DeviceGroups:
 
     @cached_property
     def owner(self) -> Ints:
-        """The row whose devices run each row: of chunks, the first one of the device group."""
+        """The row that owns each row's devices: for chunks, the device group's first chunk."""
         rows = np.arange(len(self))
         virtual = self.plan.virtual_stages
         if virtual > 1:
-            # Stages of interleaved schedules are never split, so a stage is a row.
+            # Interleaved schedules have no split stages, so a stage is a row.
             rows -= self.stage - self.stage % (self.stage_count // virtual)
         return rows
 
     @cached_property
     def owning(self) -> Ints:
-        """The rows that have devices of their own."""
+        """The rows that own devices."""
         rows: Ints = np.flatnonzero(self.owner == np.arange(len(self)))
         return rows
 
     @cached_property
     def hops(self) -> StageHops:
-        """Which rows exchange how many samples with which of the next stage."""
+        """The pairs of rows in neighbouring stages that exchange samples."""
         ahead = np.flatnonzero(self.stage[1:] == self.stage[:-1] + 1)
         if all(self.is_chain):
             return StageHops(ahead, ahead + 1, self.samples[ahead])
         return _split_hops(self)
 
     def sum_by_owner(self, values: Floats) -> Floats:
-        """Add up the chunks of each device group, at the row that owns the devices."""
+        """Add up the values of each device group's chunks at the owning row."""
         if len(self.owning) == len(self):
             return values
         return np.bincount(self.owner, weights=values, minlength=len(self)).astype(np.float64)
 
     def holders(self, layer_count: int) -> Floats:
-        """How many device groups hold each layer: one per pipeline, more where it is split."""
+        """Count the device groups that hold each layer: one per pipeline, more if it is split."""
         begun = np.bincount(self.first, minlength=layer_count + 1)
         ended = np.bincount(self.end, minlength=layer_count + 1)
         return np.cumsum(begun - ended)[:-1].astype(np.float64)
 
     def holds_both_ends(self, layer_count: int) -> Bools:
-        """Whether the devices of each row have the first layer and the last."""
+        """Whether the devices of each row hold both the first and the last layer."""
         last = np.zeros(len(self), dtype=bool)
         last[self.owner[self.end == layer_count]] = True
         both: Bools = (self.first == 0) & last
@@ -152,12 +151,12 @@ class DeviceGroups:
 
     @cached_property
     def sites(self) -> tuple[Place, ...]:
-        """The different places apart from their nodes and devices: what prices depend on."""
+        """The distinct places without nodes and devices, which prices do not depend on."""
         return tuple(dict.fromkeys(_site(place) for place in self.places))
 
     @cached_property
     def site(self) -> Ints:
-        """Of each row, into ``sites``."""
+        """Each row's index into ``sites``."""
         numbers = {site: number for number, site in enumerate(self.sites)}
         return np.array([numbers[_site(place)] for place in self.places])[self.place]
 
@@ -167,7 +166,7 @@ class DeviceGroups:
 
     @cached_property
     def zone(self) -> Ints:
-        """Of each row, into ``zones``, which are in the order of their names."""
+        """Each row's index into ``zones``, which are sorted by name."""
         numbers = {zone: number for number, zone in enumerate(self.zones)}
         return np.array([numbers[place.zone] for place in self.places])[self.place]
 
@@ -188,12 +187,12 @@ class DeviceGroups:
 
     @property
     def timed(self) -> tuple[tuple[str, int, int], ...]:
-        """The different (GPU kind, TP degree, samples), each with times of its own."""
+        """The distinct combinations of GPU kind, TP degree and samples, which decide times."""
         return self._timed[0]
 
     @property
     def timing(self) -> Ints:
-        """Of each row, into ``timed``."""
+        """Each row's index into ``timed``."""
         return self._timed[1]
 
 
@@ -207,7 +206,10 @@ class StageHops:
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
-    """Where each different combination of the columns stands first, and which one each row is."""
+    """Return the first row of each distinct combination of the columns, and each row's index.
+
+    A faster ``np.unique(axis=0, return_index=True, return_inverse=True)``.
+    """
     code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         top = int(column.max(initial=0)) + 1
@@ -221,17 +223,17 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
 
 
 def range_sums(row: Floats, first: Ints, end: Ints) -> Floats:
-    """The sum over each range of a row, added up from its own entries alone."""
+    """Return the sum over each range of a row, without subtracting prefix sums."""
     return _over_ranges(np.add, row, first, end)
 
 
 def range_maxima(row: Floats, first: Ints, end: Ints) -> Floats:
-    """The largest entry in each range of a row."""
+    """Return the largest entry in each range of a row."""
     return _over_ranges(np.maximum, row, first, end)
 
 
 def _over_ranges(what: np.ufunc, row: Floats, first: Ints, end: Ints) -> Floats:
-    # An index behind the last entry needs an entry of its own.
+    # reduceat needs an entry behind the last one.
     cuts = np.stack([first, end], axis=1).ravel()
     found: Floats = what.reduceat(np.append(row, 0.0), cuts)[::2]
     return np.where(first < end, found, 0.0)
@@ -257,7 +259,7 @@ def _read(pipeline: Pipeline, size: int, numbers: dict[Place, int], flat: list[i
 
 
 def _split_hops(groups: DeviceGroups) -> StageHops:
-    """Neighbouring stages with another split share out the samples of a micro batch anew."""
+    """Return the hops of a plan with split stages, which redistribute a micro batch's samples."""
     found: list[tuple[int, int, int]] = []
     for begin, end in groups.blocks:
         stages: dict[int, list[tuple[int, int, int]]] = {}
@@ -274,7 +276,7 @@ def _split_hops(groups: DeviceGroups) -> StageHops:
 def _shared(
     ours: Sequence[tuple[int, int, int]], theirs: Sequence[tuple[int, int, int]]
 ) -> list[tuple[int, int, int]]:
-    """(source, target, samples) of two stages given as (row, first sample, last sample + 1)."""
+    """Return (source, target, samples) for two stages given as (row, first sample, end sample)."""
     return [
         (source, target, min(end, stop) - max(first, begin))
         for source, first, end in ours

@@ -1,4 +1,4 @@
-"""Dollars: what the devices cost while an iteration lasts, and what leaves a zone in it."""
+"""Dollars per iteration: devices while it lasts, and egress between zones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from simulator.estimate.result import Money
 from simulator.spec.plan import Place
 
 UsdPerHour = Callable[[Place, int], float | None]
-"""What so many GPUs of a place cost by the hour; ``None`` where a price is unknown."""
+"""Price per hour of a number of GPUs of a place; ``None`` if it is unknown."""
 
 
 def usd_per_hour_by_pool(
     devices: Mapping[Place, int], usd_per_hour: UsdPerHour
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Dollars per hour of devices by their place, and the pools without a known price."""
+    """Return dollars per hour of devices by pool, and the pools without a known price."""
     by_pool: defaultdict[str, float] = defaultdict(float)
     unpriced: set[str] = set()
     for place, count in devices.items():
@@ -36,7 +36,7 @@ def iteration_money(
     egress_bytes: Mapping[tuple[str, str], float],
     egress_usd_per_byte: Callable[[str, str], float],
 ) -> Money:
-    """Dollars of one iteration: devices by the hour, bytes by where they go."""
+    """Return the dollars of one iteration for devices and egress."""
     by_pool, unpriced = usd_per_hour_by_pool(devices, usd_per_hour)
     compute = {name: usd * iteration_s / 3600 for name, usd in by_pool.items()}
     egress = {

@@ -1,16 +1,15 @@
-"""The event estimator: every pipeline's real schedule, its messages, and the sync behind it.
+"""The event estimator: schedules of all pipelines, messages between stages, and gradient sync.
 
-Stages are timed from the layers that they hold; pipelines run their schedule with messages
-between neighbouring stages; each layer's gradients are summed once all its holders are ready.
-Stragglers stay where they are: a slow stage delays its own pipeline, and a slow pipeline the
-sync of the layers that it shares, nothing else.
+Stage times come from their layers. Each pipeline runs its schedule with messages between
+neighbouring stages; each layer's gradients are all-reduced once all its holders are ready. So a
+slow stage delays its own pipeline, and a slow pipeline delays the sync of the layers it shares.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -30,7 +29,7 @@ from simulator.estimate.memory import MemoryModel, fullest_rows
 from simulator.estimate.memory_advice import MemoryShortage, memory_shortages
 from simulator.estimate.result import Estimate, StageTime
 from simulator.estimate.schedule_1f1b import Durations, run_1f1b
-from simulator.estimate.schedule_replay import Replay, ReplayGroup, replay
+from simulator.estimate.schedule_replay import Replay, replay
 from simulator.estimate.stage_messages import MessageTimes
 from simulator.estimate.stage_times import (
     PipelineTimes,
@@ -49,7 +48,7 @@ from simulator.spec.provenance import Provenance, weakest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassEnds:
-    """When each device group was done with its backwards, and free."""
+    """When each device group ended its last backward, and when it was free."""
 
     last_backward: Floats
     free: Floats
@@ -57,19 +56,19 @@ class PassEnds:
 
 @dataclass(frozen=True, slots=True)
 class IterationDetails:
-    """One iteration event by event; equal pipelines share one and the same work and passes."""
+    """One iteration event by event; equal pipelines share one object of times and passes."""
 
-    works: tuple[PipelineTimes, ...]
+    pipelines: tuple[PipelineTimes, ...]
     passes: tuple[Replay, ...]
     sync: tuple[tuple[float, SyncJob], ...]
-    """Each gradient sync with its start, in the order in which they run."""
+    """Each gradient sync with its start, in the order of execution."""
     optimizer_s: Mapping[GroupId, float]
     step_end: Mapping[GroupId, float]
-    """When the optimizer step, the last thing that a device group does, is done."""
+    """When the optimizer step, a device group's last operation, ends."""
 
 
 class EventEstimator:
-    """Estimates plans of one job on one cluster; tables are shared between plans."""
+    """Estimates plans of one job on one cluster; caches are shared between plans."""
 
     name = "event"
 
@@ -79,11 +78,11 @@ class EventEstimator:
         self._hop_prices = HopTimes(costs, network)
 
     def estimate(self, plan: Plan) -> Estimate:
-        """Time, memory and money of a plan that was checked before."""
+        """Estimate a plan that ``check_plan`` has accepted."""
         return self.estimate_with(plan, times_slower={})
 
     def estimate_with(self, plan: Plan, *, times_slower: Mapping[str, float]) -> Estimate:
-        """The same where passes take so many times as long on the nodes that are named."""
+        """Estimate a plan with the passes on some nodes slowed down by a factor (stragglers)."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
         groups = layout.groups
         work = plan_times(layout, self.costs, self._messages)
@@ -116,7 +115,7 @@ class EventEstimator:
         )
 
     def memory_shortages(self, plan: Plan) -> tuple[MemoryShortage, ...]:
-        """The device groups that are too full, with what would make each fit."""
+        """Return the device groups that lack memory, with cures for each."""
         job = self.costs.job
 
         def tp_max(stage: Stage) -> int:
@@ -130,21 +129,21 @@ class EventEstimator:
         )
 
     def details(self, plan: Plan) -> IterationDetails:
-        """Every pass of every pipeline and what follows them, for timelines and plots."""
+        """Return every pass, sync and optimizer step, for timelines and plots."""
         layout = lay_out(plan, self.sites.gpus_per_machine)
-        works = self.pipeline_times(plan, layout)
-        different = {id(work): work for work in works}
-        passes = {key: self._unroll(plan, work) for key, work in different.items()}
-        unrolled = tuple(passes[id(work)] for work in works)
+        pipelines = self.pipeline_times(plan, layout)
+        different = {id(times): times for times in pipelines}
+        replays = {key: self._replay(plan, times) for key, times in different.items()}
+        passes = tuple(replays[id(times)] for times in pipelines)
         ends = PassEnds(
-            np.concatenate([one.last_backward_end for one in unrolled]),
-            np.concatenate([_free_of(one) for one in unrolled]),
+            np.concatenate([one.last_backward_end for one in passes]),
+            np.concatenate([_free_of(one) for one in passes]),
         )
         finish = self._finish(layout, ends, self._sync(layout))
         owning = layout.groups.owning.tolist()
         return IterationDetails(
-            tuple(works),
-            unrolled,
+            tuple(pipelines),
+            passes,
             finish.sync,
             {layout.groups.ids[row]: float(finish.optimizer[row]) for row in owning},
             {layout.groups.ids[row]: float(finish.step_end[row]) for row in owning},
@@ -152,15 +151,15 @@ class EventEstimator:
 
     @property
     def overlaps(self) -> bool:
-        """Whether each layer's gradients are summed while backwards are still running."""
+        """Whether gradients are reduced layer by layer while backwards still run."""
         runtime, job = self.costs.runtime, self.costs.job
         return (job.gradient_sync if runtime.sync == "job" else runtime.sync) == "overlap"
 
-    # -- what each group does -------------------------------------------------------------------
+    # -- durations ------------------------------------------------------------------------------
 
     def pipeline_times(self, plan: Plan, layout: MachineLayout) -> list[PipelineTimes]:
-        """The durations of every pipeline; equal ones are one and the same object."""
-        assert layout.groups.plan is plan, "the layout is another plan's"
+        """Return the times of every pipeline; equal pipelines share one object."""
+        assert layout.groups.plan is plan, "the layout belongs to another plan"
         return pipeline_times(plan_times(layout, self.costs, self._messages))
 
     def _sync(self, layout: MachineLayout) -> list[SyncJob]:
@@ -169,10 +168,10 @@ class EventEstimator:
         )
         return sync.jobs(per_layer=self.overlaps)
 
-    # -- when it is done ------------------------------------------------------------------------
+    # -- schedule -------------------------------------------------------------------------------
 
     def _run_pipelines(self, work: PlanTimes) -> PassEnds:
-        """Run each different pipeline once; chains under 1F1B of equal shape run together."""
+        """Run each distinct pipeline once; unsplit 1F1B pipelines of equal depth run together."""
         groups, plan = work.layout.groups, work.layout.groups.plan
         equal = equal_pipelines(work)
         ends = PassEnds(np.empty(len(groups)), np.empty(len(groups)))
@@ -192,32 +191,34 @@ class EventEstimator:
             )
             ends.last_backward[rows], ends.free[rows] = finish.last_backward_end, finish.free
         if others:
-            works = pipeline_times(work)
+            times = pipeline_times(work)
             for p in others:
                 begin, end = groups.blocks[p]
-                unrolled = self._unroll(plan, works[p])
-                ends.last_backward[begin:end] = unrolled.last_backward_end
-                ends.free[begin:end] = _free_of(unrolled)
-        # Equal pipelines end alike.
+                passes = self._replay(plan, times[p])
+                ends.last_backward[begin:end] = passes.last_backward_end
+                ends.free[begin:end] = _free_of(passes)
+        # Copy the results to equal pipelines.
         like = groups.bounds[equal][groups.pipeline] - groups.bounds[groups.pipeline]
         rows = np.arange(len(groups)) + like
         return PassEnds(ends.last_backward[rows], ends.free[rows])
 
-    def _unroll(self, plan: Plan, work: PipelineTimes) -> Replay:
+    def _replay(self, plan: Plan, times: PipelineTimes) -> Replay:
         messaging = self.costs.runtime.messaging
-        if messaging == "lockstep" and not (plan.schedule == "1f1b" and work.is_chain):
-            messaging = "blocking"  # That engine has no other schedule; its sends do hold up.
+        if messaging == "lockstep" and not (plan.schedule == "1f1b" and times.is_chain):
+            messaging = "blocking"  # DeepSpeed has only unsplit 1F1B; its sends block.
         return replay(
-            [ReplayGroup(s, *astuple(w)) for (s, _), w in zip(work.groups, work.work, strict=True)],
-            work.edges,
+            times.times,
+            times.edges,
             schedule=plan.schedule,
-            micro_batches=work.micro_batches,
+            micro_batches=times.micro_batches,
             messaging=messaging,
             virtual_stages=plan.virtual_stages,
         )
 
-    def _finish(self, layout: MachineLayout, ends: PassEnds, jobs: Sequence[SyncJob]) -> _Finish:
-        """Run the sync jobs in their order, then each group's optimizer step."""
+    def _finish(
+        self, layout: MachineLayout, ends: PassEnds, jobs: Sequence[SyncJob]
+    ) -> _IterationEnds:
+        """Run the sync jobs in order, then each group's optimizer step."""
         groups, owner = layout.groups, layout.groups.owner
         overlaps = self.overlaps
         ahead = self._backward_sums(groups) if overlaps else np.empty((0, 0))
@@ -227,21 +228,21 @@ class EventEstimator:
             rows = job.rows
             at = ends.last_backward[rows] if overlaps else ends.free[rows]
             if overlaps and job.algorithm != "tied":
-                # A layer's gradient is complete before the backward of the layers below it.
+                # A layer's gradient is complete before the backward of the layers before it.
                 kind = groups.timing[rows], groups.recompute[rows]
                 at = at - (ahead[*kind, job.layers[0]] - ahead[*kind, groups.first[rows]])
             holders = owner[rows]
             start = max(0.0, float(at.max()), float(channel[holders].max()))
             sync.append((start, job))
             channel[holders] = start + job.seconds
-            # A group whose chunks both hold a tied tensor takes part in its sum once.
+            # A group with a tied tensor in two chunks takes part in its all-reduce once.
             busy[np.unique(holders)] += job.seconds
         optimizer = self._optimizer_seconds(groups)
         done = np.maximum(np.maximum(ends.free, ends.last_backward), channel)
-        return _Finish(done + optimizer, busy, optimizer, ends.free, tuple(sync))
+        return _IterationEnds(done + optimizer, busy, optimizer, ends.free, tuple(sync))
 
     def _backward_sums(self, groups: DeviceGroups) -> Floats:
-        """By timed kind, recomputation and layer: the backward of all layers before it."""
+        """Return [timed kind, recomputation, layer]: the backward of all layers before it."""
         layers = (0, self.costs.layer_count)
         return np.array(
             [
@@ -256,7 +257,7 @@ class EventEstimator:
         )  # fmt: skip
 
     def _optimizer_seconds(self, groups: DeviceGroups) -> Floats:
-        """The step over what a device holds; with ZeRO-1, the holders share each layer's."""
+        """Return each group's optimizer seconds; with ZeRO-1, holders share the step."""
         costs = self.costs
         holders = np.ones(costs.layer_count)
         if costs.job.zero == 1:
@@ -268,7 +269,7 @@ class EventEstimator:
             count[rows] = range_sums(stepped, groups.first[rows], groups.end[rows])
             tied[rows] = costs.tied_parameters(tp) / holders[-1]
         count = groups.sum_by_owner(count)
-        # The tensor that embedding and head share stands once where both are.
+        # A group with embedding and head holds their shared tensor once.
         count -= groups.holds_both_ends(costs.layer_count) * tied
         per_parameter = [
             costs.times(gpu, tp=tp, samples=samples).optimizer_s_per_parameter
@@ -277,16 +278,16 @@ class EventEstimator:
         seconds: Floats = count * np.array(per_parameter)[groups.timing]
         return seconds
 
-    # -- what it comes to -----------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     def _stage_times(
-        self, work: PlanTimes, finish: _Finish, iteration_s: float
+        self, work: PlanTimes, finish: _IterationEnds, iteration_s: float
     ) -> tuple[tuple[StageTime, ...], ...]:
-        """How each device group spends the iteration; of a split stage, its slowest group."""
+        """Return how each stage spends the iteration; of a split stage, its slowest group."""
         groups = work.layout.groups
         compute = groups.sum_by_owner(groups.micro_batches * work.compute)
         held = groups.sum_by_owner(groups.micro_batches * work.held_up)
-        # What of the sync ran beside the last passes and messages held nobody up.
+        # Sync that overlapped with the last passes and messages delayed nothing.
         waited = finish.step_end - finish.optimizer - finish.free
         communication = held + np.minimum(finish.sync_busy, np.maximum(waited, 0.0))
         idle = iteration_s - (compute + communication + finish.optimizer)
@@ -322,7 +323,7 @@ class EventEstimator:
         return dict(totals)
 
     def _provenance(self, layout: MachineLayout) -> Provenance:
-        """The weakest source among the times of all stages and the links between them."""
+        """Return the weakest source among the times of all stages and links."""
         groups = layout.groups
         parts: dict[tuple[int, int], Provenance] = {}
         rows, _ = distinct_rows(groups.timing)
@@ -354,8 +355,8 @@ class EventEstimator:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Finish:
-    """When all is over, by device group."""
+class _IterationEnds:
+    """The end of the iteration, by device group."""
 
     step_end: Floats
     sync_busy: Floats
@@ -365,7 +366,7 @@ class _Finish:
 
 
 def devices_by_place(groups: DeviceGroups) -> dict[Place, int]:
-    """How many devices a plan uses of each place."""
+    """Count the devices of each place that a plan uses."""
     rows = groups.owning
     counts = np.bincount(groups.place[rows], weights=groups.tp[rows], minlength=len(groups.places))
     return {
@@ -375,12 +376,12 @@ def devices_by_place(groups: DeviceGroups) -> dict[Place, int]:
     }
 
 
-WORTH_SAYING = 0.1
-"""Share of an iteration from which what follows the passes is named beside the bottleneck."""
+TAIL_SHARE_MIN = 0.1
+"""Share of an iteration from which the bottleneck text mentions sync and optimizer at its end."""
 
 
 def _durations(work: PlanTimes, rows: Ints) -> Durations:
-    """Chains of equal length as columns."""
+    """Return the durations of unsplit pipelines of equal depth as [stage, pipeline]."""
     hops, channels = work.layout.groups.hops, work.channels
     activation, gradient = np.zeros(len(work.seconds)), np.zeros(len(work.seconds))
     activation[hops.source] = channels.activation_s
@@ -390,14 +391,14 @@ def _durations(work: PlanTimes, rows: Ints) -> Durations:
     return Durations(forward, backward, activation[rows], gradient[rows], *messages)
 
 
-def _free_of(unrolled: Replay) -> Floats:
-    return np.array([unrolled.free[device] for device in unrolled.device_of])
+def _free_of(passes: Replay) -> Floats:
+    return np.array([passes.free[device] for device in passes.device_of])
 
 
 def _bottleneck(
     plan: Plan, stages: Sequence[Sequence[StageTime]], iteration_s: float, passes_s: float
 ) -> str:
-    """A sentence: which device group is busiest, with what, and whether the sync comes on top."""
+    """Describe the busiest device group, what it spends most time on, and a long tail of sync."""
     idle = [time.idle_s for row in stages for time in row]
     number = idle.index(min(idle))
     p = 0
@@ -422,7 +423,7 @@ def _bottleneck(
         f"{seconds / iteration_s:.0%} of it with {most}"
     )
     tail = 1 - passes_s / iteration_s
-    if tail >= WORTH_SAYING:
+    if tail >= TAIL_SHARE_MIN:
         sentence += (
             f"; when all passes are done, gradient sync and optimizer take the last {tail:.0%}"
         )

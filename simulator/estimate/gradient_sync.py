@@ -1,12 +1,12 @@
-"""Gradient sync: who sums which layers with whom, how long it takes, and what it costs to send.
+"""Gradient sync: which device groups all-reduce which layers, its seconds and its egress bytes.
 
-Every layer is reduced between all device groups that hold it, one per pipeline, as a ring or,
-over several zones, first inside each zone and then across. The ranks of a group run their rings
-side by side and share their machine's way out. Jobs run in one global order, layers descending,
-and a group works on one at a time; the same order in the runtime keeps it free of deadlocks.
+Every layer is reduced between all device groups that hold it, one per pipeline: as one ring, or
+hierarchically, first inside each zone and then across zones. The ranks of a group run rings in
+parallel and share their machine's NIC. Jobs run in one global order, layers descending, and a
+group runs one at a time; the runtime uses the same order to avoid deadlocks.
 
-All rings of a plan are built at once, as columns of members (``simulator.estimate.sync_rings``),
-so that a price is asked for once per kind of hop and not once per ring.
+All rings of a plan are built at once as columns (``simulator.estimate.sync_rings``), so that
+times are computed once per kind of hop, not once per ring.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ HopKey = tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncJob:
-    """The sum of some layers' gradients over all that hold them."""
+    """One all-reduce: the gradients of some layers, over all groups that hold them."""
 
     layers: tuple[int, int]
     groups: DeviceGroups
     rows: Ints
-    """The device groups that hold them, in the order of their ring."""
+    """The device groups that hold them, in ring order."""
     seconds: float
     egress_bytes: tuple[tuple[Zones, float], ...]
     algorithm: str
@@ -45,12 +45,12 @@ class SyncJob:
 
     @property
     def holders(self) -> tuple[GroupId, ...]:
-        """The device groups by name."""
+        """The ids of the device groups."""
         return tuple(self.groups.ids[row] for row in self.rows.tolist())
 
 
 class HopTimes:
-    """Prices every step of a ring over every kind of hop once, for all plans."""
+    """Computes the seconds of a ring step for every kind of hop once, for all plans."""
 
     def __init__(self, costs: LayerCosts, network: Network) -> None:
         self.costs, self.network = costs, network
@@ -59,7 +59,7 @@ class HopTimes:
     def seconds(
         self, hop: HopKey, *, rank_bytes: float, shards: int, abreast: int, rivals: int
     ) -> float:
-        """One step of a ring over one hop, bucket after bucket."""
+        """Return the seconds of one ring step over one hop, bucket after bucket."""
         key = (hop, rank_bytes, shards, abreast, rivals)
         found = self._found.get(key)
         if found is None:
@@ -109,7 +109,7 @@ class GradientSync:
         self.gradient_bytes = 4 if fp32 else costs.runtime.gradient_bytes_16bit
 
     def jobs(self, *, per_layer: bool) -> list[SyncJob]:
-        """The jobs in their global order: by layer, or by the longest runs with equal holders."""
+        """Return the jobs in global order, per layer or per run of layers with equal holders."""
         segments = self._segments()
         tied = self.costs.tied_parameters(1) > 0
         rings = SyncRings.of(self.layout, [first for first, _ in segments], with_union=tied)
@@ -155,9 +155,9 @@ class GradientSync:
         return found
 
     def _carried(self, piece: _Piece, ways: int) -> float:
-        """Parameters that one of ``ways`` parallel rings carries.
+        """Return the parameters that one of ``ways`` parallel rings carries.
 
-        A tensor that embedding and head share is neither's: it has a job of its own.
+        A tensor that embedding and head share has a separate job.
         """
         if piece.is_tied:
             return self.costs.tied_parameters(ways)
@@ -167,19 +167,23 @@ class GradientSync:
         return float(row[first:end].sum()) - ends * self.costs.tied_parameters(ways)
 
     def _segments(self) -> list[tuple[int, int]]:
-        """The longest runs of layers with the same holders."""
+        """Return the longest runs of layers with equal holders."""
         starts = np.unique(self.layout.groups.first).tolist()
         return list(pairwise([*starts, self.costs.layer_count]))
 
     # -- durations ------------------------------------------------------------------------------
 
     def _ring_seconds(self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]) -> Floats:
-        """2 (n - 1) steps, each as slow as the slowest hop of the ring."""
+        """Return the seconds of plain rings: 2 (n - 1) steps over the slowest hop."""
         size = rings.size[ring]
         return 2 * (size - 1) * self._slowest(rings.around, ring, carried, shards=size)
 
     def _staged_seconds(self, rings: SyncRings, ring: Ints, carried: dict[int, Floats]) -> Floats:
-        """Reduce inside each zone, sum the shards across zones, gather inside each zone."""
+        """Return the seconds of hierarchical sync, infinite for rings inside one zone.
+
+        It reduce-scatters inside each zone, all-reduces shards across zones, and all-gathers
+        inside each zone.
+        """
         staged = np.full(len(ring), np.inf)
         far = np.flatnonzero(rings.zone_count[ring] > 1)
         if not len(far):
@@ -194,8 +198,8 @@ class GradientSync:
                 inside,
                 steps * self._slowest(hops, ring, carried, shards=np.maximum(members, 1)),
             )
-        # All members of a zone send their shard at once: those of one machine share its way
-        # out, and all of them share the way between the zones.
+        # All members of a zone send their shard at once: those of one machine share its NIC,
+        # and all of them share the bandwidth between the zones.
         zones, smallest = rings.zone_count[ring], rings.smallest_zone[ring]
         across = (
             2
@@ -222,7 +226,7 @@ class GradientSync:
         abreast: Ints | None = None,
         rivals: Ints | None = None,
     ) -> Floats:
-        """One step over the slowest hop that each piece's ring has; 0 where it has none."""
+        """Return the seconds of a step over each ring's slowest hop; 0 without hops."""
         count = hops.end[ring] - hops.begin[ring]
         piece = np.repeat(np.arange(len(ring)), count)
         if not len(piece):
@@ -268,7 +272,7 @@ class GradientSync:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Layers that are summed in one job."""
+    """The layers of one job, and the ring that reduces them."""
 
     layers: tuple[int, int]
     ring: int

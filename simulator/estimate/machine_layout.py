@@ -1,8 +1,8 @@
-"""Which machine each device group stands on, and how many flows share its way out.
+"""Assign each device group of a plan to a machine.
 
 A plan that names no nodes is laid out as Megatron lays out its ranks: in each pool all replicas
 of the first stage side by side, then those of the second, machine after machine. Pipelines are
-taken in an order of their own contents, so that it never matters how a plan lists them.
+ordered by their contents, so that their order in the plan does not matter.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ PoolKey = tuple[str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class MachineLayout:
-    """Where the device groups of a plan stand."""
+    """The machine of each device group of a plan."""
 
     groups: DeviceGroups
     node: Ints
-    """Of each group, into ``nodes``."""
+    """Each group's index into ``nodes``."""
     nodes: tuple[MachineId, ...]
 
     @cached_property
     def node_of(self) -> dict[GroupId, MachineId]:
-        """The same by name."""
+        """The machine of each group by its id."""
         found = (self.nodes[number] for number in self.node.tolist())
         return dict(zip(self.groups.ids, found, strict=True))
 
@@ -43,12 +43,12 @@ class MachineLayout:
 
 
 def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayout:
-    """Give each device group a machine: the one that the plan names, else the next free one."""
+    """Assign each device group the machine that the plan names, else the next free one."""
     groups = DeviceGroups.of(plan)
     node = np.empty(len(groups), dtype=np.int64)
     nodes: dict[MachineId, int] = {}
     pools: dict[PoolKey, int] = {}
-    # Places with a node get the negative of it less one, the others the number of their pool.
+    # For places with a node, -1 - node; for the others, the number of their pool.
     goes_to = np.empty(len(groups.places), dtype=np.int64)
     for number, place in enumerate(groups.places):
         pool = (place.zone, place.machine, place.gpu)
@@ -71,7 +71,7 @@ def lay_out(plan: Plan, gpus_per_machine: Callable[[Place], int]) -> MachineLayo
 
 
 def _queue(groups: DeviceGroups, rows: Ints, pool: Ints) -> Ints:
-    """The rows pool by pool in the order in which they take machines."""
+    """Sort the rows by pool, and within it in the order in which they take machines."""
     rank = np.array(_canonical_ranks(groups))[groups.pipeline[rows]]
     # Larger groups first, so that the rest of a machine still fits smaller ones.
     order = np.lexsort((groups.index[rows], rank, -groups.tp[rows], groups.stage[rows], pool))
@@ -80,7 +80,7 @@ def _queue(groups: DeviceGroups, rows: Ints, pool: Ints) -> Ints:
 
 
 def _machines(tp: Ints, size: int) -> Ints:
-    """Number machines for groups of so many devices each, taken in this order."""
+    """Return the machine number of each group, given the groups' devices in order."""
     if (tp == tp[0]).all():
         numbers: Ints = np.arange(len(tp)) // max(1, size // int(tp[0]))
         return numbers
@@ -94,7 +94,7 @@ def _machines(tp: Ints, size: int) -> Ints:
 
 
 def _canonical_ranks(groups: DeviceGroups) -> list[int]:
-    """Equal pipelines share a rank; the others are ordered by what they contain."""
+    """Rank pipelines by their contents; equal ones share a rank."""
     plan = groups.plan
     in_order = sorted(range(len(groups.places)), key=lambda n: _place_key(groups.places[n]))
     place_rank = np.empty(len(in_order), dtype=np.int64)
@@ -118,7 +118,7 @@ def _canonical_ranks(groups: DeviceGroups) -> list[int]:
 
 
 def _split_rank(groups: DeviceGroups) -> Ints:
-    """A number for the split of each group's stage."""
+    """Number the splits of the groups' stages."""
     if all(groups.is_chain):
         return np.zeros(len(groups), dtype=np.int64)
     splits = [groups.plan.pipelines[p].stages[s].split for p, s, _ in groups.ids]

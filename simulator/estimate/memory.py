@@ -1,4 +1,4 @@
-"""Peak memory of each device: everything that is held when most of it is held."""
+"""Peak memory of each device."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Place, Plan, Recompute
 
 RESERVED_OVER_LIVE = 2.0
-"""Memory that a caching allocator reserves for transients, over what of them lives at once.
+"""Transient memory that a caching allocator reserves, relative to the live transients.
 
-Forward and backward ask for blocks of different sizes, and freed ones are kept. Fitted on the
-peak memory of 13 runs of OPT-350M with Megatron-DeepSpeed (SOSP'25 artefact), together with the
-context of the two platforms.
+Forward and backward request blocks of different sizes, and the allocator keeps freed ones.
+Fitted on the peak memory of 13 runs of OPT-350M with Megatron-DeepSpeed (SOSP'25 artefact),
+together with the context memory of the two platforms.
 """
 
 
@@ -37,7 +37,7 @@ def state_bytes_per_parameter(job: Job) -> int:
 
 
 class MemoryModel:
-    """Memory of a plan's devices, counted for all of its device groups side by side."""
+    """Computes the peak memory of all device groups of a plan as numpy columns."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class MemoryModel:
     ) -> None:
         self.plan, self.costs, self.capacity_bytes = plan, costs, capacity_bytes
         self.groups = groups or DeviceGroups.of(plan)
-        # A layer that no stage has, which only a plan that is wrong can want, is divided by none.
+        # Avoid a division by zero for layers that no stage of an invalid plan holds.
         self.holders = np.maximum(self.groups.holders(costs.layer_count), 1)
 
     def pipelines(self) -> tuple[tuple[DeviceMemory, ...], ...]:
-        """Per pipeline and device group, the device that is fullest."""
+        """Return, per pipeline and stage, the memory of its fullest device."""
         table = self._table()
         rows = fullest_rows(self.groups, table[:-1].sum(axis=0) - table[-1])
         seen: dict[bytes, tuple[DeviceMemory, ...]] = {}
@@ -67,7 +67,7 @@ class MemoryModel:
         return tuple(found)
 
     def _table(self) -> Floats:
-        """Each field of ``DeviceMemory`` as a row, each device group as a column."""
+        """Return the fields of ``DeviceMemory`` as rows and the device groups as columns."""
         groups, job = self.groups, self.costs.job
         count, sharded = self._parameters()
         activations, workspace = self._activations()
@@ -92,7 +92,7 @@ class MemoryModel:
         return np.stack([columns[field.name] for field in fields(DeviceMemory)])
 
     def _parameters(self) -> tuple[Floats, Floats]:
-        """Parameters on each device, and its share where the holders of a layer divide them."""
+        """Return the parameters on each device, and its share if holders shard them (ZeRO-1)."""
         groups, costs = self.groups, self.costs
         count, sharded = np.zeros(len(groups)), np.zeros(len(groups))
         tied = np.zeros(len(groups))
@@ -104,12 +104,12 @@ class MemoryModel:
             sharded[rows] = range_sums(held / self.holders, first, end)
             tied[rows] = costs.tied_parameters(tp)
         count, sharded = groups.sum_by_owner(count), groups.sum_by_owner(sharded)
-        # The tensor that embedding and head share stands once where both are.
+        # A group with embedding and head holds their shared tensor once.
         both = groups.holds_both_ends(costs.layer_count)
         return count - both * tied, sharded - both * tied / self.holders[-1]
 
     def _activations(self) -> tuple[Floats, Floats]:
-        """What is kept for the backwards to come, and the largest transient."""
+        """Return the activations kept for later backwards, and the largest transient."""
         groups, costs, runtime = self.groups, self.costs, self.costs.runtime
         kept_each, workspace = np.zeros(len(groups)), np.zeros(len(groups))
         heads, kind = distinct_rows(groups.tp, groups.samples, groups.recompute)
@@ -121,8 +121,8 @@ class MemoryModel:
             kept = costs.kept_bytes(tp=tp, samples=samples, recompute=recompute)
             kept_each[rows] = range_sums(kept, first, end)
             work = costs.workspace_bytes(tp=tp, samples=samples, recompute=recompute)
-            # The head's transients have other sizes than a block's, so that the allocator
-            # cannot serve both from one reserve.
+            # The head's transients differ in size from a block's, so the allocator cannot reuse
+            # one's blocks for the other.
             head = end == costs.layer_count
             workspace[rows] = range_maxima(work, first, end - head) + head * work[-1]
         if runtime.keeps_stage_outputs:
@@ -132,7 +132,7 @@ class MemoryModel:
         return self._in_flight(kept_each), most
 
     def _in_flight(self, kept_each: Floats) -> Floats:
-        """What each device group keeps of all its micro batches at its fullest moment."""
+        """Return the activations of all micro batches in flight at each group's peak."""
         groups, plan = self.groups, self.plan
         owning = groups.owning
         columns = groups.stage[owning], groups.stage_count[owning], groups.micro_batches[owning]
@@ -149,13 +149,13 @@ class MemoryModel:
                 virtual_stages=plan.virtual_stages,
             )
             rows = owning[kind == number]
-            # The chunks of a device group stand as many rows apart as there are such groups.
+            # A device group's chunks are as many rows apart as the pipeline has device groups.
             chunks = rows[:, None] + stages // plan.virtual_stages * np.arange(len(moments[0]))
             found[rows] = (kept_each[chunks] @ np.array(moments, dtype=float).T).max(axis=1)
         return found
 
     def _communication(self, count: Floats) -> Floats:
-        """Buffers for what arrives and leaves, and for gradients on their way."""
+        """Return the buffers for stage inputs and outputs, and for gradients in transit."""
         groups, runtime = self.groups, self.costs.runtime
         arriving = self._output_bytes(groups.first - 1, groups.first)
         leaving = self._output_bytes(groups.end - 1, groups.end)
@@ -163,14 +163,14 @@ class MemoryModel:
         np.maximum.at(buffers, groups.owner, np.maximum(arriving, leaving))
         if runtime.flattens_gradients:
             flat: Floats = buffers + np.minimum(runtime.sync_bucket_bytes, 4 * count)
-            return flat  # Also for one replica.
+            return flat  # The flat buffer exists even with one replica.
         shared = range_maxima(self.holders, groups.first, groups.end) > 1
         anywhere = np.zeros(len(groups), dtype=bool)
         np.logical_or.at(anywhere, groups.owner, shared)
         return buffers + 2 * runtime.sync_bucket_bytes * anywhere
 
     def _output_bytes(self, layer: Ints, boundary: Ints) -> Floats:
-        """What a micro batch is behind a layer, and nothing at the two ends of the model."""
+        """Return the bytes of a micro batch after a layer; 0 at the two ends of the model."""
         sizes = np.array([self.costs.output_bytes(n) for n in range(self.costs.layer_count)])
         inside = (boundary > 0) & (boundary < self.costs.layer_count)
         found: Floats = np.where(inside, self.groups.samples * sizes[layer], 0.0)
@@ -178,13 +178,13 @@ class MemoryModel:
 
 
 def fullest_rows(groups: DeviceGroups, load: Floats) -> list[Ints]:
-    """Per pipeline the rows that stand for its stages: of a split stage, the most loaded one."""
+    """Return, per pipeline, one row for each stage: of a split stage, the most loaded one."""
     found = []
     for (begin, end), is_chain in zip(groups.blocks, groups.is_chain, strict=True):
         rows = np.arange(begin, end)
         rows = rows[groups.owner[rows] == rows]
         if not is_chain:
-            # By stage, and there the most loaded first; of equals the first of the split.
+            # Sort by stage, then by descending load, then by index within the split.
             order = np.lexsort((groups.index[rows], -load[rows], groups.stage[rows]))
             _, heads = np.unique(groups.stage[rows][order], return_index=True)
             rows = rows[order][heads]

@@ -1,4 +1,4 @@
-"""A plan that does not fit: which devices are too full, by how much, and what would make it fit."""
+"""Explain why a plan does not fit in memory: which devices, by how much, and what would help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MemoryShortage:
     """A device group that needs more memory than its devices have."""
 
     pipelines: tuple[int, ...]
-    """All the pipelines in which this very stage is too full."""
+    """All pipelines whose equal stage lacks memory."""
     stage: int
     gpu: str
     zone: str
@@ -34,7 +34,7 @@ class MemoryShortage:
             + (f" and {len(self.pipelines) - 8} more" if len(self.pipelines) > 8 else "")
         )
         over = (self.needed_bytes - self.capacity_bytes) / GIB
-        cure = "no change of this stage alone would make it fit; give it other devices"
+        cure = "no change of this stage alone makes it fit; use other devices"
         if self.cures:
             cure = f"it would fit {', or '.join(self.cures)}"
         return (
@@ -47,7 +47,7 @@ class MemoryShortage:
 def memory_shortages(
     plan: Plan, memory_of: MemoryOf, *, tp_max: Callable[[Stage], int]
 ) -> tuple[MemoryShortage, ...]:
-    """All device groups that are too full, equal ones told once, with cures that were tried."""
+    """Return the device groups that lack memory, equal ones once, with cures that work."""
     rows = memory_of(plan)
     groups: dict[tuple[int, Stage, DeviceMemory], list[int]] = {}
     for p, row in enumerate(rows):
@@ -69,7 +69,7 @@ def memory_shortages(
 
 
 def _cures(plan: Plan, p: int, s: int, memory_of: MemoryOf, tp_max: int) -> list[str]:
-    """Changes of this one stage, or of the micro batch, after which it does fit."""
+    """Return changes of this stage, or of the micro batch size, that make it fit."""
     stage = plan.pipelines[p].stages[s]
 
     def fits(changed: Plan) -> bool:
@@ -114,11 +114,11 @@ def _smaller_micro_batch(
 def _fewer_layers(plan: Plan, p: int, s: int, fits: Callable[[Plan], bool]) -> Iterator[str]:
     stages = plan.pipelines[p].stages
     if len(stages) == 1:
-        return  # Nobody is there to take the other layers.
+        return  # No other stage can take its layers.
     stage = stages[s]
     first, end = stage.layers
     for count in range(end - first - 1, 0, -1):
-        # Layers leave at the end that another stage can take them from.
+        # Remove layers at the end next to another stage.
         shorter = (first, first + count) if s < len(stages) - 1 else (end - count, end)
         if fits(_with(plan, p, s, replace(stage, layers=shorter))):
             yield f"with {count} layer{'' if count == 1 else 's'} instead of {end - first}"
@@ -126,7 +126,7 @@ def _fewer_layers(plan: Plan, p: int, s: int, fits: Callable[[Plan], bool]) -> I
 
 
 def _with(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
-    """The plan with another stage, the other pipelines included: they share optimizer and sums."""
+    """Return the plan with one stage replaced; the other pipelines share its optimizer state."""
     pipeline = plan.pipelines[p]
     stages = (*pipeline.stages[:s], stage, *pipeline.stages[s + 1 :])
     changed = replace(pipeline, stages=stages)

@@ -1,8 +1,8 @@
-"""The closed formula of the SOSP'25 system: what it says of a plan's time, memory and money.
+"""The paper estimator: the closed formula of the SOSP'25 Sailor system, kept for comparison.
 
 Source: *Sailor: Automating Distributed Training over Dynamic, Heterogeneous, and Geo-distributed
-Clusters*, SOSP 2025, and the numbers published with it. It stands here so that accuracy can be
-compared, and keeps the habits that the published numbers show, also where they are doubtful.
+Clusters*, SOSP 2025, and the numbers published with it. Where the published numbers imply a
+doubtful choice, the formula here makes the same one.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from simulator.spec.provenance import Provenance
 
 FLOAT_BYTES = 4
 STATE_BYTES_PER_PARAMETER = 24
-"""The formula gives the sum alone; weights, gradients and two Adam moments are 16 of it."""
+"""The formula's total; weights, gradients and two Adam moments account for 16."""
 OVERHEAD_TP1_BYTES = 2e9
 OVERHEAD_BYTES = 3e9
-"""What a device holds besides states and activations, for the check whether a plan fits."""
+"""Memory besides states and activations, in the check whether a plan fits."""
 PUBLISHED_OVERHEAD_BYTES = 5.06e9
-"""The same in the published comparison of estimated with measured memory."""
+"""The same in the published comparison of estimated and measured memory."""
 BUCKET_BYTES = 5e8
-"""Gradients are reduced in pieces of at most this size."""
+"""Gradients are reduced in buckets of at most this size."""
 MOST_TP_SHARING_GRADIENTS = 4
 RELATIVE_ERROR = 0.10
-"""Mean error of its iteration time on the runs it was published with: 9.3 % over 16 of them."""
+"""Mean error of iteration time on the 16 published runs: 9.3 %."""
 
 _End = tuple[str, str, int]
-"""Zone, GPU kind and number of GPUs of one side of a transfer."""
+"""Zone, GPU kind and number of GPUs of one end of a transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """The formula's answer, its time in four terms that add up to the iteration."""
+    """The formula's result; its four time terms add up to the iteration."""
 
     straggler_s: float
-    """The slowest stage, for every micro batch but one."""
+    """The slowest stage, for all micro batches but one."""
     pipeline_s: float
     """One micro batch through all stages."""
     sync_s: float
@@ -64,7 +64,7 @@ class PaperResult:
 
     @property
     def published_peak_bytes(self) -> tuple[tuple[float, ...], ...]:
-        """The peaks with the constant that the published accuracy of memory was taken with."""
+        """The peaks with the overhead used in the published accuracy of memory."""
         return tuple(
             tuple(device.total - device.context + PUBLISHED_OVERHEAD_BYTES for device in row)
             for row in self.memory
@@ -75,7 +75,7 @@ class PaperResult:
         return tuple(tuple(device.fits for device in row) for row in self.memory)
 
     def estimate(self, plan: Plan) -> Estimate:
-        """The answer in the form that all estimators share."""
+        """Return the result in the form that all estimators share."""
         return Estimate(
             estimator="paper",
             iteration_s=self.iteration_s,
@@ -99,7 +99,7 @@ def paper_estimate(
     capacity_bytes: Callable[[Place], float],
     gpus_per_node: Callable[[Place], int],
 ) -> PaperResult:
-    """Estimate a plan by the closed formula, or say everything that keeps it from applying."""
+    """Estimate a plan by the closed formula; raise ``InputError`` if it does not apply."""
     problems = Problems()
     _check_shape(plan, profile, problems)
     problems.raise_if_any()
@@ -114,7 +114,7 @@ def paper_estimate(
     problems.raise_if_any()
     slowest = max(range(len(rows)), key=lambda index: compute_s[index] + transfer_s[index])
     straggler_s = compute_s[slowest] + transfer_s[slowest]
-    # Pipelines with fewer micro batches are taken to run as long as the one with most.
+    # All pipelines count with the largest number of micro batches.
     micro_batches = max(pipeline.micro_batches for pipeline in plan.pipelines)
     times = {
         "straggler_s": (micro_batches - 1) * straggler_s,
@@ -135,26 +135,27 @@ def paper_estimate(
 
 
 def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
-    """Refuse plans that the formula says nothing about."""
+    """Reject plans that the formula does not cover."""
     assert plan.pipelines, "a plan has pipelines"
-    cure = "use the estimator event, which judges such plans"
+    cure = "use the estimator event"
     if plan.schedule != "1f1b" or plan.virtual_stages != 1:
-        problems.add("schedule", f"the paper estimator knows 1f1b, not {plan.schedule}", cure)
+        what = f"the paper estimator supports 1f1b, not {plan.schedule}"
+        problems.add("schedule", what, cure)
     shared = [stage.layers for stage in plan.pipelines[0].stages]
     for index, pipeline in enumerate(plan.pipelines):
         if [stage.layers for stage in pipeline.stages] != shared:
             problems.add(
                 f"pipelines[{index}]",
                 "its layer boundaries differ from those of pipelines[0],"
-                " and the paper estimator needs them alike",
+                " and the paper estimator requires equal ones",
                 cure,
             )
         for number, stage in enumerate(pipeline.stages):
             where = f"pipelines[{index}].stages[{number}]"
             if len(stage.places) > 1:
-                problems.add(where, "the paper estimator knows no split stages", cure)
+                problems.add(where, "the paper estimator does not support split stages", cure)
             if stage.recompute != "none":
-                problems.add(where, "the paper estimator knows no recomputation", cure)
+                problems.add(where, "the paper estimator does not support recomputation", cure)
     if shared[-1][1] != len(profile.layer_names):
         problems.add(
             "pipelines[0]",
@@ -165,9 +166,9 @@ def _check_shape(plan: Plan, profile: Profile, problems: Problems) -> None:
 
 
 def _check_measured(plan: Plan, profile: Profile, problems: Problems) -> None:
-    """Refuse what was not measured: the formula interpolates nothing."""
+    """Reject combinations that were not measured: the formula does not interpolate."""
     micro_batch = plan.micro_batch_size
-    # Each combination once, at its first place: a plan has thousands of stages alike.
+    # Report each combination once, at its first stage.
     first: dict[tuple[str, int], str] = {}
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
@@ -178,27 +179,27 @@ def _check_measured(plan: Plan, profile: Profile, problems: Problems) -> None:
             problems.add(
                 where,
                 f"{gpu} at TP {tp} and micro batch {micro_batch} was not measured"
-                f" (measured at this TP: {measured}), and the paper estimator interpolates nothing",
+                f" (measured at this TP: {measured}), and the paper estimator does not interpolate",
                 "measure it, or use the estimator event",
             )
         if tp not in profile.sizes:
             problems.add(where, f"the profile {profile.name} has no sizes for TP {tp}")
     if 1 not in profile.sizes:
-        problems.add(f"profile {profile.name}", "has no sizes for TP 1, which messages count by")
+        problems.add(f"profile {profile.name}", "has no sizes for TP 1, needed for messages")
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One stage of all pipelines, with what the formula asks of it."""
+    """One stage of all pipelines, with the inputs of the formula."""
 
     ends: tuple[_End, ...]
-    """Per pipeline, the side of a transfer that its replica is."""
+    """Per pipeline, the place of its replica as the end of a transfer."""
     compute_s: float
     update_s: float
     output_bytes: float
-    """One micro batch of activations that the stage hands on, or gradients it gets back."""
+    """Activations that the stage sends per micro batch, or gradients that it gets back."""
     gradient_bytes: float
-    """All parameters of the stage, as one device at TP 1 would hold them."""
+    """Gradients of all parameters of the stage at TP 1."""
     smallest_tp: int
 
 
@@ -218,7 +219,7 @@ def _rows(plan: Plan, profile: Profile, gpus_per_node: Callable[[Place], int]) -
                     float(timing.forward_s[first:end].sum() + timing.backward_s[first:end].sum())
                     for timing in timings
                 ),
-                # As it was timed, on a small model: the formula does not scale it.
+                # As measured, on a small model: the formula does not scale it.
                 update_s=max(timing.optimizer_s or 0.0 for timing in timings),
                 output_bytes=FLOAT_BYTES * whole.output_elements[end - 1] * plan.micro_batch_size,
                 gradient_bytes=FLOAT_BYTES * sum(whole.parameters[first:end]),
@@ -235,7 +236,7 @@ def _end(stage: Stage, gpus_per_node: Callable[[Place], int]) -> _End:
 
 @dataclass(slots=True)
 class _Links:
-    """Seconds of transfers by the raw polynomials, each asked once, with what is wrong of them."""
+    """Transfer seconds by the raw polynomials, cached; missing curves are reported."""
 
     network: Network
     problems: Problems
@@ -250,19 +251,21 @@ class _Links:
     def slowest_s(
         self, senders: tuple[_End, ...], receivers: tuple[_End, ...], size_bytes: float
     ) -> float:
-        """The slowest of transfers that go from each sender to its receiver."""
+        """Return the slowest of the transfers from each sender to its receiver."""
         pairs = dict.fromkeys(zip(senders, receivers, strict=True))
         return max(self.seconds(sender, receiver, size_bytes) for sender, receiver in pairs)
 
     def _seconds(self, sender: _End, receiver: _End, size_bytes: float) -> float:
         if size_bytes <= 0:
-            return 0.0  # Nothing to send, such as the gradients of a layer without parameters.
+            return 0.0  # Such as the gradients of a layer without parameters.
         curves = self.network.measured.raw_between.get((sender[:2], receiver[:2]), {})
         curve = curves.get((sender[2], receiver[2]))
         where = " to ".join(f"{gpus} x {gpu} in {zone}" for zone, gpu, gpus in (sender, receiver))
         if curve is None or curve.polynomial is None:
             self.problems.add(
-                where, "the network file has no fitted curve", "measure it, or use estimator event"
+                where,
+                "the network file has no fitted curve",
+                "measure it, or use the estimator event",
             )
             return math.nan
         bytes_per_s = curve.polynomial_bytes_per_s(size_bytes)
@@ -278,11 +281,11 @@ class _Links:
 
 
 def _transfer_s(rows: tuple[_Row, ...], index: int, links: _Links) -> float:
-    """Seconds that a stage spends on sending one micro batch's activations and gradients.
+    """Return the seconds in which a stage sends one micro batch's activations and gradients.
 
-    The slowest replica is sought for each direction by itself: the published time of a plan
-    that mixes GPU kinds within a stage is met only so. How often a first and a last stage count
-    their one neighbour is the published habit too.
+    Two choices follow from the published times: each direction takes its own slowest replica
+    (plans that mix GPU kinds within a stage), and the first and last stage may count their only
+    neighbour twice.
     """
     own = rows[index]
     forward_s = backward_s = 0.0
@@ -301,10 +304,10 @@ def _transfer_s(rows: tuple[_Row, ...], index: int, links: _Links) -> float:
 
 
 def _sync_s(row: _Row, links: _Links) -> float:
-    """Seconds of the stage's gradient all-reduce, by its slowest pair of consecutive replicas.
+    """Return the seconds of the stage's all-reduce, by its slowest pair of consecutive replicas.
 
-    The pair that closes the ring, from the last pipeline back to the first, does not count
-    here (it does in ``_egress``): the published times over several zones are met only so.
+    As in the published times over several zones, the pair that closes the ring, from the last
+    pipeline to the first, does not count. It does count in ``_egress``.
     """
     count = len(row.ends)
     if count == 1:
@@ -332,7 +335,7 @@ def _memory(
             first, end = stage.layers
             sizes = profile.sizes[stage.tp]
             parameters = sum(sizes.parameters[first:end])
-            # In flight are as many micro batches as stages follow, even where there are fewer.
+            # Micro batches in flight equal the remaining stages, even if the plan has fewer.
             in_flight = plan.micro_batch_size * (stages - index)
             known[key] = DeviceMemory(
                 parameters=FLOAT_BYTES * parameters,
@@ -356,7 +359,7 @@ def _memory(
 def _egress(
     plan: Plan, rows: tuple[_Row, ...], network: Network, problems: Problems
 ) -> dict[str, float]:
-    """Dollars of the bytes that cross zones in one iteration, by direction."""
+    """Return the dollars of the bytes that cross zones in one iteration, by direction."""
     bytes_by_way: dict[tuple[str, str], float] = {}
     for sender, receiver, size_bytes in _traffic(plan, rows):
         if sender != receiver:
@@ -373,12 +376,12 @@ def _egress(
 
 
 def _traffic(plan: Plan, rows: tuple[_Row, ...]) -> Iterator[tuple[str, str, float]]:
-    """All that is sent in one iteration, as (zone, zone, bytes)."""
+    """Yield everything that is sent in one iteration, as (zone, zone, bytes)."""
     for row, after in pairwise(rows):
         for pipeline, (zone, *_), (other, *_) in zip(
             plan.pipelines, row.ends, after.ends, strict=True
         ):
-            # A pipeline sends what it has, although its time is that of the longest.
+            # Bytes count with the pipeline's own micro batches, unlike its time.
             size_bytes = row.output_bytes * pipeline.micro_batches
             yield zone, other, size_bytes
             yield other, zone, size_bytes
@@ -417,14 +420,14 @@ def _money(
 
 
 def _notes(plan: Plan, job: Job, profile: Profile) -> tuple[str, ...]:
-    """Where the job is not what the formula was made for, and doubts about the measurements."""
+    """Return notes on job settings that the formula ignores, and on doubtful measurements."""
     notes = []
     if job.precision != "fp32":
-        notes.append(f"the paper estimator counts 4 bytes a number, the job is in {job.precision}")
+        notes.append(f"the paper estimator assumes fp32, the job uses {job.precision}")
     if job.optimizer not in ("adam", "adamw"):
-        notes.append(f"the paper estimator counts memory as for Adam, not {job.optimizer}")
+        notes.append(f"the paper estimator assumes Adam, the job uses {job.optimizer}")
     if job.zero:
-        notes.append("the paper estimator knows no ZeRO and counts the whole optimizer state")
+        notes.append("the paper estimator ignores ZeRO and counts the whole optimizer state")
     if job.sequence != profile.sequence:
         notes.append(
             f"the profile was measured at sequence {profile.sequence}, not {job.sequence},"

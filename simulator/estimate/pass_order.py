@@ -1,4 +1,4 @@
-"""In which order each device of a pipeline works: 1F1B, GPipe and interleaved 1F1B."""
+"""The order of forwards and backwards on each device: 1F1B, GPipe and interleaved 1F1B."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Op:
 def device_orders(
     schedule: Schedule, *, stages: int, micro_batches: int, virtual_stages: int = 1
 ) -> list[list[Op]]:
-    """Per device group, the forwards and backwards in the order in which it runs them."""
+    """Return the forwards and backwards of each device group in the order of execution."""
     if schedule == "interleaved":
         devices = stages // virtual_stages
         return [
@@ -38,7 +38,7 @@ def device_orders(
 
 
 def _alternating(forwards: list[Op], backwards: list[Op], warm_up: int) -> list[Op]:
-    """Some forwards first, then one forward and one backward in turn, then the backwards left."""
+    """Warm-up forwards, then one forward and one backward in turn, then the other backwards."""
     order = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         order += [forward, backward]
@@ -46,7 +46,7 @@ def _alternating(forwards: list[Op], backwards: list[Op], warm_up: int) -> list[
 
 
 def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> list[Op]:
-    """Megatron's order: rounds of ``devices`` micro batches, chunk after chunk."""
+    """Return Megatron's order: rounds of ``devices`` micro batches, chunk after chunk."""
     total = micro_batches * chunks
 
     def unit(index: int, *, backward: bool) -> Op:
@@ -66,16 +66,16 @@ def _interleaved(device: int, devices: int, chunks: int, micro_batches: int) -> 
 
 
 Held = tuple[int, ...]
-"""Micro batches whose activations a device group holds, for each stage that it runs."""
+"""Number of micro batches whose activations a device group holds, per stage that it runs."""
 
 
 def held_at_most(
     schedule: Schedule, *, device: int, stages: int, micro_batches: int, virtual_stages: int = 1
 ) -> tuple[Held, ...]:
-    """What a device group holds at those moments that may be its fullest.
+    """Return the activations that a device group holds at each moment that can be its peak.
 
-    Of a device group that runs one stage this is one number. With several, the moment at which
-    one stage holds most is not another's, and which is the fullest depends on their sizes.
+    With one stage there is one such moment. With several, the stages peak at different moments,
+    and which one is the peak depends on their sizes.
     """
     if schedule == "gpipe":
         return ((micro_batches,),)

@@ -1,4 +1,4 @@
-"""An estimate: what a plan takes in time, memory and money, and where each number comes from."""
+"""An estimate of one iteration: time, memory and money, with their provenance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator.spec.provenance import Provenance
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes at the peak on each device of one stage, by what they are for."""
+    """Peak bytes on each device of one stage, by purpose."""
 
     parameters: float
     gradients: float
@@ -20,7 +20,7 @@ class DeviceMemory:
     """Transients of the largest layer's forward or backward, logits included."""
     communication: float
     context: float
-    """What the framework and the driver hold before the first tensor."""
+    """In use by framework and driver before the first tensor."""
     fragmentation: float
     capacity: float
 
@@ -44,14 +44,14 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """Dollars of one iteration; ``None`` where a price is unknown."""
+    """Dollars of one iteration; ``None`` if a price is unknown."""
 
     compute_usd: float | None
     egress_usd: float
     by_pool_usd: tuple[tuple[str, float], ...] = ()
-    """Compute by ``"<gpu>@<zone>"``."""
+    """Compute by pool, ``"<gpu>@<zone>"``."""
     by_egress_usd: tuple[tuple[str, float], ...] = ()
-    """Egress by ``"<from> -> <to>"``."""
+    """Egress by direction, ``"<from> -> <to>"``."""
     unpriced: tuple[str, ...] = ()
 
     @property
@@ -61,20 +61,20 @@ class Money:
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """How one device group spends an iteration; the four parts add up to the iteration."""
+    """How one device group spends an iteration; the four parts add up to its length."""
 
     compute_s: float
     """Forward, backward and recomputation of all its micro batches."""
     communication_s: float
-    """Sends, receives and gathers that hold the devices up, and gradient sync not hidden."""
+    """Sends, receives and gathers that block the devices, and gradient sync not overlapped."""
     optimizer_s: float
     idle_s: float
-    """Waiting for others: the bubble of the pipeline and stragglers."""
+    """Waiting for other devices: pipeline bubble and stragglers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The simulator's word on one plan."""
+    """What the simulator predicts for one iteration of a plan."""
 
     estimator: str
     iteration_s: float
@@ -83,7 +83,7 @@ class Estimate:
     """Per pipeline and stage."""
     money: Money
     stages: tuple[tuple[StageTime, ...], ...]
-    """Per pipeline and stage; empty for closed forms that know no schedule."""
+    """Per pipeline and stage; empty for the closed formula, which has no schedule."""
     bottleneck: str
     provenance: Provenance
     notes: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Estimate:
         return all(device.fits for pipeline in self.memory for device in pipeline)
 
     def to_json(self) -> dict[str, Any]:
-        """The form that ``sailorctl simulate --json`` prints (docs/formats.md, estimates)."""
+        """Return the JSON of ``sailorctl simulate --json`` (docs/formats.md, estimates)."""
         return {
             "estimator": self.estimator,
             "iteration_s": self.iteration_s,

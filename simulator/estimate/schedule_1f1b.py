@@ -1,11 +1,10 @@
-"""When a pipeline's devices work and wait: 1F1B for many pipelines at once, as vectors.
+"""End times of 1F1B schedules, vectorised over many pipelines.
 
-A schedule with fixed durations is a max-plus system: every start is the largest of a few earlier
-ends. 1F1B is solved here in slots. In slot ``t`` stage ``s`` runs forward ``(t - s) / 2`` if that
-is a whole number, else backward ``(t + s + 1) / 2 - S``; whatever a pass needs was made one slot
-before, so one slot of all stages of all pipelines is a handful of vector operations. Once the
-pattern repeats (two states that differ by one constant), the rounds left are skipped: a max-plus
-system that has shifted by a constant goes on doing so.
+A schedule with fixed durations is a max-plus system: every start is the maximum of a few earlier
+ends. 1F1B is solved in slots. In slot ``t`` stage ``s`` runs forward ``(t - s) / 2`` if that is a
+whole number, else backward ``(t + s + 1) / 2 - S``. Every input of a pass is produced one slot
+earlier, so one slot of all stages and pipelines takes a few vector operations. Once two states
+differ by a constant, the schedule is periodic and the remaining rounds are skipped.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from simulator.hardware.runtime_constants import Messaging
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Durations:
-    """What each pass and message takes; every array is [stage, pipeline].
+    """Seconds of each pass and message; every array is [stage, pipeline].
 
-    ``activation`` is the transfer from a stage to the next (the last row is not used),
-    ``gradient`` the one to the stage before (the first row is not used). The other four are
-    times during which a device is held up by taking in or handing out a message.
+    ``activation`` is the transfer to the next stage (the last row is unused), ``gradient`` the
+    one to the previous stage (the first row is unused). The other four are the times that a
+    message blocks the receiving or sending device.
     """
 
     forward: Floats
@@ -42,24 +41,24 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """When each device ends its passes; every array is [stage, pipeline]."""
+    """End times of each device; every array is [stage, pipeline]."""
 
     last_backward_end: Floats
     free: Floats
-    """When the device has nothing left to do for the pipeline, sends included."""
+    """When the device has finished its passes and sends."""
 
 
 _REPEATS = 1e-12
-"""Relative difference below which two shifts of the schedule count as the same."""
+"""Relative difference below which two shifts of the schedule count as equal."""
 
 
 def run_1f1b(
     durations: Durations, *, micro_batches: int | Sequence[int], messaging: Messaging
 ) -> Finish:
-    """Finish times of pipelines that have the same number of stages.
+    """Return the end times of pipelines with the same number of stages.
 
-    ``micro_batches`` is one number for all pipelines or one for each. Pipelines differ only from
-    the slot on in which the shortest has no forward left, so they run together as far as that.
+    ``micro_batches`` is one number for all pipelines, or one for each. Pipelines run together
+    until the one with the fewest micro batches has run its last forward.
     """
     pipelines = durations.forward.shape[1]
     counts = np.broadcast_to(np.asarray(micro_batches), pipelines)
@@ -87,7 +86,7 @@ def run_1f1b(
 
 
 def _folded(durations: Durations, messaging: Messaging) -> Durations:
-    """Count what holds up a device as part of its passes; blocking transfers hold it up too."""
+    """Add the times that messages block a device to its passes; blocking transfers too."""
     blocking = messaging == "blocking"
     zero = np.zeros_like(durations.forward)
     forward = durations.receive_activation + durations.forward + durations.send_activation
@@ -106,7 +105,7 @@ def _folded(durations: Durations, messaging: Messaging) -> Durations:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mark:
-    """A state of the schedule to compare later ones with."""
+    """A saved state of the schedule, to detect repetition."""
 
     slot: int
     free: Floats
@@ -115,7 +114,7 @@ class _Mark:
 
 
 class _Slots:
-    """The state of a 1F1B schedule, moved on slot by slot."""
+    """The state of 1F1B schedules, advanced slot by slot."""
 
     grids: ClassVar[tuple[str, ...]] = ("free", "activation_at", "gradient_at")
 
@@ -124,13 +123,13 @@ class _Slots:
         self.micro_batches = 1
         self.stages, pipelines = durations.forward.shape
         self.free = np.zeros((self.stages, pipelines))
-        # Row s: when the newest activation for stage s is there, and its channel free again.
+        # Row s: when the newest activation for stage s arrives and frees the channel.
         self.activation_at = np.zeros((self.stages + 1, pipelines))
-        # Row s + 1: when the newest gradient for stage s is there; stage s fills row s.
+        # Row s + 1: when the newest gradient for stage s arrives; stage s writes row s.
         self.gradient_at = np.zeros((self.stages + 1, pipelines))
 
     def only(self, columns: Bools) -> Self:
-        """A copy with these pipelines alone."""
+        """Return a copy with only these pipelines."""
         other = copy(self)
         other.times = Durations(
             *(getattr(self.times, field.name)[:, columns] for field in fields(Durations))
@@ -141,19 +140,19 @@ class _Slots:
 
     @property
     def slot_count(self) -> int:
-        """Slots until the last pass has ended."""
+        """Number of slots until the last pass has ended."""
         return 2 * (self.micro_batches + int(self.stages) - 1)
 
     def ends(self) -> tuple[Floats, Floats]:
-        """When the last backward of each stage ended, and when the stage was free."""
+        """Return when each stage ended its last backward, and when it was free."""
         raise NotImplementedError
 
     def forwards(self, slot: int) -> slice | None:
-        """The stages that run a forward in this slot."""
+        """Return the stages that run a forward in this slot."""
         return self._stages(max(0, slot - 2 * (self.micro_batches - 1)), slot, slot)
 
     def backwards(self, slot: int) -> slice | None:
-        """The stages that run a backward in this slot."""
+        """Return the stages that run a backward in this slot."""
         first = 2 * self.stages - 1 - slot
         return self._stages(max(0, first), first + 2 * (self.micro_batches - 1), slot + 1)
 
@@ -163,7 +162,7 @@ class _Slots:
         return slice(low, high + 1, 2) if low <= high else None
 
     def run_slots(self, slot: int, end: int) -> None:
-        """Run the slots from one to before another, jumping over the rounds that only repeat."""
+        """Run the slots from ``slot`` to before ``end``, skipping repeated rounds."""
         steady_from, steady_to = 2 * self.stages, 2 * (self.micro_batches - 1)
         mark: _Mark | None = None
         next_mark = 0
@@ -172,7 +171,7 @@ class _Slots:
             slot += 1
             if slot % 2 or not steady_from <= slot <= steady_to:
                 continue
-            # Brent's way to find a cycle: compare with a mark that moves ever more rarely.
+            # Brent's cycle detection: compare with a mark that is renewed at doubling intervals.
             shift = self._shift_since(mark)
             if mark is not None and shift is not None:
                 rounds = (steady_to - slot) // (slot - mark.slot)
@@ -180,7 +179,7 @@ class _Slots:
                 self.activation_at[1:] += shift * rounds
                 self.gradient_at[:-1] += shift * rounds
                 slot += rounds * (slot - mark.slot)
-                steady_to = -1  # One jump is all there is to gain.
+                steady_to = -1  # One jump skips all repeated rounds.
             elif slot >= next_mark:
                 next_mark = slot + max(2, slot - steady_from)
                 mark = _Mark(
@@ -188,7 +187,7 @@ class _Slots:
                 )
 
     def _shift_since(self, mark: _Mark | None) -> Floats | None:
-        """By how much each pipeline has moved on, if all of its state moved by the same."""
+        """Return how far each pipeline has shifted since the mark, if by one constant."""
         if mark is None:
             return None
         allowed = _REPEATS * self.free[0]
@@ -208,7 +207,7 @@ class _Slots:
 
 
 class _Eager(_Slots):
-    """Messages leave at the end of the pass that made them."""
+    """Schedules in which a message is sent at the end of the pass that produced it."""
 
     grids = (*_Slots.grids, "tail")
 
@@ -220,7 +219,7 @@ class _Eager(_Slots):
         times, free = self.times, self.free
         forwards, backwards = self.forwards(slot), self.backwards(slot)
         if forwards is not None:
-            # Both reads come before any write of this slot, so their order is free.
+            # No pass of this slot reads what another one of it writes, so their order is free.
             end = np.maximum(free[forwards], self.activation_at[forwards])
             end += times.forward[forwards]
             free[forwards] = end
@@ -242,7 +241,7 @@ class _Eager(_Slots):
 
 
 class _Lockstep(_Slots):
-    """DeepSpeed's order: in a slot, gradients go back first, then activations forward."""
+    """DeepSpeed's order: in each slot gradients are exchanged first, then activations."""
 
     grids = (*_Slots.grids, "last_backward_end")
 
@@ -288,7 +287,7 @@ class _Lockstep(_Slots):
 
     @property
     def slot_count(self) -> int:
-        return super().slot_count + 1  # The last gradient leaves in a slot of its own.
+        return super().slot_count + 1  # One more slot sends the last gradient.
 
     def ends(self) -> tuple[Floats, Floats]:
         return self.last_backward_end, self.free

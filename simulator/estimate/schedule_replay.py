@@ -1,8 +1,8 @@
-"""Every pass of one pipeline, one by one: for timelines, split stages, GPipe and interleaving.
+"""Replay one pipeline pass by pass: for timelines, split stages, GPipe and interleaved 1F1B.
 
-It knows all schedules and any graph of device groups, and keeps each pass with its start and
-end, at the price of a Python step per pass. ``simulator.estimate.schedule_1f1b`` gives the same
-answers for plain 1F1B much faster.
+Handles all schedules and any graph of device groups and records the start and end of each pass,
+at the cost of one Python step per pass. ``simulator.estimate.schedule_1f1b`` computes the same
+end times for unsplit 1F1B pipelines much faster.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from simulator.spec.plan import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayGroup:
-    """One device group's work on one stage: seconds per micro batch."""
+class GroupTimes:
+    """Seconds per micro batch of one device group on one stage."""
 
     stage: int
     forward: float
@@ -30,7 +30,7 @@ class ReplayGroup:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A channel between groups of neighbouring stages, with its transfer times."""
+    """A channel between groups of neighbouring stages, with its transfer seconds."""
 
     source: int
     target: int
@@ -40,7 +40,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class PassSpan:
-    """One pass of one micro batch on one group."""
+    """The start and end of one pass of a micro batch on a group."""
 
     group: int
     kind: str
@@ -51,7 +51,7 @@ class PassSpan:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """All passes in the order of their computation, and when the groups were done."""
+    """All passes of a pipeline, and when its groups and devices finished."""
 
     spans: tuple[PassSpan, ...]
     last_backward_end: tuple[float, ...]
@@ -62,11 +62,12 @@ class Replay:
 
 
 _Instruction = tuple[str, int, int]
-"""(what, group, micro batch): SA/SG send, RA/RG receive an activation or gradient, F, B pass."""
+"""(operation, group, micro batch): F and B are passes, SA, SG, RA and RG send and receive
+activations and gradients."""
 
 
 def replay(
-    groups: Sequence[ReplayGroup],
+    groups: Sequence[GroupTimes],
     edges: Sequence[Edge],
     *,
     schedule: Schedule,
@@ -74,7 +75,7 @@ def replay(
     messaging: Messaging,
     virtual_stages: int = 1,
 ) -> Replay:
-    """Run a pipeline pass by pass."""
+    """Replay a pipeline pass by pass."""
     stages = max(group.stage for group in groups) + 1
     orders = device_orders(
         schedule, stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages
@@ -108,7 +109,7 @@ def _eager(op: Op, group: int) -> list[_Instruction]:
 
 
 def _lockstep(order: list[Op], group: int, stages: int) -> list[_Instruction]:
-    """DeepSpeed's slots: what a pass made is sent in the slot after it."""
+    """Return DeepSpeed's order, in which a pass's result is sent one slot later."""
     slots: list[tuple[int, int, _Instruction]] = []
     for op in order:
         stage, m = op.stage, op.micro_batch
@@ -122,13 +123,13 @@ def _lockstep(order: list[Op], group: int, stages: int) -> list[_Instruction]:
 
 def _execute(
     programs: list[list[_Instruction]],
-    groups: Sequence[ReplayGroup],
+    groups: Sequence[GroupTimes],
     edges: Sequence[Edge],
     device_of: tuple[int, ...],
     *,
     blocking: bool,
 ) -> Replay:
-    """Let each device run its instructions in order until it has to wait, round after round."""
+    """Run each device until it has to wait, in rounds, until all are done."""
     after: list[list[int]] = [[] for _ in groups]
     before: list[list[int]] = [[] for _ in groups]
     for index, edge in enumerate(edges):
@@ -180,6 +181,6 @@ def _execute(
                 moved = True
             clock[device] = now
     assert all(done == len(program) for done, program in zip(position, programs, strict=True)), (
-        "the schedule is stuck"
+        "the schedule deadlocks"
     )
     return Replay(tuple(spans), tuple(last_backward), tuple(clock), device_of)

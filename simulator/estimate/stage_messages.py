@@ -1,8 +1,8 @@
-"""How long the messages between neighbouring stages take, and what they hold up.
+"""Transfer times of the messages between neighbouring stages.
 
-The ranks of a stage share their machine's way out: each sends its share of the activation, and
-the receiver's ranks gather the whole over the links inside their machine. Contention enters as
-shares that depend on the plan alone, never on the moment.
+The ranks of a stage share their machine's NIC: each sends its share of the activation, and the
+receiver's ranks gather the whole inside their machine. Contention is static: it depends only on
+the plan, not on the moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simulator.spec.plan import Place
 
 @dataclass(frozen=True, slots=True)
 class ChannelTime:
-    """One direction between two device groups: transfer, and the receiver's gather."""
+    """Seconds of one direction between two device groups: transfer and receiver's gather."""
 
     transfer_s: float
     gather_s: float
@@ -28,7 +28,7 @@ class ChannelTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelTimes:
-    """What the hops of a plan take, one entry per hop."""
+    """Seconds of every hop of a plan, one entry per hop."""
 
     activation_s: Floats
     gradient_s: Floats
@@ -40,16 +40,16 @@ class ChannelTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contention:
-    """How many flows of the plan use each machine's way out and each pair of zones at once.
+    """How many flows of the plan share each machine's NIC and each pair of zones.
 
-    Activations and gradients of a stage alternate, so each is counted by itself; the flows of
-    one direction of neighbouring stages that stand on one machine do run together.
+    Activations and gradients alternate, so the directions do not contend with each other; flows
+    of one direction that leave the same machine do.
     """
 
     flows: Ints
-    """Per hop: flows that share the busier end of its link, its own included."""
+    """Per hop, the flows that share the busier end of its link, its own included."""
     rivals: Ints
-    """Per hop: hops between the same two zones, itself included."""
+    """Per hop, the hops between the same two zones, itself included."""
 
     @classmethod
     def of(cls, layout: MachineLayout) -> Contention:
@@ -71,19 +71,19 @@ ChannelKey = tuple[tuple[str, str, str], int, tuple[str, str, str], int, float, 
 
 
 class MessageTimes:
-    """Prices every kind of channel once, for all plans."""
+    """Computes the seconds of every kind of channel once, for all plans."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self._found: dict[ChannelKey, tuple[ChannelTime, ChannelTime]] = {}
 
     def channels(self, layout: MachineLayout, *, bytes_per_sample: Floats) -> ChannelTimes:
-        """What every hop takes; ``bytes_per_sample`` is what each of them carries."""
+        """Return the seconds of every hop, given the bytes per sample that each carries."""
         groups, hops = layout.groups, layout.groups.hops
         contention = Contention.of(layout)
         same = layout.node[hops.source] == layout.node[hops.target]
-        # Only what a price depends on tells kinds apart: on one machine nobody is in the way,
-        # and rivals between zones count where the way between them has a limit.
+        # Ignore what does not matter: contention inside a machine, and rivals between zones
+        # without a bandwidth limit.
         flows = np.where(same, 0, contention.flows)
         rivals = np.where(same | ~self._is_capped(layout), 0, contention.rivals)
         sizes, size = np.unique(bytes_per_sample * hops.samples, return_inverse=True)
@@ -107,7 +107,7 @@ class MessageTimes:
                    others)  # fmt: skip
             both = self._found.get(key)
             if both is None:
-                both = self._found[key] = (_priced(self.network, key), _priced(
+                both = self._found[key] = (_channel_time(self.network, key), _channel_time(
                     self.network, _reversed(key)
                 ))  # fmt: skip
             ahead, back = both
@@ -116,7 +116,7 @@ class MessageTimes:
         return ChannelTimes(*np.ascontiguousarray(table[kind].T))
 
     def _is_capped(self, layout: MachineLayout) -> Ints:
-        """Whether the way between the zones of each hop has a limit of its own."""
+        """Whether the two zones of each hop have a bandwidth limit."""
         groups, hops = layout.groups, layout.groups.hops
         caps = np.array(
             [[(a, b) in self.network.zone_caps or (b, a) in self.network.zone_caps
@@ -127,19 +127,19 @@ class MessageTimes:
 
 
 def _reversed(key: ChannelKey) -> ChannelKey:
-    """The way of the gradients, which meets the same crowd."""
+    """Return the key of the opposite direction, with the same contention."""
     sender, senders, receiver, receivers, size, same, flows, rivals = key
     return receiver, receivers, sender, senders, size, same, flows, rivals
 
 
-def _priced(network: Network, key: ChannelKey) -> ChannelTime:
+def _channel_time(network: Network, key: ChannelKey) -> ChannelTime:
     sender, receiver = Place(*key[0]), Place(*key[2])
     _, senders, _, receivers, size, same, shared, rivals = key
     flows = min(senders, receivers)
     if same:
         transfer = network.within_node(sender, gpus=2 * flows, bytes_each=size / flows)
     else:
-        # The pair's own flows carry the bytes; the others on the way out take their share.
+        # The pair's own flows carry the bytes; other flows take their share of the NIC.
         transfer = network.between_nodes(
             sender,
             receiver,

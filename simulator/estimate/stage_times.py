@@ -1,7 +1,7 @@
-"""What each device group of a plan takes per micro batch, and what its messages take.
+"""Seconds per micro batch of each device group and of its messages.
 
-Columns for all groups at once (``PlanTimes``), and the same as objects, pipeline by pipeline, for
-whoever draws or unrolls a schedule (``PipelineTimes``).
+``PlanTimes`` has them as columns for all groups, ``PipelineTimes`` as objects per pipeline, for
+timelines and ``schedule_replay``.
 """
 
 from __future__ import annotations
@@ -14,42 +14,20 @@ import numpy as np
 from simulator.arrays import Floats
 from simulator.estimate.device_groups import DeviceGroups
 from simulator.estimate.machine_layout import MachineLayout
-from simulator.estimate.schedule_replay import Edge
+from simulator.estimate.schedule_replay import Edge, GroupTimes
 from simulator.estimate.stage_messages import ChannelTimes, MessageTimes
 from simulator.hardware.runtime_constants import platform_of
 from simulator.layer_costs.layer_costs import LayerCosts
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTimes:
-    """One device group's seconds per micro batch on one stage."""
-
-    forward: float
-    backward: float
-    receive_activation: float = 0.0
-    receive_gradient: float = 0.0
-    send_activation: float = 0.0
-    send_gradient: float = 0.0
-
-    @property
-    def held_up(self) -> float:
-        """Time per micro batch that messages take from the device."""
-        return (
-            self.receive_activation
-            + self.receive_gradient
-            + self.send_activation
-            + self.send_gradient
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineTimes:
-    """A pipeline as its schedule sees it: groups with their work, and channels between them."""
+    """A pipeline as its schedule needs it: groups with their times, and channels between them."""
 
     micro_batches: int
     groups: tuple[tuple[int, int], ...]
-    """(stage, index within the split) of each group."""
-    work: tuple[GroupTimes, ...]
+    """Stage and index within the split of each group."""
+    times: tuple[GroupTimes, ...]
     edges: tuple[Edge, ...]
 
     @property
@@ -59,28 +37,28 @@ class PipelineTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanTimes:
-    """What every device group and every hop of a plan takes, as columns."""
+    """Seconds of every device group and hop of a plan, as columns."""
 
     layout: MachineLayout
     channels: ChannelTimes
     seconds: Floats
-    """By group and field of ``GroupTimes``."""
+    """[group, field]: the six fields of ``GroupTimes`` after ``stage``."""
 
     @property
     def compute(self) -> Floats:
-        """Forward and backward of one micro batch."""
+        """Forward plus backward of one micro batch."""
         both: Floats = self.seconds[:, 0] + self.seconds[:, 1]
         return both
 
     @property
     def held_up(self) -> Floats:
-        """Time per micro batch that messages take from the device."""
-        sum_: Floats = self.seconds[:, 2:].sum(axis=1)
-        return sum_
+        """Seconds per micro batch that messages block the device."""
+        total: Floats = self.seconds[:, 2:].sum(axis=1)
+        return total
 
 
 def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes) -> PlanTimes:
-    """What every device group and every hop of a plan takes."""
+    """Compute the seconds of every device group and hop of a plan."""
     groups, hops = layout.groups, layout.groups.hops
     sizes = np.array([costs.output_bytes(n) for n in range(costs.layer_count)])
     channels = messages.channels(layout, bytes_per_sample=sizes[groups.end[hops.source] - 1])
@@ -104,7 +82,7 @@ def plan_times(layout: MachineLayout, costs: LayerCosts, messages: MessageTimes)
 
 
 def with_slow_nodes(work: PlanTimes, times_slower: Mapping[str, float]) -> PlanTimes:
-    """The same where forward and backward take so many times as long on these nodes."""
+    """Return the times with forward and backward multiplied on the given nodes."""
     groups = work.layout.groups
     times = np.array([times_slower.get(place.node or "", 1.0) for place in groups.places])
     seconds = work.seconds.copy()
@@ -113,7 +91,7 @@ def with_slow_nodes(work: PlanTimes, times_slower: Mapping[str, float]) -> PlanT
 
 
 def _passes(groups: DeviceGroups, costs: LayerCosts) -> tuple[Floats, Floats]:
-    """Forward and backward of one micro batch on every group."""
+    """Return forward and backward seconds of one micro batch on every group."""
     forward, backward = np.empty(len(groups)), np.empty(len(groups))
     for number, (gpu, tp, samples) in enumerate(groups.timed):
         rows = np.flatnonzero(groups.timing == number)
@@ -129,7 +107,7 @@ def _passes(groups: DeviceGroups, costs: LayerCosts) -> tuple[Floats, Floats]:
 
 
 def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
-    """The durations of every pipeline; equal ones are one and the same object."""
+    """Return the times of every pipeline; equal pipelines share one object."""
     groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
     found: list[PipelineTimes] = []
     equal = equal_pipelines(work)
@@ -142,7 +120,14 @@ def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
             PipelineTimes(
                 groups.plan.pipelines[p].micro_batches,
                 tuple((s, i) for _, s, i in groups.ids[begin:end]),
-                tuple(GroupTimes(*row) for row in work.seconds[begin:end].tolist()),
+                tuple(
+                    GroupTimes(stage, *row)
+                    for stage, row in zip(
+                        groups.stage[begin:end].tolist(),
+                        work.seconds[begin:end].tolist(),
+                        strict=True,
+                    )
+                ),
                 tuple(
                     Edge(*edge)
                     for edge in zip(
@@ -159,7 +144,7 @@ def pipeline_times(work: PlanTimes) -> list[PipelineTimes]:
 
 
 def equal_pipelines(work: PlanTimes) -> list[int]:
-    """Per pipeline, the first one whose schedule sees exactly the same."""
+    """Return, per pipeline, the first pipeline with exactly the same times."""
     groups, hops, channels = work.layout.groups, work.layout.groups.hops, work.channels
     sizes = [pipeline.micro_batches for pipeline in groups.plan.pipelines]
     edges = np.stack([channels.activation_s, channels.gradient_s], axis=1)

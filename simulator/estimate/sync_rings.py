@@ -1,8 +1,7 @@
-"""Rings: the order in which the holders of a layer pass its gradients on, all rings side by side.
+"""All-reduce rings over the holders of each layer, all rings of a plan as numpy columns.
 
-Neighbours in a ring stand close: same zone, then same machine. A ring is a run of members; where
-it spans zones there are, besides, a ring inside each of them and one across, over the first
-member of each.
+Neighbours in a ring are close: ordered by zone, then by machine. For hierarchical sync, a ring
+over several zones also has a ring inside each zone, and one across over each zone's first member.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from simulator.estimate.machine_layout import MachineLayout
 
 
 class HopColumn(IntEnum):
-    """The columns that tell hops apart."""
+    """The columns of a kind of hop."""
 
     sender = 0
     receiver = 1
     flows = 2
     rings = 3
-    """Rings that pass through the busier of the two machines."""
+    """Rings through the busier of the two machines."""
     zone_rings = 4
-    """Rings that pass between the two zones."""
+    """Rings between the two zones."""
     same_node = 5
 
 
 @dataclass(frozen=True, eq=False)
 class RingHops:
-    """The different kinds of hops that each ring has."""
+    """The distinct kinds of hops of each ring."""
 
     groups: DeviceGroups
     begin: Ints
-    """Per ring, the first of its entries."""
+    """Per ring, its first entry."""
     end: Ints
     number: Ints
-    """Per entry, into ``names``: equal kinds of different rings have the same number."""
+    """Per entry, its index into ``names``; equal kinds of different rings share it."""
     kind: Ints
     """Per entry, the columns of ``HopColumn``."""
     heads: Ints
-    """The columns of each number."""
+    """Per number, the columns of ``HopColumn``."""
 
     @cached_property
     def names(self) -> list[tuple[tuple[str, str, str], tuple[str, str, str], int, int, int, int]]:
@@ -56,18 +55,21 @@ class RingHops:
 
 @dataclass(frozen=True, eq=False)
 class SyncRings:
-    """All rings of a plan; ``row`` lists the members of one after the other."""
+    """All rings of a plan; ``row`` lists the members ring by ring."""
 
     layout: MachineLayout
     start: Ints
-    """Ring r has the members from start[r] to start[r + 1]."""
+    """Ring r has the members ``start[r]`` to ``start[r + 1]``."""
     ring: Ints
-    """Of each member."""
+    """The ring of each member."""
     row: Ints
 
     @classmethod
     def of(cls, layout: MachineLayout, layers: Sequence[int], *, with_union: bool) -> SyncRings:
-        """A ring over the holders of each of these layers, and one over those of both ends."""
+        """Build a ring over the holders of each of these layers.
+
+        ``with_union`` adds one over the holders of the first or the last layer, for tied tensors.
+        """
         groups = layout.groups
         low = np.searchsorted(layers, groups.first)
         high = np.searchsorted(layers, groups.end)
@@ -100,7 +102,7 @@ class SyncRings:
 
     @cached_property
     def _stretch(self) -> tuple[Ints, Ints]:
-        """Members of one ring in one zone stand together: where each stretch begins and ends."""
+        """Begin and end of each run of members in one ring and zone."""
         zone = self.groups.zone[self.row]
         new = (np.diff(self.ring, prepend=-1) != 0) | (np.diff(zone, prepend=-1) != 0)
         begin = np.flatnonzero(new)
@@ -108,12 +110,12 @@ class SyncRings:
 
     @cached_property
     def zone_count(self) -> Ints:
-        """Zones in which each ring has members."""
+        """Number of zones of each ring."""
         return np.bincount(self.ring[self._stretch[0]], minlength=len(self.size))
 
     @cached_property
     def smallest_zone(self) -> Ints:
-        """Members of each ring in the zone where it has fewest."""
+        """Members of each ring in the zone with the fewest of them."""
         begin, end = self._stretch
         found = np.full(len(self.size), len(self.row))
         np.minimum.at(found, self.ring[begin], end - begin)
@@ -139,7 +141,7 @@ class SyncRings:
 
     @cached_property
     def across(self) -> RingHops:
-        """The hops of the rings over the first member of each zone."""
+        """The hops of the rings across zones, over the first member of each zone."""
         heads = self._stretch[0]
         ring = self.ring[heads]
         start = np.searchsorted(ring, ring, side="left")
@@ -149,7 +151,7 @@ class SyncRings:
         return self._hops(heads, heads[following])
 
     def inside(self) -> Iterator[tuple[RingHops, Ints]]:
-        """Zone by zone: the hops of the rings inside it, and how many members each has."""
+        """Yield, zone by zone, the hops of the rings inside it and each ring's members there."""
         begin, end = self._stretch
         zone = self.groups.zone[self.row[begin]]
         for number in range(len(self.groups.zones)):
@@ -163,12 +165,12 @@ class SyncRings:
             yield self._hops(first + offset, following), sizes
 
     def _hops(self, sender: Ints, receiver: Ints) -> RingHops:
-        """The different kinds of hops between members, ring by ring."""
+        """Return the distinct kinds of hops between members, ring by ring."""
         apart = sender != receiver  # A ring of one member has no hop.
         sender, receiver = sender[apart], receiver[apart]
-        groups, crowds = self.groups, self._crowds
+        groups = self.groups
         a, b = self.row[sender], self.row[receiver]
-        on, between = crowds
+        on, between = self._ring_counts
         here, there = self.layout.node[a], self.layout.node[b]
         columns = np.stack(
             [
@@ -195,11 +197,11 @@ class SyncRings:
         )
 
     def flow_counts(self) -> list[int]:
-        """Every number of parallel rings that a hop can have, and 1."""
+        """Return all numbers of parallel rings that a hop can have, and 1."""
         return sorted({1, *np.unique(self.groups.tp).tolist()})
 
     @cached_property
-    def _crowds(self) -> tuple[Ints, Ints]:
+    def _ring_counts(self) -> tuple[Ints, Ints]:
         return ring_counts(self.layout)
 
     # -- egress ---------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class SyncRings:
     def egress(
         self, ring: int, whole_bytes: float, *, staged: bool
     ) -> tuple[tuple[tuple[str, str], float], ...]:
-        """Bytes that leave each zone for the next one: 2 (n - 1) / n of the tensor per hop."""
+        """Return the bytes from each zone to the next: 2 (n - 1) / n of the tensor per hop."""
         if self.zone_count[ring] < 2:
             return ()
         members = int(self.zone_count[ring] if staged else self.size[ring])
@@ -216,7 +218,7 @@ class SyncRings:
 
     @cached_property
     def _crossings(self) -> dict[int, list[tuple[tuple[str, str], int]]]:
-        """Zone changes of each ring: one from each of its zones to the next, and back."""
+        """The zone changes of each ring: from each of its zones to the next, and back."""
         zones_of: defaultdict[int, list[str]] = defaultdict(list)
         begin, _ = self._stretch
         names = self.groups.zones
@@ -231,9 +233,9 @@ class SyncRings:
 
 
 def ring_counts(layout: MachineLayout) -> tuple[Ints, Ints]:
-    """How many different rings share a way, one per stage: shares that depend on the plan alone.
+    """Count the rings through each machine and between each pair of zones (at least 1).
 
-    Rings through each machine, and rings that have members in both of two zones (or 1).
+    A stage counts as one ring, so that contention depends only on the plan.
     """
     groups = layout.groups
     rows, _ = distinct_rows(layout.node, groups.stage)
@@ -246,10 +248,7 @@ def ring_counts(layout: MachineLayout) -> tuple[Ints, Ints]:
 
 
 def _ring_order(layout: MachineLayout, ring: Ints, rows: Ints) -> Ints:
-    """Sort members ring by ring; machines by what they carry before their names.
-
-    So names never matter where anything else tells machines apart.
-    """
+    """Sort members by ring and machine; machines by their load, and only then by name."""
     groups, nodes = layout.groups, layout.nodes
     on, _ = ring_counts(layout)
     keys = [(*node[:3], count) for node, count in zip(nodes, on.tolist(), strict=True)]
@@ -264,7 +263,7 @@ def _ring_order(layout: MachineLayout, ring: Ints, rows: Ints) -> Ints:
 
 
 def _held_rank(ring: Ints, node: Ints, tp: Ints) -> Ints:
-    """A rank for the sorted TP degrees that the member's machine carries of its ring."""
+    """Rank the sorted TP degrees that each member's machine holds of its ring."""
     _, stand = distinct_rows(ring, node)
     if (tp == tp[0]).all():
         counts: Ints = np.bincount(stand)[stand]

@@ -1,1 +1,1 @@
-"""GPUs, machine types, prices, and the constants of runtimes, each with its source."""
+"""GPUs, machine types, prices and runtime constants, each with its source."""

@@ -1,4 +1,7 @@
-"""Which hardware there is, where it stands, what it costs: the built-in facts and a user's own."""
+"""The hardware catalogue: look up GPUs, machine types, zones, links and prices.
+
+``load_catalogue`` reads the built-in tables (``simulator/data``) and lays a user's over them.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,34 @@ from simulator.hardware.catalogue_builder import CatalogueTables, build_tables
 from simulator.hardware.types import Distance, Egress, Gpu, Link, MachineType
 
 CLOUD = "gce"
-"""The provider whose price list the rules of egress come from."""
+"""The provider whose price list the egress rules follow."""
 
-_CUT_MACHINE = re.compile(r"(?P<gpu>.+)x(?P<gpus>[1-9][0-9]{0,4})\Z")
+_GPU_TIMES_COUNT = re.compile(r"(?P<gpu>.+)x(?P<gpus>[1-9][0-9]{0,4})\Z")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalogue(CatalogueTables):
-    """All that is known of hardware, places and prices.
+    """Everything known about hardware, places and prices.
 
-    Where a zone is asked for, ``extra_regions`` gives the regions of the zones that a cluster
-    file declares (zone to region); they win over the catalogue's own.
+    The parameter ``extra_regions`` maps the zones that a cluster file declares to their regions;
+    they take precedence over the catalogue's.
     """
 
     def gpu_name(self, name: str) -> str:
-        """Give the catalogue's name of a GPU, whatever spelling or alias it was given by."""
+        """Return the canonical name of a GPU, given in any spelling or as an alias."""
         return _named(name, self.spelling.gpus, self.gpus, what="GPU")
 
     def gpu(self, name: str) -> Gpu:
-        """Give a GPU by its name or an alias."""
+        """Return a GPU by its name or an alias."""
         return self.gpus[self.gpu_name(name)]
 
     def machine_name(self, name: str) -> str:
-        """Give the catalogue's name of a machine type, whatever its spelling or alias."""
+        """Return the canonical name of a machine type, given in any spelling or as an alias."""
         return _named(name, self.spelling.machines, self.machines, what="machine type")
 
     def machine(self, name: str) -> MachineType:
-        """Give a machine type by its name or an alias, or as ``"<gpu>x<n>"``."""
-        cut = _CUT_MACHINE.match(name)
+        """Return a machine type by its name, an alias or ``"<gpu>x<n>"``."""
+        cut = _GPU_TIMES_COUNT.match(name)
         if catalogue_overlay.spelling_key(name) not in self.spelling.machines and cut is not None:
             gpu = catalogue_overlay.spelling_key(cut["gpu"])
             if gpu in self.spelling.gpus:
@@ -49,19 +52,19 @@ class Catalogue(CatalogueTables):
         return self.machines[self.machine_name(name)]
 
     def machines_for(self, gpu: str) -> tuple[MachineType, ...]:
-        """Give the machine types that carry a GPU, the smallest first."""
+        """Return the machine types with a GPU kind, the smallest first."""
         wanted = self.gpu_name(gpu)
         found = (machine for machine in self.machines.values() if machine.gpu == wanted)
         return tuple(sorted(found, key=lambda machine: machine.gpus))
 
     def machine_for(self, gpu: str, gpus_per_machine: int) -> MachineType:
-        """Give a machine with so many of a GPU: the type that has them, or a part of a larger."""
+        """Return a machine with this many GPUs: a machine type, or one scaled to the count."""
         name = self.gpu_name(gpu)
         machines = self.machines_for(name)
         if not machines:
             cure = "add one to your catalogue file as [machine.NAME]"
-            raise InputError(Problem("", f"no machine type carries the GPU {name}", cure))
-        # Among equals the first in the file stands for all: the cloud's before the boxes.
+            raise InputError(Problem("", f"no machine type has the GPU {name}", cure))
+        # Of equal sizes take the first in the file, where cloud machines come first.
         larger = (machine for machine in machines if machine.gpus >= gpus_per_machine)
         machine = next(larger, machines[-1])
         if machine.gpus == gpus_per_machine:
@@ -69,7 +72,7 @@ class Catalogue(CatalogueTables):
         return machine.with_gpus(gpus_per_machine, name=f"{name}x{gpus_per_machine}")
 
     def zone_region(self, zone: str, extra_regions: Mapping[str, str] | None = None) -> str:
-        """Give the region of a zone."""
+        """Return the region of a zone."""
         declared = extra_regions or {}
         region = declared.get(zone, self.zones.get(zone))
         if region is None:
@@ -81,7 +84,7 @@ class Catalogue(CatalogueTables):
     def distance(
         self, zone_a: str, zone_b: str, extra_regions: Mapping[str, str] | None = None
     ) -> Distance:
-        """Say how far apart two zones are; regions of unknown continents count as a world apart."""
+        """Return how far apart two zones are; ``world`` if a continent is unknown."""
         region_a = self.zone_region(zone_a, extra_regions)
         region_b = self.zone_region(zone_b, extra_regions)
         if zone_a == zone_b:
@@ -94,7 +97,7 @@ class Catalogue(CatalogueTables):
         return "world"
 
     def link(self, distance: Distance, here: MachineType, there: MachineType | None = None) -> Link:
-        """Give the default link between two machines that stand so far apart."""
+        """Return the default link between two machines at a distance."""
         return self.distance_limits[distance].link(here.nic, (there or here).nic)
 
     def link_between(
@@ -107,13 +110,13 @@ class Catalogue(CatalogueTables):
         zone_b: str,
         extra_regions: Mapping[str, str] | None = None,
     ) -> Link:
-        """Give the default link between two machines in their zones."""
+        """Return the default link between two machines in two zones."""
         distance = self.distance(zone_a, zone_b, extra_regions)
         here, there = self._carrying(machine_a, gpu_a), self._carrying(machine_b, gpu_b)
         return self.link(distance, here, there)
 
     def link_within(self, machine: str, gpu: str) -> Link:
-        """Give the link between the GPUs of one machine."""
+        """Return the link between the GPUs of one machine."""
         return self._carrying(machine, gpu).intra_link
 
     def price_usd_per_gpu_hour(
@@ -125,11 +128,11 @@ class Catalogue(CatalogueTables):
         gpus_per_machine: int | None = None,
         extra_regions: Mapping[str, str] | None = None,
     ) -> float | None:
-        """Give the price of one GPU for an hour, or ``None`` where nobody has said it.
+        """Return the price of one GPU per hour, or ``None`` if it is unknown.
 
-        ``name`` is a machine type or a GPU. A GPU costs what it costs in the machine type with
-        ``gpus_per_machine`` of it, or else in the smallest one that is offered in the region.
-        Only ``cpu`` costs nothing, on purpose: this computer is already paid for.
+        ``name`` is a machine type or a GPU. The price of a GPU is its share of the machine type
+        with ``gpus_per_machine`` GPUs, or else of the smallest one priced in the region. ``cpu``
+        costs nothing: the local host is already paid for.
         """
         region = self.zone_region(zone, extra_regions)
         if catalogue_overlay.spelling_key(name) in self.spelling.gpus:
@@ -137,7 +140,7 @@ class Catalogue(CatalogueTables):
         else:
             candidates = (self.machine(name),)
         if gpus_per_machine is not None:
-            # A stable sort: machines of just that size come first, the others as they were.
+            # A stable sort moves machines of exactly this size to the front.
             candidates = tuple(sorted(candidates, key=lambda one: one.gpus != gpus_per_machine))
         for machine in candidates:
             price = machine.price(region)
@@ -149,9 +152,9 @@ class Catalogue(CatalogueTables):
     def egress(
         self, from_zone: str, to_zone: str, extra_regions: Mapping[str, str] | None = None
     ) -> Egress:
-        """Give the price of what leaves one zone for another, with its source.
+        """Return the egress price from one zone to another, with its source.
 
-        The closest pair that is priced wins: by zones, then by regions, then by continents.
+        The most specific price wins: by zones, then by regions, then by continents.
         """
         region_a = self.zone_region(from_zone, extra_regions)
         region_b = self.zone_region(to_zone, extra_regions)
@@ -178,20 +181,20 @@ class Catalogue(CatalogueTables):
     def egress_usd_per_byte(
         self, from_zone: str, to_zone: str, extra_regions: Mapping[str, str] | None = None
     ) -> float:
-        """Give the bare figure of ``egress``."""
+        """Return only the figure of ``egress``."""
         return self.egress(from_zone, to_zone, extra_regions).usd_per_byte
 
     def _carrying(self, machine: str, gpu: str) -> MachineType:
         found = self.machine(machine)
         if found.gpu != self.gpu_name(gpu):
-            what = f"the machine type {found.name} carries {found.gpu}, not {gpu}"
+            what = f"the machine type {found.name} has {found.gpu}, not {gpu}"
             names = [one.name for one in self.machines_for(gpu)]
-            raise InputError(Problem("", what, f"{gpu} is carried by {', '.join(names)}"))
+            raise InputError(Problem("", what, f"machine types with {gpu}: {', '.join(names)}"))
         return found
 
 
 def load_catalogue(override_path: Path | None = None) -> Catalogue:
-    """Read the built-in catalogue, with a user's facts laid over it."""
+    """Read the built-in catalogue, overlaid with a user's file if there is one."""
     if override_path is None:
         return _built_in()
     below = catalogue_overlay.built_in_facts()
@@ -203,7 +206,7 @@ def load_catalogue(override_path: Path | None = None) -> Catalogue:
 
 
 def normalise_gpu(name: str) -> str:
-    """Give the built-in catalogue's name of a GPU, whatever spelling or alias it was given by."""
+    """Return the built-in catalogue's canonical name of a GPU."""
     return _built_in().gpu_name(name)
 
 

@@ -1,4 +1,4 @@
-"""Turn the facts of the catalogue into types, with every mistake in them reported at once."""
+"""Build typed catalogue tables from facts, and report every mistake in them at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CatalogueTables:
 
 
 def build_tables(known: Mapping[FactName, Fact]) -> CatalogueTables:
-    """Check all facts and give them as types."""
+    """Check all facts and build the tables."""
     builder = _Builder(known)
     tables = builder.tables()
     builder.problems.raise_if_any()
@@ -59,7 +59,7 @@ def build_tables(known: Mapping[FactName, Fact]) -> CatalogueTables:
 
 
 class _Builder:
-    """Reads facts kind by kind, and sees to it that every name they use exists."""
+    """Reads facts kind by kind and checks that every name they refer to exists."""
 
     def __init__(self, known: Mapping[FactName, Fact]) -> None:
         self.known = known
@@ -91,7 +91,7 @@ class _Builder:
         )
 
     def of(self, kind: str) -> list[tuple[Fact, Table]]:
-        """Open all facts of a kind."""
+        """Return all facts of a kind, opened for reading."""
         return [
             (fact, fact.table(self.problems))
             for fact in self.known.values()
@@ -99,13 +99,13 @@ class _Builder:
         ]
 
     def close(self, fact: Fact, table: Table) -> tuple[str, str]:
-        """Report what nobody asked for, and give the source and date."""
+        """Report unknown keys and return the source and date of a fact."""
         found = source_and_date(fact, table, self.sources)
         table.finish()
         return found
 
     def must_be_known(self, place: str, name: str, known: Iterable[str]) -> None:
-        """Report a name that stands for nothing."""
+        """Report a name that is not known."""
         names = list(known)
         if name not in names:
             self.problems.add(place, f"{quote(name)} is not known", nearest(name, names))
@@ -114,7 +114,7 @@ class _Builder:
         for alias in table.value("aliases", _texts) or ():
             owner = names[spelling_key(alias)]
             if owner != fact.name[1]:
-                table.report("aliases", f"{quote(alias)} stands for {owner}", "leave it out")
+                table.report("aliases", f"{quote(alias)} already means {owner}", "leave it out")
 
     def _gpu(self, fact: Fact, table: Table) -> Gpu:
         memory_gib = table.number("memory_gib", above=0, required=True)
@@ -193,15 +193,15 @@ class _Builder:
         host_memory_gib = table.number("host_memory_gib", above=0)
         self._check_aliases(fact, table, self.spelling.machines)
         source, date = self.close(fact, table)
-        way_out = nics.get(nic, _NO_LINK)
-        # In the table of NICs the aggregate is a share of each machine's own rate.
-        share = way_out.aggregate_bytes_per_s
+        out = nics.get(nic, _NO_LINK)
+        # In [nic] tables the aggregate is a share of the machine's own rate.
+        share = out.aggregate_bytes_per_s
         return MachineType(
             name=fact.name[1],
             gpu=gpu,
             gpus=count,
             intra_link=links.get(link, _NO_LINK),
-            nic=replace(way_out, aggregate_bytes_per_s=share * rate_bytes_per_s),
+            nic=replace(out, aggregate_bytes_per_s=share * rate_bytes_per_s),
             nic_bytes_per_s=rate_bytes_per_s,
             vcpus=vcpus,
             host_memory_bytes=None if host_memory_gib is None else round(host_memory_gib * GIB),
@@ -266,7 +266,7 @@ class _Builder:
 
 
 class _Prices:
-    """The prices of whole machines, and of the parts that a cloud sells them by."""
+    """Prices of whole machines, and of hosts and accelerators that a cloud sells separately."""
 
     def __init__(
         self, builder: _Builder, *, gpus: Mapping[str, Gpu], regions: Mapping[str, Region]
@@ -282,7 +282,7 @@ class _Prices:
     def of(
         self, machine: str, gpu: str, gpus: int, *, host: str | None, vcpus: int | None
     ) -> dict[str, Price]:
-        """Give the prices of a machine by region: its own, or else the sum of its parts."""
+        """Return the prices of a machine by region: its own, or else the sum of its parts."""
         prices: dict[str, Price] = {}
         for (series, region), price in self._host.items():
             accelerator = self._accelerator.get((gpu, region))
@@ -310,7 +310,7 @@ class _Prices:
                 self._builder.must_be_known(table.place, name, names)
             if kind == "host":
                 self._host_vcpus[name, region] = table.integer("vcpus", required=True) or 1
-            # Somebody must have written a price of 0; it never comes from a gap.
+            # A price of 0 has to be written; a missing one is never taken for it.
             on_demand = table.number("on_demand_usd_per_hour", least=0, required=True)
             spot = table.number("spot_usd_per_hour", least=0)
             source, date = self._builder.close(fact, table)
@@ -319,7 +319,7 @@ class _Prices:
 
 
 _NO_LINK = Link(0.0, 1.0, 1.0, "", "")
-"""Stands in for a link that was named wrongly; its problem is raised before anybody uses it."""
+"""Placeholder for an unknown link, whose problem is raised before the tables are used."""
 
 
 def _positive(table: Table, key: str) -> float:

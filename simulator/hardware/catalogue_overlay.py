@@ -1,4 +1,4 @@
-"""Facts of the catalogue: named tables in TOML files, a user's laid over the built-in ones."""
+"""Catalogue facts as tables of TOML files, a user's file overlaid on the built-in ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.documents.fields import Table, valid_text
 from simulator.documents.files import Document, load_document
 from simulator.documents.problems import Problems, nearest
 
-# How many names stand after the kind: [gpu.T4] has one, [host.n1.us-east1] has two.
+# How many names follow the kind: [gpu.T4] has one, [host.n1.us-east1] has two.
 KINDS: Mapping[str, int] = {
     "source": 1,
     "gpu": 1,
@@ -36,18 +36,18 @@ FILES = ("gpus.toml", "machines.toml", "prices.toml", "regions.toml", "network.t
 UNDATED = "undated"
 
 FactName = tuple[str, ...]
-"""The kind of a fact, then the names after it."""
+"""The kind of a fact and the names after it, such as ``("gpu", "T4")``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What the files say about one name, and the file that said it last."""
+    """The values that the files give under one name, and the last file that gave some."""
 
     name: FactName
     file: str
     values: Mapping[str, Any]
     base_source: str | None = None
-    """The source of what a user's file left as it was."""
+    """The source of the values that a user's file did not change."""
 
     def table(self, problems: Problems) -> Table:
         """Open the fact for reading."""
@@ -63,14 +63,14 @@ class Fact:
 
 @cache
 def built_in_facts() -> Mapping[FactName, Fact]:
-    """Read the facts that come with the package."""
+    """Read the facts in ``simulator/data``."""
     folder = resources.files("simulator") / "data"
     problems = Problems()
     facts: dict[FactName, Fact] = {}
     for file in FILES:
         raw = tomllib.loads((folder / file).read_text(encoding="utf-8"))
         for fact in _flat(raw, file=file, problems=problems):
-            assert fact.name not in facts, f"{fact.place} stands twice"
+            assert fact.name not in facts, f"{fact.place} is defined twice"
             facts[fact.name] = fact
     problems.raise_if_any()
     return MappingProxyType(facts)
@@ -86,9 +86,9 @@ def user_facts(path: Path) -> list[Fact]:
 
 
 def overlay(below: Mapping[FactName, Fact], above: Iterable[Fact]) -> dict[FactName, Fact]:
-    """Lay facts over others: key by key where the name is known, as new facts where it is not.
+    """Merge facts into others key by key; unknown names are added.
 
-    A changed fact says in its source what was changed, so that no figure of a user is ever
+    The source of a changed fact names the file and the changed keys, so that no user's figure is
     shown under the name of a vendor.
     """
     merged = dict(below)
@@ -110,7 +110,7 @@ def overlay(below: Mapping[FactName, Fact], above: Iterable[Fact]) -> dict[FactN
 def source_and_date(
     fact: Fact, table: Table, sources: Mapping[str, tuple[str, str]]
 ) -> tuple[str, str]:
-    """Give the source of a fact and its date, looked up where the fact names a listed source."""
+    """Return the source and date of a fact, resolving references to ``[source.NAME]``."""
     source = table.value("source", valid_text, required=True) or ""
     date = table.value("date", valid_text) or UNDATED
     if source in sources:
@@ -124,13 +124,13 @@ def source_and_date(
 
 
 def spelling_key(name: str) -> str:
-    """Reduce a name to what survives a change of case, blanks and punctuation."""
+    """Reduce a name to lower-case letters, digits and ``+``, to compare spellings."""
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The names that GPUs and machine types go by."""
+    """Canonical names of GPUs and machine types by spelling, aliases included."""
 
     gpus: Mapping[str, str]
     machines: Mapping[str, str]
@@ -138,8 +138,7 @@ class Spelling:
     @classmethod
     def of(cls, known: Iterable[Fact]) -> Spelling:
         names: dict[str, dict[str, str]] = {"gpu": {}, "machine": {}}
-        # The package comes before a user and names before aliases: the first to claim a spelling
-        # keeps it, so that nobody takes over a known name by accident.
+        # The first to claim a spelling keeps it: built-in before user, names before aliases.
         ranked: list[tuple[bool, bool, str, Fact]] = []
         for fact in known:
             if fact.name[0] in names:
@@ -153,7 +152,7 @@ class Spelling:
         return cls(names["gpu"], names["machine"])
 
     def canonical(self, fact: Fact) -> Fact:
-        """Give the fact under the name that its alias stands for."""
+        """Return the fact under its canonical name."""
         names = {
             "gpu": self.gpus,
             "accelerator": self.gpus,
@@ -178,7 +177,7 @@ def _flat(raw: Mapping[str, Any], *, file: str, problems: Problems) -> Iterator[
     for kind, body in raw.items():
         depth = KINDS.get(kind)
         if depth is None:
-            problems.add(f"{file}: [{kind}]", "no such kind of fact", nearest(kind, KINDS))
+            problems.add(f"{file}: [{kind}]", "is not a kind of fact", nearest(kind, KINDS))
         else:
             yield from _leaves((kind,), body, depth, file=file, problems=problems)
 

@@ -1,8 +1,7 @@
-"""Platform constants: what a runtime and a machine cost beyond the arithmetic, all in one place.
+"""Constants of runtimes and platforms that no profile, model or network measurement gives.
 
-A constant stands here if it cannot be derived from a profile, a model or a network: the time of
-a launch, a framework's own memory. Each says what it means and what it was fitted on. Nothing
-here depends on a single case, a model or a plan.
+Examples are the time of a kernel launch and the memory of the framework. Each constant says what
+it means and what it was fitted on; none depends on a model or a plan.
 """
 
 from __future__ import annotations
@@ -14,36 +13,35 @@ from typing import Literal
 Messaging = Literal["buffered", "blocking", "lockstep"]
 """How stages exchange tensors.
 
-``buffered``: a send never holds up its sender. ``blocking``: the sender waits until its message
-is delivered. ``lockstep``: as DeepSpeed's pipeline engine issues its instructions, where a stage
-sends an activation only after it has received the gradient of the same step, so that two
-neighbours pay both transfers one after the other.
+``buffered``: a send never blocks the sender. ``blocking``: the sender waits for delivery.
+``lockstep``: the order of DeepSpeed's pipeline engine, where a stage sends an activation only
+after it has received the gradient of the same step, so that both transfers are serial.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """How a training runtime behaves, wherever it runs."""
+    """The behaviour of a training runtime on any platform."""
 
     name: str
     messaging: Messaging
     sync: Literal["serial", "overlap", "job"]
-    """When gradients are reduced: after a stage's last backward, layer by layer during it, or
-    as the job says."""
+    """When gradients are reduced: ``serial`` after a stage's last backward, ``overlap`` layer by
+    layer during it, ``job`` as the job sets it."""
     sync_bucket_bytes: float
     gradient_bytes_16bit: int
     """Bytes per gradient element on the wire in bf16 and fp16 jobs; fp32 jobs send four."""
     keeps_stage_outputs: bool
-    """Whether the output of a stage stays alive until its backward."""
+    """Whether a stage keeps its output until its backward."""
     flattens_gradients: bool
-    """Whether gradients are copied into one flat buffer to be reduced."""
+    """Whether gradients are copied into a flat buffer before the all-reduce."""
 
 
 RUNTIMES: Mapping[str, Runtime] = {
     runtime.name: runtime
     for runtime in (
         Runtime("sailor", "buffered", "job", 25e6, 4, False, False),
-        # Bucket: the default of DeepSpeed's pipeline engine, 5e8 elements.
+        # Bucket: the default of DeepSpeed's pipeline engine, 5e8 elements of 4 bytes.
         Runtime("megatron-deepspeed", "lockstep", "serial", 2e9, 2, True, True),
     )
 }
@@ -51,27 +49,27 @@ RUNTIMES: Mapping[str, Runtime] = {
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What one kind of machine adds under any runtime."""
+    """The overheads of one kind of machine under any runtime."""
 
     message_s: float
-    """Device time lost per send or receive of a pipeline stage (launch, synchronisation)."""
+    """Device time per send or receive of a pipeline stage (launch, synchronisation)."""
     load_s: float
-    """Device time per micro batch to load samples and build masks, on the first stage."""
+    """Device time per micro batch on the first stage to load samples and build masks."""
     iteration_s: float
-    """Per iteration: scheduler, loss bookkeeping, logging."""
+    """Time per iteration for scheduler, loss bookkeeping and logging."""
     profiled_hook_s: float
-    """Host time per layer and direction that profiling hooks add where launches are the limit."""
+    """Host time per layer and direction that profiling hooks add to launch-bound layers."""
     ring_efficiency: float
-    """Bandwidth of a ring all-reduce between machines over that of one-way transfers."""
+    """Bandwidth of a ring all-reduce between machines, relative to one-way transfers."""
     context_bytes: float
-    """Memory used before the first tensor: driver, libraries, fused kernels, communicators."""
+    """Memory in use before the first tensor: driver, libraries, kernels, communicators."""
     fragmentation: float
-    """Memory that the allocator cannot use, as a share of the activations."""
+    """Memory that the allocator wastes, as a share of the activations."""
     residual: float
-    """Mean relative error of iteration time on runs that the fit had not seen, where there were
-    enough to leave some out; on those it had seen otherwise; a cautious guess without a fit.
+    """Relative error of iteration time, added to the error of the layer times.
 
-    It adds to the error of the layer times that go into an estimate.
+    The mean on held-out runs, or on the fitted runs where there were too few to hold some out;
+    a cautious guess without a fit.
     """
     fitted_on: str
 
@@ -133,10 +131,10 @@ PLATFORMS: Mapping[str, Platform] = {
 
 
 def platform_of(gpu: str) -> Platform:
-    """The constants of a GPU kind's usual machines."""
+    """Return the constants of the machines that a GPU kind usually comes in."""
     return PLATFORMS.get(gpu, _DEFAULT)
 
 
 def is_fitted(gpu: str) -> bool:
-    """Whether anything was measured on this kind of machine."""
+    """Whether the constants of this GPU kind were fitted to measurements."""
     return platform_of(gpu) not in (_DEFAULT, _CPU)

@@ -1,4 +1,4 @@
-"""What a GPU, a link, a machine type and its price are; figures in bytes, seconds and dollars."""
+"""GPUs, links, machine types, prices and regions, in bytes, seconds and dollars."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Distance = Literal["zone", "region", "continent", "world"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 DISTANCES: tuple[Distance, ...] = ("zone", "region", "continent", "world")
 
-ANYWHERE = "*"  # in place of a region: a price that holds in every one
+ANYWHERE = "*"  # The region of a price that holds in every region.
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU, with the best that its maker says it can do.
+    """A GPU kind with its vendor's peak figures.
 
-    ``memory_bytes`` is the size in its name, ``usable_memory_bytes`` what the driver hands out.
-    ``peak_flops`` holds only the precisions that the hardware has: dense rates, and those of
-    accumulation in fp32, which is what training uses.
+    ``memory_bytes`` is the nominal size, ``usable_memory_bytes`` what the driver hands out.
+    ``peak_flops`` has the precisions that the hardware supports: dense rates with accumulation
+    in fp32, as training uses.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for bytes: a start-up time, a cap on one flow and a cap on all flows together.
+    """A link: latency, bandwidth of one flow and bandwidth of all flows together.
 
-    Bandwidths are one way. ``full_duplex`` says whether the other way has as much of its own
-    at the same time, as NVLink and networks have, or shares it, as copies through a host do.
+    Bandwidths are per direction. ``full_duplex`` tells whether both directions have full
+    bandwidth at once (NVLink, networks) or share it (copies through a host).
     """
 
     latency_s: float
@@ -49,7 +49,7 @@ class Link:
     full_duplex: bool = True
 
     def seconds(self, bytes_each: float, flows: int = 1) -> float:
-        """Say how long ``flows`` transfers of ``bytes_each``, begun together, take to end."""
+        """Return the seconds that ``flows`` concurrent transfers of ``bytes_each`` take."""
         assert bytes_each >= 0, bytes_each
         assert flows >= 1, flows
         alone_s = bytes_each / self.flow_bytes_per_s
@@ -59,7 +59,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one machine costs in one region; ``None`` for spot where it is not known."""
+    """The price of one machine in one region; an unknown spot price is ``None``."""
 
     on_demand_usd_per_hour: float
     spot_usd_per_hour: float | None
@@ -67,11 +67,11 @@ class Price:
     date: str
 
     def usd_per_hour(self, *, spot: bool) -> float | None:
-        """Give the price of the kind asked for, or ``None`` where it is not known."""
+        """Return the spot or on-demand price, or ``None`` if it is unknown."""
         return self.spot_usd_per_hour if spot else self.on_demand_usd_per_hour
 
     def scaled(self, factor: float) -> Price:
-        """Give the price of that part, or that multiple, of the machine."""
+        """Return the price of ``factor`` machines."""
         spot = self.spot_usd_per_hour
         return replace(
             self,
@@ -80,7 +80,7 @@ class Price:
         )
 
     def plus(self, other: Price) -> Price:
-        """Give the price of both together; spot is known where it is known of both."""
+        """Return the sum of two prices; its spot price is known if both are."""
         one, two = self.spot_usd_per_hour, other.spot_usd_per_hour
         return Price(
             on_demand_usd_per_hour=self.on_demand_usd_per_hour + other.on_demand_usd_per_hour,
@@ -92,10 +92,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class MachineType:
-    """One kind of machine: its GPUs, the link between them, its way out, and its prices.
+    """A machine type: its GPUs, the link between them, its NIC and its prices by region.
 
-    ``nic`` is the way to another such machine in the same zone; its aggregate is what the
-    published rate ``nic_bytes_per_s`` leaves after protocol overhead. ``prices`` is by region.
+    ``nic`` is the link to another such machine in the same zone; its aggregate bandwidth is the
+    published rate ``nic_bytes_per_s`` less protocol overhead.
     """
 
     name: str
@@ -111,13 +111,13 @@ class MachineType:
     date: str
 
     def price(self, region: str) -> Price | None:
-        """Give the price in a region, or ``None`` where it is not known."""
+        """Return the price in a region, or ``None`` if it is unknown."""
         return self.prices.get(region, self.prices.get(ANYWHERE))
 
     def with_gpus(self, gpus: int, *, name: str | None = None) -> MachineType:
-        """Give the same machine with another number of GPUs and its share of all else.
+        """Return the machine scaled to another number of GPUs: NIC, vCPUs, memory and prices.
 
-        The link between the GPUs stays as it is: a bus is not slower for having fewer on it.
+        The link between the GPUs stays the same.
         """
         assert gpus >= 1, gpus
         if gpus == self.gpus and name is None:
@@ -140,7 +140,7 @@ class MachineType:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A provider's region and the continent by which traffic is priced and slowed."""
+    """A provider's region; its continent decides egress prices and latency."""
 
     name: str
     continent: str
@@ -151,7 +151,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class DistanceLimits:
-    """What a distance adds to the two machines' own links: delay, and caps (``None``: none)."""
+    """Latency and bandwidth caps that a distance adds to the machines' own links.
+
+    A cap of ``None`` means no cap.
+    """
 
     distance: Distance
     latency_s: float
@@ -161,26 +164,26 @@ class DistanceLimits:
     date: str
 
     def link(self, here: Link, there: Link) -> Link:
-        """Give the link between two machines that stand this far apart."""
+        """Return the link between two machines at this distance, from the NICs of both."""
         flows = [here.flow_bytes_per_s, there.flow_bytes_per_s]
         aggregates = [here.aggregate_bytes_per_s, there.aggregate_bytes_per_s]
         if self.flow_bytes_per_s is not None:
             flows.append(self.flow_bytes_per_s)
         if self.aggregate_bytes_per_s is not None:
             aggregates.append(self.aggregate_bytes_per_s)
-        said_by = dict.fromkeys((here.source, there.source, self.source))
+        sources = dict.fromkeys((here.source, there.source, self.source))
         return Link(
             latency_s=max(here.latency_s, there.latency_s) + self.latency_s,
             flow_bytes_per_s=min(flows),
             aggregate_bytes_per_s=min(aggregates),
-            source=" | ".join(said_by),
+            source=" | ".join(sources),
             date=min(here.date, there.date, self.date),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What a byte costs that leaves one place for another; the sender pays."""
+    """The price of a byte sent from one place to another; the sender pays."""
 
     usd_per_byte: float
     source: str

@@ -1,1 +1,1 @@
-"""Job and plan files, and whether a plan fits its job and its cluster."""
+"""Job and plan files, and checks of a plan against its job and cluster."""

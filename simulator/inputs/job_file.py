@@ -1,4 +1,4 @@
-"""Job files: what a person wrote about a training job becomes a job, or a list of its mistakes."""
+"""Read job files (TOML)."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def load_job(path: Path | str) -> Job:
-    """Read a job file, and the model's file where it names one."""
+    """Read a job file, and the model file that it names, if any."""
     return job_from_document(load_document(path, flaws_raise=False))
 
 
 def job_from_document(document: Document) -> Job:
-    """Read a job; a Hugging Face config or a description that it names is looked up beside it."""
+    """Read a job; a model file that it names is relative to the document's folder."""
     problems = Problems()
     top = open_table(document, problems)
     name = _name(top.section("job"), document)
@@ -101,13 +101,12 @@ def _model(top: Table, training: Mapping[str, Any]) -> tuple[Model | None, dict[
 
 
 def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
-    """The model can be cut into that many pieces, takes samples of that length, and has an engine
-    that computes it."""
+    """Check that the model supports the job's largest TP degree, engine and sequence length."""
     unfit = model_tp_problem(model, training["max_tp"])
     if unfit is not None:
         table.report("max_tp", unfit.what, unfit.cure)
     if training["engine"] == "deepspeed" and model.family == "exact":
-        what = 'is "deepspeed", whose sums are not those of an exact model'
+        what = 'is "deepspeed", which cannot compute a model of the family "exact"'
         table.report("engine", what, 'give "sailor", or another family')
     if training["sequence"] is not None:
         place = table.place_of("sequence")
@@ -116,7 +115,7 @@ def _check_fit(table: Table, model: Model, training: Mapping[str, Any]) -> None:
 
 
 def _training(table: Table) -> dict[str, Any]:
-    """Read [training]; what comes back fits the fields of a job by name."""
+    """Read [training] into a dict by the names of ``Job``'s fields."""
     global_batch = table.integer("global_batch", required=True)
     micro_batches = table.integers("micro_batches")
     _check_micro_batches(table, micro_batches, global_batch)
@@ -160,9 +159,7 @@ def _check_micro_batches(
 def _zero_stage(value: Any) -> Literal[0, 1]:
     stage = valid_integer(value, 0, 3)
     if stage > 1:
-        raise InvalidValue(
-            f"is {stage}", "give 0 or 1: parameters and gradients are not sharded here"
-        )
+        raise InvalidValue(f"is {stage}", "give 0 or 1; ZeRO stages 2 and 3 are not supported")
     return 1 if stage else 0
 
 
@@ -186,13 +183,13 @@ def _data(table: Table) -> Data:
     meant: DataKind = given[0] if given else "synthetic"
     kind = table.choice("kind", DATA_KINDS, default=meant)
     if len(given) > 1:
-        table.report("tokens", "stands beside images", "keep one of the two")
+        table.report("tokens", "is given together with images", "keep one of the two")
     elif kind != "synthetic" and not given:
         table.report(kind, f'is missing, and kind is "{kind}"', f"name the file of {kind}")
     elif kind != meant:
-        table.report("kind", f'is "{kind}" beside a file of {meant}', "keep one of the two")
+        table.report("kind", f'is "{kind}", but {meant} is given', "keep one of the two")
     if "labels" in table and "images" not in table:
-        table.report("labels", "stands without images", "name the array of images too")
+        table.report("labels", "is given without images", "name the array of images too")
     data = Data(
         kind=kind,
         seed=table.integer("seed", default=0, least=0),

@@ -1,4 +1,4 @@
-"""The model of a job: a preset, a family's numbers, a Hugging Face config or a description."""
+"""Read the [model] section: a preset, a family, a Hugging Face config or a description."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEGATRON_VOCAB_MULTIPLE = 128
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """What of [training] shapes the model's costs."""
+    """The settings of [training] that change the model's costs."""
 
     sequence: int | None
     dropout: bool
@@ -44,26 +44,26 @@ class TrainingSettings:
 
 
 def read_model(table: Table, training: TrainingSettings) -> Model | None:
-    """Read [model] but for its profile; ``None`` where something is wrong with it."""
+    """Read [model] apart from its profile; ``None`` if it has mistakes."""
     given = [source for source in SOURCES if source in table]
     numbers = {key: table.values[key] for key in NUMBERS if key in table}
     if "dropout" in table:
-        table.report("dropout", "does not belong here", "set it under [training]")
+        table.report("dropout", "does not belong in [model]", "set it under [training]")
     if "factory" in table and "description" not in table:
         cure = (
-            "describe the model once with `sailorctl profile model`, which runs the factory, "
-            'and name what it writes here: description = "..."'
+            "run `sailorctl profile model` once, which calls the factory, and name the file that "
+            'it writes: description = "..."'
         )
-        table.report("factory", "is given without a description; no user code runs here", cure)
+        table.report("factory", "is given without a description", cure)
         return None
     if len(given) != 1:
-        _say_not_one(table, given, numbers)
+        _report_source(table, given, numbers)
         return None
     source = given[0]
     if numbers and source != "family":
         keys = ", ".join(numbers)
         cure = 'numbers go with family = "..."; leave them out'
-        table.problems.add(table.place, f"has {keys} beside {source}", cure)
+        table.problems.add(table.place, f"has {keys} together with {source}", cure)
     name = table.text(source)
     if name is None:
         return None
@@ -76,14 +76,15 @@ def read_model(table: Table, training: TrainingSettings) -> Model | None:
     return _from_file(table, source, name, training)
 
 
-def _say_not_one(table: Table, given: list[str], numbers: dict[str, object]) -> None:
+def _report_source(table: Table, given: list[str], numbers: dict[str, object]) -> None:
+    """Report that the section names no model, or several."""
     if given:
         table.problems.add(table.place, f"has {' and '.join(given)}", "keep one of them")
     elif not numbers:
         cure = 'give preset = "...", family = "..." with its numbers, or hf_config = "..."'
         table.problems.add(table.place, "names no model", cure)
     else:
-        cure = f'give family = "..." ({", ".join(FAMILIES)}), or a preset in their stead'
+        cure = f'give family = "..." ({", ".join(FAMILIES)}), or use a preset instead'
         table.problems.add(table.place, "has numbers without a family", cure)
 
 
@@ -98,7 +99,7 @@ def _preset(name: str, training: TrainingSettings) -> Model:
 
 
 def _layers_are_sane(table: Table) -> bool:
-    """A slip of the keyboard must not cost minutes and gigabytes before it is told."""
+    """Reject absurd layer counts before they cost minutes and gigabytes."""
     layers = table.values.get("layers")
     if isinstance(layers, int) and layers > LAYERS_MAX:
         table.report("layers", f"is {quote(layers)}", f"give at most {LAYERS_MAX}")
@@ -126,7 +127,7 @@ def _family(name: str, numbers: dict[str, object], training: TrainingSettings) -
     wanted = training.sequence
     if wanted is None or rows_given or not model.problems_with_sequence(wanted):
         return model
-    # Who gives a model by its numbers and not how many positions it learns, means: enough.
+    # The number of learned positions was not given: make it large enough for the sequence.
     return build(sequence=wanted)
 
 
@@ -148,7 +149,7 @@ def _from_file(table: Table, source: str, name: str, training: TrainingSettings)
 
 
 def _attempt(table: Table, build: Callable[[], Model]) -> Model | None:
-    """Build a model; what is wrong with its numbers is reported at their keys."""
+    """Build a model, reporting mistakes in its numbers at their keys."""
     try:
         return build()
     except InputError as error:
@@ -158,10 +159,10 @@ def _attempt(table: Table, build: Callable[[], Model]) -> Model | None:
 
 
 def model_tp_problem(model: Model, tp: int, *, place: str = "tp") -> Problem | None:
-    """Say in one sentence why a model cannot be cut into ``tp`` pieces, and what would do."""
+    """Return why a model does not support this TP degree, with the degrees that it supports."""
     found = model.problems_with_tp(tp)
     if not found:
         return None
     fits = [str(n) for n in range(1, min(model.heads, 1024) + 1) if not model.problems_with_tp(n)]
-    cure = f"TP degrees that do are {', '.join(fits)}"
+    cure = f"possible TP degrees: {', '.join(fits)}"
     return Problem(place, found[0].what, cure)

@@ -1,4 +1,4 @@
-"""Whether a plan suits its job and its cluster: everything that does not, and what would."""
+"""Check a plan against its job and its cluster, and report every mismatch with a cure."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from simulator.spec.plan import Pipeline, Plan, Stage
 def check_plan(
     plan: Plan, job: Job, cluster: Cluster, *, place: str = "plan"
 ) -> tuple[Problem, ...]:
-    """Say all that keeps this plan from running this job on this cluster.
+    """Return every reason why this plan cannot run this job on this cluster.
 
-    The shape of the plan is sound already (``read_plan`` saw to it). ``place`` names the plan in
-    what is reported, usually its file.
+    ``read_plan`` has already checked the plan's shape. ``place`` names the plan in the problems,
+    usually by its file.
     """
     problems = Problems()
     plan = complete_plan(plan, cluster)
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
     offers = pools_by_place(cluster)
-    unfit = _Repeated()
+    unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
         where = f"{place}: pipelines[{number}]"
         _check_interleaving(plan, pipeline, where, problems)
@@ -57,11 +57,11 @@ def check_plan(
 
 
 def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:
-    """Say all that keeps this plan from running this job, wherever it may run."""
+    """Return every reason why this plan cannot run this job on any cluster."""
     problems = Problems()
     _check_batch(plan, job, place, problems)
     _check_layers(plan, job, place, problems)
-    unfit = _Repeated()
+    unfit = _RepeatedProblems()
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
             at = f"{place}: pipelines[{number}].stages[{index}]"
@@ -71,7 +71,7 @@ def check_plan_for_job(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Pr
 
 
 def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
-    """A plan meets the global batch exactly, in whole micro batches."""
+    """Check that the micro batches add up to exactly the global batch."""
     size, batch = plan.micro_batch_size, job.global_batch
     if job.micro_batches is not None and size not in job.micro_batches:
         sizes = ", ".join(map(str, job.micro_batches))
@@ -101,7 +101,7 @@ def _check_batch(plan: Plan, job: Job, place: str, problems: Problems) -> None:
 
 
 def split_in_proportion(total: int, weights: list[int]) -> list[int]:
-    """Divide a total in the proportion of the weights, at least one each, ties to the first."""
+    """Split a total in proportion to the weights, at least one each; ties go to the first."""
     assert total >= len(weights), (total, weights)
     weight = sum(weights)
     shares = [total * part // weight for part in weights]
@@ -133,7 +133,10 @@ def _written_list(counts: list[int]) -> str:
 
 
 def _check_layers(plan: Plan, job: Job, place: str, problems: Problems) -> None:
-    """The stages of every pipeline hold each layer once, in order; equal ones are told once."""
+    """Check that the stages of every pipeline hold each layer once, in order.
+
+    Equal pipelines are reported once.
+    """
     alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for number, pipeline in enumerate(plan.pipelines):
         alike.setdefault(tuple(stage.layers for stage in pipeline.stages), []).append(number)
@@ -149,12 +152,12 @@ def _check_layers(plan: Plan, job: Job, place: str, problems: Problems) -> None:
 def _layer_faults(
     ranges: tuple[tuple[int, int], ...], count: int, model: str
 ) -> Iterator[tuple[int, str, str]]:
-    """Find the stages whose range is wrong: the index, what is wrong, and the cure."""
+    """Yield index, mistake and cure of each stage whose layer range is wrong."""
     expected = 0
     for index, (first, end) in enumerate(ranges):
         shown = f"[{first}, {end})"
         if first >= count:
-            yield index, f"{shown} lies behind the last layer of {model}", "leave the stage out"
+            yield index, f"{shown} is beyond the last layer of {model}", "leave the stage out"
             continue
         if first > expected:
             before = "before the first stage" if index == 0 else "between this stage and the last"
@@ -165,7 +168,7 @@ def _layer_faults(
             cure = f"start at {expected}" if expected < end else "leave the stage out"
             yield index, f"{shown} repeats {twice}", cure
         if end > count:
-            yield index, f"{shown} ends behind the last layer of {model}", f"end at {count}"
+            yield index, f"{shown} ends beyond the last layer of {model}", f"end at {count}"
         expected = max(expected, min(end, count))
     if expected < count:
         first, end = ranges[-1]
@@ -186,10 +189,10 @@ def _layer_words(first: int, end: int) -> str:
 
 
 @dataclass(slots=True)
-class _Repeated:
-    """Faults that equal stages share: judged once, and told once with the number of repeats.
+class _RepeatedProblems:
+    """Problems of equal stages, checked once and reported once with the number of repeats.
 
-    A large plan has thousands of stages and a handful of kinds of them.
+    A large plan has thousands of stages of a few kinds.
     """
 
     faults: dict[Hashable, Problem | None] = field(default_factory=dict)
@@ -211,7 +214,7 @@ class _Repeated:
 
 
 def tp_problem(tp: int, job: Job) -> Problem | None:
-    """Say why the job's model may not be cut into ``tp`` pieces."""
+    """Return why the job cannot use this TP degree."""
     fault = model_tp_problem(job.model, tp)
     if fault is not None:
         return fault
@@ -222,11 +225,11 @@ def tp_problem(tp: int, job: Job) -> Problem | None:
 
 
 def _recompute_problem(stage: Stage, job: Job) -> Problem | None:
-    # Recomputing more than the job asks for is slower but right, so only the opposite is told.
+    # Recomputing more than the job asks for is slower but correct, so it is allowed.
     if job.recompute != "full" or stage.recompute == "full":
         return None
     cure = 'set "recompute": "full", or training.recompute = "auto" in the job'
-    return Problem("recompute", 'is "none" where the job wants "full"', cure)
+    return Problem("recompute", 'is "none", but the job requires "full"', cure)
 
 
 def _split_problem(split: tuple[int, ...], micro_batch_size: int) -> Problem | None:
@@ -239,17 +242,17 @@ def _split_problem(split: tuple[int, ...], micro_batch_size: int) -> Problem | N
 
 
 def _check_interleaving(plan: Plan, pipeline: Pipeline, where: str, problems: Problems) -> None:
-    """With several chunks per device group, group g holds the stages g, g + D, g + 2D, ..."""
+    """Check that with D device groups, group g has the stages g, g + D, g + 2D, ..."""
     chunks = plan.virtual_stages
     if plan.schedule != "interleaved":
         return
     if len(pipeline.stages) % chunks:
-        what = f"has {len(pipeline.stages)} stages, no multiple of {chunks} virtual stages"
-        problems.add(f"{where}.stages", what, "give every device group as many chunks as the rest")
+        what = f"has {len(pipeline.stages)} stages, not a multiple of {chunks} virtual stages"
+        problems.add(f"{where}.stages", what, "give every device group equally many chunks")
         return
     groups = plan.group_count(pipeline)
     if pipeline.micro_batches % groups:
-        what = f"{pipeline.micro_batches} is no multiple of the {groups} device groups"
+        what = f"{pipeline.micro_batches} is not a multiple of the {groups} device groups"
         cure = "the interleaved schedule feeds micro batches in rounds of one per device group"
         problems.add(f"{where}.micro_batches", what, cure)
     for index, stage in enumerate(pipeline.stages):

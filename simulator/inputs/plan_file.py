@@ -1,4 +1,4 @@
-"""Plans in their file form: what a program or a person wrote becomes a plan, and back."""
+"""Read and write plan files (JSON)."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Schedule, Stag
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 DEGREE_MAX = 2**20
-"""Counts beyond this are slips of the pen, and would only cost memory to look at."""
+"""Upper limit of degrees, sizes and layer numbers; more is a typing error."""
 
 
 def load_plan(path: Path | str) -> Plan:
-    """Read a plan file: the plan itself, or an envelope that holds it under ``plan``."""
+    """Read a plan file: a plan, or an object with the plan under the key ``plan``."""
     return plan_from_document(load_document(path, flaws_raise=False))
 
 
 def read_plan(raw: object, place: str = "plan") -> Plan:
-    """Read a plan from plain values; ``place`` names it in what is reported."""
+    """Read a plan from plain values; ``place`` names it in problems."""
     problems = Problems()
     if not isinstance(raw, dict):
-        problems.add(place, f"is {quote(raw)}", 'an object with "pipelines" is expected')
+        problems.add(place, f"is {quote(raw)}", 'give an object with "pipelines"')
         problems.raise_if_any()
     assert isinstance(raw, dict)
     return plan_from_document(Document(place, raw))
 
 
 def plan_from_document(document: Document) -> Plan:
-    """Check the shape of a plan; whether it suits a job and a cluster is ``check_plan``'s."""
+    """Read a plan and check its shape; ``check_plan`` checks it against a job and a cluster."""
     problems = Problems()
     top: Table | None = open_table(document, problems)
     assert top is not None
     if "plan" in top:
         for key in ("pipelines", "micro_batch_size"):
             if key in top:
-                top.report(key, 'stands beside "plan"', "keep the plan in one place")
+                top.report(key, 'is given together with "plan"', "keep the plan in one place")
         top = top.table("plan")
     plan = _plan(top) if top is not None else None
     problems.raise_if_any()
@@ -72,7 +72,7 @@ def _plan(top: Table) -> Plan | None:
     if schedule == "interleaved" and virtual_stages < 2:
         top.report(
             "virtual_stages",
-            f"is {virtual_stages}, and one chunk per device group interleaves nothing",
+            f"is {virtual_stages}, but interleaving needs several chunks per device group",
             'give at least 2, or "schedule": "1f1b"',
         )
     pipelines = [_pipeline(table) for table in top.tables("pipelines", required=True)]
@@ -114,7 +114,7 @@ def _layer_range(value: Any) -> tuple[int, int]:
     except InvalidValue:
         raise InvalidValue(f"is {quote(value)}", cure) from None
     if end <= first:
-        raise InvalidValue(f"is {quote(value)}, which holds no layer", cure)
+        raise InvalidValue(f"is {quote(value)}, an empty range", cure)
     return first, end
 
 
@@ -127,7 +127,7 @@ def _places(table: Table, shares: int) -> tuple[Place, ...]:
         return (place,) * shares
     for key in ("gpu", "machine", "zone", "node", "devices"):
         if key in table:
-            table.report(key, 'stands beside "places"', "give it inside each of the places")
+            table.report(key, 'is given together with "places"', "give it inside each place")
     places = []
     for inner in table.tables("places"):
         places.append(_place(inner))
@@ -141,7 +141,7 @@ def _places(table: Table, shares: int) -> tuple[Place, ...]:
 
 def _place(table: Table) -> Place:
     gpu = table.text("gpu", required=True) or ""
-    # A machine may be left out where the cluster has just one pool for the zone and GPU kind.
+    # The machine type may be left out where the zone has one pool of the GPU kind.
     machine = table.text("machine", default="")
     zone = table.text("zone", required=True) or ""
     node = table.value("node", valid_text)
@@ -151,14 +151,14 @@ def _place(table: Table) -> Place:
         if len(set(devices)) != len(devices):
             table.report("devices", f"is {quote(list(devices))}", "name each device once")
         if node is None:
-            table.report("devices", 'is given without "node"', "say whose devices these are")
+            table.report("devices", 'is given without "node"', "name the node of these devices")
     return Place(gpu, machine, zone, node, devices)
 
 
 def complete_plan(plan: Plan, cluster: Cluster) -> Plan:
-    """Fill in what a plan leaves to the cluster: aliases of GPU kinds, machines left out.
+    """Resolve aliases of GPU kinds, and fill in machine types that the plan leaves out.
 
-    A machine that the cluster does not settle stays empty; ``check_plan`` reports it.
+    An ambiguous machine type stays empty; ``check_plan`` reports it.
     """
     known: dict[Place, Place] = {}
     for place in sorted({p for q in plan.pipelines for s in q.stages for p in s.places}, key=repr):
@@ -180,7 +180,7 @@ def complete_plan(plan: Plan, cluster: Cluster) -> Plan:
 
 def _complete_place(place: Place, cluster: Cluster) -> Place:
     gpu, machine = place.gpu, place.machine
-    # Names that nobody knows stay as they are, for ``check_plan`` to report them.
+    # Unknown names stay as they are; ``check_plan`` reports them.
     with contextlib.suppress(InputError):
         gpu = cluster.catalogue.gpu_name(gpu)
     if machine and not any(pool.machine == machine for pool in cluster.pools):
@@ -195,7 +195,7 @@ def _complete_place(place: Place, cluster: Cluster) -> Place:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values in a fixed order; what is default and optional is left out."""
+    """Return the plan as plain values in a fixed order, without optional defaults."""
     written: dict[str, Any] = {"micro_batch_size": plan.micro_batch_size}
     if plan.schedule != "1f1b":
         written["schedule"] = plan.schedule
@@ -236,7 +236,7 @@ def _place_to_json(place: Place) -> dict[str, Any]:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as the text of a file, one stage a line, the same for the same plan."""
+    """Return the text of a plan file, one stage per line; equal plans give equal texts."""
     raw = plan_to_json(plan)
     pipelines = raw.pop("pipelines")
     head = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in raw.items()]

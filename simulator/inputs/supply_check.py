@@ -1,4 +1,4 @@
-"""Whether a cluster has what a plan takes: places, machines large enough, GPUs, quotas, devices."""
+"""Check that a cluster can supply a plan: places, machine sizes, GPUs, quotas and devices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from simulator.documents.problems import InputError, Problem, Problems, nearest
 from simulator.spec.plan import Place, Plan, Stage
 
 PlaceKey = tuple[str, str, str]
-"""GPU kind, machine type and zone: what a pool offers and a device group takes."""
+"""GPU kind, machine type and zone of a pool or a device group."""
 
 
 def places_with_paths(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
-    """Give each place of a stage with where it is written."""
+    """Yield each place of a stage with its path in the plan file."""
     if len(stage.places) == 1:
         yield at, stage.places[0]
     else:
@@ -23,7 +23,7 @@ def places_with_paths(stage: Stage, at: str) -> Iterator[tuple[str, Place]]:
 
 
 def pools_by_place(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
-    """Group the pools by what they offer; spot and on demand of one machine type stand together."""
+    """Group the pools by place; spot and on-demand pools of a machine type come together."""
     offers: dict[PlaceKey, list[Pool]] = {}
     for pool in cluster.pools:
         offers.setdefault((pool.gpu, pool.machine, pool.zone), []).append(pool)
@@ -33,7 +33,7 @@ def pools_by_place(cluster: Cluster) -> dict[PlaceKey, list[Pool]]:
 def place_problem(
     place: Place, tp: int, cluster: Cluster, offers: Mapping[PlaceKey, list[Pool]]
 ) -> Problem | None:
-    """Say why no pool of the cluster can hold a group of ``tp`` devices here; keys as places."""
+    """Return why no pool can hold a group of ``tp`` devices here; the place is the wrong key."""
     pools = offers.get((place.gpu, place.machine, place.zone))
     if pools is None:
         return _no_pool(place, cluster)
@@ -43,7 +43,7 @@ def place_problem(
         return Problem("tp", what, "a TP group stays within one machine")
     if place.devices and len(place.devices) != tp:
         what = f"names {len(place.devices)} devices for tp {tp}"
-        return Problem("devices", what, "name as many as tp says")
+        return Problem("devices", what, f"name {tp} devices")
     outside = [device for device in place.devices if device >= largest]
     if outside:
         what = f"names device {outside[0]}, and a machine here has {largest}"
@@ -52,7 +52,7 @@ def place_problem(
 
 
 def _no_pool(place: Place, cluster: Cluster) -> Problem:
-    """Find the key that is to blame: the zone, then the GPU kind in it, then the machine."""
+    """Find the wrong key: the zone, else the GPU kind in it, else the machine type."""
     zones = sorted({pool.zone for pool in cluster.pools})
     if place.zone not in zones:
         what = f'the cluster has no pool in zone "{place.zone}"'
@@ -65,14 +65,14 @@ def _no_pool(place: Place, cluster: Cluster) -> Problem:
             known = error.problems[0]
             return Problem("gpu", known.what, known.cure)
         what = f'the cluster has no pool of "{place.gpu}" in zone {place.zone}'
-        return Problem("gpu", what, f"there it has {', '.join(kinds)}")
+        return Problem("gpu", what, f"choose from {', '.join(kinds)}")
     here = [p for p in cluster.pools if (p.zone, p.gpu) == (place.zone, place.gpu)]
     machines = ", ".join(sorted({f'"{pool.machine}"' for pool in here}))
     if not place.machine:
-        what = f"is left out, and several kinds of machine have {place.gpu} in {place.zone}"
+        what = f"is missing, and several machine types have {place.gpu} in {place.zone}"
         return Problem("machine", what, f"give one of {machines}")
     what = f'the cluster has no "{place.machine}" with {place.gpu} in {place.zone}'
-    return Problem("machine", what, f"there it has {machines}")
+    return Problem("machine", what, f"choose from {machines}")
 
 
 def check_supply(
@@ -82,7 +82,7 @@ def check_supply(
     place: str,
     problems: Problems,
 ) -> None:
-    """The device groups of all pipelines fit into what is up and what could be had."""
+    """Check that GPUs that are up or obtainable suffice for the device groups of all pipelines."""
     groups: dict[PlaceKey, Counter[int]] = {}
     for pipeline in plan.pipelines:
         for stage in plan.owning_stages(pipeline):
@@ -94,12 +94,12 @@ def check_supply(
         needed = sum(tp * count for tp, count in sizes.items())
         used_where[zone, gpu] += needed
         if (gpu, machine, zone) not in offers:
-            continue  # said already, stage by stage
+            continue  # place_problem has reported it.
         pools = offers[gpu, machine, zone]
         up, more = sum(p.gpus for p in pools), sum(p.obtainable_gpus for p in pools)
         name = f"{machine} in {zone}"
         if needed > up + more:
-            have = f"{up} are up and {more} could be had" if more else f"{up} are up"
+            have = f"{up} are up and {more} are obtainable" if more else f"{up} are up"
             what = (
                 f"takes {needed} {gpu} GPUs of {name}, where {have}: {needed - up - more} too many"
             )
@@ -112,9 +112,9 @@ def check_supply(
 def _check_machines(
     sizes: Mapping[int, int], pools: list[Pool], name: str, place: str, problems: Problems
 ) -> None:
-    """Groups stay within machines, so that the rests of machines may be of no use to them."""
+    """Check that the device groups fit machine by machine, since no group spans machines."""
     machines = [size for pool in pools for size in _machine_sizes(pool)]
-    # Groups larger than any machine were told already, at their stages.
+    # place_problem has reported groups that are larger than any machine.
     largest = max(pool.gpus_per_machine for pool in pools)
     sizes = {tp: count for tp, count in sizes.items() if tp <= largest}
     for tp in sorted(sizes, reverse=True):
@@ -130,7 +130,7 @@ def _check_machines(
 
 
 def _machine_sizes(pool: Pool) -> Iterator[tuple[int, int]]:
-    """Sizes of a pool's machines and how many there are of each, those to be had included."""
+    """Yield the sizes of a pool's machines, obtainable ones included, with their numbers."""
     for gpus in (pool.gpus, pool.obtainable_gpus):
         whole, rest = divmod(gpus, pool.gpus_per_machine)
         yield pool.gpus_per_machine, whole
@@ -150,12 +150,12 @@ def _check_quotas(
         if taken > quota.gpus_max:
             over = taken - quota.gpus_max
             what = f"takes {taken} {quota.gpu} GPUs in {quota.where}, {over} more than the quota"
-            cure = f"use at most {quota.gpus_max} there, or have the quota raised"
+            cure = f"use at most {quota.gpus_max} there, or raise the quota"
             problems.add(place, what, cure)
 
 
 def check_devices(plan: Plan, place: str, problems: Problems) -> None:
-    """In a placed plan no device serves two groups."""
+    """Check that no device of a placed plan serves two groups."""
     owners: dict[tuple[str, int], str] = {}
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(plan.owning_stages(pipeline)):
@@ -165,5 +165,5 @@ def check_devices(plan: Plan, place: str, problems: Problems) -> None:
                     assert taken.node is not None, "devices are read together with their node"
                     owner = owners.setdefault((taken.node, device), there)
                     if owner != there:
-                        what = f"takes device {device} of {taken.node}, which {owner} has"
+                        what = f"takes device {device} of {taken.node}, which {owner} uses"
                         problems.add(f"{place}: {there}.devices", what, "name each device once")

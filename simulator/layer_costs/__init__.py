@@ -1,1 +1,1 @@
-"""Seconds and bytes of one layer, from a profile or from the roofline."""
+"""Seconds and bytes of each layer, from a profile or from the roofline model."""

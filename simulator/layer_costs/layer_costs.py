@@ -1,7 +1,7 @@
-"""What each layer of a job costs in parameters, bytes and seconds, wherever that is known from.
+"""Parameters, bytes and seconds of each layer of a job, from its profile or its model.
 
-A named profile wins over the model's own counts; where the two differ by more than a little,
-a note says so, and it travels with every estimate.
+A profile takes precedence over the model's own counts; if they differ by more than 2 %, every
+estimate carries a note.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from simulator.spec.plan import Recompute
 from simulator.spec.provenance import Provenance
 
 _DIFFERENCE = 0.02
-"""A profile's parameters that differ by more than this from the preset's are reported."""
+"""Relative difference of parameter counts from which a note is added."""
 
 
 class LayerCosts:
-    """Answers for one job; every answer is computed once."""
+    """The layer costs of one job, each computed once and cached."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class LayerCosts:
     # -- time -----------------------------------------------------------------------------------
 
     def times(self, gpu: str, *, tp: int, samples: int) -> LayerTimes:
-        """Seconds per layer of one micro batch of so many samples."""
+        """Return the seconds per layer of one micro batch of ``samples`` samples."""
         return self._times.times(gpu, tp=tp, micro_batch=samples)
 
     def stage_seconds(
         self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
     ) -> tuple[float, float]:
-        """Forward and backward of a range of layers; recomputation is part of the backward."""
+        """Return forward and backward seconds of a layer range; backward includes recomputation."""
         first, end = layers
         ahead, back = self.range_seconds(
             gpu,
@@ -96,15 +96,15 @@ class LayerCosts:
     def range_seconds(
         self, gpu: str, *, tp: int, samples: int, first: Ints, end: Ints, recompute: Ints
     ) -> tuple[Floats, Floats]:
-        """The same of many ranges at once; ``recompute`` is 1 for those that recompute."""
+        """Return ``stage_seconds`` of many ranges; ``recompute`` is 1 for those that recompute."""
         key = (gpu, tp, samples)
         found = self._sums.get(key)
         if found is None:
             times = self.times(gpu, tp=tp, samples=samples)
-            found = (_running(times.forward), _running(times.backward))
+            found = (_prefix_sums(times.forward), _prefix_sums(times.backward))
             self._sums[key] = found
         forward, backward = found
-        # The head has nothing to recompute: its backward follows its forward at once.
+        # The head is never recomputed: its backward directly follows its forward.
         last = np.maximum(np.minimum(end, self.layer_count - 1), first)
         again: Floats = (forward[last] - forward[first]) * recompute
         return forward[end] - forward[first], backward[end] - backward[first] + again
@@ -112,7 +112,7 @@ class LayerCosts:
     def backward_by_layer(
         self, gpu: str, *, tp: int, samples: int, layers: tuple[int, int], recompute: Recompute
     ) -> Floats:
-        """The backward of each layer of a range, which sum up to that of ``stage_seconds``."""
+        """Return the backward seconds of each layer of a range, as in ``stage_seconds``."""
         times = self.times(gpu, tp=tp, samples=samples)
         first, end = layers
         row: Floats = times.backward[first:end]
@@ -125,7 +125,7 @@ class LayerCosts:
     # -- parameters -----------------------------------------------------------------------------
 
     def parameters(self, tp: int) -> Floats:
-        """Parameters of each layer on one TP rank."""
+        """Return the parameters of each layer on one TP rank."""
         return self._row(("parameters", tp), lambda: self._parameters(tp))
 
     def _parameters(self, tp: int) -> Floats:
@@ -139,7 +139,7 @@ class LayerCosts:
             ratio = [layer.parameters(tp) / layer.parameters(known[0]) for layer in self._layers]
             scaled: Floats = np.array(profile.sizes[known[0]].parameters, dtype=float) * ratio
             return scaled
-        # Split and replicated parts from two degrees: p(t) = split / t + replicated.
+        # Solve p(t) = split / t + replicated from two measured degrees.
         low, high = known[0], known[-1]
         at_low = np.array(profile.sizes[low].parameters, dtype=float)
         at_high = np.array(profile.sizes[high].parameters, dtype=float)
@@ -148,9 +148,9 @@ class LayerCosts:
         return row
 
     def tied_parameters(self, tp: int) -> float:
-        """Parameters per TP rank that the head shares with the embedding.
+        """Return the parameters per TP rank that the head shares with the embedding.
 
-        A profile counts what its own model holds, where nothing is shared.
+        Profiled models share none.
         """
         if self.profile is not None and self.profile.sizes:
             return 0.0
@@ -165,7 +165,7 @@ class LayerCosts:
     # -- activations ----------------------------------------------------------------------------
 
     def output_bytes(self, layer: int) -> float:
-        """What the boundary behind a layer carries for one sample, all TP ranks together."""
+        """Return the bytes per sample that the boundary after a layer carries (all TP ranks)."""
         width = FLOAT_BYTES[self.job.precision]
         profile = self.profile
         if profile is not None and 1 in profile.sizes:
@@ -174,7 +174,7 @@ class LayerCosts:
         return float(width * self._layers[layer].output_elements(self.job.sequence))
 
     def kept_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
-        """Bytes that each layer keeps on one TP rank from forward until backward."""
+        """Return the bytes that each layer keeps on one TP rank from forward until backward."""
         return self._row(
             ("kept", tp, samples, recompute), lambda: self._kept(tp, samples, recompute)
         )
@@ -186,7 +186,7 @@ class LayerCosts:
             return modelled
         if recompute == "full":
             whole = self.kept_bytes(tp=tp, samples=samples, recompute="none")
-            # What is never recomputed stays as measured, and nothing keeps more for being so.
+            # Layers that are never recomputed keep the measured bytes; the others keep no more.
             recomputed = np.array([bool(layer.checkpoint) for layer in self._layers])
             return np.where(recomputed, np.minimum(whole, modelled), whole)
         degree = tp if tp in profile.sizes else min(profile.sizes, key=lambda t: (abs(t - tp), t))
@@ -205,7 +205,7 @@ class LayerCosts:
         return measured * ratio
 
     def workspace_bytes(self, *, tp: int, samples: int, recompute: Recompute) -> Floats:
-        """The transient peak of each layer on one TP rank beyond what it keeps."""
+        """Return the transient bytes of each layer on one TP rank, beyond the kept ones."""
         return self._row(
             ("workspace", tp, samples, recompute),
             lambda: self._workspace(tp, samples, recompute),
@@ -215,7 +215,7 @@ class LayerCosts:
         modelled = self._modelled("workspace_bytes", tp, samples, recompute, self.job.precision)
         profile = self.profile
         if profile is not None and not profile.config.get("head_has_vocab_projection", True):
-            # This head makes no logits, whatever the preset's head would do.
+            # The profiled head computes no logits, even if the preset's does.
             modelled = modelled.copy()
             modelled[-1] = 2 * self.output_bytes(self.layer_count - 2) * samples
         return modelled
@@ -245,7 +245,7 @@ class LayerCosts:
             ]
         )
 
-    # -- bookkeeping ----------------------------------------------------------------------------
+    # -- cache, notes and provenance ------------------------------------------------------------
 
     def _row(self, key: object, make: Callable[[], Floats]) -> Floats:
         found = self._rows.get(key)
@@ -255,7 +255,7 @@ class LayerCosts:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of any estimate of this job should know."""
+        """Notes for every estimate of this job."""
         profile = self.profile
         notes = list(self.hints)
         if profile is None or not profile.sizes:
@@ -263,8 +263,8 @@ class LayerCosts:
         if profile.flash_attention != self.job.flash_attention:
             with_or_without = "with" if profile.flash_attention else "without"
             notes.append(
-                f"profile {profile.name} was measured {with_or_without} flash attention, and "
-                "its times and activations stand, whatever the job says"
+                f"profile {profile.name} was measured {with_or_without} flash attention; its "
+                "times and activations are used although the job differs"
             )
         mine = self.job.model.parameters
         if 1 in profile.sizes:
@@ -272,15 +272,15 @@ class LayerCosts:
             if abs(theirs - mine) > _DIFFERENCE * mine:
                 notes.append(
                     f"profile {profile.name} has {theirs:,} parameters, the model "
-                    f"{self.job.model.name} {mine:,}; the profile's count"
+                    f"{self.job.model.name} {mine:,}; the profile's count is used"
                 )
         return tuple(notes)
 
     def provenance(self, gpu: str, *, tp: int, samples: int) -> Provenance:
-        """Where the times of this combination come from."""
+        """Return the provenance of ``times``."""
         return self.times(gpu, tp=tp, samples=samples).provenance
 
 
-def _running(row: Floats) -> Floats:
-    """Sums up to each index, so that any range is one subtraction."""
+def _prefix_sums(row: Floats) -> Floats:
+    """Return prefix sums, so that the sum of a range is one subtraction."""
     return np.concatenate([[0.0], np.cumsum(row)])

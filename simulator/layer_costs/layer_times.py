@@ -1,4 +1,4 @@
-"""Seconds per layer: measured where possible, interpolated or computed where not, never guessed."""
+"""Seconds per layer: measured if possible, else interpolated or computed by the roofline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.layer_costs.roofline import LayerTimes, Roofline
 from simulator.spec.provenance import MEASURED, Provenance
 
 LAUNCH_BOUND = 1.3
-"""A layer is launch-bound while a batch of twice the size takes less than this much longer."""
+"""A layer is launch-bound if a batch of twice the size takes less than this many times as long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class LayerTimeTable:
     roofline: Roofline
     catalogue: Catalogue
     hook_s: Callable[[str], float]
-    """Host time per layer and direction that profiling added, by GPU kind."""
+    """Host time per layer and direction that profiling hooks added, by GPU kind."""
     _cache: dict[tuple[str, int, int], LayerTimes]
 
     @classmethod
@@ -42,7 +42,7 @@ class LayerTimeTable:
         return cls(profile, roofline, catalogue, hook_s, {})
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
-        """Times on ``tp`` GPUs of a kind, for one micro batch of that many samples."""
+        """Return the times on ``tp`` GPUs of a kind, for a micro batch of this many samples."""
         key = (gpu, tp, micro_batch)
         found = self._cache.get(key)
         if found is None:
@@ -71,7 +71,7 @@ class LayerTimeTable:
     def _over_micro_batches(
         self, profile: Profile, gpu: str, tp: int, micro_batch: int
     ) -> LayerTimes:
-        """The measurement itself, or a line between (or beyond) its neighbours."""
+        """Return the measurement, or interpolate linearly over micro batch sizes."""
         sizes = profile.micro_batches(gpu, tp)
         entries = [profile.timings[gpu, tp, size] for size in sizes]
         hook = self.hook_s(gpu)
@@ -98,16 +98,16 @@ class LayerTimeTable:
         )
 
     def _over_degrees(self, profile: Profile, gpu: str, tp: int, micro_batch: int) -> LayerTimes:
-        """From the nearest measured TP degrees, by how the roofline says that TP scales."""
+        """Scale from the nearest measured TP degrees by the ratio that the roofline predicts."""
         degrees = profile.degrees(gpu)
         near = sorted(degrees, key=lambda degree: (abs(np.log2(degree / tp)), degree))[:2]
         target = self.roofline.times(gpu, tp=tp, micro_batch=micro_batch)
         guesses = []
-        doubts: dict[str, None] = {}
+        notes: dict[str, None] = {}
         for degree in near:
             base = self._over_micro_batches(profile, gpu, degree, micro_batch)
             model = self.roofline.times(gpu, tp=degree, micro_batch=micro_batch)
-            doubts.update(dict.fromkeys(base.provenance.notes))
+            notes.update(dict.fromkeys(base.provenance.notes))
             guesses.append(
                 (
                     base.forward * target.forward / model.forward,
@@ -122,32 +122,30 @@ class LayerTimeTable:
             sum((f * weight for f, _, _, weight in guesses), np.zeros(1)) / total,
             sum((b * weight for _, b, _, weight in guesses), np.zeros(1)) / total,
             sum(step * weight for _, _, step, weight in guesses) / total,
-            Provenance("interpolated", 0.20, (note, *doubts)),
+            Provenance("interpolated", 0.20, (note, *notes)),
         )
 
     def _optimizer(
         self, profile: Profile, gpu: str, tp: int, timing: Timing
     ) -> tuple[float, tuple[str, ...]]:
-        """Seconds per parameter; the step does not depend on the micro batch."""
+        """Return the optimizer's seconds per parameter, and a note if they were not measured."""
         parameters = profile.optimizer_parameters.get(tp)
         if parameters is None or timing.optimizer_s is None:
             note = f"{gpu} TP {tp}: optimizer step computed, not measured"
             return self.roofline.optimizer_s_per_parameter(gpu), (note,)
         return timing.optimizer_s / parameters, ()
 
-    # -- other sequence or precision than the profile's -----------------------------------------
+    # -- sequence or precision other than the profile's -----------------------------------------
 
     def _other_conditions(self, gpu: str) -> str | None:
-        """How the job differs from the profile's conditions, if it does."""
+        """Describe how the job's sequence and precision differ from the profile's, if they do."""
         assert self.profile is not None
         found = []
         if self.profile.sequence != self.roofline.sequence:
-            found.append(
-                f"sequence {self.roofline.sequence} where the profile has {self.profile.sequence}"
-            )
+            found.append(f"sequence {self.roofline.sequence}, profiled at {self.profile.sequence}")
         if self.profile.precision != self.roofline.precision:
             found.append(
-                f"{self.roofline.precision} where the profile has {self.profile.precision}"
+                f"precision {self.roofline.precision}, profiled in {self.profile.precision}"
             )
         return f"{gpu}: {' and '.join(found)}" if found else None
 
@@ -171,10 +169,10 @@ class LayerTimeTable:
 
 
 def _line(sizes: list[int], rows: Floats, micro_batch: int) -> Floats:
-    """Linear between measured micro batches; beyond them, along the last two.
+    """Interpolate linearly between measured micro batches; extrapolate along the last two.
 
-    Below the smallest, a layer takes at least its share of the smallest measured batch and at
-    most the whole of it.
+    Below the smallest, the time is midway between the proportional share of the smallest
+    measured batch and its full time.
     """
     if len(sizes) == 1 or micro_batch < sizes[0]:
         share = micro_batch / sizes[0]
@@ -188,12 +186,11 @@ def _line(sizes: list[int], rows: Floats, micro_batch: int) -> Floats:
 
 
 def _without_hooks(sizes: list[int], rows: Floats, hook_s: float) -> Floats:
-    """Take back the host time of profiling hooks where launches, not the GPU, set the pace.
+    """Subtract the host time of profiling hooks from launch-bound layers.
 
-    While a GPU is busy a hook runs in its shadow; where the host cannot launch fast enough, it
-    adds to what was measured. Launches set the pace of a batch if a larger one takes hardly
-    longer. The GPU's own time bounds the correction: no batch is faster than the best rate per
-    sample that was ever measured, nor than a smaller batch.
+    A hook overlaps with a busy GPU, but adds to the measured time of a launch-bound layer. A
+    layer is launch-bound if a larger batch takes hardly longer. The correction is bounded: no
+    batch gets faster than the best measured rate per sample, nor than a smaller batch.
     """
     if hook_s == 0.0:
         return rows

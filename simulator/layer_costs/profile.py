@@ -1,4 +1,4 @@
-"""A profile: what was measured of a model's layers on real GPUs, and how it is read from a file."""
+"""A profile: measured times and sizes of a model's layers on real GPUs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from simulator.models.layers import Precision
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one micro batch per layer, on ``tp`` GPUs of one kind in one machine."""
+    """Seconds per layer for one micro batch, on ``tp`` GPUs of one kind in one machine."""
 
     forward_s: Floats
     backward_s: Floats
     optimizer_s: float | None
-    """The optimizer's step over ``Profile.optimizer_parameters[tp]`` parameters, if measured."""
+    """The optimizer step over ``Profile.optimizer_parameters[tp]`` parameters, if measured."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Counts per layer and TP rank, for one sequence."""
+    """Element counts per layer and TP rank, for one sample."""
 
     parameters: tuple[int, ...]
     output_elements: tuple[int, ...]
@@ -32,7 +32,7 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """Measured times and sizes of one model; its layers are embedding, blocks, head."""
+    """Measured times and sizes of a model with the layers embedding, blocks and head."""
 
     name: str
     sequence: int
@@ -48,11 +48,11 @@ class Profile:
     flash_attention: bool = False
 
     def micro_batches(self, gpu: str, tp: int) -> list[int]:
-        """Micro batches that were measured on this GPU kind at this TP degree."""
+        """Return the micro batch sizes measured on this GPU kind at this TP degree."""
         return sorted(b for kind, degree, b in self.timings if (kind, degree) == (gpu, tp))
 
     def degrees(self, gpu: str) -> list[int]:
-        """TP degrees that were measured on this GPU kind."""
+        """Return the TP degrees measured on this GPU kind."""
         return sorted({degree for kind, degree, _ in self.timings if kind == gpu})
 
     def gpus(self) -> list[str]:

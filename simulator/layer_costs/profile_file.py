@@ -1,4 +1,4 @@
-"""Profile files: our own form, and the published one of the SOSP'25 artefact, told by content."""
+"""Read and write profile files; the published format is recognised by its content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSION = 1
 
 
 def read_profile(document: Document, *, catalogue: Catalogue) -> Profile:
-    """Read a profile of either form, with every mistake in it reported at once."""
+    """Read a profile in either format, reporting every mistake in it at once."""
     if FORM not in document.data:
         return profile_from_json(document.data, place=document.name, catalogue=catalogue)
     problems = Problems()
@@ -146,7 +146,7 @@ def _row(
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """The profile in our own form."""
+    """Return the profile in Sailor's format."""
 
     def numbers(row: Floats) -> list[float]:
         return [float(value) for value in row]

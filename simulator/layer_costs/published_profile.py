@@ -14,7 +14,7 @@ from simulator.models.layers import PRECISIONS, Precision
 
 
 def profile_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogue) -> Profile:
-    """Read a profile of the published form, with every mistake in it reported at once."""
+    """Read a profile in the published format, reporting every mistake in it at once."""
     problems = Problems()
     reader = _PublishedReader(raw, place, problems, catalogue)
     try:
@@ -29,7 +29,7 @@ def profile_from_json(raw: Mapping[str, Any], *, place: str, catalogue: Catalogu
 
 
 class _PublishedReader:
-    """Walks one profile document and collects what is wrong with it."""
+    """Reads one profile and collects its mistakes."""
 
     def __init__(
         self, raw: Mapping[str, Any], place: str, problems: Problems, catalogue: Catalogue
@@ -52,12 +52,12 @@ class _PublishedReader:
             self.problems.add(f"{self.place}: layers", "must be a list of names")
             return None
         config = raw["config"]
-        # Some profiles time the final norm apart from the head; for us it belongs to the head.
+        # Some profiles time the final norm separately; here it is part of the head.
         self.merge_tail = len(names) == int(config.get("transformer_layers", 0)) + 3
         sizes = self._sizes(len(names))
         timings = self._timings(len(names))
         if not timings and not self.problems.found:
-            self.problems.add(f"{self.place}: timing", "holds no measurement")
+            self.problems.add(f"{self.place}: timing", "has no measurement")
         if self.problems.found:
             return None
         return Profile(
@@ -102,7 +102,7 @@ class _PublishedReader:
             self.problems.add(
                 f"{where}[{bad[0]}]",
                 f"must be a number that is zero or more, not {value[bad[0]]!r}",
-                "measure it again; a missing number is never counted as 0",
+                "measure it again",
             )
             return None
         return [float(item) for item in value]
@@ -143,7 +143,7 @@ class _PublishedReader:
         return timings
 
     def _entries(self) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-        """(GPU kind, TP, micro batch, entry), but for those that ran out of memory."""
+        """Yield GPU kind, TP, micro batch and entry of the runs that did not run out of memory."""
         for kind, by_degree in self._tables(self.raw["timing"], "timing"):
             for degree, by_batch in self._tables(by_degree, f"timing.{kind}"):
                 for batch, entry in self._tables(by_batch, f"timing.{kind}.{degree}"):
@@ -151,7 +151,7 @@ class _PublishedReader:
                         yield kind, degree, batch, entry
 
     def _tables(self, value: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The tables inside a table; anything else is a problem."""
+        """Yield the tables inside a table, reporting values of any other type."""
         if not isinstance(value, Mapping):
             self.problems.add(f"{self.place}: {where}", "must be a table")
             return
@@ -168,32 +168,32 @@ class _PublishedReader:
         if forward is None or backward is None or step is None:
             return None
         if not all(seconds > 0 for seconds in forward):
-            self.problems.add(f"{where}.fwd_s", "holds a zero, which is no measurement")
+            self.problems.add(f"{where}.fwd_s", "holds a zero", "measure it again")
             return None
         if self.merge_tail:
             forward = [*forward[:-2], forward[-2] + forward[-1]]
             backward = [*backward[:-2], backward[-2] + backward[-1]]
         words = set(name.split())
-        notes = tuple(f"{name}: {doubt}" for doubted, doubt in self._doubts() if doubted <= words)
-        # The published files write 0 where no optimizer step was timed.
+        notes = tuple(f"{name}: {flag}" for flagged, flag in self._flags() if flagged <= words)
+        # Published files have 0 where no optimizer step was timed.
         return Timing(np.array(forward), np.array(backward), step[0] or None, notes)
 
-    def _doubts(self) -> Iterator[tuple[set[str], str]]:
-        """Doubts that the file states itself: words that an entry's name must have, the doubt."""
+    def _flags(self) -> Iterator[tuple[set[str], str]]:
+        """Yield the file's own flags: the words that a flagged entry's name contains, the flag."""
         for flag in self.raw.get("flags", []):
             where = str(flag.get("where", "")).replace(",", " ").replace("/", " ").split()
             degrees = [word for word in where if word.startswith("tp")]
-            doubt = str(flag.get("flag", "doubtful")).replace("_", " ")
+            text = str(flag.get("flag", "doubtful")).replace("_", " ")
             for batch in (word for word in where if word.startswith("mbs")):
-                yield {str(flag.get("gpu", "")), *degrees, batch}, doubt
+                yield {str(flag.get("gpu", "")), *degrees, batch}, text
 
 
 def _degree(key: str) -> int:
-    """The number in a key such as ``tp4`` or ``mbs8``."""
+    """Return the number in a key such as ``tp4`` or ``mbs8``."""
     digits = "".join(character for character in key if character.isdigit())
     if not digits or int(digits) == 0:
         raise InputError(
-            Problem(key, "holds no positive number", 'write "tp4" or "mbs8", with yours')
+            Problem(key, "has no positive number", 'write a key such as "tp4" or "mbs8"')
         )
     return int(digits)
 

@@ -1,10 +1,10 @@
-"""Layer times computed from work, traffic and launches, where nothing was measured.
+"""Compute layer times that were not measured, from FLOPs, memory traffic and kernel launches.
 
-Forward and backward together are the layer's matrix products at a share of the GPU's peak, plus
-its other memory traffic at a share of the memory's bandwidth, both three times what forward does
-alone; to each direction come its tensor-parallel all-reduces, and it takes no less than the time
-to launch its kernels. The shares were fitted per GPU kind on measured profiles
-(``simulator/data/calibration.toml`` says on which, and how far off they are).
+Forward and backward together take three times the forward's matrix products at a share of the
+GPU's peak, plus three times its other memory traffic at a share of the bandwidth. Each direction
+adds its tensor-parallel all-reduces, and takes at least the time to launch its kernels. The
+shares are fitted per GPU kind on measured profiles; ``simulator/data/calibration.toml`` lists
+them with their errors.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from simulator.spec.plan import Place
 from simulator.spec.provenance import Provenance
 
 OPTIMIZER_BYTES: Mapping[str, int] = {"fp32": 28, "bf16": 32, "fp16": 32}
-"""Read and written per parameter by Adam: weight, gradient, two moments, and a 16-bit copy."""
+"""Bytes per parameter that Adam reads and writes: weight, gradient, moments and 16-bit copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTimes:
-    """Seconds of one micro batch per layer, and of an optimizer step per parameter."""
+    """Seconds per layer for one micro batch, and per parameter for an optimizer step."""
 
     forward: Floats
     backward: Floats
@@ -39,22 +39,22 @@ class LayerTimes:
 
 
 OTHER_PRECISION_ERROR = 0.4
-"""Error bar where the shares, all fitted on fp32 runs, are applied to another precision."""
+"""Error bar in precisions other than fp32, in which the shares were fitted."""
 
 
 SIXTEEN_BIT_SHARE_MAX = 0.7
-"""No more of the peak than this in bf16 and fp16, an assumption: the peak is twice or more that
-of fp32, and what feeds it no faster."""
+"""Assumed upper limit of the compute share in bf16 and fp16, whose peak is at least twice that
+of fp32 at the same memory bandwidth."""
 
 
 END_KERNELS = 0.25
-"""Kernels of an embedding or a head next to those of a block: at one sample an embedding took
-0.2 to 0.4 ms where a block took 1.2 to 2.3 (SOSP'25 artefact profiles of OPT-350M at TP 1)."""
+"""Kernels of an embedding or a head, relative to a block: at one sample an embedding took 0.2 to
+0.4 ms and a block 1.2 to 2.3 ms (SOSP'25 artefact profiles of OPT-350M at TP 1)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
-    """What layers ask of a GPU, in seconds at its peaks; one entry per layer."""
+    """The demand of each layer on a GPU, in seconds at peak rates."""
 
     compute_s: Floats
     """Matrix products of one forward pass at the peak rate."""
@@ -63,25 +63,25 @@ class Demand:
     collectives_forward_s: Floats
     collectives_backward_s: Floats
     kernels: Floats
-    """How many kernels the layer launches, next to a block."""
+    """Number of kernels, relative to a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How much of its peaks a GPU kind reaches, and how far off that is."""
+    """The shares of its peaks that a GPU kind reaches, with their error."""
 
     compute_share: float
     traffic_share: float
     collective_factor: float
-    """All-reduces inside a machine take this times what the links between its GPUs say."""
+    """Time of an all-reduce inside a machine, relative to what its links allow."""
     backward_ratio: float
-    """Backward over forward, collectives apart; their sum is three forward passes."""
+    """Backward over forward without collectives; their sum is three forward passes."""
     launch_s: float
     relative_error: float
     fitted_on: str
 
     def seconds(self, demand: Demand) -> tuple[Floats, Floats]:
-        """Forward and backward of each layer."""
+        """Return forward and backward seconds of each layer."""
         both = 3 * (demand.compute_s / self.compute_share + demand.traffic_s / self.traffic_share)
         ahead = both / (1 + self.backward_ratio)
         forward = ahead + self.collective_factor * demand.collectives_forward_s
@@ -92,7 +92,7 @@ class Calibration:
 
 @cache
 def calibrations() -> Mapping[str, Calibration]:
-    """The fitted shares by GPU kind; ``default`` stands for kinds that nobody measured."""
+    """Return the fitted shares by GPU kind; ``default`` is for kinds without measurements."""
     return {
         name: Calibration(
             compute_share=entry["compute_share"],
@@ -119,11 +119,11 @@ class Roofline:
     network: Network
 
     def under(self, *, sequence: int, precision: Precision) -> Roofline:
-        """The same model under other conditions."""
+        """Return the roofline of the same model at another sequence length and precision."""
         return replace(self, sequence=sequence, precision=precision)
 
     def times(self, gpu: str, *, tp: int, micro_batch: int) -> LayerTimes:
-        """Times on ``tp`` GPUs of a kind in one machine, for one micro batch."""
+        """Return the times on ``tp`` GPUs of a kind in one machine, for one micro batch."""
         calibration = calibrations().get(gpu, calibrations()["default"])
         error = calibration.relative_error
         note = f"{gpu}: computed, not measured (calibrated on {calibration.fitted_on})"
@@ -131,7 +131,7 @@ class Roofline:
             share = min(calibration.compute_share, SIXTEEN_BIT_SHARE_MAX)
             calibration = replace(calibration, compute_share=share)
             error = max(error, OTHER_PRECISION_ERROR)
-            note += f"; the shares are those of fp32, the job is {self.precision}"
+            note += f"; calibrated in fp32, but the job uses {self.precision}"
         demand = self.demand(gpu, tp=tp, micro_batch=micro_batch)
         forward, backward = calibration.seconds(demand)
         return LayerTimes(
@@ -142,20 +142,19 @@ class Roofline:
         )
 
     def _cautions(self, gpu: str, forward: Floats, calibration: Calibration) -> Iterator[str]:
-        """What a user of these times should know beside where they come from."""
+        """Yield notes on precision and launch-bound layers."""
         peaks = self.catalogue.gpu(gpu).peak_flops
         if self.precision not in peaks:
-            yield f"{gpu} has no {self.precision} in hardware: it is computed as fp32"
+            yield f"{gpu} has no {self.precision} in hardware; it is computed as fp32"
         elif self.precision == "fp32" and "tf32" in peaks:
             yield f"{gpu}: matrix products in fp32 run as TF32 (torch must be told to allow it)"
         if np.median(forward) <= calibration.launch_s:
             yield (
-                f"{gpu}: launching kernels sets the pace, not the GPU; a larger micro batch "
-                "would take hardly longer"
+                f"{gpu}: bound by kernel launches; a larger micro batch would take hardly longer"
             )
 
     def demand(self, gpu: str, *, tp: int, micro_batch: int) -> Demand:
-        """What every layer asks of one of ``tp`` GPUs of a kind."""
+        """Return the demand of every layer on one of ``tp`` GPUs of a kind."""
         facts = self.catalogue.gpu(gpu)
         layers = self.model.layers
         flops = [
@@ -182,7 +181,7 @@ class Roofline:
         )
 
     def optimizer_s_per_parameter(self, gpu: str) -> float:
-        """Adam is bound by memory: the bytes it touches at the GPU's usual bandwidth."""
+        """Return Adam's seconds per parameter, which memory bandwidth limits."""
         calibration = calibrations().get(gpu, calibrations()["default"])
         bandwidth = self.catalogue.gpu(gpu).memory_bandwidth_bytes_per_s
         return OPTIMIZER_BYTES[self.precision] / (bandwidth * calibration.traffic_share)
@@ -201,9 +200,8 @@ class Roofline:
         )
         shares_a_bus = not self.network.machine_type(place).intra_link.full_duplex
         if shares_a_bus or gpu in self.network.measured.within:
-            # Measured were tp / 2 pairs, all across the middle of the machine at once, and so
-            # is what a bus carries in sum. A ring crosses the middle once each way, however
-            # many GPUs it has.
+            # The measured curve is of tp / 2 pairs that all cross the middle of the machine, as
+            # on a bus. A ring crosses the middle only once per direction.
             seconds *= 2 / tp
         return layer.allreduces_forward * seconds, layer.allreduces_backward * seconds
 

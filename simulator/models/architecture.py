@@ -1,23 +1,26 @@
-"""What must be known of a transformer to compute with it, beyond what its layers cost."""
+"""How a transformer computes: norms, nonlinearity, positions and attention windows.
+
+The cost model does not need these; a runtime that builds the model does.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-# GELU by the error function, or by its approximation with tanh that GPT-2 was trained with.
+# "gelu" uses the error function, "gelu_tanh" the approximation that GPT-2 was trained with.
 Nonlinearity = Literal["gelu", "gelu_tanh", "relu", "swiglu"]
 NONLINEARITIES: tuple[Nonlinearity, ...] = get_args(Nonlinearity)
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Positions as angles: pair i of a head turns by position x base^(-2i / head width)."""
+    """Rotary positions: pair i of a head is rotated by position x base^(-2i / head width)."""
 
     base: float = 10_000.0
-    # Longer contexts by slower turns: wavelengths beyond original_tokens / low_frequency are
-    # stretched by the factor, those below original_tokens / high_frequency stay, the ones between
-    # go from one to the other. Where both frequencies are 0, all are stretched.
+    # Context extension (Llama 3): wavelengths above original_tokens / low_frequency are stretched
+    # by the factor, those below original_tokens / high_frequency are kept, those between are
+    # interpolated. Where both frequencies are 0, all are stretched.
     factor: float = 1.0
     low_frequency: float = 0.0
     high_frequency: float = 0.0
@@ -26,7 +29,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a transformer of a known family computes; sizes that ``Model`` has are not repeated."""
+    """How a transformer of a known family computes, without the sizes that ``Model`` has."""
 
     head_dim: int
     nonlinearity: Nonlinearity
@@ -36,12 +39,12 @@ class Architecture:
     norm_epsilon: float = 1e-5
     # Scores are divided by the root of the head width.
     scaled_scores: bool = True
-    # How many tokens each block looks back, itself included, 0 for all; empty: all, everywhere.
+    # Attention window of each block in tokens, 0 for none; empty: no block has a window.
     windows: tuple[int, ...] = ()
     # The row of the position table that the first token uses.
     position_offset: int = 0
     rotary: Rotary | None = None
-    # Pixels along an edge, and colours; 0 where there are no images.
+    # Pixels along an edge of image and patch, and colour channels; 0 without images.
     image: int = 0
     patch: int = 0
     channels: int = 0

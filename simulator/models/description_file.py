@@ -1,7 +1,7 @@
-"""A model as JSON: written by a program for a user's own model, read back exactly.
+"""Model descriptions: a user's own model as JSON, written by a program and read back exactly.
 
-Every coefficient of ``simulator.models.layers`` stands in it under its own name; a coefficient
-that is left out has the default it has there (mostly zero).
+Its keys are the fields of the classes in ``simulator.models.layers``; fields with their default
+value are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Write a model as plain data for JSON."""
+    """Return the description of a model as plain data for JSON."""
     return {"format": FORMAT, **_lean(model)}
 
 
 def _lean(value: Any) -> Any:
-    """Turn dataclasses into dicts without the fields that have their default."""
+    """Turn dataclasses into dicts, leaving out fields with their default value."""
     if isinstance(value, Model | Layer | Moment | Term | TensorSpec | Architecture | Rotary):
         return {
             f.name: _lean(item)
@@ -41,13 +41,13 @@ def _lean(value: Any) -> Any:
 
 
 def model_from_description(data: object) -> Model:
-    """Read a model back; all that is wrong with its description is told at once."""
+    """Read a model from its description; raise ``InputError`` with all mistakes."""
     if not isinstance(data, Mapping):
         raise InputError(Problem("", "is not a table of keys", "give a model description"))
     if data.get("format") != FORMAT:
         what = f"is {data.get('format')!r}, not {FORMAT!r}"
         raise InputError(Problem("format", what, "write it with `sailorctl profile model`"))
-    reading = _Reading(Problems())
+    reading = _DescriptionReader(Problems())
     body = {key: value for key, value in data.items() if key != "format"}
     values = reading.record(body, Model, _MODEL, place="")
     layers = values.get("layers") or ()
@@ -63,7 +63,7 @@ def _check_whole(layers: Sequence[Layer], problems: Problems) -> None:
     middle = kinds[1:-1]
     if len(kinds) < 3 or kinds[0] != "embedding" or kinds[-1] != "head" or set(middle) != {"block"}:
         what = "are not an embedding, then blocks, then a head"
-        problems.add("layers", what, "order them so; a final norm belongs to the head")
+        problems.add("layers", what, "reorder them; a final norm belongs to the head")
     names = [layer.name for layer in layers]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.add("layers", f'have the name "{name}" more than once', "give each its own")
@@ -86,14 +86,14 @@ def _check_ties(layers: Sequence[Layer], problems: Problems) -> None:
                 continue
             if tensor.tied_to not in shapes:
                 cure = nearest(tensor.tied_to, shapes)
-                problems.add(f"{place}.tied_to", f'"{tensor.tied_to}" is no tensor', cure)
+                problems.add(f"{place}.tied_to", f'there is no tensor "{tensor.tied_to}"', cure)
             elif shapes[tensor.tied_to] != tensor.shape:
                 problems.add(f"{place}.tied_to", "has another shape", "tie equal tensors only")
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """Reads values of known kinds out of plain data and collects what does not fit."""
+class _DescriptionReader:
+    """Validates plain data and collects the problems."""
 
     problems: Problems
 
@@ -101,7 +101,7 @@ class _Reading:
         self,
         data: object,
         of: type,
-        readers: Mapping[str, Callable[[_Reading, object, str], Any]],
+        readers: Mapping[str, Callable[[_DescriptionReader, object, str], Any]],
         *,
         place: str,
     ) -> dict[str, Any]:
@@ -124,27 +124,29 @@ class _Reading:
         }
 
 
-def _integer(least: int | None, *, absent: bool = False) -> Callable[[_Reading, object, str], Any]:
-    def read(reading: _Reading, value: object, place: str) -> int | None:
+def _integer(
+    least: int | None, *, absent: bool = False
+) -> Callable[[_DescriptionReader, object, str], Any]:
+    def read(reading: _DescriptionReader, value: object, place: str) -> int | None:
         low = -_COUNT_MAX if least is None else least
         if absent and value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _COUNT_MAX:
-            cure = "give an integer" if least is None else f"give an integer from {least} on"
+            cure = "give an integer" if least is None else f"give an integer of at least {least}"
             reading.problems.add(place, f"is {value!r:.40}", cure)
-        return value  # type: ignore[return-value]  # a wrong one is never used: it is reported
+        return value  # type: ignore[return-value]  # a wrong value is reported and never used
 
     return read
 
 
-def _number(reading: _Reading, value: object, place: str) -> object:
+def _number(reading: _DescriptionReader, value: object, place: str) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        reading.problems.add(place, f"is {value!r:.40}", "give a number from 0 on")
+        reading.problems.add(place, f"is {value!r:.40}", "give a number of at least 0")
     return value
 
 
-def _text(*known: str, absent: bool = False) -> Callable[[_Reading, object, str], Any]:
-    def read(reading: _Reading, value: object, place: str) -> object:
+def _text(*known: str, absent: bool = False) -> Callable[[_DescriptionReader, object, str], Any]:
+    def read(reading: _DescriptionReader, value: object, place: str) -> object:
         if absent and value is None:
             return None
         if not isinstance(value, str) or not value:
@@ -156,16 +158,16 @@ def _text(*known: str, absent: bool = False) -> Callable[[_Reading, object, str]
     return read
 
 
-def _boolean(reading: _Reading, value: object, place: str) -> object:
+def _boolean(reading: _DescriptionReader, value: object, place: str) -> object:
     if not isinstance(value, bool):
         reading.problems.add(place, f"is {value!r:.40}", "give true or false")
     return value
 
 
 def _several(
-    reader: Callable[[_Reading, object, str], T],
-) -> Callable[[_Reading, object, str], tuple[T, ...]]:
-    def read(reading: _Reading, value: object, place: str) -> tuple[T, ...]:
+    reader: Callable[[_DescriptionReader, object, str], T],
+) -> Callable[[_DescriptionReader, object, str], tuple[T, ...]]:
+    def read(reading: _DescriptionReader, value: object, place: str) -> tuple[T, ...]:
         if not isinstance(value, list | tuple):
             reading.problems.add(place, f"is {value!r:.40}", "give a list")
             return ()
@@ -180,9 +182,9 @@ def _several(
 
 
 def _record(
-    of: type[T], readers: Mapping[str, Callable[[_Reading, object, str], Any]]
-) -> Callable[[_Reading, object, str], T | None]:
-    def read(reading: _Reading, value: object, place: str) -> T | None:
+    of: type[T], readers: Mapping[str, Callable[[_DescriptionReader, object, str], Any]]
+) -> Callable[[_DescriptionReader, object, str], T | None]:
+    def read(reading: _DescriptionReader, value: object, place: str) -> T | None:
         before = len(reading.problems.found)
         values = reading.record(value, of, readers, place=place)
         return of(**values) if len(reading.problems.found) == before else None
@@ -190,7 +192,7 @@ def _record(
     return read
 
 
-def _term(least: int | None) -> Callable[[_Reading, object, str], Term | None]:
+def _term(least: int | None) -> Callable[[_DescriptionReader, object, str], Term | None]:
     count = _integer(least)
     return _record(
         Term,
@@ -214,7 +216,7 @@ _TENSOR = {
     "ways": _integer(1),
     "tied_to": _text(absent=True),
 }
-# A moment may free what was kept, so only there are counts below zero.
+# Moments may free kept tensors, so only their counts may be negative.
 _MOMENT = {"name": _text(), "terms": _several(_term(None))}
 _LAYER = {
     "name": _text(),

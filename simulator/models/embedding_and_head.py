@@ -1,4 +1,4 @@
-"""The first and the last layer of a model: embeddings and heads, of language and of vision."""
+"""Build the first and last layers: embeddings and heads for language and vision models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _dropout_mask(n: TransformerConfig) -> tuple[Term, ...]:
 
 
 def token_embedding(n: TransformerConfig) -> Layer:
-    """Build the layer that turns token ids into hidden states, its table cut by rows."""
+    """Build the token embedding, its table split by rows."""
     h, width, projected = n.hidden, n.embedding_width, n.embedding_width != n.hidden
     tensors = [TensorSpec(_TABLE, (n.vocab, width), 0, n.vocab)]
     kept = [Term("token ids", per_token=1, item="index")]
@@ -26,7 +26,7 @@ def token_embedding(n: TransformerConfig) -> Layer:
         flops.append(Term("projection", per_token=2 * width * h))
     if n.position_rows:
         tensors.append(TensorSpec("position.weight", (n.position_rows, h)))
-    # The gradient of a table is dense: PyTorch makes all its rows, used or not.
+    # PyTorch's gradient of an embedding table is dense: it has all rows.
     lookup = (
         Term("gradient of the output", per_token=width),
         Term("gradient of the table", fixed=n.vocab * width, ways=n.vocab),
@@ -43,7 +43,7 @@ def token_embedding(n: TransformerConfig) -> Layer:
         kept=(*kept, *_dropout_mask(n)),
         checkpoint=(),
         moments=(Moment("lookup", lookup), Moment("positions", positions)),
-        # Row read, row written; positions read, sum read and written.
+        # Read and write the row; read positions, read and write the sum.
         traffic=(Term("rows", per_token=2 * width + 3 * h),),
         output_per_token=h,
         allreduces_forward=1,
@@ -82,7 +82,7 @@ def language_head(n: TransformerConfig) -> Layer:
         ),
         checkpoint=(),
         moments=_loss_moments(n),
-        # Logits are written, read and written by the loss, in passes of fp32.
+        # The projection writes logits; the loss reads and writes them in fp32.
         traffic=(
             Term("norm and projection", per_token=3 * h + width),
             Term("logits", per_token=n.vocab, ways=n.vocab),
@@ -106,8 +106,8 @@ def _loss_moments(n: TransformerConfig) -> tuple[Moment, ...]:
             Moment("loss", (Term("logits", per_token=vocab, ways=vocab),)),
             Moment("projection", projection),
         )
-    # PyTorch: one gradient of the log-probabilities and one of the logits, both in fp32; the
-    # log-probabilities are freed when the projection begins.
+    # PyTorch allocates gradients of log-probabilities and logits in fp32, and frees the
+    # log-probabilities before the projection's backward.
     logits = Term("gradients of logits", per_token=2 * vocab, ways=vocab, item="fp32")
     cast = Term("gradient of logits", per_token=vocab, ways=vocab)
     freed = Term("freed: log-probabilities", per_token=-vocab, ways=vocab, item="fp32")
@@ -115,7 +115,7 @@ def _loss_moments(n: TransformerConfig) -> tuple[Moment, ...]:
 
 
 def patch_embedding(n: TransformerConfig) -> Layer:
-    """Build the layer that turns an image into patches, whole on every rank."""
+    """Build the patch embedding of images, which tensor parallelism does not split."""
     h, patches = n.hidden, n.position_rows - 1
     tensors = (
         TensorSpec("patch.weight", (h, n.patch_values)),
@@ -141,7 +141,7 @@ def patch_embedding(n: TransformerConfig) -> Layer:
         ),
         traffic=(
             Term("images", per_sample=n.image_values),
-            # Patches written, joined with the class token, positions added.
+            # Write patches, concatenate the class token, add positions.
             Term("tokens", per_token=6 * h),
         ),
         output_per_token=h,
@@ -152,7 +152,7 @@ def patch_embedding(n: TransformerConfig) -> Layer:
 
 
 def class_head(n: TransformerConfig) -> Layer:
-    """Build the final norm over all tokens and the classifier on the first, whole on a rank."""
+    """Build the final norm and the classifier on the first token; neither is split."""
     h, classes = n.hidden, n.vocab
     return Layer(
         name=HEAD,
@@ -165,7 +165,7 @@ def class_head(n: TransformerConfig) -> Layer:
         flops=(Term("projection", per_sample=2 * h * classes),),
         kept=(
             *kept_by_norm(n, "norm"),
-            # The classifier reads the first token of the norm's output and so keeps it all.
+            # The classifier reads one token of the norm's output, which keeps all of it alive.
             Term("norm output", per_token=h),
             Term("log-probabilities", per_sample=classes, item="fp32"),
             Term("targets", per_sample=1, item="index"),
@@ -175,7 +175,7 @@ def class_head(n: TransformerConfig) -> Layer:
             Moment(
                 "norm",
                 (
-                    # Of the norm's output, zero but for the first token, and of its input.
+                    # Gradients of the norm's output (zero except for the first token) and input.
                     Term("gradients", per_sample=h, per_token=2 * h),
                     Term("gradients of the norm", fixed=2 * h),
                     Term("freed: norm output", per_token=-h),

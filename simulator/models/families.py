@@ -1,4 +1,4 @@
-"""Families of models from a few numbers: GPT-2, GPT-Neo, OPT, LLaMA and ViT."""
+"""Build models of the families GPT-2, GPT-Neo, OPT, LLaMA and ViT from a few numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from simulator.models.layers import Model
 from simulator.models.transformer_block import TORCH, Activation, Kernels, TransformerConfig, block
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-# A number beyond this is a slip of the keyboard; it also keeps all counts exact in a float.
+# Far above any real size, and low enough that all counts stay exact in a float.
 _NUMBER_MAX = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a family fixes and what it assumes where nothing is said."""
+    """The fixed properties of a family, and its defaults."""
 
     vocab: int
     sequence: int
@@ -34,21 +34,21 @@ class _Family:
     qkv_bias: bool = True
     output_bias: bool = True
     mlp_bias: bool = True
-    # Rows of the position table beyond the sequence; None: no table (rotary positions).
+    # Rows of the position table beyond the sequence length; None: rotary positions, no table.
     extra_positions: int | None = 0
     vision: bool = False
-    # What "gelu" is in this family, and how its scores and norms are computed.
+    # Which GELU the family uses, and how it computes scores and norms.
     gelu: Nonlinearity = "gelu"
     norm_epsilon: float = 1e-5
     scaled_scores: bool = True
-    # Every second block looks back this far only.
+    # Attention window in tokens of every second block; 0: none.
     window: int = 0
 
 
 _FAMILIES: dict[str, _Family] = {
     "gpt2": _Family(vocab=50257, sequence=1024, gelu="gelu_tanh"),
-    # Every second layer attends to a window of 256 tokens, by a mask alone: its scores are all
-    # computed and kept, so it costs what the others cost.
+    # Every second block has a window of 256 tokens, implemented by a mask: all scores are still
+    # computed and kept, so it costs as much as the others.
     "gpt-neo": _Family(
         vocab=50257,
         sequence=2048,
@@ -57,7 +57,7 @@ _FAMILIES: dict[str, _Family] = {
         scaled_scores=False,
         window=256,
     ),
-    # Positions begin at 2, so the table has two rows more.
+    # Positions start at 2, so the table has two more rows.
     "opt": _Family(vocab=50272, sequence=2048, activation="relu", extra_positions=2),
     "llama": _Family(
         vocab=32000,
@@ -70,8 +70,8 @@ _FAMILIES: dict[str, _Family] = {
         mlp_bias=False,
         extra_positions=None,
     ),
-    # Computes with fixed-point numbers, for tests of the runtime (worker/models/exact.py); it
-    # costs about what an OPT of its size would.
+    # Computes with fixed-point numbers, for tests of the runtime (worker/models/exact.py); its
+    # costs are those of an OPT of its size.
     "exact": _Family(vocab=256, sequence=64, activation="relu"),
     "vit": _Family(vocab=1000, sequence=0, tied=False, vision=True, norm_epsilon=1e-12),
 }
@@ -85,7 +85,7 @@ _SWITCHES = ("dropout", "attention_dropout", "norm_first", "tied", "bias", *_BIA
 
 
 def family_named(name: str, *, place: str = "family") -> str:
-    """Return the family of this name; ``gpt_neo`` is ``gpt-neo``."""
+    """Return the canonical name of a family; ``gpt_neo`` is ``gpt-neo``."""
     known = str(name).lower().replace("_", "-")
     if known not in _FAMILIES:
         cure = nearest(known, FAMILIES)
@@ -102,13 +102,13 @@ def build_model(
     pad_vocab_to: int = 1,
     **numbers: object,
 ) -> Model:
-    """Build a model of a family from its numbers; all that is wrong with them is told at once.
+    """Build a model of a family from its numbers; raise ``InputError`` with all their mistakes.
 
     ``layers``, ``hidden`` and ``heads`` are required. ``kv_heads``, ``head_dim``, ``ffn``,
     ``vocab``, ``sequence``, ``activation``, ``tied``, ``dropout``, ``attention_dropout``,
     ``norm_first``, ``embedding_width`` and ``bias`` (``qkv_bias``, ``output_bias``, ``mlp_bias``)
-    follow the family; a ViT has ``image``, ``patch``, ``channels`` and ``classes`` in place of
-    ``vocab`` and ``sequence``.
+    default to the family's. A ViT takes ``image``, ``patch``, ``channels`` and ``classes``
+    instead of ``vocab`` and ``sequence``.
     """
     family = family_named(family, place=f"{place}.family")
     facts = _FAMILIES[family]
@@ -164,7 +164,7 @@ def _check_fit(sizes: Mapping[str, int], facts: _Family, problems: Problems, *, 
         what = f"{kv_heads} key/value heads do not divide {heads} heads"
         problems.add(f"{place}.kv_heads", what, "give a divisor of heads")
     if facts.extra_positions is None and sizes.get("head_dim", hidden // heads) % 2:
-        what = f"heads of width {sizes.get('head_dim', hidden // heads)} have no pairs to turn"
+        what = f"the head width {sizes.get('head_dim', hidden // heads)} is odd"
         problems.add(f"{place}.heads", what, "rotary positions need an even head width")
     if facts.vision:
         image, patch = sizes.get("image", 224), sizes.get("patch", 16)
@@ -181,7 +181,7 @@ def _complete(
     kernels: Kernels,
     pad_vocab_to: int,
 ) -> TransformerConfig:
-    """Fill in what the family assumes. Switches are among ``sizes``: a bool is an int."""
+    """Fill in the family's defaults. ``sizes`` holds the switches too: a bool is an int."""
     hidden, heads = sizes["hidden"], sizes["heads"]
     chosen = text.get("activation", facts.activation)
     activation = next(known for known in ACTIVATIONS if known == chosen)
@@ -224,14 +224,14 @@ def _complete(
 
 
 def _usual_ffn(hidden: int, *, gated: bool) -> int:
-    """Return four times the width; LLaMA takes two thirds of it, rounded up to 256."""
+    """Return 4 x hidden; for gated MLPs 8/3 x hidden, rounded up to a multiple of 256."""
     if not gated:
         return 4 * hidden
     return -(-(8 * hidden // 3) // 256) * 256
 
 
 def _architecture(n: TransformerConfig, sizes: Mapping[str, int], facts: _Family) -> Architecture:
-    """Say how the layers compute: what the numbers tell, and what the family fixes."""
+    """Describe how the layers compute, from the config and the family."""
     windows = tuple(facts.window * (i % 2) for i in range(n.layers)) if facts.window else ()
     return Architecture(
         head_dim=n.head_dim,

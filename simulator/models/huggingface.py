@@ -1,4 +1,4 @@
-"""Models from a Hugging Face ``config.json``: its keys translated into a family's numbers."""
+"""Build models from a Hugging Face ``config.json`` by translating its keys to a family's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.models.families import build_model
 from simulator.models.layers import Model
 from simulator.models.transformer_block import TORCH, Kernels
 
-# GELU in any approximation costs the same; ``_refined`` tells them apart.
+# All approximations of GELU cost the same; ``_refined`` tells them apart.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu",
@@ -28,7 +28,7 @@ _GELU: dict[str, Nonlinearity] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# The key of the norms' epsilon and what the format means where it is left out.
+# The key of the norm epsilon, and its default in the format.
 _EPSILON = {
     "gpt2": ("layer_norm_epsilon", 1e-5),
     "gpt_neo": ("layer_norm_epsilon", 1e-5),
@@ -41,15 +41,15 @@ _ROTARY_KINDS = ("default", "linear", "llama3")
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """How one ``model_type`` writes the numbers of a family."""
+    """The keys under which one ``model_type`` stores the numbers of a family."""
 
     family: str
-    # Our number -> its key. Without a required one there is no model; the others have defaults.
+    # From the family's number to the config's key; optional numbers have defaults.
     required: Mapping[str, str]
     optional: Mapping[str, str]
     activation: str
     activations: Mapping[str, str] = field(default_factory=lambda: _ACTIVATIONS)
-    # Keys that change the architecture in a way that no family covers, and what we cover.
+    # Keys that change the architecture, and the only value that is supported.
     covered: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -136,9 +136,9 @@ def model_from_config(
     pad_vocab_to: int = 1,
     dropout: bool = False,
 ) -> Model:
-    """Build the model that a ``config.json`` describes; all its problems are told at once.
+    """Build the model that a ``config.json`` describes; raise ``InputError`` with all mistakes.
 
-    Dropout is the job's to say, so the config's own rates are not read.
+    The config's dropout rates are ignored; the job sets dropout.
     """
     if not isinstance(config, Mapping):
         raise InputError(Problem("", "is not a table of keys", "give a Hugging Face config.json"))
@@ -170,7 +170,7 @@ def model_from_config(
     except InputError as error:
         _take_translated(error, keys, problems)
         raise InputError(problems.found) from None
-    assert model.architecture is not None, "a family says how it computes"
+    assert model.architecture is not None, "models of a family have an architecture"
     architecture = _refined(
         model.architecture,
         config,
@@ -194,15 +194,15 @@ def _dialect(config: Mapping[str, object]) -> _Dialect:
 
 
 def _check_presence(config: Mapping[str, object], dialect: _Dialect, problems: Problems) -> None:
-    # What a family requires anyway is asked for by build_model, in the same words.
+    # build_model reports the missing numbers that every family requires.
     asked_there = {dialect.required[number] for number in ("layers", "hidden", "heads")}
     for key in dialect.required.values():
         if config.get(key) is None and key not in asked_there:
             problems.add(key, "is missing", "give a positive integer")
     for key, value in dialect.covered.items():
         if key in config and config[key] != value:
-            what = f"is {config[key]!r}, which changes the architecture in a way not covered"
-            problems.add(key, what, f"only {value!r} is; describe such a model by a factory")
+            what = f"is {config[key]!r}, which changes the architecture in a way not supported"
+            problems.add(key, what, f"only {value!r} is supported; or describe it by a factory")
 
 
 def _activation(config: Mapping[str, object], dialect: _Dialect, problems: Problems) -> str | None:
@@ -211,14 +211,14 @@ def _activation(config: Mapping[str, object], dialect: _Dialect, problems: Probl
     if written is None:
         return None
     if not isinstance(written, str) or written not in dialect.activations:
-        cure = f"covered are {', '.join(dialect.activations)}"
-        problems.add(key, f"is {written!r}, which is not covered", cure)
+        cure = f"choose from {', '.join(dialect.activations)}"
+        problems.add(key, f"is {written!r}, which is not supported", cure)
         return None
     return dialect.activations[written]
 
 
 def _take_translated(error: InputError, keys: Mapping[str, str], problems: Problems) -> None:
-    """Add problems with the family's numbers under the keys that the config has for them."""
+    """Add problems with the family's numbers under the config's keys."""
     for problem in error.problems:
         number = problem.place.removeprefix("config.")
         key = keys.get(number, number)
@@ -234,7 +234,7 @@ def _refined(
     layers: int,
     problems: Problems,
 ) -> Architecture:
-    """Return the family's architecture with what the config says of its computation."""
+    """Return the family's architecture, refined by what the config says."""
     model_type = str(config["model_type"])
     key, usual = _EPSILON[model_type]
     epsilon = _positive(config, key, usual, problems)
@@ -264,7 +264,7 @@ def _positive(
 
 
 def _windows(config: Mapping[str, object], layers: int, problems: Problems) -> tuple[int, ...]:
-    """Read GPT-Neo's ``attention_types``: kinds of attention, repeated so many times."""
+    """Read GPT-Neo's ``attention_types``: lists of attention kinds with repeat counts."""
     width = int(_positive(config, "window_size", 256, problems))
     written = config.get("attention_types")
     if written is None:
@@ -282,7 +282,7 @@ def _windows(config: Mapping[str, object], layers: int, problems: Problems) -> t
 
 
 def _rotary(config: Mapping[str, object], problems: Problems) -> Rotary:
-    """Read the rotary base and its scaling, which newer files keep in one table."""
+    """Read the rotary base and scaling, which newer configs keep in one table."""
     key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     table = config.get(key)
     base = _positive(config, "rope_theta", 10_000.0, problems)
@@ -295,8 +295,8 @@ def _rotary(config: Mapping[str, object], problems: Problems) -> Rotary:
     base = _positive(table, "rope_theta", base, problems, at=at)
     kind = table.get("rope_type", table.get("type", "default"))
     if kind not in _ROTARY_KINDS:
-        cure = f"covered are {', '.join(_ROTARY_KINDS)}"
-        problems.add(f"{at}rope_type", f"is {kind!r}, which is not covered", cure)
+        cure = f"choose from {', '.join(_ROTARY_KINDS)}"
+        problems.add(f"{at}rope_type", f"is {kind!r}, which is not supported", cure)
     if kind not in ("linear", "llama3"):
         return Rotary(base)
     factor = _positive(table, "factor", 1.0, problems, at=at)

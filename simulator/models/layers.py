@@ -1,9 +1,8 @@
-"""A model as an ordered list of layers, each with what it costs in memory, work and traffic.
+"""A model as an ordered list of layers, each with its parameters, FLOPs, activations and traffic.
 
-Everything here is data: counts that are linear in the batch and at most quadratic in the
-sequence. So a model of a known family, one read from a Hugging Face config and one described
-from a user's own code look the same to everything that follows. Families build these counts
-(``simulator.models.transformer_block``); ``docs/models.md`` says what is counted and what is not.
+Layers are data: counts that are linear in the batch and at most quadratic in the sequence.
+Families (``simulator.models.transformer_block``), Hugging Face configs and descriptions of a
+user's own model all produce them. ``docs/models.md`` says what is counted.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from simulator.models.architecture import Architecture
 Precision = Literal["fp32", "bf16", "fp16"]
 Recompute = Literal["none", "full"]
 LayerKind = Literal["embedding", "block", "head"]
-# "float" follows the training precision; the others have one width in every precision.
+# "float" has the width of the training precision; the others have a fixed width.
 Item = Literal["float", "fp32", "mask", "index"]
-# "eager" attention writes its score matrices to memory; "flash" never does.
+# "eager" attention writes its score matrices to memory; "flash" does not.
 When = Literal["always", "eager", "flash"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -33,20 +32,20 @@ FIXED_ITEM_BYTES: dict[Item, int] = {"fp32": 4, "mask": 1, "index": 8}
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A count of elements: fixed + batch x (sample + sequence x token + sequence^2 x pair)."""
+    """An element count: fixed + batch x (sample + sequence x token + sequence^2 x pair)."""
 
     name: str
     fixed: int = 0
     per_sample: int = 0
     per_token: int = 0
     per_pair: int = 0
-    # The most pieces that tensor parallelism can cut it into; 1: every rank has it whole.
+    # Into how many pieces tensor parallelism can split it at most; 1: every rank has it whole.
     ways: int = 1
     item: Item = "float"
     when: When = "always"
 
     def elements(self, *, micro_batch: int, sequence: int, tp: int, flash: bool = False) -> float:
-        """Return the elements that one tensor-parallel rank has."""
+        """Return the element count of one tensor-parallel rank."""
         if self.when != "always" and (self.when == "flash") != flash:
             return 0.0
         per_batch = self.per_sample + sequence * (self.per_token + sequence * self.per_pair)
@@ -55,14 +54,14 @@ class Term:
     def bytes(
         self, *, micro_batch: int, sequence: int, tp: int, precision: Precision, flash: bool
     ) -> float:
-        """Return the bytes that one tensor-parallel rank has."""
+        """Return the bytes of one tensor-parallel rank."""
         width = FLOAT_BYTES[precision] if self.item == "float" else FIXED_ITEM_BYTES[self.item]
         return width * self.elements(micro_batch=micro_batch, sequence=sequence, tp=tp, flash=flash)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of the backward pass: what lives beyond the kept tensors, less what is freed."""
+    """A point in the backward pass: transient tensors, less the kept ones already freed."""
 
     name: str
     terms: tuple[Term, ...]
@@ -70,14 +69,15 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One parameter tensor and how tensor parallelism cuts it."""
+    """One parameter tensor and how tensor parallelism splits it."""
 
     name: str
     shape: tuple[int, ...]
     split_dim: int | None = None
-    # The most pieces it can be cut into (heads, FFN width, vocabulary); beyond, pieces repeat.
+    # Into how many pieces it can be split at most (heads, FFN width, vocabulary); beyond that,
+    # ranks hold copies.
     ways: int = 1
-    # The tensor is the same one as this tensor of another layer: "layer name/tensor name".
+    # The tensor of another layer that this one is shared with: "layer name/tensor name".
     tied_to: str | None = None
 
     @property
@@ -85,7 +85,7 @@ class TensorSpec:
         return math.prod(self.shape)
 
     def rank_shape(self, tp: int) -> tuple[int, ...]:
-        """Return the shape that one rank holds; an uneven split is rounded up, as by padding."""
+        """Return the shape that one rank holds; an uneven split is padded."""
         if self.split_dim is None:
             return self.shape
         pieces = min(tp, self.ways)
@@ -98,24 +98,24 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a model: its tensors, and its costs as functions of how it is trained."""
+    """One layer of a model: its tensors, and its costs as functions of the training setup."""
 
     name: str
     kind: LayerKind
     tensors: tuple[TensorSpec, ...]
-    # Multiply-adds count as two. Backward is twice forward.
+    # Forward FLOPs, a multiply-add counted as two; backward is twice forward.
     flops: tuple[Term, ...]
-    # What autograd keeps from forward until backward, the layer's input included if it does.
+    # What autograd keeps from forward until backward, including the input if it keeps that.
     kept: tuple[Term, ...]
-    # What is kept instead under full recomputation; empty: this layer is never recomputed.
+    # What is kept under full recomputation instead; empty: the layer is never recomputed.
     checkpoint: tuple[Term, ...]
     # The transient peak is the largest of these moments.
     moments: tuple[Moment, ...]
     # Elements read and written in the forward pass, parameters apart.
     traffic: tuple[Term, ...]
-    # What a pipeline boundary behind this layer sends, per token of each sample.
+    # Elements per token that a pipeline boundary after this layer sends.
     output_per_token: int
-    # Tensor-parallel all-reduces and the elements of each, per token of each sample.
+    # Tensor-parallel all-reduces, and the elements of each per token.
     allreduces_forward: int
     allreduces_backward: int
     allreduce_per_token: int
@@ -126,7 +126,7 @@ class Layer:
 
     @property
     def split_parameters(self) -> int:
-        """Parameters, over all ranks, that tensor parallelism divides."""
+        """Parameters, over all ranks, of the tensors that tensor parallelism splits."""
         return sum(tensor.elements for tensor in self.tensors if tensor.split_dim is not None)
 
     @property
@@ -135,21 +135,21 @@ class Layer:
         return sum(tensor.elements for tensor in self.tensors if tensor.split_dim is None)
 
     def forward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
-        """Return one rank's floating-point operations in forward: matrix products only.
+        """Return one rank's FLOPs in forward, matrix products only.
 
-        Attention scores count in full although a causal mask hides half of them: kernels
-        without flash attention compute them all.
+        Attention scores count in full despite the causal mask: kernels without flash attention
+        compute all of them.
         """
         return sum(
             term.elements(micro_batch=micro_batch, sequence=sequence, tp=tp) for term in self.flops
         )
 
     def backward_flops(self, *, micro_batch: int, sequence: int, tp: int = 1) -> float:
-        """Return one rank's operations in backward, a recomputed forward pass not included."""
+        """Return one rank's FLOPs in backward, without recomputation."""
         return 2 * self.forward_flops(micro_batch=micro_batch, sequence=sequence, tp=tp)
 
     def output_elements(self, sequence: int) -> int:
-        """Return what a pipeline boundary behind this layer sends for one sample."""
+        """Return the elements that a pipeline boundary after this layer sends per sample."""
         return self.output_per_token * sequence
 
     def allreduce_elements(self, *, micro_batch: int, sequence: int) -> int:
@@ -166,7 +166,7 @@ class Layer:
         recompute: Recompute = "none",
         flash: bool = False,
     ) -> float:
-        """Return the bytes that one rank keeps from forward until backward of a micro batch."""
+        """Return the bytes that one rank keeps per micro batch from forward until backward."""
         terms = self.checkpoint if recompute == "full" and self.checkpoint else self.kept
         return sum(
             term.bytes(
@@ -189,10 +189,9 @@ class Layer:
         recompute: Recompute = "none",
         flash: bool = False,
     ) -> float:
-        """Return one rank's transient peak beyond what is kept, while the layer runs.
+        """Return one rank's peak of transient bytes, beyond the kept ones, while the layer runs.
 
-        With full recomputation the layer's own activations come back once, so they are part
-        of its transient peak.
+        With full recomputation this includes the layer's recomputed activations.
         """
         peak = max(
             sum(
@@ -232,7 +231,7 @@ class Layer:
         precision: Precision,
         flash: bool = False,
     ) -> float:
-        """Return roughly what one rank's forward pass reads and writes in device memory."""
+        """Return roughly the bytes of device memory that one rank's forward reads and writes."""
         activations = sum(
             term.bytes(
                 micro_batch=micro_batch,
@@ -243,12 +242,12 @@ class Layer:
             )
             for term in self.traffic
         )
-        # An embedding reads the rows it looks up, which its traffic terms count, not its table.
+        # The traffic terms of an embedding count the rows that it reads, not the whole table.
         weights = 0 if self.kind == "embedding" else self.parameters(tp)
         return activations + weights * FLOAT_BYTES[precision]
 
     def costs_like(self, other: Layer) -> bool:
-        """Say whether the two layers cost the same in everything, whatever their names."""
+        """Whether the two layers have equal tensors and costs, names aside."""
         mine, theirs = (
             tuple(getattr(layer, name) for name in self.__slots__ if name != "name")
             for layer in (self, other)
@@ -269,22 +268,21 @@ class Model:
     ffn: int
     vocab: int
     sequence_max: int
-    # Positions are learned, so that a sequence longer than sequence_max cannot be trained.
+    # Learned positions limit sequences to sequence_max.
     learned_positions: bool
     tied: bool
-    # None: the layers are a user's own, and only that user's code can compute them.
+    # None for a user's own layers, which only that user's code can compute.
     architecture: Architecture | None = None
 
     @property
     def parameters(self) -> int:
-        """All parameters of the model; a tensor that two layers share counts once."""
+        """Parameters of the model; a shared tensor counts once."""
         return self.stage_parameters(0, len(self.layers))
 
     def stage_parameters(self, first: int, end: int, *, tp: int = 1) -> int:
-        """Return what one rank of a stage with layers ``first`` to ``end - 1`` holds.
+        """Return the parameters that one rank of a stage with these layers holds.
 
-        A shared tensor counts once where its layers stand in one stage, and in every stage
-        that has one of them otherwise.
+        A shared tensor counts once in each stage that has one of its layers.
         """
         held = self.layers[first:end]
         names = {layer.name for layer in held}
@@ -298,12 +296,12 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """A short name for exactly this model: equal models have equal fingerprints."""
+        """A hash of the model: equal models have equal fingerprints."""
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def problems_with_tp(self, tp: int, *, place: str = "tp") -> tuple[Problem, ...]:
-        """Say why ``tp`` ranks cannot share this model's layers; empty if they can."""
+        """Return why ``tp`` ranks cannot share this model's layers; empty if they can."""
         if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
             return (Problem(place, f"{tp!r} is not a TP degree", "give an integer of at least 1"),)
         found = [
@@ -324,7 +322,7 @@ class Model:
     def problems_with_sequence(
         self, sequence: int, *, place: str = "sequence"
     ) -> tuple[Problem, ...]:
-        """Say why samples of ``sequence`` tokens cannot be trained; empty if they can."""
+        """Return why samples of ``sequence`` tokens cannot be trained; empty if they can."""
         if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
             return (
                 Problem(place, f"{sequence!r} is not a length", "give an integer of at least 1"),
@@ -338,4 +336,4 @@ class Model:
 def _divisors(number: int, also: Callable[[int], bool] = lambda _: True) -> str:
     fits = (n for n in range(1, number + 1) if number % n == 0 and also(n))
     shown = [str(n) for n in fits][:8]
-    return "possible are " + ", ".join(shown)
+    return "choose from " + ", ".join(shown)

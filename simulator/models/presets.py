@@ -1,4 +1,4 @@
-"""Published models by name, from the numbers in their papers and released configurations."""
+"""Published models by name, with the sizes of their papers and released configurations."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from simulator.models.families import build_model
 from simulator.models.layers import Model
 from simulator.models.transformer_block import TORCH, Kernels
 
-_Numbers = dict[str, int | bool]
+_Settings = dict[str, int | bool]
 
 
-def _sizes(layers: int, hidden: int, heads: int, **others: int | bool) -> _Numbers:
+def _sizes(layers: int, hidden: int, heads: int, **others: int | bool) -> _Settings:
     return {"layers": layers, "hidden": hidden, "heads": heads, **others}
 
 
-def _llama3(layers: int, hidden: int, heads: int, **others: int | bool) -> _Numbers:
-    more: _Numbers = {"kv_heads": 8, "vocab": 128256, "sequence": 8192, **others}
+def _llama3(layers: int, hidden: int, heads: int, **others: int | bool) -> _Settings:
+    more: _Settings = {"kv_heads": 8, "vocab": 128256, "sequence": 8192, **others}
     return {**_sizes(layers, hidden, heads), **more}
 
 
@@ -26,7 +26,7 @@ def _llama3(layers: int, hidden: int, heads: int, **others: int | bool) -> _Numb
 # is released with its norms last and token embeddings of width 512. LLaMA 2: Touvron et al.
 # 2023. Llama 3: Meta 2024, table 3 and the released configurations. ViT: Dosovitskiy et al.
 # 2021, table 1.
-_PRESETS: dict[str, tuple[str, _Numbers]] = {
+_PRESETS: dict[str, tuple[str, _Settings]] = {
     "gpt2": ("gpt2", _sizes(12, 768, 12)),
     "gpt2-medium": ("gpt2", _sizes(24, 1024, 16)),
     "gpt2-large": ("gpt2", _sizes(36, 1280, 20)),
@@ -53,7 +53,7 @@ _PRESETS: dict[str, tuple[str, _Numbers]] = {
     "vit-l": ("vit", _sizes(24, 1024, 16)),
     "vit-h": ("vit", _sizes(32, 1280, 16, patch=14)),
 }
-# Llama 3 turns slower than the family; Llama 3.2 stretches what it learned on 8,192 tokens.
+# Llama 3 has a larger rotary base than the family; Llama 3.2 extends contexts of 8,192 tokens.
 _LONG = Rotary(500_000.0, 32.0, low_frequency=1.0, high_frequency=4.0, original_tokens=8192)
 _ROTARY: dict[str, Rotary] = {
     "llama-3-8b": Rotary(500_000.0),
@@ -72,7 +72,7 @@ def preset(
     pad_vocab_to: int = 1,
     **changes: object,
 ) -> Model:
-    """Return the published model of this name; ``changes`` override single numbers of it."""
+    """Return the published model of this name, with ``changes`` to its sizes."""
     known = str(name).lower().replace("_", "-")
     if known not in _PRESETS:
         cure = nearest(known, PRESETS)

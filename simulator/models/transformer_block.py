@@ -1,7 +1,7 @@
-"""The layers of a transformer, built from its numbers: tensors, kept activations, work, traffic.
+"""Build a transformer block: its tensors, kept activations, FLOPs and memory traffic.
 
-What is kept was derived operation by operation from what PyTorch's autograd saves, and is
-compared with PyTorch in ``tests/simulator/models/test_models_torch.py``.
+Kept activations follow what PyTorch's autograd saves, operation by operation;
+``tests/simulator/models/test_models_torch.py`` compares them with PyTorch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Activation = Literal["gelu", "relu", "swiglu"]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What the kernels of a framework keep, where frameworks differ."""
+    """What a framework's kernels keep for the backward pass, where frameworks differ."""
 
-    # A norm keeps its input (PyTorch), its output alone (the memory-efficient norm of Apex, on
-    # by default in Megatron-DeepSpeed) or, put together from small operations, its input and
-    # the normalised values in fp32 (PyTorch's RMSNorm on a CPU, the ones written in Python).
+    # A norm keeps its input (PyTorch), only its output (Apex' memory-efficient norm, the default
+    # of Megatron-DeepSpeed), or, composed of small operations, its input and the normalised
+    # values in fp32 (PyTorch's RMSNorm on a CPU, norms written in Python).
     norm: Literal["input", "output", "composite"] = "input"
-    # The loss makes a gradient beside the kept log-probabilities (PyTorch) or turns the kept
-    # probabilities into it in place (Megatron's vocabulary-parallel cross entropy).
+    # The loss allocates a gradient besides the kept log-probabilities (PyTorch) or overwrites
+    # the kept probabilities (Megatron's vocabulary-parallel cross entropy).
     loss: Literal["torch", "in_place"] = "torch"
 
 
@@ -33,7 +33,7 @@ MEGATRON = Kernels(norm="output", loss="in_place")
 
 @dataclass(frozen=True, slots=True)
 class TransformerConfig:
-    """All that tells one transformer from another; checked by ``simulator.models.families``."""
+    """The numbers that define a transformer, checked by ``simulator.models.families``."""
 
     layers: int
     hidden: int
@@ -50,7 +50,7 @@ class TransformerConfig:
     output_bias: bool
     mlp_bias: bool
     position_rows: int
-    # Width of the token embedding; where it is not the hidden width, projections go between.
+    # Width of the token embedding; if it is not the hidden width, projections convert it.
     embedding_width: int
     tied: bool
     dropout: bool
@@ -69,7 +69,7 @@ class TransformerConfig:
 
     @property
     def stats(self) -> int:
-        """Values that a norm keeps per token: mean and inverse deviation, or the latter alone."""
+        """Values that a norm keeps per token: mean and inverse deviation, or only the latter."""
         return 1 if self.rms_norm or self.kernels.norm == "output" else 2
 
 
@@ -84,7 +84,7 @@ def norm_tensors(numbers: TransformerConfig, name: str) -> tuple[TensorSpec, ...
 def _linear(
     name: str, rows: int, columns: int, *, split: int, ways: int, bias: bool
 ) -> tuple[TensorSpec, ...]:
-    """Return a linear layer cut by its rows (0) or columns (1); the latter's bias is whole."""
+    """Return a linear layer split by rows (0) or columns (1); the latter's bias is not split."""
     weight = TensorSpec(f"{name}.weight", (rows, columns), split, ways)
     if not bias:
         return (weight,)
@@ -114,7 +114,7 @@ def _block_tensors(n: TransformerConfig) -> tuple[TensorSpec, ...]:
 
 
 def kept_by_norm(n: TransformerConfig, name: str) -> tuple[Term, ...]:
-    """Return what a norm keeps, its output not included."""
+    """Return what a norm keeps besides its output."""
     stats = Term(f"{name} statistics", per_token=n.stats, item="fp32")
     match n.kernels.norm:
         case "input":
@@ -140,19 +140,19 @@ def _kept_by_attention(n: TransformerConfig) -> tuple[Term, ...]:
         ]
     return (
         Term("query", per_token=q, ways=heads),
-        # Without flash attention, grouped keys and values are repeated for every head first.
+        # Without flash attention, grouped keys and values are repeated for every head.
         Term("key and value", per_token=2 * q, ways=heads, when="eager"),
         Term("key and value", per_token=2 * kv, ways=n.kv_heads, when="flash"),
         *scores,
         Term("log-sum-exp", per_token=heads, ways=heads, item="fp32", when="flash"),
-        # Flash attention keeps its output for itself, and so does the output projection: one.
+        # Flash attention's output is the input of the output projection: kept once.
         Term("context", per_token=q, ways=heads),
     )
 
 
 def _kept_by_mlp(n: TransformerConfig) -> tuple[Term, ...]:
-    # ReLU keeps its output, which the next product keeps anyway; GELU its input and the product
-    # its output; SwiGLU gate, up, their activation and product.
+    # ReLU keeps its output, which the down projection keeps anyway; GELU keeps its input, and the
+    # projection GELU's output; SwiGLU keeps gate, up, the activated gate and the product.
     columns = {"relu": 1, "gelu": 2, "swiglu": 4}[n.activation]
     return (Term("mlp activations", per_token=columns * n.ffn, ways=n.ffn),)
 
@@ -160,9 +160,9 @@ def _kept_by_mlp(n: TransformerConfig) -> tuple[Term, ...]:
 def _kept_by_block(n: TransformerConfig) -> tuple[Term, ...]:
     h = n.hidden
     masks = [Term(f"{part} mask", per_token=h, item="mask") for part in ("attention", "mlp")]
-    # Norm first: input -> norm -> attention -> + -> norm -> MLP -> +. Norm last: input ->
-    # attention -> + -> norm -> MLP -> + -> norm, where the input feeds the attention itself and
-    # the last norm's output is the input of the next layer.
+    # Norm first: input -> norm -> attention -> + -> norm -> MLP -> +.
+    # Norm last: input -> attention -> + -> norm -> MLP -> + -> norm, where the last norm's output
+    # is the input of the next layer.
     before = (
         Term("attention input", per_token=h),
         *kept_by_norm(n, "attention norm"),
@@ -187,18 +187,18 @@ def _freed(kept: tuple[Term, ...]) -> tuple[Term, ...]:
 
 
 def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
-    """The backward pass of a block at the moments that can be its peak.
+    """Return the points of a block's backward pass at which memory can peak.
 
-    Negative terms are kept tensors that the pass has already freed at that moment.
+    Negative terms are kept tensors that have been freed by then.
     """
     h, q, f, heads = n.hidden, n.query_width, n.ffn, n.heads
     skip = Term("gradient of the residual", per_token=h)
     masked = (Term("gradient before dropout", per_token=h),) if n.dropout else ()
-    # SwiGLU: gradients of product, gate and up, less the product. ReLU: of output and input.
-    # GELU: the same, less its output, which the next product alone had kept.
+    # SwiGLU: gradients of product, gate and up, less the freed product. ReLU: gradients of output
+    # and input. GELU: the same, less its freed output.
     columns = {"relu": 2, "gelu": 1, "swiglu": 2}[n.activation]
     norm = kept_by_norm(n, "mlp norm")
-    # A norm that stands last runs backward first: it has freed its own before the MLP begins.
+    # With norm last, the norm's backward runs first and frees its tensors before the MLP's.
     at_mlp = () if n.norm_first else _freed(norm)
     at_attention = _freed(
         (
@@ -209,7 +209,7 @@ def _block_moments(n: TransformerConfig) -> tuple[Moment, ...]:
             Term("context and value", per_token=2 * q, ways=heads),
         )
     )
-    # Dropout in attention: its output is freed before the gradient of its input is there.
+    # Attention dropout frees its output before the gradient of its input is allocated.
     scores = 1 if n.attention_dropout else 2
     return (
         Moment(
@@ -251,14 +251,14 @@ def _block_flops(n: TransformerConfig) -> tuple[Term, ...]:
 
 def _block_traffic(n: TransformerConfig) -> tuple[Term, ...]:
     h, q, kv, f, heads = n.hidden, n.query_width, n.kv_width, n.ffn, n.heads
-    # Passes over the score matrix: product written; scale, mask and softmax read and write;
+    # Passes over the score matrix: write the product; read and write for scale, mask and softmax;
     # read for the context. Dropout adds a read and a write.
     passes = 8 + (2 if n.attention_dropout else 0)
-    # Inputs read and outputs written by the products, the activation between them.
+    # Inputs and outputs of the projections and of the activation between them.
     columns = {"relu": 4, "gelu": 4, "swiglu": 8}[n.activation]
     return (
-        # Two norms (read, write), two residual additions (read two, write), inputs of the
-        # three groups of products, outputs of two.
+        # Two norms (read, write), two residual additions (read two, write), inputs of three
+        # groups of projections and outputs of two.
         Term("norms, residuals, products", per_token=15 * h),
         Term("query, context", per_token=6 * q, ways=heads),
         Term("key, value", per_token=4 * kv, ways=n.kv_heads),

@@ -1,1 +1,1 @@
-"""Seconds of a transfer between two places."""
+"""Transfer times between two places, and egress prices."""

@@ -1,4 +1,4 @@
-"""How long messages take on a link: curves of time over message size, measured or computed."""
+"""Curves of transfer time over message size, for different numbers of concurrent flows."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _LATENCY_S = 20e-6
-"""Least time of a message that is smaller than any measured one (a kernel launch and a hop)."""
+"""Lower bound for messages below the smallest measured size: a kernel launch and a hop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds that ``flows`` equal transfers take together, by the size of one of them.
+    """Seconds that ``flows`` equal concurrent transfers take, by the size of each.
 
-    Between the measured sizes the time is interpolated linearly, as start-up plus transfer:
-    bandwidth interpolated instead would make some larger messages faster than smaller ones.
+    Time is interpolated linearly between measured sizes. Interpolating bandwidth instead would
+    make some larger messages faster than smaller ones.
     """
 
     flows: int
     sizes_bytes: tuple[float, ...]
     seconds: tuple[float, ...]
     polynomial: tuple[float, float, float] | None = None
-    """GB/s as a quadratic of log2(MB), unclamped; only the ``paper`` estimator reads it."""
+    """GB/s as a quadratic in log2(MB), unclamped; only the ``paper`` estimator uses it."""
     notes: tuple[str, ...] = ()
 
     def __call__(self, bytes_each: float) -> float:
-        """Seconds until all the flows have carried ``bytes_each``."""
+        """Return the seconds until every flow has carried ``bytes_each``."""
         sizes, seconds = self.sizes_bytes, self.seconds
         if bytes_each <= 0:
             return 0.0
@@ -41,7 +41,7 @@ class Curve:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
     def polynomial_bytes_per_s(self, bytes_each: float) -> float:
-        """Bandwidth by the raw polynomial, which may be zero or negative."""
+        """Return the bandwidth of the raw polynomial, which may be zero or negative."""
         assert self.polynomial is not None
         x = math.log2(bytes_each / 1e6)
         square, linear, constant = self.polynomial
@@ -56,7 +56,7 @@ def curve_from_bandwidths(
     polynomial: tuple[float, float, float] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Curve:
-    """Turn aggregate bandwidths at growing sizes into a curve whose time never falls."""
+    """Build a curve from aggregate bandwidths at growing sizes; its time never decreases."""
     seconds: list[float] = []
     for size, bandwidth in zip(sizes_bytes, bytes_per_s, strict=True):
         seconds.append(max([flows * size / bandwidth, *seconds[-1:]]))
@@ -64,16 +64,16 @@ def curve_from_bandwidths(
 
 
 def make_consistent(curves: Mapping[int, Curve]) -> dict[int, Curve]:
-    """Make the curves of one link consistent over the number of concurrent flows.
+    """Correct the curves of one link so that they are consistent over concurrent flows.
 
-    Two facts hold on any link: more flows carry no less in sum than fewer do, and a flow that
-    has the link to itself is no slower than one that shares it. A measurement that breaks one
-    of them (a copied value, a misconfigured run) is replaced by the bound, with a note.
+    On any link, more flows carry at least as much in total as fewer flows, and a flow is not
+    slower for sharing with fewer others. A measurement that violates this (a copied value, a
+    misconfigured run) is replaced by the bound, with a note if it was off by more than 50 %.
     """
     counts = sorted(curves)
     fixed = dict(curves)
     for fewer, more in pairwise(counts):
-        # In sum no less: seconds(more) <= seconds(fewer) * more / fewer.
+        # Total bandwidth does not fall: seconds(more) <= seconds(fewer) * more / fewer.
         fixed[more] = _capped(
             fixed[more], fixed[fewer], more / fewer, f"{more} flows carried less than {fewer}"
         )
@@ -99,11 +99,11 @@ def _capped(curve: Curve, bound: Curve, factor: float, note: str) -> Curve:
 
 
 def seconds_at_flows(curves: Mapping[int, Curve], *, flows: int, bytes_each: float) -> float:
-    """Seconds for any number of concurrent flows, from the counts that were measured.
+    """Return the seconds for any number of concurrent flows, from the measured counts.
 
-    Between and beyond the measured counts the link carries in sum what the next smaller
-    measured count carries, and no flow is slower than among the next larger count: the most
-    careful statement that contradicts no measurement.
+    Between measured counts, total bandwidth is that of the next smaller count, and no flow is
+    slower than at the next larger count: the most conservative value that agrees with the
+    measurements.
     """
     bounds = []
     if (fewer := max((count for count in curves if count <= flows), default=None)) is not None:

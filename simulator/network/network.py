@@ -1,4 +1,4 @@
-"""The network of a cluster: measured curves where there are any, else the catalogue's links."""
+"""Transfer times and egress prices of a cluster: measured curves, else the catalogue's links."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from simulator.spec.plan import Place
 from simulator.spec.provenance import MEASURED, Provenance
 
 LinkEnd = tuple[str, str]
-"""(zone, GPU kind) of one side of a link."""
+"""(zone, GPU kind) of one end of a link."""
 
 CATALOGUE_LINK = Provenance("analytic", 0.30, ("a link of the catalogue, not measured here",))
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNetwork:
-    """What a network file says: curves, egress prices, machine sizes, memory."""
+    """The contents of a network file: curves, prices and machine sizes."""
 
     between: Mapping[tuple[LinkEnd, LinkEnd], Mapping[int, Curve]] = field(default_factory=dict)
     raw_between: Mapping[tuple[LinkEnd, LinkEnd], Mapping[tuple[int, int], Curve]] = field(
         default_factory=dict
     )
-    """As the file has them, by the GPUs on each side; only the ``paper`` estimator reads these."""
+    """Uncorrected curves by the number of GPUs at each end; only the ``paper`` estimator uses
+    them."""
     within: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)
-    """Between GPUs of one machine, by GPU kind and by the number of GPUs that take part."""
+    """Between the GPUs of one machine, by GPU kind and by the number of GPUs taking part."""
     egress_usd_per_byte: Mapping[tuple[str, str], float] = field(default_factory=dict)
     price_usd_per_gpu_hour: Mapping[tuple[str, str], float] = field(default_factory=dict)
     gpus_per_node: Mapping[str, int] = field(default_factory=dict)
@@ -35,15 +36,15 @@ class MeasuredNetwork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """Answers how long transfers take and what they cost, with the source of each answer."""
+    """Computes transfer times and egress prices, and their provenance."""
 
     catalogue: Catalogue
     measured: MeasuredNetwork = field(default_factory=MeasuredNetwork)
     zone_regions: Mapping[str, str] = field(default_factory=dict)
     zone_caps: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Most bytes per second that all flows from one zone to another carry together."""
+    """Bandwidth limit, in bytes per second, of all flows from one zone to another."""
     _machine_types: dict[Place, MachineType] = field(init=False, repr=False, default_factory=dict)
-    """By place; the planner asks hundreds of thousands of times."""
+    """Cache by place; the planner looks places up hundreds of thousands of times."""
 
     def between_nodes(
         self,
@@ -54,9 +55,10 @@ class Network:
         bytes_each: float,
         zone_bytes: float = 0.0,
     ) -> float:
-        """Seconds that ``flows`` equal transfers take from one machine to another.
+        """Return the seconds of ``flows`` equal concurrent transfers between two machines.
 
-        ``zone_bytes`` is what the plan sends from zone to zone at the same time, this included.
+        ``zone_bytes`` is all that the plan sends between the two zones at that time, these
+        transfers included.
         """
         if bytes_each <= 0:
             return 0.0
@@ -75,7 +77,7 @@ class Network:
         return seconds
 
     def between_nodes_source(self, sender: Place, receiver: Place) -> Provenance:
-        """Where the answer of ``between_nodes`` comes from."""
+        """Return the provenance of ``between_nodes``."""
         curves = self._curves_between(sender, receiver)
         if curves is None:
             return CATALOGUE_LINK
@@ -83,10 +85,10 @@ class Network:
         return Provenance(MEASURED.source, MEASURED.relative_error, tuple(notes))
 
     def within_node(self, place: Place, *, gpus: int, bytes_each: float) -> float:
-        """Seconds of one step in which each of ``gpus`` GPUs sends ``bytes_each`` to its neighbour.
+        """Return the seconds of a ring step in which each of ``gpus`` GPUs sends ``bytes_each``.
 
-        The measured curves are those of pairs that send one way. Over NVLink each GPU sends and
-        receives at full speed at once; over PCIe both ways share the bus.
+        Measured curves are of pairs that send in one direction. Over NVLink a GPU sends and
+        receives at full speed at once; over PCIe both directions share the bus.
         """
         if bytes_each <= 0 or gpus < 2:
             return 0.0
@@ -96,23 +98,23 @@ class Network:
             return link.seconds(bytes_each, gpus)
         counts = [count for count in sorted(curves) if count >= gpus] or [max(curves)]
         curve = curves[counts[0]]
-        pairs_share = curve(bytes_each)  # flows = gpus / 2 pairs at once
+        pairs_s = curve(bytes_each)  # curve.flows pairs at once
         busy = gpus / 2 / curve.flows
         duplex = 1.0 if link.full_duplex else 2.0
-        return pairs_share * max(1.0, busy) * duplex
+        return pairs_s * max(1.0, busy) * duplex
 
     def all_gather(self, place: Place, *, gpus: int, total_bytes: float) -> float:
-        """Seconds in which the GPUs of a machine gather a tensor of which each holds a share."""
+        """Return the seconds of an all-gather of ``total_bytes`` between a machine's GPUs."""
         if gpus < 2:
             return 0.0
         return (gpus - 1) * self.within_node(place, gpus=gpus, bytes_each=total_bytes / gpus)
 
     def all_reduce_within(self, place: Place, *, gpus: int, total_bytes: float) -> float:
-        """Seconds in which the GPUs of a machine sum a tensor that each of them holds whole."""
+        """Return the seconds of an all-reduce of ``total_bytes`` between a machine's GPUs."""
         return 2.0 * self.all_gather(place, gpus=gpus, total_bytes=total_bytes)
 
     def egress_usd_per_byte(self, from_zone: str, to_zone: str) -> float:
-        """Price of a byte that leaves one zone for another."""
+        """Return the price of a byte sent from one zone to another."""
         if from_zone == to_zone:
             return 0.0
         price = self.measured.egress_usd_per_byte.get((from_zone, to_zone))
@@ -121,7 +123,7 @@ class Network:
         return self.catalogue.egress_usd_per_byte(from_zone, to_zone, self.zone_regions)
 
     def machine_type(self, place: Place) -> MachineType:
-        """The machine type of a place; one that is named by GPU kind and count is made up."""
+        """Return the machine type of a place; names such as ``A100x4`` are derived from one."""
         found = self._machine_types.get(place)
         if found is None:
             named, catalogue = place.machine, self.catalogue

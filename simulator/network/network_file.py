@@ -16,7 +16,7 @@ from simulator.network.network import LinkEnd, MeasuredNetwork
 def network_from_json(
     raw: Mapping[str, Any], *, place: str, catalogue: Catalogue
 ) -> MeasuredNetwork:
-    """Read a network file, or say what is wrong with it."""
+    """Read a network file; raise ``InputError`` if it is malformed."""
     try:
         return _measured(raw, place, catalogue)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -60,7 +60,7 @@ def _measured(raw: Mapping[str, Any], place: str, catalogue: Catalogue) -> Measu
         found = curve(entry["curve"], min(counts), where)
         if found is not None:
             raw_between.setdefault((ends[0], ends[1]), {})[counts] = found
-        # A file may doubt one of its own entries and name a curve that fits better.
+        # A file may mark an entry as doubtful and suggest another curve.
         better = curve(entry.get("suggested_curve", entry["curve"]), min(counts), where)
         if better is not None and counts[0] == counts[1]:
             trusted.setdefault((ends[0], ends[1]), {})[counts[0]] = better

@@ -1,1 +1,1 @@
-"""The nouns of every question: job, plan, and where a number comes from."""
+"""The basic types: job, plan, and the provenance of a number."""

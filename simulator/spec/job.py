@@ -1,4 +1,4 @@
-"""A job: which model is trained, on which batch, towards which objective, within which limits."""
+"""A training job: model, batch, optimizer, objective and limits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DataKind = Literal["synthetic", "tokens", "images"]
 Engine = Literal["sailor", "deepspeed"]
 
 OPTIMIZER_MOMENTS: dict[str, int] = {"adam": 2, "adamw": 2, "sgd": 1}
-"""Moments that each optimizer keeps per parameter (SGD with momentum keeps one)."""
+"""Moments per parameter (SGD has momentum)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is to be best, and the limits that hold meanwhile (``None``: no limit)."""
+    """The goal to optimise, and the limits to respect (``None``: no limit)."""
 
     goal: Goal = "throughput"
     max_usd_per_iteration: float | None = None
@@ -32,20 +32,20 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where the samples come from."""
+    """The source of the training samples."""
 
     kind: DataKind = "synthetic"
     seed: int = 0
     tokens: str | None = None
     images: str | None = None
-    """An array of images, or a folder that has one folder of images for each class."""
+    """An array of images, or a folder with one folder of images per class."""
     labels: str | None = None
-    """The classes of an array of images."""
+    """The class of each image in an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where and how often state is kept."""
+    """Where checkpoints are stored, and how often snapshots and checkpoints are taken."""
 
     uri: str | None = None
     memory_every: int | Literal["auto"] = "auto"
@@ -56,7 +56,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that a plan must respect, and nothing about machines."""
+    """What to train and how, without any reference to machines."""
 
     name: str
     model: Model
@@ -81,11 +81,11 @@ class Job:
     data: Data = field(default_factory=Data)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     factory: str | None = None
-    """The user's own code that makes the layers, as ``module:function``; no code runs before the
-    runtime does, which is why such a model comes with a description."""
+    """A user's function that returns the layers, as ``module:function``. Only workers run it, so
+    such a model also needs a description."""
     weights: str | None = None
-    """A Hugging Face checkpoint to begin from, in place of random weights."""
+    """A Hugging Face checkpoint to start from instead of random weights."""
     engine: Engine = "sailor"
-    """Who computes the steps, wherever it can; no loss, weight or checkpoint depends on it."""
+    """Which engine computes the steps, where it can; results do not depend on it."""
     runtime: str = "sailor"
-    """Which runtime trains it: its name selects ``simulator.hardware.runtime_constants``."""
+    """Selects the constants of ``simulator.hardware.runtime_constants``."""

@@ -1,4 +1,4 @@
-"""A plan: which layers run where, how they are cut, how many micro batches a pipeline takes."""
+"""A plan: pipelines of stages, each with its layers, place, TP degree and micro batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """What runs one device group: a GPU kind in a machine type in a zone, later a node of it."""
+    """Where a device group runs: GPU kind, machine type and zone; in a placed plan also a node."""
 
     gpu: str
     machine: str
@@ -22,20 +22,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A range of layers on one device group, or on several that divide each micro batch."""
+    """A range of layers on one device group, or on several that split each micro batch."""
 
     layers: tuple[int, int]
-    """First layer and the one after the last."""
+    """The first layer, and the one after the last."""
     tp: int
     places: tuple[Place, ...]
-    """One place per share of ``split``; almost always just one."""
+    """One place per share of ``split``; almost always one."""
     recompute: Recompute = "none"
     split: tuple[int, ...] = (1,)
     """Relative shares of each micro batch's samples, one per place."""
 
     @property
     def place(self) -> Place:
-        """The place of a stage that is not split."""
+        """The only place of a stage that is not split."""
         assert len(self.places) == 1, "a split stage has several places"
         return self.places[0]
 
@@ -44,7 +44,7 @@ class Stage:
         return self.tp * len(self.places)
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
-        """How many samples of a micro batch each place works on."""
+        """Samples of a micro batch that each place computes."""
         total = sum(self.split)
         return tuple(micro_batch_size * share // total for share in self.split)
 
@@ -59,29 +59,29 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one job runs: every pipeline may differ from the others in everything."""
+    """How a job runs; apart from the micro batch size, pipelines may differ in everything."""
 
     micro_batch_size: int
     pipelines: tuple[Pipeline, ...]
     schedule: Schedule = "1f1b"
     virtual_stages: int = 1
-    """Chunks per device group; more than one only with the interleaved schedule, where the
-    stages k, k + D, k + 2D, ... of a pipeline of D device groups share one device group."""
+    """Chunks per device group. Above one only with the interleaved schedule, where the stages k,
+    k + D, k + 2D, ... of a pipeline with D device groups share one device group."""
 
     @property
     def samples_per_iteration(self) -> int:
         return self.micro_batch_size * sum(p.micro_batches for p in self.pipelines)
 
     def group_count(self, pipeline: Pipeline) -> int:
-        """Number of stages that own devices (chunks of one device group count once)."""
+        """Number of device groups; the chunks of one group count once."""
         return len(pipeline.stages) // self.virtual_stages
 
     def owning_stages(self, pipeline: Pipeline) -> tuple[Stage, ...]:
-        """The stages that stand for distinct device groups."""
+        """One stage per device group."""
         return pipeline.stages[: self.group_count(pipeline)]
 
     def gpus_used(self) -> dict[str, int]:
-        """Count devices by ``"<gpu>@<zone>"``, in the order of their names."""
+        """Devices by ``"<gpu>@<zone>"``, sorted by name."""
         used: dict[str, int] = {}
         for pipeline in self.pipelines:
             for stage in self.owning_stages(pipeline):

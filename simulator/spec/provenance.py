@@ -1,4 +1,4 @@
-"""Where a number comes from, and how far it may be off."""
+"""The provenance of a number: measured, interpolated or computed, with its error bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANK: dict[Source, int] = {"measured": 0, "interpolated": 1, "analytic": 2}
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The least certain source that went into a number, with its relative error bar."""
+    """The least certain source of a number, with its relative error bar and notes."""
 
     source: Source
     relative_error: float
@@ -24,7 +24,7 @@ MEASURED = Provenance("measured", 0.02)
 
 
 def weakest(parts: Iterable[Provenance]) -> Provenance:
-    """The provenance of a number that was built from all of these."""
+    """Return the provenance of a number computed from all of these."""
     chosen = MEASURED
     notes: dict[str, None] = {}
     for part in parts:

@@ -86,7 +86,7 @@ def test_it_does_not_move_for_what_is_soon_gone() -> None:
             (slow, fast),
             lambda way, state: way in fits[state],
             ReconfigurationCosts(planned_s=10),
-        ).moves
+        ).reconfigurations
 
     # There and back again: on the fast one it trains 2/s less 10 s, on the slow one 10 s less.
     assert moves(29) == 0

@@ -249,8 +249,8 @@ def test_an_order_that_would_change_nothing_is_refused_with_what_can_be_done(hea
         ("GET", "/v1/nothing", 404, "is no address of ours", "/openapi.json"),
         ("DELETE", "/v1/jobs", 405, "does not take DELETE", "use GET, POST; "),
         ("GET", "/v1/jobs/none", 404, "there is no job of that name", ""),
-        ("POST", "/v1/nodes/b/drain", 404, "there is no node of that name", "known are a"),
-        ("GET", "/v1/nodes/b/logs", 404, "there is no node of that name", "known are a"),
+        ("POST", "/v1/nodes/b/drain", 404, "there is no node of that name", "choose from a"),
+        ("GET", "/v1/nodes/b/logs", 404, "there is no node of that name", "choose from a"),
         (
             "GET",
             "/v1/nodes/a/logs?rank=77",

@@ -167,10 +167,10 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
     assert [f"{p.place.removeprefix('cluster.toml: ')}: {p.what}" for p in problems] == [
         '[[pool]] 1: zone: no zone "us-central1-A" is known',
         '[[pool]] 1: machine: no machine type "a2-highgpu-4" is known',
-        "[[pool]] 1: gpus: stands beside machines",
+        "[[pool]] 1: gpus: is given together with machines",
         "[[pool]] 1: price_usd_per_gpu_hour: is -1",
         '[[pool]] 2: gpu: no GPU "A100-4O" is known',
-        "[[pool]] 2: does not say how much is up",
+        "[[pool]] 2: gives no number of machines or GPUs",
         "[[pool]] 3: gpu: is T4, but local has cpu",
         "[[pool]] 3: gpus_per_machine: is 2, but local has 1",
         "[[pool]] 3: machines: is true",
@@ -195,10 +195,10 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         ({"quota": [{"where": "local", "gpu": "cpu", "gpus_max": 1}]}, "holds no [[pool]]"),
         ({"pool": []}, "pool: is an empty list"),
         ({"pool": {}}, "pool: is a table; give a list of tables"),
-        ({"pool": [7]}, "pool[0]: is 7; a table is expected here"),
+        ({"pool": [7]}, "pool[0]: is 7; give a table"),
         (
             {"pool": [{"zone": "local", "gpu": "cpu", "gpus": 0}]},
-            "pool[0]: holds no GPU and none could be had",
+            "pool[0]: has no GPU and none is obtainable",
         ),
         (
             {"pool": [{"zone": "local", "gpu": "cpu", "gpus": 1}] * 2},
@@ -210,7 +210,7 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         ),
         (
             {**FULL, "zone": [*FULL["zone"], {"name": "us-west1-a", "region": "lab"}]},
-            'zone[1].region: zone "us-west1-a" stands in region "us-west1" in the catalogue',
+            'zone[1].region: zone "us-west1-a" is in region "us-west1" in the catalogue',
         ),
         (
             {**FULL, "zone_link": FULL["zone_link"] * 2},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.estimate.schedule_replay import Edge, ReplayGroup
+from simulator.estimate.schedule_replay import Edge, GroupTimes
 from simulator.hardware.runtime_constants import Messaging
 from simulator.spec.plan import Schedule
 from tests.simulator import oracle
@@ -26,7 +26,7 @@ class Verdict:
 
 
 def judge(
-    groups: Sequence[ReplayGroup],
+    groups: Sequence[GroupTimes],
     edges: Sequence[Edge],
     *,
     micro_batches: int,
@@ -100,7 +100,7 @@ def _pass(
 class _Overheads:
     """Invisible groups for the time that messages take from a device, once per pass."""
 
-    def __init__(self, groups: Sequence[ReplayGroup], edges: Sequence[oracle.Edge]) -> None:
+    def __init__(self, groups: Sequence[GroupTimes], edges: Sequence[oracle.Edge]) -> None:
         self.edges = edges
         self.seconds = {
             (str(index), what, kind): seconds

@@ -15,7 +15,6 @@ import pytest
 
 from simulator.estimate.gradient_sync import GradientSync
 from simulator.estimate.machine_layout import GroupId, lay_out
-from simulator.estimate.schedule_replay import ReplayGroup
 from simulator.hardware.runtime_constants import platform_of
 from simulator.spec.plan import Plan
 from tests.simulator import oracle
@@ -40,18 +39,7 @@ def judged_iteration_s(world: World, plan: Plan) -> float:
         if messaging == "lockstep" and not (plan.schedule == "1f1b" and chain):
             messaging = "blocking"
         verdict: Verdict = judge(
-            [
-                ReplayGroup(
-                    s,
-                    w.forward,
-                    w.backward,
-                    w.receive_activation,
-                    w.receive_gradient,
-                    w.send_activation,
-                    w.send_gradient,
-                )
-                for (s, _), w in zip(work.groups, work.work, strict=True)
-            ],
+            work.times,
             work.edges,
             micro_batches=pipeline.micro_batches,
             schedule=plan.schedule,

@@ -331,11 +331,11 @@ PLACE = TWO.pipelines[0].stages[0].place
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (replace(TWO, schedule="gpipe"), "schedule: the paper estimator knows 1f1b, not gpipe"),
-        (changed(TWO, recompute="full"), "the paper estimator knows no recomputation"),
+        (replace(TWO, schedule="gpipe"), "schedule: the paper estimator supports 1f1b, not gpipe"),
+        (changed(TWO, recompute="full"), "the paper estimator does not support recomputation"),
         (
             changed(TWO, places=(PLACE, PLACE), split=(1, 1)),
-            "pipelines[1].stages[1]: the paper estimator knows no split",
+            "pipelines[1].stages[1]: the paper estimator does not support split",
         ),
         (
             toy_plan((stage(0, 2), stage(0, 1)), (stage(2, 4), stage(1, 4))),
@@ -369,7 +369,7 @@ def test_messages_are_counted_at_tp_1_so_its_sizes_must_be_there() -> None:
     profile = replace(PROFILE, sizes={2: PROFILE.sizes[2]})
     plan = toy_plan((stage(0, 4, tp=2),), micro_batches=(1,))
     assert refusal(plan, profile=profile) == [
-        "profile toy: has no sizes for TP 1, which messages count by"
+        "profile toy: has no sizes for TP 1, needed for messages"
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from simulator.estimate import schedule_1f1b
 from simulator.estimate.pass_order import device_orders, held_at_most
 from simulator.estimate.schedule_1f1b import Durations, run_1f1b
-from simulator.estimate.schedule_replay import Edge, Replay, ReplayGroup, replay
+from simulator.estimate.schedule_replay import Edge, GroupTimes, Replay, replay
 from simulator.hardware.runtime_constants import Messaging
 from simulator.spec.plan import Schedule
 from tests.simulator.estimate.oracle_adapter import Verdict, judge
@@ -29,7 +29,7 @@ def seconds(rng: random.Random, kind: str) -> float:
     return rng.uniform(0.1, 3.0)
 
 
-def chain(rng: random.Random, stages: int) -> tuple[list[ReplayGroup], list[Edge]]:
+def chain(rng: random.Random, stages: int) -> tuple[list[GroupTimes], list[Edge]]:
     kind = rng.choice(["ties", "wild", "even", "equal"])
     one = [seconds(rng, "even") for _ in range(8)]
 
@@ -40,7 +40,7 @@ def chain(rng: random.Random, stages: int) -> tuple[list[ReplayGroup], list[Edge
 
     quiet = rng.choice([0.0, 1.0])  # With and without overheads of messages.
     groups = [
-        ReplayGroup(
+        GroupTimes(
             stage=s,
             forward=draw(0),
             backward=draw(1),
@@ -55,7 +55,7 @@ def chain(rng: random.Random, stages: int) -> tuple[list[ReplayGroup], list[Edge
     return groups, edges
 
 
-def durations(chains: list[tuple[list[ReplayGroup], list[Edge]]]) -> Durations:
+def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> Durations:
     """Chains of one length, as columns."""
     stages = len(chains[0][0])
 
@@ -161,7 +161,7 @@ def test_a_long_pipeline_costs_few_steps(monkeypatch: pytest.MonkeyPatch) -> Non
             super().step(slot)
 
     monkeypatch.setattr(schedule_1f1b, "_Eager", Counting)
-    groups = [ReplayGroup(s, 1.0, 2.0) for s in range(4)]
+    groups = [GroupTimes(s, 1.0, 2.0) for s in range(4)]
     free = [Edge(s, s + 1, 0.0, 0.0) for s in range(3)]
     finish = run_1f1b(durations([(groups, free)]), micro_batches=10_000, messaging="buffered")
     assert steps < 100
@@ -182,7 +182,7 @@ def test_a_long_pipeline_costs_few_steps(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("messaging", MESSAGINGS)
 def test_forwards_that_take_no_time_are_no_repeat(messaging: Messaging) -> None:
     """While the pipeline fills nothing moves, for as many slots as there are stages."""
-    groups = [ReplayGroup(s, 0.0, 1.0) for s in range(8)]
+    groups = [GroupTimes(s, 0.0, 1.0) for s in range(8)]
     edges = [Edge(s, s + 1, 0.0, 0.0) for s in range(7)]
     finish = run_1f1b(durations([(groups, edges)]), micro_batches=20, messaging=messaging)
     assert finish.free[0, 0] == 20 + 7
@@ -218,7 +218,7 @@ def test_a_pipeline_drawn_by_hand() -> None:
 
     Stage 0: F0 0-2, F1 2-4, waits, B0 9-13, B1 15-19. Stage 1: F0 3-5, B0 5-8 ... and so on.
     """
-    groups = [ReplayGroup(0, 2.0, 4.0), ReplayGroup(1, 2.0, 3.0)]
+    groups = [GroupTimes(0, 2.0, 4.0), GroupTimes(1, 2.0, 3.0)]
     edges = [Edge(0, 1, 1.0, 1.0)]
     # Stage 1: F0 3-5, B0 5-8, F1 8-10 (there since 5), B1 10-13. Stage 0: B0 9-13, B1 14-18.
     finish = run_1f1b(durations([(groups, edges)]), micro_batches=2, messaging="buffered")
@@ -253,18 +253,18 @@ def test_unrolled_1f1b_is_the_oracles_and_the_fast_one(messaging: Messaging, exa
         assert finish.free[:, 0] == pytest.approx(unrolled.free, rel=1e-9)
 
 
-def graph(rng: random.Random) -> tuple[list[ReplayGroup], list[Edge]]:
+def graph(rng: random.Random) -> tuple[list[GroupTimes], list[Edge]]:
     """Stages of one to three groups, joined so that each group hears of someone on each side."""
     kind = rng.choice(["ties", "wild", "even"])
     widths = [rng.randint(1, 3) for _ in range(rng.randint(1, 5))]
     members: list[list[int]] = []
-    groups: list[ReplayGroup] = []
+    groups: list[GroupTimes] = []
     for s, width in enumerate(widths):
         members.append(list(range(len(groups), len(groups) + width)))
         for _ in range(width):
             first, last = s == 0, s == len(widths) - 1
             groups.append(
-                ReplayGroup(
+                GroupTimes(
                     s,
                     seconds(rng, kind),
                     seconds(rng, kind),
@@ -379,7 +379,7 @@ def test_what_is_held_is_what_the_oracles_run_holds(schedule: Schedule) -> None:
     for devices in range(1, 5):
         for chunks in (1, 2, 3) if schedule == "interleaved" else (1,):
             stages = devices * chunks
-            groups = [ReplayGroup(s, 1.0, 1.0) for s in range(stages)]
+            groups = [GroupTimes(s, 1.0, 1.0) for s in range(stages)]
             edges = [Edge(s, s + 1, 0.0, 0.0) for s in range(stages - 1)]
             for rounds in range(1, 5):
                 micro_batches = devices * rounds if schedule == "interleaved" else rounds

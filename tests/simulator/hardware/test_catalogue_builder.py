@@ -161,14 +161,14 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("[gpus.T4]\nmemory_gib = 1\n", r'\[gpus\].*no such kind of fact.*"gpu"'),
+        ("[gpus.T4]\nmemory_gib = 1\n", r'\[gpus\].*is not a kind of fact.*"gpu"'),
         ("gpu = 3\n", r"\[gpu\].*is not a table.*\[gpu.NAME\]"),
         ("[egress.local]\nusd_per_gib = 1\n", r"\[egress.local.usd_per_gib\].*is not a table"),
         ("[gpu.T4]\nmemory_gib = nan\n", r"\[gpu.T4\] memory_gib"),
         ("[gpu.T4]\nmemory_gib = inf\n", r"\[gpu.T4\] memory_gib"),
         ("[gpu.T4]\nusable_memory_gib = 17\n", r"\[gpu.T4\] usable_memory_gib"),
         ("[gpu.T4]\naliases = [1]\n", r"\[gpu.T4\] aliases"),
-        ('[gpu.T4]\naliases = ["H100"]\n', r"\[gpu.T4\] aliases.*stands for H100-80"),
+        ('[gpu.T4]\naliases = ["H100"]\n', r"\[gpu.T4\] aliases.*already means H100-80"),
         ("[gpu.T4\n", r"my.toml"),
     ],
 )

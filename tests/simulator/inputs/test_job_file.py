@@ -225,8 +225,7 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         "job.toml: [training] sequence: is -1; give a positive whole number",
         'job.toml: [training] precision: is "fp8"; give "fp32" or "bf16" or "fp16"',
         "job.toml: [training] max_tp: is 0; give a positive whole number",
-        "job.toml: [training] zero: is 3; "
-        "give 0 or 1: parameters and gradients are not sharded here",
+        "job.toml: [training] zero: is 3; give 0 or 1; ZeRO stages 2 and 3 are not supported",
         "job.toml: [training] dropout: is 1.0; give a number at least 0 and below 1",
         'job.toml: [model] preset: there is no model preset "opt-35m"; '
         'did you mean "opt-350m" or "opt-125m" or "opt-30b"?',
@@ -241,7 +240,7 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         'job.toml: [checkpoint] memory_every: is "often"; give a number of steps or "auto"',
         'job.toml: [checkpoint] survive: is "rack"; give "node" or "zone"',
         'job.toml: has an unknown key "name"; '
-        "known are checkpoint, data, job, model, objective, training",
+        "choose from checkpoint, data, job, model, objective, training",
     ]
 
 
@@ -251,12 +250,12 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         ({}, "names no model"),
         ({"preset": "gpt2", "family": "opt"}, "has preset and family; keep one of them"),
         ({"layers": 3}, "has numbers without a family"),
-        ({"preset": "gpt2", "layers": 3}, "has layers beside preset"),
+        ({"preset": "gpt2", "layers": 3}, "has layers together with preset"),
         ({"family": "lama"}, 'did you mean "llama"?'),
         ({"family": "llama", "layers": 2, "hidden": 64}, "heads: is missing"),
         ({"family": "llama", "layers": 2, "hidden": 64, "heads": 7}, "heads: 7 heads do not"),
         ({"family": "llama", "layers": 10**9, "hidden": 8, "heads": 1}, "give at most 10000"),
-        ({"preset": "gpt2", "dropout": 0.1}, "dropout: does not belong here"),
+        ({"preset": "gpt2", "dropout": 0.1}, "dropout: does not belong in [model]"),
         ({"factory": "my_model:layers"}, "sailorctl profile model"),
         ({"factory": "my_model.py", "description": "x"}, 'write it as "package.module:function"'),
         ({"hf_config": "nowhere.json"}, "nowhere.json: there is no file"),
@@ -280,7 +279,7 @@ def test_a_tp_degree_that_does_not_divide_is_answered_with_those_that_do() -> No
     (problem,) = caught.value.problems
     assert problem.place == "job.json: training.max_tp"
     assert problem.what == "TP 3 does not divide the 16 attention heads of opt-350m"
-    assert problem.cure == "TP degrees that do are 1, 2, 4, 8, 16"
+    assert problem.cure == "possible TP degrees: 1, 2, 4, 8, 16"
 
 
 def test_micro_batches_must_be_able_to_meet_the_global_batch() -> None:
@@ -291,7 +290,7 @@ def test_micro_batches_must_be_able_to_meet_the_global_batch() -> None:
 
 def test_data_is_tokens_where_a_file_of_them_is_given() -> None:
     assert read(changed(SMALL, "data", tokens="a.bin")).data == Data("tokens", 0, "a.bin")
-    with pytest.raises(InputError, match='is "synthetic" beside a file of tokens'):
+    with pytest.raises(InputError, match='is "synthetic", but tokens is given'):
         read(changed(SMALL, "data", tokens="a.bin", kind="synthetic"))
 
 
@@ -406,10 +405,10 @@ def test_data_is_images_where_some_are_given() -> None:
     given = read(changed(SMALL, "data", images="a.npy", labels="b.npy")).data
     assert given == Data("images", 0, images="a.npy", labels="b.npy")
     for wrong, told in (
-        ({"images": "a", "tokens": "b"}, "stands beside images"),
+        ({"images": "a", "tokens": "b"}, "is given together with images"),
         ({"kind": "images"}, 'is missing, and kind is "images"'),
-        ({"labels": "a"}, "stands without images"),
-        ({"kind": "images", "tokens": "a"}, 'is "images" beside a file of tokens'),
+        ({"labels": "a"}, "is given without images"),
+        ({"kind": "images", "tokens": "a"}, 'is "images", but tokens is given'),
     ):
         with pytest.raises(InputError, match=told):
             read(changed(SMALL, "data", **wrong))

@@ -200,8 +200,8 @@ def test_between_two_degrees_both_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sequence": 64}, "sequence 64 where the profile has 128"),
-        ({"precision": "bf16"}, "bf16 where the profile has fp32"),
+        ({"sequence": 64}, "sequence 64, profiled at 128"),
+        ({"precision": "bf16"}, "precision bf16, profiled in fp32"),
     ],
 )
 def test_other_conditions_than_the_profiles_are_scaled_and_flagged(

@@ -105,7 +105,7 @@ def test_another_precision_than_the_fitted_one_is_said_and_widens_the_error() ->
     fp32 = roofline().times("A100-40", tp=1, micro_batch=8)
     bf16 = roofline("bf16").times("A100-40", tp=1, micro_batch=8)
     assert fp32.provenance.relative_error < bf16.provenance.relative_error
-    assert "the job is bf16" in bf16.provenance.notes[0]
+    assert "but the job uses bf16" in bf16.provenance.notes[0]
     assert (bf16.forward[1:] < fp32.forward[1:]).all()
     # The cap: products alone at 70 % of the 16-bit peak bound the sum of both directions.
     compute = roofline("bf16").demand("A100-40", tp=1, micro_batch=8).compute_s
