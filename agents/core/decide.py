@@ -1,8 +1,12 @@
-"""What an agent does: the one place where it decides.
+"""The agent's decisions: what it becomes and does after each event.
 
-It follows the store's record of the generation and its workers' word. It never moves on its own
-to what nobody recorded, keeps workers whose steps go on whatever else is silent, and refuses
-whoever speaks with a lower fence than one it heard before.
+An agent follows the generation record in the store and its workers' statuses. It never starts a
+generation that is not recorded in the store. It keeps workers that make progress, even if the
+store or the leader is silent. And it refuses messages with a lower fence than the highest it has
+seen.
+
+``decide`` first updates what the agent knows (``_learn``), then applies rules until none fires,
+and reports to the leader last.
 """
 
 from __future__ import annotations
@@ -53,53 +57,53 @@ from agents.protocol.records import Fence, GenerationRecord, Intent, NodeState, 
 Decision = tuple[State, tuple[Command, ...]]
 RULES_MAX = 16
 PARK_STEPS = 3
-"""Before workers are parked, at least so many steps might have been done."""
+"""Workers are parked only after the time of this many steps."""
 
 
 def decide(state: State, event: Event) -> Decision:
-    """Say what the agent becomes and does, now that ``event`` has happened."""
-    woken_at = event.at if event.at > state.now + state.options.nap_s else state.woken_at
-    state = replace(state, now=max(state.now, event.at), woken_at=woken_at)
+    """Return the agent's next state, and the commands to carry out in this order."""
+    resumed_at = event.at if event.at > state.now + state.options.nap_s else state.resumed_at
+    state = replace(state, now=max(state.now, event.at), resumed_at=resumed_at)
     state, first = _learn(state, event)
     commands = list(first)
     for _ in range(RULES_MAX):
-        outcome = _next_rule(state)
+        outcome = _apply_first_rule(state)
         if outcome is None:
             state, report = _report(state)
             return state, (*commands, *report)
         state = outcome[0]
         commands += outcome[1]
-    raise AssertionError(f"the rules come to no rest: {state}")
+    raise AssertionError(f"the rules did not converge after {RULES_MAX} steps: {state}")
 
 
-# ---- what is known ----------------------------------------------------------------------------
+# ---- learning from an event -------------------------------------------------------------------
 
 
 def _learn(state: State, event: Event) -> Decision:
     match event:
         case SelfTested():
-            return _tested(state, event)
+            return _learn_self_test(state, event)
         case DeviceFailed():
-            return _broken(state, event.fault)
+            return _learn_device_failure(state, event.fault)
         case GenerationRead():
-            state = _read(replace(state, silent_since=None), event.record)
-            return _drop_votes(state, event), ()
+            state = _learn_record(replace(state, store_silent_since=None), event.record)
+            return _forget_old_uploads(state, event), ()
         case AbortReceived():
-            return _hear_abort(state, event), ()
+            return _learn_abort(state, event), ()
         case GangReported():
-            return _hear_gang(state, event), ()
+            return _learn_gang_status(state, event), ()
         case GangExited():
-            return _gang_gone(state, event)
+            return _learn_gang_exit(state, event)
         case SnapshotsChanged():
             is_ours = event.job in {None, state.job}
             return replace(state, sealed=event.sealed) if is_ours else state, ()
         case UploadDone():
-            return _uploaded(state, event), ()
+            return _learn_upload(state, event), ()
         case TroubleChanged():
             is_ours = event.job == state.job
             return replace(state, trouble=event.trouble) if is_ours else state, ()
         case FreeMemoryMeasured():
-            return _see_room(state, event), ()
+            return _learn_free_memory(state, event), ()
         case ReleaseReceived():
             return state, _release(state, event)
         case JobEnded():
@@ -109,51 +113,52 @@ def _learn(state: State, event: Event) -> Decision:
             return replace(state, is_registered=False), (Register(state.node),)
         case Registered():
             is_current = event.node == state.node
-            return replace(state, is_registered=is_current, silent_since=None), ()
+            return replace(state, is_registered=is_current, store_silent_since=None), ()
         case StoreFailed():
-            since = state.now if state.silent_since is None else state.silent_since
-            return replace(state, silent_since=since), ()
+            since = state.now if state.store_silent_since is None else state.store_silent_since
+            return replace(state, store_silent_since=since), ()
         case NoticeGiven():
-            return _notice(state, event)
+            return _learn_notice(state, event)
         case NoticeWithdrawn():
-            return _withdraw(state, event)
+            return _learn_withdrawal(state, event)
         case StopRequested():
             leaving = replace(state, is_leaving=True)
             if state.notices:
-                return leaving, ()  # One going, one notice.
-            return _notice(leaving, NoticeGiven(event.at, f"end-{state.node.id}"))
+                return leaving, ()  # One departure is one notice.
+            return _learn_notice(leaving, NoticeGiven(event.at, f"end-{state.node.id}"))
         case Ticked():
             return state, ()
         case _:
             assert_never(event)
 
 
-def _tested(state: State, event: SelfTested) -> Decision:
+def _learn_self_test(state: State, event: SelfTested) -> Decision:
     if event.why_not:
-        return replace(state, is_sound=False), (Note(f"not ready: {event.why_not}"),)
+        return replace(state, is_healthy=False), (Note(f"not ready: {event.why_not}"),)
     node = state.node
     if node.state == "joining":
         node = replace(node, state="ready")
-    return replace(state, node=node, is_sound=True, fault=""), (Register(node),)
+    return replace(state, node=node, is_healthy=True, fault=""), (Register(node),)
 
 
-def _broken(state: State, fault: str) -> Decision:
-    """Nothing runs here until the devices are found sound again; a node that leaves still does."""
+def _learn_device_failure(state: State, fault: str) -> Decision:
+    """Run nothing here until a self-test passes; a draining node stays draining."""
     node = state.node
     if node.state == "ready":
         node = replace(node, state="joining")
-    broken = replace(state, node=node, is_sound=False, fault=fault)
-    return broken, (Register(node), Note(f"a device broke: {fault}"))
+    broken = replace(state, node=node, is_healthy=False, fault=fault)
+    return broken, (Register(node), Note(f"a device failed: {fault}"))
 
 
-def _read(state: State, record: GenerationRecord | None) -> State:
-    state = replace(state, has_read=True)
+def _learn_record(state: State, record: GenerationRecord | None) -> State:
+    state = replace(state, has_read_store=True)
     if record is None:
         return replace(state, record=None)
     fence = Fence(record.term, record.number)
     known = state.record
     if state.job != record.job:
-        # Each job counts its generations from one, and is only shown to who has left the last.
+        # Generations are counted per job, and a node serves the next job only when it has left the
+        # last.
         heard = Fence(state.heard.term, 0) if state.job is not None else state.heard
         left = 0 if state.job is not None else state.left
         sealed, uploaded = ((), ()) if state.job is not None else (state.sealed, state.uploaded)
@@ -168,13 +173,13 @@ def _read(state: State, record: GenerationRecord | None) -> State:
             shortage=None,
         )
     if known is not None and known.job == record.job and record.number < known.number:
-        return state  # A read that was overtaken by a newer one.
+        return state  # A newer record was read before.
     heard = max(state.heard, fence)
     return replace(state, record=record, heard=heard)
 
 
-def _drop_votes(state: State, event: GenerationRead) -> State:
-    """Of what is older than the committed checkpoint nobody wants to know any more."""
+def _forget_old_uploads(state: State, event: GenerationRead) -> State:
+    """Forget uploads that are older than the committed checkpoint."""
     durable, record = event.durable, event.record
     if durable is None or record is None or record.job != state.job:
         return state
@@ -182,14 +187,14 @@ def _drop_votes(state: State, event: GenerationRead) -> State:
     return state if counts == state.uploaded else replace(state, uploaded=counts)
 
 
-def _uploaded(state: State, event: UploadDone) -> State:
+def _learn_upload(state: State, event: UploadDone) -> State:
     if event.job != state.job or event.uploaded in state.uploaded:
         return state
     return replace(state, uploaded=(*state.uploaded, event.uploaded))
 
 
-def _see_room(state: State, event: FreeMemoryMeasured) -> State:
-    """Who was too small may have grown, or got rid of something."""
+def _learn_free_memory(state: State, event: FreeMemoryMeasured) -> State:
+    """End a shortage when there is room again, but not before ``short_s``."""
     shortage = state.shortage
     if shortage is None or event.free_bytes < shortage.needed_bytes:
         return state
@@ -198,31 +203,32 @@ def _see_room(state: State, event: FreeMemoryMeasured) -> State:
 
 
 def _release(state: State, event: ReleaseReceived) -> tuple[Command, ...]:
-    """Only who leads may say so, and only of the job at hand."""
+    """Release snapshots by order of the present leader, for the present job."""
     if event.term < state.heard.term or event.job != state.job:
         return ()
     running = 0 if state.gang is None else state.gang.generation
     return (ReleaseSnapshots(event.job, event.point, running),)
 
 
-def _hear_abort(state: State, event: AbortReceived) -> State:
+def _learn_abort(state: State, event: AbortReceived) -> State:
     fence, gang = event.fence, state.gang
     if fence.term < state.heard.term:
-        return state  # Somebody speaks who leads no more.
+        return state  # From a deposed leader.
     state = replace(state, heard=Fence(fence.term, state.heard.generation))
     if gang is None or event.job != state.job or gang.generation > fence.generation:
-        return state  # Late words about another job say nothing of the workers at hand.
-    return replace(state, gang=_failed(gang, "it was told to abort"))
+        return state  # It is about another job, or about earlier generations.
+    return replace(state, gang=_failed(gang, "aborted by the leader"))
 
 
-def _hear_gang(state: State, event: GangReported) -> State:
+def _learn_gang_status(state: State, event: GangReported) -> State:
     gang = state.gang
     if gang is None or event.generation != gang.generation:
         return state
     if event.taking == "idle":
-        return replace(state, gang=replace(_failed(gang, "the workers left it"), is_free=True))
+        left = replace(_failed(gang, "the workers left the generation"), is_free=True)
+        return replace(state, gang=left)
     if gang.taking == "failed":
-        return state  # A generation that failed here does not come back to life.
+        return state  # A generation that failed here does not recover.
     if event.room_needed:
         state = replace(state, shortage=Shortage(event.failure, event.room_needed, state.now))
     advanced_at = state.now if event.step > gang.step else gang.advanced_at
@@ -241,7 +247,7 @@ def _hear_gang(state: State, event: GangReported) -> State:
     )
 
 
-def _gang_gone(state: State, event: GangExited) -> Decision:
+def _learn_gang_exit(state: State, event: GangExited) -> Decision:
     gang = state.gang
     if gang is None or event.generation != gang.generation:
         return state, ()
@@ -251,18 +257,18 @@ def _gang_gone(state: State, event: GangExited) -> Decision:
 
 
 def _failed(gang: Gang, failure: str, *, is_bug: bool = False) -> Gang:
-    """It cannot go on; the first reason is the one that counts."""
+    """Mark the gang as failed; the first reason counts."""
     if gang.taking == "failed":
         return gang
     return replace(gang, taking="failed", failure=failure, is_bug=is_bug)
 
 
-def _notice(state: State, event: NoticeGiven) -> Decision:
+def _learn_notice(state: State, event: NoticeGiven) -> Decision:
     if event.id in state.notices:
         known, told = state.node.leaves_at, event.leaves_at
         if told is None or (known is not None and known <= told):
             return state, ()
-        node = replace(state.node, leaves_at=told)  # Sooner than was said first.
+        node = replace(state.node, leaves_at=told)  # It leaves earlier than was announced.
         return replace(state, node=node), (Register(node),)
     node = replace(state.node, state="draining", leaves_at=event.leaves_at)
     intent = Intent(event.id, "preempt", node.id, event.leaves_at, "the machine said so")
@@ -270,40 +276,45 @@ def _notice(state: State, event: NoticeGiven) -> Decision:
     return noticed, (Register(node), StoreIntent(intent))
 
 
-def _withdraw(state: State, event: NoticeWithdrawn) -> Decision:
+def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
     if event.id not in state.notices or state.is_leaving:
         return state, ()
     left = state.notices - {event.id}
     if left:
-        return replace(state, notices=left), ()  # Another word says that it goes.
-    stays: NodeState = "ready" if state.is_sound else "joining"
+        return replace(state, notices=left), ()  # Another notice still stands.
+    stays: NodeState = "ready" if state.is_healthy else "joining"
     node = replace(state.node, state=stays, leaves_at=None)
     intent = Intent(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")
     return replace(state, node=node, notices=left), (Register(node), StoreIntent(intent))
 
 
-# ---- what follows from it ---------------------------------------------------------------------
+# ---- rules ------------------------------------------------------------------------------------
 
 
-def _next_rule(state: State) -> Decision | None:
-    """The first rule that has something to do says what; ``None``: all is as it should be."""
+def _apply_first_rule(state: State) -> Decision | None:
+    """Apply the first rule that fires; ``None``: no rule fires.
+
+    Without workers: join a generation, else exit if asked to. With workers that the store no longer
+    wants: end them. Else, in this order: give up workers that are cut off, then those on a broken
+    device, then abort failed ones, and last pass on the step at which to stop.
+    """
     gang = state.gang
     if gang is None:
-        return _join(state) or _end(state)
-    if state.has_read and not _is_wanted(state, gang):
+        return _join(state) or _exit(state)
+    if state.has_read_store and not _is_wanted(state, gang):
         return _end_gang(state, gang)
-    for rule in (_park_cut_off, _give_up_unsound, _abort_failed, _pass_on_stop):
+    for rule in (_give_up_cut_off, _give_up_on_broken_device, _abort_failed, _send_stop):
         move = rule(state, gang)
         if move is not None:
             return move
     return None
 
 
-# ---- rules where no workers run -----------------------------------------------------------------
+# ---- rules without workers --------------------------------------------------------------------
 
 
 def _join(state: State) -> Decision | None:
-    """Take part in the generation of which this node is a member."""
+    """Join the open generation of which this node is a member."""
     record = state.record
     if record is None or not _may_join(state, record):
         return None
@@ -313,23 +324,24 @@ def _join(state: State) -> Decision | None:
 
 
 def _may_join(state: State, record: GenerationRecord) -> bool:
-    """It is open, ours, and neither left before nor older than what was heard of."""
+    """Return whether it is open, has this node as a member, and is neither left before nor
+    outdated."""
     if record.state != "open" or state.node.id not in record.members:
         return False
-    if state.silent_since is not None:
+    if state.store_silent_since is not None:
         return False
     return record.number > state.left and record.number >= state.heard.generation
 
 
-def _end(state: State) -> Decision | None:
-    """Whoever asked the agent to end waited for its workers, and for who needs its memory."""
-    if not state.is_leaving or _is_needed(state):
+def _exit(state: State) -> Decision | None:
+    """Exit, if asked to, once no worker is left and no other node needs this node's snapshots."""
+    if not state.is_leaving or _is_needed_by_others(state):
         return None
     return replace(state, is_leaving=False), (Exit(),)
 
 
-def _is_needed(state: State) -> bool:
-    """The next generation begins from what stands here; its members fetch it, for a while."""
+def _is_needed_by_others(state: State) -> bool:
+    """Return whether the next generation restores from snapshots here; only for ``needed_s``."""
     record = state.record
     if record is None or record.state != "open" or record.restore.source != "memory":
         return False
@@ -338,14 +350,15 @@ def _is_needed(state: State) -> bool:
     return any(sealed.point == record.restore.point for sealed in state.sealed)
 
 
-# ---- rules for workers that the store wants ------------------------------------------------------
+# ---- rules for workers that the store wants ---------------------------------------------------
 
 
-def _park_cut_off(state: State, gang: Gang) -> Decision | None:
-    """Nobody can tell whether the generation is still the present one, and it stands still."""
-    if state.silent_since is None or gang.taking == "failed":
+def _give_up_cut_off(state: State, gang: Gang) -> Decision | None:
+    """Give up workers that make no step while the store does not answer: their generation may be
+    over."""
+    if state.store_silent_since is None or gang.taking == "failed":
         return None
-    still_since = max(state.silent_since, gang.advanced_at, state.woken_at)
+    still_since = max(state.store_silent_since, gang.advanced_at, state.resumed_at)
     step_s = 0.0 if state.record is None else state.record.step_s
     if state.now < still_since + max(state.options.park_s, PARK_STEPS * step_s):
         return None
@@ -353,21 +366,21 @@ def _park_cut_off(state: State, gang: Gang) -> Decision | None:
     return replace(state, gang=failed), ()
 
 
-def _give_up_unsound(state: State, gang: Gang) -> Decision | None:
-    """Nothing is computed on a device that broke."""
+def _give_up_on_broken_device(state: State, gang: Gang) -> Decision | None:
+    """Give up workers on a broken device."""
     if not state.fault or gang.taking == "failed":
         return None
     return replace(state, gang=_failed(gang, state.fault)), ()
 
 
 def _abort_failed(state: State, gang: Gang) -> Decision | None:
-    """Workers that cannot go on are told to end; what follows waits for the leader's word."""
+    """Abort workers that have failed; the leader decides what follows."""
     is_new = gang.taking == "failed" and gang.abort_sent_at is None
     return _end_gang(state, gang) if is_new else None
 
 
-def _pass_on_stop(state: State, gang: Gang) -> Decision | None:
-    """Workers hear once at which step's end all are to park."""
+def _send_stop(state: State, gang: Gang) -> Decision | None:
+    """Tell the workers once at which step to stop."""
     record = state.record
     if record is None or record.state != "stopping" or record.stop_at is None:
         return None
@@ -377,11 +390,11 @@ def _pass_on_stop(state: State, gang: Gang) -> Decision | None:
     return replace(state, gang=told), (SendStop(gang.generation, record.stop_at),)
 
 
-# ---- ending workers, and telling of them ---------------------------------------------------------
+# ---- ending workers, and reports --------------------------------------------------------------
 
 
 def _is_wanted(state: State, gang: Gang) -> bool:
-    """The store still names this node as a member of the gang's generation."""
+    """Return whether the gang's generation is open or stopping, with this node as a member."""
     record = state.record
     if record is None or record.state == "closed":
         return False
@@ -389,7 +402,7 @@ def _is_wanted(state: State, gang: Gang) -> bool:
 
 
 def _end_gang(state: State, gang: Gang) -> Decision | None:
-    """First by word, then by force. A device is free only when its process says so or is gone."""
+    """Abort the workers, then kill them. Their devices are free once they say so or have ended."""
     options = state.options
     if gang.is_free:
         return replace(state, gang=None, left=gang.generation, idle_since=state.now), ()
@@ -407,7 +420,7 @@ def _end_gang(state: State, gang: Gang) -> Decision | None:
 
 
 def _report(state: State) -> Decision:
-    """Tell the leader at once what changed, and now and then that all is as it was."""
+    """Report changes to the leader at once, and otherwise every ``report_every_s``."""
     gang = state.gang
     measured = gang.measured if gang is not None else UNMEASURED
     report = Report(

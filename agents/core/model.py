@@ -1,4 +1,4 @@
-"""The agent's nouns: what it knows of its node, what happens, and what it orders."""
+"""The agent's state, its events and its commands."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ UNHEARD = Fence(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long an agent waits for what."""
+    """Timeouts of the agent."""
 
     abort_s: float = 2.0
-    """For workers to leave a generation by themselves; then they are killed."""
+    """After an abort, workers that have not left the generation are killed."""
     kill_s: float = 5.0
-    """For killed workers to be gone; then they are killed again."""
+    """Killed workers that have not ended are killed again."""
     park_s: float = 30.0
-    """Cut off from the store, and without a step for so long, the workers are parked; or for the
-    time of three steps, if that is longer. Who stood still begins to count anew."""
+    """Workers are parked when the store has been silent, and no step was done, for this time or for
+    that of three steps if that is longer. It counts anew after the agent itself was stopped."""
     nap_s: float = 1.5
-    """Without any event for so long, not even a tick, the agent itself stood still: what its
-    workers did meanwhile is yet to be heard."""
+    """A gap between two events, ticks included, after which the agent assumes that it was stopped
+    itself and has not yet heard its workers."""
     report_every_s: float = 1.0
     needed_s: float = 60.0
-    """An agent that is to end stays for so long at most while others fetch from its memory."""
+    """How long an agent that was asked to exit lets others fetch from its memory."""
     short_s: float = 60.0
-    """A node without room for snapshots says so for so long at least, that nobody tries it again
-    with each breath of the machine's memory."""
+    """How long a node without room for snapshots reports that at least, as free memory
+    fluctuates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What workers measure of themselves; the reports carry it on."""
+    """Measurements of the workers, as in a report."""
 
     loss: float | None = None
     tokens_per_s: float | None = None
@@ -61,7 +61,7 @@ UNMEASURED = Measured()
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """This node's workers of one generation, taken together."""
+    """This node's workers of one generation."""
 
     generation: int
     taking: Taking
@@ -72,16 +72,16 @@ class Gang:
     is_bug: bool = False
     measured: Measured = UNMEASURED
     stop_at: int | None = None
-    """They were told to park at this step's end."""
+    """The step at which they were told to stop."""
     abort_sent_at: float | None = None
     kill_sent_at: float | None = None
     is_free: bool = False
-    """They left their groups and wait, or are gone: their devices may be used anew."""
+    """They have left their process groups or have ended: their devices are free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The node's memory has no room for the job's snapshots."""
+    """The node's memory lacks room for the job's snapshots."""
 
     why: str
     needed_bytes: int
@@ -97,34 +97,34 @@ class State:
     now: float = 0.0
     heard: Fence = UNHEARD
     record: GenerationRecord | None = None
-    """The newest generation that the store showed; ``None``: there is no job."""
+    """The newest generation in the store; ``None``: there is none."""
     job: JobId | None = None
-    """Whose generations ``heard`` and ``left`` count."""
-    has_read: bool = False
-    """The store was read since this agent began: before that, workers it found are let be."""
+    """The job that ``heard`` and ``left`` are about."""
+    has_read_store: bool = False
+    """The store was read since the agent started; until then it keeps the workers that it found."""
     gang: Gang | None = None
     idle_since: float = 0.0
     """When the last workers left."""
     left: int = 0
-    """The last generation that this node took part in and left: it never goes back to it."""
+    """The last generation that this node has left; it never returns to it."""
     sealed: tuple[Sealed, ...] = ()
-    """What of ``job`` stands sealed in this node's memory."""
+    """The job's snapshots in this node's memory."""
     uploaded: tuple[Uploaded, ...] = ()
-    """What of ``job`` this node has brought to the durable store."""
+    """The job's objects that this node has uploaded."""
     trouble: str = ""
     shortage: Shortage | None = None
-    """Of the job: no plan can use this node until it has room."""
-    silent_since: float | None = None
-    """The store does not answer since then."""
-    woken_at: float = 0.0
-    """When the agent last went on after it had stood still."""
+    """No plan can use this node for the job until it has room."""
+    store_silent_since: float | None = None
+    """Since when the store has not answered."""
+    resumed_at: float = 0.0
+    """When the agent last resumed after it was stopped itself."""
     is_registered: bool = False
-    is_sound: bool = False
-    """The devices were tried and found sound, and none has broken since."""
+    is_healthy: bool = False
+    """The last self-test passed, and no device has failed since."""
     fault: str = ""
-    """What is wrong with a device that broke in use."""
+    """The fault of a device that failed in use."""
     is_leaving: bool = False
-    """The agent itself was told to end; it does so when no worker needs it."""
+    """The agent was asked to exit, and does so when no worker needs it."""
     notices: frozenset[str] = frozenset()
     reports: int = 0
     last_report: Report | None = None
@@ -136,7 +136,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class SelfTested:
-    """The devices were tried: the node is ready for work, or ``why_not``."""
+    """A self-test of the devices ended; ``why_not`` is empty if it passed."""
 
     at: float
     why_not: str = ""
@@ -144,7 +144,7 @@ class SelfTested:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFailed:
-    """A device that was sound is so no more: what runs on it computes nothing that counts."""
+    """A device failed in use."""
 
     at: float
     fault: str
@@ -152,17 +152,17 @@ class DeviceFailed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRead:
-    """What the store says of the job's generation."""
+    """The store was read: the generation that concerns this node."""
 
     at: float
     record: GenerationRecord | None
     durable: Point | None = None
-    """The committed checkpoint of its job."""
+    """The job's committed checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortReceived:
-    """A leader says that everything of the job up to this generation is over."""
+    """A leader ended all generations of the job up to this one."""
 
     at: float
     job: JobId
@@ -171,7 +171,7 @@ class AbortReceived:
 
 @dataclass(frozen=True, slots=True)
 class GangReported:
-    """The workers' word; ``idle``: they left the generation's groups and wait for another."""
+    """The gang's status; ``idle``: its workers have left the generation."""
 
     at: float
     generation: int
@@ -182,12 +182,12 @@ class GangReported:
     is_bug: bool = False
     measured: Measured = UNMEASURED
     room_needed: int = 0
-    """It failed since so many bytes must be free for snapshots, and are not."""
+    """It failed for lack of memory: bytes that must be free for snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangExited:
-    """No process of the workers is left, and their devices are free."""
+    """All processes of the gang have ended, and their devices are free."""
 
     at: float
     generation: int
@@ -197,17 +197,17 @@ class GangExited:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotsChanged:
-    """What stands sealed in this node's memory now; of a job that is not ours it is nothing."""
+    """The snapshots in this node's memory have changed."""
 
     at: float
     sealed: tuple[Sealed, ...]
     job: JobId | None = None
-    """``None``: of the only job that there is."""
+    """``None``: there is only one job."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadDone:
-    """This node has brought something to the durable store of a job."""
+    """An object was uploaded."""
 
     at: float
     job: JobId
@@ -216,7 +216,7 @@ class UploadDone:
 
 @dataclass(frozen=True, slots=True)
 class TroubleChanged:
-    """What keeps a job's snapshots from where they should be, in words; empty: nothing does."""
+    """The reason has changed why a job's snapshots are not replicated or uploaded; empty: none."""
 
     at: float
     job: JobId
@@ -225,7 +225,7 @@ class TroubleChanged:
 
 @dataclass(frozen=True, slots=True)
 class FreeMemoryMeasured:
-    """So much is free for snapshots now; only told while there was too little."""
+    """How much memory is free for snapshots; sent only during a shortage."""
 
     at: float
     free_bytes: int
@@ -233,7 +233,7 @@ class FreeMemoryMeasured:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReceived:
-    """A leader says that of the job's snapshots before this point nobody will ask again."""
+    """A leader says that the job's snapshots before this point can be deleted."""
 
     at: float
     term: int
@@ -243,7 +243,7 @@ class ReleaseReceived:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job of which there are snapshots here is over."""
+    """A job that has snapshots here has ended."""
 
     at: float
     job: JobId
@@ -251,14 +251,14 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The node is no longer in the store."""
+    """The node's lease has expired."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The node stands in the store as this record says."""
+    """The node was written to the store."""
 
     at: float
     node: NodeRecord
@@ -273,7 +273,7 @@ class StoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """The machine goes away; ``leaves_at`` if it was said when."""
+    """The machine will be stopped, at ``leaves_at`` if that is known."""
 
     at: float
     id: str
@@ -282,7 +282,7 @@ class NoticeGiven:
 
 @dataclass(frozen=True, slots=True)
 class NoticeWithdrawn:
-    """The machine stays after all."""
+    """A notice was withdrawn."""
 
     at: float
     id: str
@@ -290,7 +290,7 @@ class NoticeWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The agent was told to stop: the machine shuts down, or somebody stops the service."""
+    """The agent was asked to exit: the service stops, or the machine shuts down."""
 
     at: float
 
@@ -330,21 +330,21 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Put the node into the store under a lease; ends in ``Registered`` or ``StoreFailed``."""
+    """Write the node to the store under a lease; ends in ``Registered`` or ``StoreFailed``."""
 
     node: NodeRecord
 
 
 @dataclass(frozen=True, slots=True)
 class JoinGeneration:
-    """Let the workers take part: those that wait, or new ones where there are none."""
+    """Start the workers of a generation, or reuse idle ones."""
 
     record: GenerationRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SendStop:
-    """Tell the workers at which step's end to park."""
+    """Tell the workers at which step to stop."""
 
     generation: int
     stop_at: int
@@ -352,57 +352,57 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True)
 class AbortGang:
-    """Break off what the workers wait for; they seal nothing, leave their groups, and wait."""
+    """Tell the workers to leave the generation at once, without a snapshot."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillGang:
-    """Kill the workers; ends in ``GangExited``. What they sealed stays."""
+    """Kill the workers; ends in ``GangExited``. Sealed snapshots stay."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSnapshots:
-    """Give back the memory of what is needless now that the point is safe."""
+    """Delete the snapshots that a safe point has superseded."""
 
     job: JobId
     safe: Point
     running: int
-    """The generation that runs here: the last points of it stay; 0: none does."""
+    """The generation that runs here, whose last points are kept; 0: none runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJobSnapshots:
-    """Give back the memory of all snapshots of a job that is over."""
+    """Delete all snapshots of a job."""
 
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """Tell the leader how the node stands."""
+    """Send a report to the leader."""
 
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIntent:
-    """Store a notice, so that every leader hears of it."""
+    """Store a notice, so that every leader sees it."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The agent may end now."""
+    """End the agent process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence for the log."""
+    """Write a line to the log."""
 
     text: str
 

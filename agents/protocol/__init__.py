@@ -1,1 +1,1 @@
-"""What sailord and agents say to each other: records, store keys and their codec."""
+"""Records that sailord and agents exchange, their store keys and their codec."""

@@ -1,4 +1,4 @@
-"""Records and reports as JSON, and back: what comes from outside is checked against its type."""
+"""Encodes records as JSON, and decodes them with a check of every field against its type."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from agents.protocol import records
 T = TypeVar("T")
 
 MEMBERS_MAX = 100_000
-"""A list that is longer than this is not one of ours."""
+"""The longest list that is accepted."""
 
 
 class WireError(ValueError):
-    """What arrived is not what it should be; the message says where and how."""
+    """The data is not a valid record; the message says where and why."""
 
 
 def encode(value: object) -> bytes:
-    """Write a record in one line of JSON, the same bytes for the same record."""
+    """Return a record as one line of JSON; equal records give equal bytes."""
     text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()
 
 
 def decode(kind: type[T], data: bytes | str) -> T:
-    """Read a record of this kind; ``WireError`` says what is wrong with it."""
+    """Decode a record; raises ``WireError`` if the data is invalid."""
     try:
         raw = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -40,7 +40,8 @@ def decode(kind: type[T], data: bytes | str) -> T:
 
 
 def read(kind: type[T], raw: object) -> T:
-    """Check plain values, as JSON gives them, against a record's fields."""
+    """Build a record from plain values, as JSON gives them; raises ``WireError`` if they are
+    invalid."""
     any_kind: Any = kind
     try:
         value = _reader(any_kind)(raw)
@@ -51,7 +52,7 @@ def read(kind: type[T], raw: object) -> T:
 
 
 def plain(value: object) -> Any:
-    """Return dictionaries, lists, numbers and texts in the place of records."""
+    """Replace records by dictionaries, and tuples by lists."""
     kind: Any = type(value)
     names = _field_names(kind)
     if names is not None:
@@ -63,7 +64,7 @@ def plain(value: object) -> Any:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Of a record; ``None``: it is none."""
+    """Return the fields of a record type; ``None``: it is no record type."""
     is_record = dataclasses.is_dataclass(kind)
     return tuple(field.name for field in dataclasses.fields(kind)) if is_record else None
 
@@ -72,11 +73,11 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-# ---- a reader for each type, made once ----------------------------------------------------------
+# ---- one reader per type, made once -----------------------------------------------------------
 
 
 class _Wrong(Exception):  # noqa: N818 - never leaves this module
-    """The place grows on the way out, so that reading what is right pays nothing for it."""
+    """The place is put together while the error propagates, so that valid data costs nothing."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what)
@@ -85,7 +86,7 @@ class _Wrong(Exception):  # noqa: N818 - never leaves this module
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[object], object]:
-    kind = getattr(kind, "__supertype__", kind)  # An identity is a text with a name of its own.
+    kind = getattr(kind, "__supertype__", kind)  # A NewType is read as its base type.
     origin = typing.get_origin(kind)
     if origin is types.UnionType or origin is typing.Union:
         return _union_reader(kind)
@@ -101,7 +102,7 @@ def _reader(kind: Any) -> Callable[[object], object]:
 def _union_reader(kind: Any) -> Callable[[object], object]:
     members = typing.get_args(kind)
     kinds = [member for member in members if member is not types.NoneType]
-    assert len(kinds) == 1 < len(members), f"{kind}: only a value or nothing can be told apart"
+    assert len(kinds) == 1 < len(members), f"{kind}: unions other than X | None are not supported"
     reader = _reader(kinds[0])
     return lambda raw: None if raw is None else reader(raw)
 
@@ -111,7 +112,7 @@ def _literal_reader(kind: Any) -> Callable[[object], object]:
 
     def read_literal(raw: object) -> object:
         if raw not in known or isinstance(raw, bool):
-            raise _Wrong(f"{_shown(raw)} is none of {', '.join(map(str, known))}")
+            raise _Wrong(f"{_shown(raw)} is not one of {', '.join(map(str, known))}")
         return raw
 
     return read_literal
@@ -127,9 +128,9 @@ def _tuple_reader(kind: Any) -> Callable[[object], object]:
 
     def read_tuple(raw: object) -> object:
         if not isinstance(raw, list):
-            raise _Wrong(f"{_shown(raw)} is no list")
+            raise _Wrong(f"{_shown(raw)} is not a list")
         if len(raw) > MEMBERS_MAX:
-            raise _Wrong(f"{len(raw)} entries are too many")
+            raise _Wrong(f"the list has {len(raw)} entries, more than {MEMBERS_MAX}")
         if not is_any_length and len(raw) != len(readers):
             raise _Wrong(f"{len(raw)} entries, not {len(readers)}")
         values: list[object] = []
@@ -144,20 +145,20 @@ def _tuple_reader(kind: Any) -> Callable[[object], object]:
 
 
 def _record_reader(kind: Any) -> Callable[[object], object]:
-    # Annotations are texts in the modules that define records; this gives the types themselves.
+    # Annotations are strings in the modules of records; this resolves them.
     hints = typing.get_type_hints(kind, vars(records) | vars(sys.modules[kind.__module__]))
     readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
     required = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
 
     def read_record(raw: object) -> object:
         if not isinstance(raw, dict):
-            raise _Wrong(f"{_shown(raw)} is no object")
+            raise _Wrong(f"{_shown(raw)} is not an object")
         values: dict[str, object] = {}
         for name, each in raw.items():
             reader = readers.get(name)
             if reader is None:
                 unknown = sorted(set(raw) - set(readers))
-                raise _Wrong(f"has {', '.join(map(str, unknown))}, which nobody knows")
+                raise _Wrong(f"unknown fields: {', '.join(map(str, unknown))}")
             try:
                 values[name] = reader(each)
             except _Wrong as wrong:
@@ -178,11 +179,11 @@ def _read_float(raw: object) -> object:
     return float(raw)
 
 
-_WORDS = {int: "a whole number", str: "a text", bool: "true or false"}
+_WORDS = {int: "an integer", str: "a string", bool: "true or false"}
 
 
 def _value_reader(kind: Any) -> Callable[[object], object]:
-    assert kind in _WORDS, f"{kind} does not travel"
+    assert kind in _WORDS, f"fields of type {kind} are not supported"
 
     def read_value(raw: object) -> object:
         if type(raw) is not kind:

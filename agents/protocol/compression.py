@@ -1,6 +1,6 @@
-"""Long values of the store, packed: a thousand ranks are described in the same words.
+"""Compression of long values in the store, where a thousand ranks repeat the same words.
 
-What is short stays as it is, so that whoever looks into the store of a small cluster can read it.
+Short values stay readable, for whoever inspects the store of a small cluster.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ UNPACKED_MAX = 256 << 20
 
 
 def pack(text: bytes) -> bytes:
-    """Return what is to stand in the store for a JSON object."""
+    """Compress a JSON object if it is long."""
     return text if len(text) < PACK_FROM else zlib.compress(text)
 
 
 def unpack(value: bytes) -> bytes:
-    """Return the JSON that was packed; ``WireError`` where nobody can."""
+    """Return the JSON; raises ``WireError`` if the value is neither JSON nor compressed JSON."""
     if value[:1] in (b"{", b""):
         return value
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(value, UNPACKED_MAX)
     except zlib.error as error:
-        raise WireError(f"neither JSON nor packed: {error}") from None
+        raise WireError(f"neither JSON nor compressed: {error}") from None
     if not unpacking.eof:
-        raise WireError("its end is missing, or it is too long")
+        raise WireError("the compressed value is truncated or too long")
     return text

@@ -1,8 +1,7 @@
-"""What the controller, the agents and the store say to each other: nouns, records, reports.
+"""The records that sailord, the agents and the store share, and the agents' reports.
 
-Records stand in the store and outlive everybody; reports are what an agent says of itself right
-now, always in full, so that one that was lost is made good by the next. Nothing here knows how
-either travels.
+Records in the store outlive every process. A report is an agent's complete state, so that a lost
+one is made good by the next. How they are encoded is in ``agents.protocol.codec``.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 NodeId = NewType("NodeId", str)
-"""One life of a machine, from an agent's first registration after a boot to its end. A machine
-that comes back under its old name is another node."""
+"""A node's id: one life of a machine, from an agent's first registration after a boot to its end. A
+machine that reboots, or returns under its name, is another node."""
 
 JobId = NewType("JobId", str)
 
@@ -20,9 +19,9 @@ NodeState = Literal["joining", "ready", "draining", "cordoned"]
 GenerationState = Literal["open", "stopping", "closed"]
 JobState = Literal["queued", "running", "paused", "held", "done", "failed", "cancelled"]
 LIVE: frozenset[JobState] = frozenset({"running", "held"})
-"""States of a job that has the cluster."""
+"""States of a job that occupies the cluster."""
 ENDED: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
-"""Nobody goes on with such a job."""
+"""States of a job that has ended."""
 Taking = Literal[
     "idle",
     "fetching",
@@ -33,14 +32,15 @@ Taking = Literal[
     "broken",
     "failed",
 ]
-"""What a node does for the generation in which it takes part: ``stopped`` is parked at a step's
-end with everything sealed; ``broken`` waits, sound itself, for word about peers to which it lost
-the connection; ``failed`` says that a process of it is gone or cannot go on."""
+"""What a node does in its generation. ``stopped``: parked at the end of a step, with everything
+sealed. ``broken``: it lost the connection to a peer, is healthy itself, and waits for the leader.
+``failed``: one of its processes has ended or cannot go on."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """Who may speak: a message with a lower fence than one heard before is refused."""
+    """Orders messages by leader and generation: an agent refuses one below the highest it has
+    seen."""
 
     term: int
     generation: int
@@ -48,7 +48,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A leader's word that all generations of the job up to this one are over."""
+    """A leader's order to end all generations of the job up to this one."""
 
     job: JobId
     fence: Fence
@@ -56,10 +56,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The record of the leading sailord, which exists as long as its lease."""
+    """The record of the leading sailord; it exists as long as its lease."""
 
     daemon: str
-    """Another id with each start of a sailord."""
+    """A random id of the sailord process."""
     host: str
     boot_id: str
     pid: int
@@ -72,7 +72,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """One node as it registered itself; gone from the store when its lease is."""
+    """A registered node; the record is deleted when its lease expires."""
 
     id: NodeId
     name: str
@@ -83,15 +83,15 @@ class NodeRecord:
     address: str
     state: NodeState = "joining"
     leaves_at: float | None = None
-    """When the machine goes away, if that was announced (seconds since the epoch)."""
+    """When the machine will be gone, in seconds since the epoch, if a notice said so."""
     spot: bool = False
     lease_s: float = 0.0
-    """After so long without a word it is gone from the store; 0 if it did not say."""
+    """The lease: without renewal the record is deleted after this time. 0: not given."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Point:
-    """A moment in a job's life: ``step`` steps done, the last of them by ``generation``."""
+    """A point of a job: ``step`` steps are done, the last of them by ``generation``."""
 
     step: int
     generation: int
@@ -99,11 +99,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where a generation begins."""
+    """The point from which a generation begins."""
 
     point: Point
     source: Literal["start", "memory", "durable"]
-    """``start`` is the untrained model, ``memory`` sealed snapshots on nodes, ``durable`` a
+    """``start``: the untrained model. ``memory``: sealed snapshots on nodes. ``durable``: a
     committed checkpoint."""
 
 
@@ -112,26 +112,26 @@ FIRST = Restore(Point(0, 0), "start")
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What each rank is predicted to compute in a step, without waiting for others."""
+    """The predicted compute time of each rank per step, without waiting for others."""
 
     seconds: tuple[float, ...]
     """By rank."""
     relative_error: float = 0.0
-    """How far the prediction itself may be off."""
+    """The expected relative error of the prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The memory of its device that a rank is predicted to take when it takes most."""
+    """The predicted peak of a rank's device memory, in bytes."""
 
     tensors: int
     context: int
-    """What driver and framework hold before the first tensor."""
+    """Held by the driver and the framework before the first tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """One immutable plan, one restore point and one set of members; only ``state`` moves on."""
+    """A generation: one plan, one restore point and one set of members; only ``state`` changes."""
 
     job: JobId
     number: int
@@ -141,31 +141,31 @@ class GenerationRecord:
     members: tuple[NodeId, ...]
     restore: Restore
     term: int
-    """Whose it is: the term of the leader who wrote this record."""
+    """The term of the leader that wrote this record."""
     reason: str
     lineage: tuple[Point, ...] = ()
-    """Where the generations before it were left for the next one, newest first."""
+    """The points at which the earlier generations ended, newest first."""
     memory_every: int = 1
-    """After so many steps its members take a snapshot."""
+    """Steps between two snapshots in memory."""
     persist_every: int | None = None
-    """After so many steps, a multiple of that, the snapshot is made durable; ``None``: never."""
+    """Steps between two checkpoints, a multiple of ``memory_every``; ``None``: there are none."""
     usd_per_hour: float | None = None
-    """What its plan costs; ``None``: a price is not known."""
+    """The price of its plan; ``None``: a price is unknown."""
     busy: Busy | None = None
-    """Predicted of its plan; ``None``: nothing is known."""
+    """Of its plan; ``None``: not predicted."""
     peaks: tuple[Peak, ...] = ()
-    """By rank; empty: nobody said."""
+    """By rank; empty: not predicted."""
     step_s: float = 0.0
-    """What a step is taken to take; 0: nobody said."""
+    """The predicted duration of a step; 0: not predicted."""
     wait_s: float = 600.0
-    """No rank waits longer for a peer that is not known to be gone."""
+    """How long a rank waits for a peer that is not known to be lost."""
     stop_at: int | None = None
-    """While stopping: the step at whose end all would best stop. They seal where they do."""
+    """While stopping: the step at whose end all ranks should stop. They seal where they do stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Pieces ``first`` to ``end - 1`` of one layer: its atoms, and then what is not cut."""
+    """Pieces ``first`` to ``end - 1`` of one layer: its atoms, then the piece that is not cut."""
 
     layer: int
     first: int
@@ -174,7 +174,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A snapshot that is complete and checked: what one node holds of a point."""
+    """A complete, checked snapshot: the pieces of a point that one node holds in memory."""
 
     point: Point
     holds: tuple[Holding, ...]
@@ -182,7 +182,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A vote: what one node has brought to the durable store of a point, under a name for ever."""
+    """An object that one node has uploaded for a point; its URI is never reused."""
 
     point: Point
     uri: str
@@ -190,77 +190,78 @@ class Uploaded:
     checksum: str
     """Of the object's header, which holds the checksums of its pieces."""
     holds: tuple[Holding, ...]
-    """The pieces that this object is to be read for."""
+    """The pieces to read from this object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent says of its node, in full."""
+    """An agent's report of its node, complete."""
 
     node: NodeId
     number: int
-    """Grows with each report of this node; one that was overtaken by a later one is dropped."""
+    """Grows with each report of this node; a report with a lower number than the last is
+    dropped."""
     heard: Fence
-    """The highest fence it has heard; it refuses what is below."""
+    """The highest fence it has seen; it refuses messages below."""
     generation: int = 0
-    """In which it takes part, if ``taking`` is not ``idle``."""
+    """The generation of ``taking``, unless that is ``idle``."""
     taking: Taking = "idle"
     step: int = 0
-    """Steps done in this generation's count: the last whose update is applied."""
+    """Steps done: the last whose update was applied."""
     sealed: tuple[Sealed, ...] = ()
     broken_peers: tuple[NodeId, ...] = ()
-    """Nodes to which a worker's connection broke."""
+    """Nodes to which a worker lost the connection."""
     failure: str = ""
-    """Why ``taking`` is ``failed``, in words."""
+    """Why ``taking`` is ``failed``."""
     is_bug: bool = False
-    """The failure is the job's own (an exception, no memory), not a lost machine."""
+    """The job's own fault (an exception, out of memory), not a lost machine."""
     job: JobId | None = None
-    """Whose ``sealed``, ``uploaded`` and ``generation`` these are; none: of no job."""
+    """The job of ``sealed``, ``uploaded`` and ``generation``; ``None``: no job."""
     loss: float | None = None
     """Of ``step``."""
     tokens_per_s: float | None = None
-    """Of the whole job, as the workers measured it last."""
+    """Of the whole job, as last measured by the workers."""
     stall_s: float | None = None
-    """How long each of the last snapshots held training up, on average."""
+    """How long the last snapshots paused training, on average."""
     late_s: float | None = None
-    """So much of that since the one before was not sealed yet, or not copied to other nodes."""
+    """The part of ``stall_s`` that waited for the previous snapshot to be sealed or replicated."""
     settle_s: float | None = None
-    """So long after one is begun the next may be taken without waiting for it."""
+    """The interval at which the next snapshot need not wait for the previous one."""
     phases: tuple[tuple[str, float], ...] = ()
-    """How long the workers took to come to where they are: fetch, rebuild, verify, first_step."""
+    """Durations of fetch, rebuild, verify and first_step, as far as they are done."""
     busy: tuple[tuple[int, float], ...] = ()
-    """Ranks, and how many seconds of a step each computes lately, without waiting for others."""
+    """By rank: recent compute time per step, without waiting for others."""
     uploaded: tuple[Uploaded, ...] = ()
-    """What was brought to the durable store and is not below the committed step."""
+    """Uploaded objects that are not older than the committed checkpoint."""
     trouble: str = ""
-    """What keeps snapshots from a buddy or the durable store; training goes on meanwhile."""
+    """Why snapshots are not replicated or uploaded; training goes on meanwhile."""
     fault: str = ""
-    """What is wrong with a device, if nothing may run on this node."""
+    """A device fault, if nothing can run on this node."""
     no_room: str = ""
-    """Why nothing of ``job`` may run on this node: what its snapshots need, and what is free."""
+    """Why ``job`` cannot run on this node: the memory that its snapshots need, and what is free."""
 
     def speaks_of(self, generation: GenerationRecord) -> bool:
-        """Whether it is of this generation; those of another job have the same numbers."""
+        """Return whether this is about the generation; other jobs use the same numbers."""
         return self.generation == generation.number and self.job in {None, generation.job}
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReply:
-    """What the leader answers to a report."""
+    """The leader's reply to a report."""
 
     term: int | None
     release: Point | None = None
-    """Of the report's job: of snapshots before this point, and of all that other generations
-    left, nobody will ask again."""
+    """Snapshots of the report's job before this point, and those that other generations left, can
+    be deleted."""
     upload: Point | None = None
-    """To be brought to the durable store now, whatever the interval says."""
+    """Upload this point now, whatever the interval is."""
     every_s: float = 1.0
-    """How often to say that all goes on; what is news is said at once."""
+    """The interval of routine reports; news is reported at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPart:
-    """What one worker wrote."""
+    """The output of one worker."""
 
     rank: int
     text: str
@@ -268,13 +269,13 @@ class OutputPart:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a node's workers wrote."""
+    """The output of a node's workers."""
 
     ranks: tuple[int, ...]
-    """Those of which there is something to read, whether or not it was asked for."""
+    """All ranks that have output, requested or not."""
     parts: tuple[OutputPart, ...]
     mark: str
-    """To be given back by who wants what comes next."""
+    """Where the next request continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,43 +289,43 @@ class Durable:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """How a job's state is to be kept."""
+    """How a job's state is saved."""
 
     uri: str | None = None
-    """Where checkpoints go, as fsspec reads it; ``None``: nothing outlives the nodes' memory."""
+    """Where checkpoints go, as an fsspec URI; ``None``: there are no checkpoints."""
     memory_every: int | None = None
-    """Steps from one snapshot in memory to the next; ``None``: as often as costs little."""
+    """Steps between two snapshots in memory; ``None``: as often as is cheap."""
     persist_every: int | None = None
-    """Steps from one checkpoint to the next; ``None``: as often as pays."""
+    """Steps between two checkpoints; ``None``: the interval is computed."""
     keep: int = 3
-    """So many of the last checkpoints are kept."""
+    """How many of the last checkpoints are kept."""
     survive: Literal["node", "zone"] = "node"
-    """What may be lost without a checkpoint being needed, if there are places enough."""
+    """What may be lost without falling back to a checkpoint, if there are enough nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a job has cost, up to a moment."""
+    """The cost of a job up to ``until``."""
 
     usd: float = 0.0
     until: float | None = None
-    """The moment; ``None``: nothing of it ran yet."""
+    """Seconds since the epoch; ``None``: the job has not run."""
     unpriced_s: float = 0.0
-    """How long it ran at prices that nobody knows."""
+    """How long it ran at unknown prices."""
     usd_max: float | None = None
-    """It is held when it has cost so much."""
+    """The job is held when it has cost this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What every leader of a job must know of the time before it led."""
+    """What a new leader must know of a job's history."""
 
     since: float | None = None
-    """Since when departures are counted; ``None``: it never had the cluster."""
+    """Since when departures are counted; ``None``: the job never ran."""
     departures: int = 0
-    """Members that were lost, or left, up to the last generation's beginning."""
+    """Members that were lost or have left, up to the start of the last generation."""
     moved_at: float | None = None
-    """When the job last moved without having to."""
+    """When the job last reconfigured voluntarily."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +337,11 @@ class JobRecord:
     priority: int = 0
     submitted_at: float = 0.0
     steps: int | None = None
-    """It is done after so many; ``None``: when somebody says so."""
+    """The job is done after this many; ``None``: when an operator says so."""
     layers: int = 1
-    """With one more for what layers share."""
+    """Layers of the model, and one for shared tensors."""
     atoms: int = 1
-    """Pieces of each layer's state: one for each atom, and one for what is not cut."""
+    """Pieces per layer: one for each atom, and one that is not cut."""
     reason: str = ""
     saving: Saving = Saving()
     bill: Bill = Bill()
@@ -365,7 +366,8 @@ IntentKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What somebody wants or warns of: stored under its id, so that it has one effect only."""
+    """An operator's order or an agent's notice. It is stored under its id, which makes it
+    idempotent."""
 
     id: str
     kind: IntentKind
@@ -374,7 +376,7 @@ class Intent:
     leaves_at: float | None = None
     reason: str = ""
     durable: Durable | None = None
-    """Of a rollback: the checkpoint to go back to."""
+    """For a rollback: the checkpoint to go back to."""
     life: str = ""
-    """Of a node: the id that was meant by its name, once a leader has heard of it. Whatever is
-    started later under that name is another machine."""
+    """For a node: the id that a name stood for when a leader first saw this. It does not apply to a
+    node that registers later under that name."""

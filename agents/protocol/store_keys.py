@@ -1,7 +1,7 @@
-"""Where what stands in the store.
+"""The keys of the store.
 
-What is long or many, and is only read when somebody asks for it, stands apart: thousands of
-agents read and watch the rest as a whole.
+Long values that are read on demand have prefixes of their own: thousands of agents read and watch
+the other keys as a whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Keys:
 
     @property
     def outbox(self) -> str:
-        """Apart from the rest, which is read as a whole again and again."""
+        """Messages to webhooks, under a prefix that is not watched."""
         return f"/sailor/outbox/v1/{self.cluster}/message/"
 
     @property
@@ -48,17 +48,17 @@ class Keys:
 
     @property
     def capacity(self) -> str:
-        """The books of rented machines; agents need not read them."""
+        """Rented instances, which agents do not read."""
         return f"/sailor/capacity/v1/{self.cluster}/books"
 
     @property
     def lives(self) -> str:
-        """How long machines lived, by pool."""
+        """How long instances lived, by pool."""
         return f"/sailor/capacity/v1/{self.cluster}/lives"
 
     @property
     def news(self) -> str:
-        """What others told of capacity, by the hash of its id."""
+        """Capacity events from outside, by the hash of their id."""
         return f"/sailor/capacity/v1/{self.cluster}/news/"
 
     @property
@@ -93,6 +93,6 @@ class Keys:
         return f"{self.papers}{job}/history/{number:020d}"
 
     def job_part(self, key: str) -> tuple[JobId, str] | None:
-        """The job that a key belongs to, and what of it."""
+        """Split a key into its job and the part after it; ``None``: it is not below a job."""
         job, slash, part = key.removeprefix(self.jobs).partition("/")
         return (JobId(job), part) if key.startswith(self.jobs) and slash else None

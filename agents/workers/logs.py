@@ -1,7 +1,7 @@
-"""What workers wrote: the end of it, or what came since somebody read last.
+"""Reads the output of workers: its end, or what was written since the last request.
 
-The mark says how far each process was read: ``RANK:PROCESS:OFFSET``, with commas between. A rank
-that another process has taken over since then is read from that one's beginning.
+A mark says how far each process was read: ``RANK:PROCESS:OFFSET``, separated by commas. If another
+process has taken over a rank since, its output is read from the beginning.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from agents.protocol.records import Output, OutputPart
 
 BYTES_MAX = 1 << 18
-"""Of all ranks together, in one answer; who follows asks again."""
+"""Of all ranks together, in one answer."""
 MARK = re.compile(r"(?:[0-9]{1,5}:[A-Za-z0-9._-]{1,200}:[0-9]{1,15}(?:,(?!\Z)|\Z))*\Z", re.ASCII)
 
 
 def read_output(outputs: Mapping[int, Path], rank: int | None, mark: str) -> Output:
-    """Read one rank's output, or all; from the mark on, or the end of it if there is none."""
+    """Read the output of one rank or of all: after the mark, or the last lines if there is none."""
     wanted = sorted(each for each in outputs if rank is None or each == rank)
     known = dict(_marked(each) for each in mark.split(",") if each)
     parts, marks = [], []
@@ -41,9 +41,9 @@ def _marked(text: str) -> tuple[tuple[int, str], int]:
 
 
 def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
-    """The text from there on, or of the last lines, and where it ends.
+    """Return the text from ``begin`` on, or the last lines, and the offset where it ends.
 
-    Half of a character at the end is left for the next time.
+    An incomplete character at the end is left for the next request.
     """
     try:
         with path.open("rb") as file:
@@ -53,7 +53,7 @@ def _read(path: Path, begin: int | None, size: int) -> tuple[str, int]:
             data = file.read(size)
     except OSError:
         return "", begin or 0
-    if begin is None and first > 0:  # A line of which only the end is left says little.
+    if begin is None and first > 0:  # Drop the part of a line.
         cut = data.find(b"\n") + 1
         first, data = first + cut, data[cut:]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,4 +1,4 @@
-"""Processes that are not our children: known by number and start, watched and killed by pidfd."""
+"""Processes that are not our children: identified by pid and start time, handled by pidfd."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A number alone is used again after a while; with the start it means one process."""
+    """A process; with its start time, because the kernel reuses pids."""
 
     pid: int
     start: int
-    """In the kernel's ticks since the boot."""
+    """In clock ticks since the boot."""
 
 
 def process_start(pid: int) -> int | None:
-    """When a process started; ``None``: there is none, or it has ended and is not yet reaped."""
+    """Return when a process started; ``None``: there is none, or it is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The second field is the program's name, which may hold anything, blanks and brackets too.
+    # The second field is the program's name, which may contain blanks and brackets.
     rest = text.rpartition(")")[2].split()
     return None if rest[0] in "ZX" else int(rest[19])
 
 
 @dataclass(eq=False)
 class ProcessHandle:
-    """One living process, held by a descriptor that can mean no other."""
+    """A living process, held by a descriptor that refers to no other one."""
 
     id: ProcessId
     descriptor: int
 
     def has_ended(self) -> bool:
-        """Say whether it is over; its memory and devices are given back by then."""
+        """Return whether it has ended; its memory and devices are free then."""
         return bool(select.select([self.descriptor], [], [], 0)[0])
 
     async def wait_ended(self) -> None:
-        """Return when the process is over."""
+        """Return when the process has ended."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(self.descriptor, ended.set)
@@ -53,10 +53,10 @@ class ProcessHandle:
             loop.remove_reader(self.descriptor)
 
     def kill_group(self) -> None:
-        """Kill the process and all that it started; each worker leads a group of its own."""
+        """Kill the process and all that it started; each worker has a process group of its own."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
-        # A group's number is not given away again while anybody is left in it.
+        # The kernel does not reuse the number of a group that has members.
         if process_start(self.id.pid) in (None, self.id.start):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.id.pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ class ProcessHandle:
 
 
 def open_process(id_: ProcessId) -> ProcessHandle | None:
-    """Take hold of a process; ``None``: it is over, whoever has its number now."""
+    """Open a process; ``None``: it has ended, even if its pid was reused."""
     try:
         descriptor = os.pidfd_open(id_.pid)
     except OSError:

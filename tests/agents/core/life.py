@@ -41,12 +41,12 @@ def state(gang: Gang | None = RUNS, **others: Any) -> State:
         heard=Fence(TERM, 3),
         record=G,
         job=JOB,
-        has_read=True,
+        has_read_store=True,
         gang=gang,
         left=2,
         sealed=SEALED,
         is_registered=True,
-        is_sound=True,
+        is_healthy=True,
     )
     return replace(made, **others)
 

@@ -97,7 +97,7 @@ JOINS: list[Row] = [
     ),
     (
         "none is joined while the store is silent",
-        idle(record=G4, silent_since=NOW - 1),
+        idle(record=G4, store_silent_since=NOW - 1),
         Ticked(NOW),
         None,
         (),
@@ -125,7 +125,7 @@ ENDS: list[Row] = [
     ),
     (
         "before the store was read, workers that were found are let be",
-        state(record=None, has_read=False),
+        state(record=None, has_read_store=False),
         Ticked(NOW + 100),
         RUNS,
         (),
@@ -231,7 +231,7 @@ FENCES: list[Row] = [
         "a leader may say that it is over before the store shows it",
         state(),
         AbortReceived(NOW, JOB, Fence(TERM, 3)),
-        replace(aborted(), taking="failed", failure="it was told to abort"),
+        replace(aborted(), taking="failed", failure="aborted by the leader"),
         (AbortGang(3),),
     ),
     (
@@ -254,14 +254,14 @@ FENCES: list[Row] = [
 SILENCE: list[Row] = [
     (
         "cut off, workers whose steps go on are let be",
-        state(replace(RUNS, advanced_at=NOW - 29.9), silent_since=NOW - 500),
+        state(replace(RUNS, advanced_at=NOW - 29.9), store_silent_since=NOW - 500),
         Ticked(NOW),
         replace(RUNS, advanced_at=NOW - 29.9),
         (),
     ),
     (
         "and are parked when none is done",
-        state(replace(RUNS, advanced_at=NOW - 30), silent_since=NOW - 500),
+        state(replace(RUNS, advanced_at=NOW - 30), store_silent_since=NOW - 500),
         Ticked(NOW),
         replace(
             RUNS,
@@ -276,7 +276,7 @@ SILENCE: list[Row] = [
         "but not before a few steps could have been done",
         state(
             replace(RUNS, advanced_at=NOW - 59.9),
-            silent_since=NOW - 500,
+            store_silent_since=NOW - 500,
             record=replace(G, step_s=20.0),
         ),
         Ticked(NOW),
@@ -285,19 +285,25 @@ SILENCE: list[Row] = [
     ),
     (
         "a store that was away for a moment changes nothing",
-        state(replace(RUNS, advanced_at=NOW - 500), silent_since=NOW - 29),
+        state(replace(RUNS, advanced_at=NOW - 500), store_silent_since=NOW - 29),
         Ticked(NOW),
         replace(RUNS, advanced_at=NOW - 500),
         (),
     ),
     (
         "one that answers is not silent",
-        state(replace(RUNS, advanced_at=NOW - 500), silent_since=NOW - 500),
+        state(replace(RUNS, advanced_at=NOW - 500), store_silent_since=NOW - 500),
         GenerationRead(NOW, G),
         replace(RUNS, advanced_at=NOW - 500),
         (),
     ),
-    ("its first silence is what counts", state(silent_since=NOW - 29), StoreFailed(NOW), RUNS, ()),
+    (
+        "its first silence is what counts",
+        state(store_silent_since=NOW - 29),
+        StoreFailed(NOW),
+        RUNS,
+        (),
+    ),
 ]
 
 
@@ -324,7 +330,7 @@ def test_one_decision(
         (idle(), SelfTested(NOW, "a device is gone"), ()),
         (idle(), DeviceFailed(NOW, "device 0 is gone"), (Register(JOINING),)),
         (idle(node=LEAVING), DeviceFailed(NOW, "device 0 is gone"), (Register(LEAVING),)),
-        (idle(node=JOINING, is_sound=False, fault="gone"), SelfTested(NOW), (Register(NODE),)),
+        (idle(node=JOINING, is_healthy=False, fault="gone"), SelfTested(NOW), (Register(NODE),)),
         (idle(), LeaseEnded(NOW), (Register(NODE),)),
         (idle(), NoticeGiven(NOW, "n1", NOW + 30), (Register(LEAVING), StoreIntent(PREEMPTED))),
         (idle(node=LEAVING, notices=frozenset(["n1"])), NoticeGiven(NOW, "n1", NOW + 30), ()),
@@ -339,7 +345,7 @@ def test_one_decision(
             (Register(NODE), StoreIntent(KEPT)),
         ),
         (
-            idle(node=LEAVING, notices=frozenset(["n1"]), is_sound=False),
+            idle(node=LEAVING, notices=frozenset(["n1"]), is_healthy=False),
             NoticeWithdrawn(NOW, "n1"),
             (Register(replace(JOINING, leaves_at=None)), StoreIntent(KEPT)),
         ),
@@ -387,7 +393,7 @@ TOO_SMALL = GangReported(NOW, 3, "failed", failure="rank 0: no room", room_neede
 
 
 def test_an_agent_that_stood_still_hears_its_workers_before_it_parks_them() -> None:
-    before = state(replace(RUNS, advanced_at=NOW - 29.9), silent_since=NOW - 500)
+    before = state(replace(RUNS, advanced_at=NOW - 29.9), store_silent_since=NOW - 500)
     woken, _ = act(before, Ticked(NOW + 2))
     assert woken.gang is not None
     assert woken.gang.taking == RUNS.taking

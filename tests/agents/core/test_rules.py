@@ -33,8 +33,8 @@ def test_who_leads_is_known_from_an_abort_though_no_workers_are_there() -> None:
 
 
 def test_who_is_in_the_store_again_is_cut_off_from_it_no_more() -> None:
-    after, _ = act(idle(is_registered=False, silent_since=NOW - 5), Registered(NOW, NODE))
-    assert (after.is_registered, after.silent_since) == (True, None)
+    after, _ = act(idle(is_registered=False, store_silent_since=NOW - 5), Registered(NOW, NODE))
+    assert (after.is_registered, after.store_silent_since) == (True, None)
 
 
 def test_that_a_failure_is_the_programs_own_is_told() -> None:
