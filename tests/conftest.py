@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,14 @@ def reference() -> Path:
 def examples() -> int:
     """How many random cases a test that draws its own should try."""
     return EXAMPLES
+
+
+def the_first_quick(values: Iterable[object], *, quick: int) -> list[object]:
+    """Parameters of which `make test` tries the first few, and `make test-slow` the rest."""
+    return [
+        value if number < quick else pytest.param(value, marks=pytest.mark.slow)
+        for number, value in enumerate(values)
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:

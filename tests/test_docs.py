@@ -21,7 +21,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 WITHIN = "SAILOR_RUNS_DOCUMENTS"
-HANG_S = 300
+HANG_S = 150
+SLOW = ("docs/training.md", "docs/replay.md")
+"""Documents whose commands train or search for seconds; `make test-slow` runs them."""
 
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w-]*)")
 EXCUSE = re.compile(r"^\s*<!--\s*not run:\s*(.*?)\s*-->\s*$")
@@ -84,7 +86,13 @@ def _all_blocks() -> list[Block]:
 
 
 BLOCKS = _all_blocks()
-CONSOLE = [block for block in BLOCKS if block.language == "console"]
+CONSOLE = [
+    pytest.param(
+        block, id=block.place, marks=[pytest.mark.slow] if block.place.startswith(SLOW) else []
+    )
+    for block in BLOCKS
+    if block.language == "console"
+]
 FILES = [block for block in BLOCKS if block.language in ("json", "toml")]
 
 
@@ -104,7 +112,7 @@ def run(commands: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("block", CONSOLE, ids=lambda block: block.place)
+@pytest.mark.parametrize("block", CONSOLE)
 def test_commands_succeed(block):
     assert WITHIN not in os.environ, "a document runs these tests: mark its block as not run"
     if block.excuse is not None:

@@ -19,8 +19,6 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agents", "planner", "sailord", "simulator", "worker")
 
-pytestmark = pytest.mark.slow
-
 
 def _run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True)
@@ -93,6 +91,7 @@ def _link(name: str, site: Path) -> None:
             (site / entry).symlink_to(here / entry)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_packages(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -101,6 +100,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel):
     assert not held - _sources()
 
 
+@pytest.mark.slow
 def test_every_module_imports_from_the_wheel_alone(clean):
     names = [
         source.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -120,11 +120,13 @@ def test_every_module_imports_from_the_wheel_alone(clean):
     assert [file for file in found if not Path(file).is_relative_to(clean)] == []
 
 
+@pytest.mark.slow
 def test_the_command_tells_its_version(clean):
     told = _run(clean / "venv" / "bin" / "sailorctl", "--version", cwd=clean)
     assert told == f"sailorctl, version {version('sailor')}\n"
 
 
+@pytest.mark.slow
 def test_the_command_runs_without_the_optional_groups(clean):
     assert "Usage: sailorctl" in _run(clean / "venv" / "bin" / "sailorctl", "--help", cwd=clean)
 

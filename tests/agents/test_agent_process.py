@@ -15,7 +15,7 @@ from agents.protocol.records import Abort, Fence, Output
 from tests.agents.running import JOB, ROOT, place, until
 
 TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3)
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 
 async def test_an_agent_is_killed_and_its_workers_stay(tmp_path):

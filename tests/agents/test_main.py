@@ -16,7 +16,7 @@ from agents.daemon.logs import FIELDS
 from tests.agents.running import ROOT, place, until
 from tests.fakes.systemd import ear
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 
 async def test_ready_is_said_once_the_node_stands_in_the_cluster(tmp_path):

@@ -8,7 +8,6 @@ from tests.control.cluster import JOB, Cluster
 from tests.sailord.daemon.running import Place, wait_until
 from tests.sailord.daemon.test_webhook_sender import SECRET, Receiver
 
-pytestmark = pytest.mark.slow
 SAVES = '\n[checkpoint]\nuri = "kept"\nmemory_every = 10\npersist_every = 20\n'
 POOR = "\n[objective]\nmax_usd_total = 0.000001\n"
 

@@ -105,6 +105,7 @@ def _look_at_capacity(client: Client, place: Place) -> None:
     assert "emulated-large" in done.output
 
 
+@pytest.mark.slow
 def test_gce_machines_come_for_a_job_are_replaced_and_go_with_it(place):
     client = Client(f"unix://{place.socket}")
     wait_until(lambda: client.ask("GET", "/readyz"))

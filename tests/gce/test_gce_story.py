@@ -17,6 +17,7 @@ rest_max_s = 6.0
 """
 
 
+@pytest.mark.slow
 def test_gce_the_story_of_a_preemption_a_stockout_and_a_replacement_elsewhere(tmp_path_factory):
     with living(tmp_path_factory.mktemp("story") / "c", CAPACITY) as life:
         _tell(life)

@@ -49,6 +49,7 @@ def train(life: Life) -> None:
     wait_until(lambda: life.trains_on(4))
 
 
+@pytest.mark.slow
 @at_length
 def test_gce_machines_of_no_use_and_an_operation_that_never_ends(tmp_path_factory):
     """One never boots, one boots without its GPU, and the operation that made them never ends."""
@@ -68,6 +69,7 @@ def test_gce_machines_of_no_use_and_an_operation_that_never_ends(tmp_path_factor
     assert hung == ["bulkInsert"], "nothing is left but the one that never ends"
 
 
+@pytest.mark.slow
 @at_length
 def test_gce_nothing_follows_from_a_storm_of_503_but_that_one_looks_again(tmp_path_factory):
     with trouble(tmp_path_factory) as life:
@@ -84,6 +86,7 @@ def test_gce_nothing_follows_from_a_storm_of_503_but_that_one_looks_again(tmp_pa
         assert life.said("the provider cannot be seen")
 
 
+@pytest.mark.slow
 def test_gce_a_silent_death_while_credentials_are_expired(tmp_path_factory):
     """Nobody may rent another machine until somebody logs in again; the job goes on without."""
     with trouble(tmp_path_factory) as life:
@@ -102,6 +105,7 @@ def test_gce_a_silent_death_while_credentials_are_expired(tmp_path_factory):
         wait_until(lambda: life.trains_on(4))
 
 
+@pytest.mark.slow
 @at_length
 def test_gce_a_quota_that_shrank_before_a_machine_was_taken(tmp_path_factory):
     """What runs, runs on, and no other machine can be had until the quota is raised."""

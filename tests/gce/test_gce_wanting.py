@@ -20,11 +20,13 @@ POOL = PoolSupply("us-central1-b", "A100-40x2", "A100-40", 2, True, 1, 2, 2.0)
 QUESTION = CapacityRequest(JOB, CLUSTER, None, (POOL,), None, 60.0)
 
 
+@pytest.mark.slow
 def test_gce_what_may_be_spent_by_the_hour_limits_what_is_wanted():
     assert choose_capacity(QUESTION).counts == (3,)
     assert choose_capacity(replace(QUESTION, usd_per_hour_max=4.5)).counts == (2,)
 
 
+@pytest.mark.slow
 def test_gce_nothing_more_is_wanted_for_the_last_dollars():
     wanted = choose_capacity(replace(QUESTION, usd_left=0.1))
     assert wanted.counts == (1,)

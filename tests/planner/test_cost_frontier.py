@@ -83,6 +83,7 @@ def test_the_jobs_limits_hold_all_along(front: Frontier) -> None:
     assert frontier(asking(max_usd_per_iteration=1e-9)).points == ()
 
 
+@pytest.mark.slow
 def test_it_is_the_same_every_time(front: Frontier) -> None:
     assert frontier(QUESTION, points=6) == front
 

@@ -62,6 +62,7 @@ def test_the_order_of_pools_changes_nothing(estimator: str, examples: int) -> No
         ), number
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_limit_is_kept_and_never_makes_a_plan_better(estimator: str, examples: int) -> None:

@@ -71,6 +71,7 @@ def test_gpus_that_only_slow_it_down_do_not_help() -> None:
     assert idle.reason == "does not help"
 
 
+@pytest.mark.slow
 def test_gpus_that_help_but_cost_too_much_do_not_pay() -> None:
     answer = answered(asked(pool("A100-80", 8), pool("H100-80", 4, usd=1000.0), goal="cost"))
     idle = {one.gpu: one for one in answer.why.idle}

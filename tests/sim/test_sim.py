@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
+from tests.conftest import the_first_quick
 from tests.sim.lives import live
 
 SEEDS = int(os.environ.get("SEEDS", "300"))
 FIRST = int(os.environ.get("FIRST", "1"))
-CHUNK = 20
+CHUNK = 10
 KEPT = (935, 1035, 1363, 1375, 1695)
 """Seeds whose lives once broke something, beyond those that are lived anyway. Faults may come
 otherwise since, wherever the world draws more; what they found has a test of its own as well."""
@@ -20,7 +21,7 @@ TELL = "from tests.sim.lives import live; print(live(3).checker.account())"
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
+@pytest.mark.parametrize("first", the_first_quick(range(FIRST, FIRST + SEEDS, CHUNK), quick=5))
 def test_whatever_goes_wrong_nothing_breaks_and_it_comes_to_rest(first: int) -> None:
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
         live(seed)

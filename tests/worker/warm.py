@@ -7,8 +7,10 @@ whatever process was left behind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +96,7 @@ class Warm:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._running: int | None = None
 
     def run(self, *args: str | Path, reader_is_gone: bool = False, **env: str) -> Done:
         """Run a command to its end."""
@@ -102,14 +105,18 @@ class Warm:
 
     def start(self, *args: str | Path, reader_is_gone: bool = False, **env: str) -> int:
         """Begin to run a command, and return its process."""
+        if self._running is not None:  # A test that failed has not waited for its end.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._running, signal.SIGKILL)
+            self._heard()
         told = self._process.stdin
         assert told is not None
         self._out.unlink(missing_ok=True)
         case = {"args": [str(arg) for arg in args], "env": env, "gone": reader_is_gone}
         told.write(json.dumps({**case, "out": str(self._out), "err": str(self._err)}) + "\n")
         told.flush()
-        pid: int = self._heard()["pid"]
-        return pid
+        self._running = self._heard()["pid"]
+        return self._running
 
     def wait_for_output(self) -> None:
         """Return when the command has written a line."""
@@ -119,6 +126,7 @@ class Warm:
     def end(self) -> Done:
         """Return what the command came to."""
         answer = self._heard()
+        self._running = None
         return Done(out=self._out.read_text(), err=self._err.read_text(), **answer)
 
     def _heard(self) -> Any:

@@ -24,7 +24,7 @@ from agents.store import (
 )
 from tests.agents.store.places import PATIENCE_S
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 
 async def next_of(news: AsyncGenerator[Changed | Compacted, None]) -> Changed | Compacted:

@@ -12,7 +12,7 @@ import pytest
 from agents.protocol.records import Point, Restore
 from tests.agents.running import ROOT, place, plan_on, until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 
 async def test_a_killed_rank_is_forked_anew_and_the_others_go_on(tmp_path):

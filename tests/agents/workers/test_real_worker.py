@@ -16,7 +16,7 @@ from agents.store import Put
 from sailord.core.restore_point import complete_points
 from tests.agents.running import JOB, PREFIX, Place, place, plan_on, until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 
 async def is_past(here: Place, name: str, generation: int, step: int) -> Report | None:
@@ -56,6 +56,7 @@ async def test_it_trains_moves_in_place_and_goes_on_where_it_was(tmp_path):
         assert here.workers(2, "b")[0] == workers[1], "its process lives on in its next seat"
 
 
+@pytest.mark.slow
 async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands_by(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
@@ -71,6 +72,7 @@ async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands
         await until(lambda: is_past(here, "b", 2, held.step))
 
 
+@pytest.mark.slow
 async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here, roomless="b")
@@ -86,6 +88,7 @@ async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_pat
         assert report.no_room, "it is still too small"
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hears_nothing_is_killed_and_its_seat_filled_anew(tmp_path):
     """Its peer is dead, and it waits in the kernel, say: being told so does not end that."""
     async with place(tmp_path) as here:
@@ -112,6 +115,7 @@ async def holds_all(here: Place, name: str, step: int) -> Point | None:
     return max((point for point in points if point.step >= step), default=None)
 
 
+@pytest.mark.slow
 async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
@@ -130,6 +134,7 @@ async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
         await until(lambda: is_past(here, "b", 2, restore.point.step))
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_away_costs_checkpoints_and_never_training(tmp_path):
     """The node has the room that it needs, and none for what waits for the store."""
     (tmp_path / "far").write_text("a file where the durable folder should be")

@@ -92,6 +92,7 @@ def short(plan: Plan) -> dict[str, Any]:
     return {"dp": len(plan.pipelines), "mbs": plan.micro_batch_size, "stages": stages}
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_the_published_answers_come_out(reference: Path, examples: int) -> None:
     document = json.loads((reference / "planner_cases.json").read_text(encoding="utf-8"))

@@ -65,6 +65,7 @@ def bound_of(plan: Plan, world: World, lots: tuple[Lot, ...], goal: str) -> Even
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.parametrize("goal", ["throughput", "cost"])
 def test_no_plan_is_below_the_bound(goal: str, examples: int) -> None:

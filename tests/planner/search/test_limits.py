@@ -55,6 +55,7 @@ def test_limits_at_the_edge_leave_the_best_of_all_plans_that_keep_them(examples:
         assert "max_usd_per_iteration" in str(refused.problems[0]), seed
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_what_another_goal_finds_is_found_as_a_limit(examples: int) -> None:
     """More GPUs than are searched to the end; seed 6 once had no plan as quick as the fastest."""
@@ -76,6 +77,7 @@ def test_what_another_goal_finds_is_found_as_a_limit(examples: int) -> None:
             assert ask(case, **objective).plan is not None, (seed, objective)
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_more_gpus_never_make_a_finished_search_worse(examples: int) -> None:
     finished = 0

@@ -16,8 +16,6 @@ from sailord.api.preemption_webhook import sign
 from tests.sailord.api.conftest import ALERT_TOKEN, SECRET
 from tests.sailord.daemon.running import JOB, TOKEN, Over, wait_until
 
-pytestmark = pytest.mark.slow
-
 
 def over_tcp(head, method, path, body=b"", headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", head.port, timeout=20)

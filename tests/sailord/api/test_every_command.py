@@ -18,7 +18,6 @@ from sailord.cli.main import main
 from tests.control.cluster import Cluster
 from tests.sailord.daemon.running import ROOT, Place, wait_until
 
-pytestmark = pytest.mark.slow
 # So small that one node is enough, and it is planned in no time.
 JOB = """
 [model]

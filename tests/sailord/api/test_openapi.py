@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     schemathesis = pytest.importorskip("schemathesis")
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 EXAMPLES = max(4, int(os.environ.get("SAILOR_EXAMPLES", "0")) // 4)
 
 

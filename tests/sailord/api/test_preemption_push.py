@@ -19,7 +19,6 @@ from sailord.api.preemption_webhook import sign
 from tests.sailord.api.conftest import SECRET
 from tests.sailord.daemon.running import TOKEN, wait_until
 
-pytestmark = pytest.mark.slow
 PUSH = "/v1/webhooks/preemption"
 LARGE = b"x" * ((1 << 20) + 1)
 

@@ -10,7 +10,7 @@ from tests.sailord.checkpoints.made import JOB, SPEC, chain
 from tests.sailord.daemon.running import wait_until
 from tests.sailord.daemon.test_cluster_commands import call
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = pytest.mark.torch
 
 
 def test_checkpoints_are_listed_pinned_and_gone_back_to(place):

@@ -26,7 +26,7 @@ from worker.checkpoint.convert import (
 from worker.checkpoint.snapshot_file import read_header, read_piece
 
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.torch
 
 LLAMA = SPEC.replace('"gpt2"', '"llama"').replace("heads = 4", "heads = 4\nkv_heads = 2\nffn = 32")
 SPECS = {"gpt2": SPEC, "llama": LLAMA}
@@ -74,6 +74,7 @@ def test_to_deepspeeds_form_and_back_changes_no_bit(tmp_path, family):
         assert back == read_piece(tmp_path / "direct.snap", theirs), mine
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None or not os.environ.get("SAILOR_EXAMPLES"),
     reason="loading DeepSpeed takes a minute; make chaos sets SAILOR_EXAMPLES",

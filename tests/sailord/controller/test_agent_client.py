@@ -14,7 +14,7 @@ from agents.rpc.signing import REPLY_HEADER, REQUEST_HEADER, Verifier, sign_repl
 from sailord.controller.agent_client import Calls
 from tests.agents.running import JOB, KEY, place
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 
 async def test_an_agent_answers_who_has_the_clusters_key(tmp_path):

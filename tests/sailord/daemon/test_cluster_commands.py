@@ -12,8 +12,6 @@ from click.testing import CliRunner
 from sailord.cli.main import COMMANDS, SECTIONS, main
 from tests.sailord.daemon.running import JOB, ROOT, TOKEN, wait_until
 
-pytestmark = pytest.mark.slow
-
 
 def call(place, *arguments, server=None):
     server = server or f"unix://{place.socket}"

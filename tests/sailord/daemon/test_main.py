@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from agents.daemon.logs import FIELDS
 from agents.store import Put, WriteUnknown, open_store
 from tests.fakes.systemd import Ear, ear
 from tests.sailord.daemon.running import ROOT, Place, wait_until
 
-pytestmark = pytest.mark.slow
 PIPE_BYTES = 4096
 
 

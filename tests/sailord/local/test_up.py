@@ -21,7 +21,6 @@ from simulator.documents.problems import InputError
 from tests.sailord.daemon.running import wait_until
 from tests.sailord.local.running import SAILORCTL, Launched, launch
 
-pytestmark = pytest.mark.slow
 WORKER = "worker.control.worker_process"
 
 
@@ -46,6 +45,7 @@ def is_open(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
 def test_a_cluster_is_disturbed_and_ended(folder):
     up = launch(folder, worker=WORKER)
     try:
@@ -81,6 +81,7 @@ def test_a_cluster_is_disturbed_and_ended(folder):
         up.process.wait()
 
 
+@pytest.mark.slow
 def test_killed_services_are_started_again_and_training_goes_on(folder):
     up = launch(folder, worker=WORKER)
     try:

@@ -342,6 +342,8 @@ def test_the_transient_peak_of_embedding_and_head_is_what_pytorch_allocates(name
         weights = weights_of(layer)
         measured = backward_peak(lambda x, w=weights, run=run: run(w, x), weights, x)
         told = layer.workspace_bytes(micro_batch=batch, sequence=sequence, precision="fp32")
-        # Positions are shared by all samples: their gradient is summed over the batch first,
-        # which is not counted.
-        assert told == pytest.approx(measured, rel=0.04 if index == 0 else 0.02), layer.name
+        # Not counted: the positions' gradient, which is summed over the batch first as all samples
+        # share it, and what each thread sums of a norm's gradients, which shows next to the small
+        # head of an image model.
+        uncounted = 0.04 if index == 0 or vision else 0.02
+        assert told == pytest.approx(measured, rel=uncounted), layer.name

@@ -19,7 +19,7 @@ from tests.worker.trained import alone, trained
 from worker.checkpoint import snapshot_file
 from worker.data.open_data import open_data
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.torch
 
 JOB = """
 [model]
@@ -114,6 +114,7 @@ def leave(agents: Agents, generation: int) -> None:
     agents.wait_taking(generation, "idle")
 
 
+@pytest.mark.slow
 def test_plan_after_plan_in_place_trains_what_one_plan_trains(agents, expected):
     restore, pids = None, []
     for generation, plan in enumerate((TWO, MIXED, ALONE, MIXED), start=1):
@@ -159,6 +160,7 @@ def test_a_killed_rank_costs_no_step_that_the_others_have_done(agents, expected)
     assert losses_of(agents, expected) > 4
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_is_given_up_after_the_time_that_the_generation_sets(agents):
     """No connection breaks when a process is stopped: only the clock says that it is silent."""
     agents.start(TWO, 1, memory_every=1000, wait_s=10.0)
@@ -292,6 +294,7 @@ ARROWS = {
 FEW = ("verified", "copied", "sealing", "stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrow", ARROWS)
 def test_wherever_a_rank_dies_the_last_sealed_point_is_whole(agents, expected, arrow, examples):
     """And nothing half-written is taken for a snapshot."""

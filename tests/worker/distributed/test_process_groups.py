@@ -12,7 +12,7 @@ from tests.worker.trained import drawn, plan_of, small_job, trained
 from worker.profiling.fault_injection import FailPoint
 from worker.training.precision import FP64
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.torch
 
 JOB = small_job(dropout=0.1)
 RANKS = 5

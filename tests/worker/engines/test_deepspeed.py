@@ -88,6 +88,7 @@ def test_losses_samples_and_weights_are_those_of_our_engine(warm, files, case):
         assert (tensor - weights[1][name]).abs().max() < 2e-3, name
 
 
+@pytest.mark.slow
 def test_a_users_configuration_is_honoured(warm, files):
     optimizer = {"type": "SGD", "params": {"lr": 0.0}}
     (files / "ds.json").write_text(json.dumps({"optimizer": optimizer}))
@@ -153,6 +154,7 @@ def test_a_configuration_that_deepspeed_refuses_is_no_stack_trace(warm, files):
     assert "foo Extra inputs are not permitted" in done.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_what_a_configuration_leaves_open_follows_the_job(warm, files):
     parameters = {"lr": "auto", "betas": "auto"}
     left_open = {
@@ -179,6 +181,7 @@ def test_sixteen_bits_that_it_lacks_on_cpus_are_refused_before_any_rank_starts(w
     assert "[training] precision: is fp16, which DeepSpeed does not have on CPUs" in done.err
 
 
+@pytest.mark.slow
 def test_bf16_trains_about_as_our_engine_does(warm, files):
     write(files, change=('"fp32"', '"bf16"'))
     give_plan(files, ALIKE, ALIKE)

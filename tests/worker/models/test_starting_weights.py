@@ -54,6 +54,7 @@ def own_files(folder: Path, factory: str) -> None:
     (folder / "model.json").write_text(json.dumps(describe(described("layers"))))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_where_any_plan_begins(warm: Warm, tmp_path: Path) -> None:
     write(tmp_path)
     fresh = losses(warm, tmp_path, plan=False)
