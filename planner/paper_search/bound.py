@@ -1,10 +1,9 @@
-"""What no plan can beat: lower bounds that hold for every plan of the space.
+"""Lower bounds of all plans under the paper's formula.
 
-All plans of one micro batch size and about the same number of pipelines are asked at once: could
-one of them take no longer than so many seconds? Then its slowest stage is limited by what the
-rest of the formula leaves, and its sync by the same; the two share the time, in a few cells. If
-no pipelines can be laid out within the limits of any cell, on the best links there are and for
-every price of GPU kinds that is tried, then none takes so short a time.
+All plans of one micro batch size and a similar number of pipelines are tested at once: could one of
+them take at most T seconds? T limits the slowest stage and the synchronisation, which share the
+time in a few cells. If no pipelines fit the limits of any cell, on the best links and for every
+price of GPU kinds that is tried, no plan is that fast.
 """
 
 from __future__ import annotations
@@ -29,34 +28,35 @@ from planner.problem.objective import Limits
 from simulator.arrays import Floats, Ints
 
 PRECISION = 0.01
-"""Bounds are sought up to such a share of themselves."""
+"""Relative precision of the bounds."""
 ROUNDS = 12
 SYNC_CELLS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.21, 0.28, 0.36, 0.46, 0.6, 1.0)
-"""Shares of the time that the gradient sync may take: cells lie between neighbours."""
+"""Shares of the time that synchronisation may take; cells lie between neighbours."""
 SYNC_CELLS_FEW = (0.0, 0.1, 0.3, 1.0)
 COST_RATIOS = (1.4, 1.12, 1.04)
-"""Neighbouring times for which a bound of dollars is asked: at first, and where it is least."""
+"""Ratios between neighbouring times for a bound in dollars: coarse first, then refined."""
 LONGEST_S = 1e9
+"""A time longer than that of any plan."""
 MULTIPLIERS = (0.3, 1.0, 2.5)
 SINGLE_PRECISION = 1 + 1e-5
-"""Prices are summed in single precision."""
+"""Tolerance for prices that are summed in single precision."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """Groups of plans, as rows of a family, with the seconds that they are asked about."""
+    """Groups of plans, as rows of a family, with the target seconds of each."""
 
     family: Family
     rows: Ints
     seconds: Floats
     at_least: Floats
-    """Seconds that these plans are known to take."""
+    """Known lower bound of these plans' seconds."""
 
 
 def certify(
     model: PaperModel, families: list[Family], limits: Limits, *, seconds: float, objective: float
 ) -> Bounds:
-    """Bounds over all families, given the best plan's figures: no bound is asked beyond them."""
+    """Bounds over all families, at most the known plan's figures."""
     ask = _Questions(model, limits)
     bounds = Bounds(seconds, objective)
     for family in sorted(families, key=lambda f: float(f.worth.min())):
@@ -76,12 +76,12 @@ class _Questions:
     limits: Limits
 
     def least_seconds(self, family: Family, known: float) -> float:
-        """Halve the seconds for all numbers of pipelines at once, as long as it matters."""
+        """Bisect the seconds of all numbers of pipelines at once, as far as it matters."""
         low = family.bounds.min(axis=1)
         high = np.full(len(low), self._longest(known))
         if not np.isfinite(high).all():
             return float(low.min())
-        # First of all, whether the seconds that are known can be met at all.
+        # First test whether the known seconds can be met at all.
         rows = np.flatnonzero(low < high)
         tried = high[rows]
         for _ in range(ROUNDS):
@@ -97,13 +97,14 @@ class _Questions:
         return float(low.min())
 
     def least_by_cells(self, family: Family, known: Bounds) -> float:
-        """The least objective where dollars count, cell by cell of the time that is taken."""
+        """Least objective where dollars count, by cells of the iteration time."""
         low = family.bounds.min(axis=1)
         longest = np.full(len(low), self._longest(known.seconds))
         if self.limits.goal_is_cost:
             longest[:] = self._longest(LONGEST_S)
             if self.limits.usd_max is None:
-                # However long it takes, GPUs that hold the model are paid for: this ends the time.
+                # GPUs that hold the model must be paid for however long it takes, which limits the
+                # time.
                 every, forever = np.flatnonzero(np.isfinite(low)), np.full(len(low), LONGEST_S)
                 asked = Asked(family, every, forever[every], forever[every])
                 rate = self._usd(asked, SYNC_CELLS_FEW[-2:]) / LONGEST_S
@@ -122,7 +123,7 @@ class _Questions:
             fine = np.isfinite(usd)
             every, since, until, worth = every[fine], since[fine], until[fine], worth[fine]
             least = max(least, min(others, float(worth.min(initial=math.inf))))
-            # Cells that end up beyond where another one begins need no closer look.
+            # Cells whose bound exceeds another cell's value need no refinement.
             near = worth < (worth * (until / since)).min(initial=known.objective)
             cells = (every[near], since[near], until[near])
             others = min(others, float(worth[~near].min(initial=math.inf)))
@@ -133,7 +134,7 @@ class _Questions:
         return known if most is None else min(known, most)
 
     def _usd(self, asked: Asked, shares: Sequence[float]) -> Floats:
-        """Dollars of the cheapest plan that could take no longer; infinite if there is none."""
+        """Dollars of the cheapest plan within the target time; infinite if there is none."""
         family, menu = asked.family, asked.family.menu
         total = self.model.global_batch // menu.micro_batch
         replicas = family.replicas[asked.rows]
@@ -147,7 +148,7 @@ class _Questions:
         left = (asked.seconds[:, None] - menu.update_s - sync_from).ravel()
         rounds = (most - 1)[row]
         replica = replicas[row]
-        # A pipeline takes what its stages take, the slower the narrower their limit is.
+        # A pipeline takes the sum of its stages, slower for a narrower limit on each.
         level = (left - self._whole_s(family, np.full(len(row), np.inf), replica)) / np.maximum(
             rounds, 1e-9
         )
@@ -181,7 +182,7 @@ class _Questions:
         )
         possible = whole[..., :-1].max(axis=-1) * replicas <= SINGLE_PRECISION
         usd_per_s = whole[..., -1] * replicas / SINGLE_PRECISION
-        # What plans of so many stages take at least is known by itself.
+        # A separate bound is known for each number of stages.
         taken = family.bounds[asked.rows[row], : len(whole)].T
         possible &= taken <= asked.seconds[row]
         usd = usd_per_s * np.maximum(taken, asked.at_least[row])
@@ -196,10 +197,10 @@ class _Questions:
         return found
 
     def _whole_s(self, family: Family, levels: Floats, replicas: Floats) -> Floats:
-        """The least sum over stages of a pipeline's levels, under a limit on each.
+        """Least sum of a pipeline's stage times, under a limit on each.
 
-        A stage no slower than a limit takes at least its share of the limit in GPUs, so that
-        the GPUs that there are bound from below how slow the options must be on average.
+        A stage within the limit needs at least its share of it in GPUs, so the GPUs available bound
+        from below how slow the options are on average.
         """
         menu = family.menu
         distinct, times = distinct_rows(np.diff(menu.seconds, axis=1).T)
@@ -216,7 +217,7 @@ class _Questions:
 
 
 def _divided(rows: Ints, since: Floats, until: Floats, ratio: float) -> tuple[Ints, Floats, Floats]:
-    """Cells of time in equal parts, each no longer than a ratio."""
+    """Cells of time divided into equal parts, each at most a ratio long."""
     parts = np.maximum(1, np.ceil(np.log(until / since) / math.log(ratio))).astype(int)
     every = np.repeat(np.arange(len(rows)), parts)
     part = np.arange(len(every)) - np.repeat(np.cumsum(parts) - parts, parts)

@@ -1,4 +1,4 @@
-"""The best chains of a case: many by a rough estimate, the best of them exactly, then changed."""
+"""Find the best chains: rank many by a rough estimate, cut the best exactly, then change them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.paper_search.chains import Cut, Terms
+from planner.paper_search.chains import Cut, OptionTables
 from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.layouts import layouts
 from planner.pipelines.plan_shape import PlanShape
@@ -17,50 +17,52 @@ from planner.problem.objective import ObjectiveArrays
 from simulator.arrays import Floats, Ints
 
 REPEATS = (1, 2, 3, 4, 6, 9, 13, 19, 28, 40, 60)
+"""Lengths of a group of equal stages."""
 SHARES = (np.inf, 1.6, 1.25, 1.05)
 SHARES_FINE = (np.inf, 2.5, 2.0, 1.75, 1.6, 1.5, 1.4, 1.3, 1.25, 1.2, 1.15, 1.1, 1.05, 1.0)
-"""Limits of what a stage syncs, as multiples of an equal share."""
+"""Limits of what a stage synchronises, as multiples of an equal share."""
 ROUNDS = 6
 CUT_PER_ROUND = 120
 ROUGH_SLACK = 1.25
 NEVER_S = 1e30
-"""A time that is as good as infinite, and may be multiplied by zero."""
+"""A time that counts as infinite and may be multiplied by zero."""
 VARIED = 0.02
-"""A chain counts as so much worse for each better one of the same length."""
+"""Penalty per better chain of equal length."""
 STEPS_BACK = (0, 1, 2)
 STEPS_BACK_MONEY = (0, 1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 52, 65, 80)
-"""Which numbers of pipelines to try, from the largest that is possible downwards."""
+"""Numbers of pipelines to try, as steps down from the largest possible."""
 STEPS_AROUND = (-2, -1, 0, 1, 2)
 STEPS_AROUND_MONEY = (-6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6)
-"""And exactly, around the one that is best by the rough estimate."""
+"""Numbers of pipelines judged exactly, as steps around the best rough one."""
 CUT = 10
 IMPROVED = 4
 FIRST = 24
 BEAM = 12
-"""For each of the best layouts and micro batch sizes, the chains that are cut, and kept."""
+"""For each of the best layouts and micro batch sizes: chains that are cut, and kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedChain:
-    """A chain that was cut, with its worth."""
+    """A chain with boundaries and its worth."""
 
     worth: float
-    terms: Terms
+    terms: OptionTables
     chain: tuple[int, ...]
     starts: tuple[int, ...]
     replicas: int
 
     def shape(self) -> PlanShape | None:
+        """The plan in short form; ``None`` if its replicas do not fit the machines."""
         return self.terms.shape(np.array(self.chain), np.array(self.starts), self.replicas)
 
 
 @dataclass(slots=True, eq=False)
 class ChainSearch:
-    """Chains of one terms."""
+    """Search over the chains of one option table."""
 
-    terms: Terms
+    terms: OptionTables
     counts: Ints
-    """Numbers of pipelines that are worth a try, ascending."""
+    """Numbers of pipelines that are worth trying, ascending."""
     steps_back: tuple[int, ...]
     steps_around: tuple[int, ...]
     worths: ObjectiveArrays
@@ -76,12 +78,13 @@ class ChainSearch:
         return self.cut(chains, np.searchsorted(self.counts, counts), SHARES_FINE)
 
     def first(self) -> float:
-        """Estimate all chains of one or two groups of equal stages; the best one's worth."""
+        """Estimate all chains of one or two groups of equal stages; return the best worth."""
         self.chains = self._few_groups()
         self.estimates, self.indices = self.rough(self.chains)
         return float(self.estimates.min(initial=np.inf))
 
     def best_first(self, kept: int, at_most: float) -> list[RankedChain]:
+        """The chains with the best estimates, with boundaries."""
         order = np.argsort(self.estimates, kind="stable")[:kept]
         order = order[self.estimates[order] <= at_most * ROUGH_SLACK]
         return self.cut(self.chains[order], self.indices[order])
@@ -89,7 +92,7 @@ class ChainSearch:
     def cut(
         self, chains: Ints, indices: Ints, shares: tuple[float, ...] = SHARES
     ) -> list[RankedChain]:
-        """Chains with the best boundaries, the best first."""
+        """Chains with their best boundaries, best first."""
         if not len(chains):
             return []
         width = int((chains >= 0).sum(axis=1).max())
@@ -115,7 +118,7 @@ class ChainSearch:
         return list(found.values())
 
     def improve(self, start: Sequence[RankedChain]) -> list[RankedChain]:
-        """Change stages of the best chains as long as that helps."""
+        """Change stages of the best chains while that helps."""
         beam = list(start[: self.beam])
         seen = {candidate.chain for candidate in beam}
         for _ in range(ROUNDS if beam else 0):
@@ -144,7 +147,7 @@ class ChainSearch:
     # -- estimates ------------------------------------------------------------------------------
 
     def rough(self, chains: Ints) -> tuple[Floats, Ints]:
-        """What chains are worth at their best number of pipelines, if layers were like water."""
+        """Estimate the worth of chains with divisible layers, at their best number of pipelines."""
         terms = self.terms
         stages = (chains >= 0).sum(axis=1)
         index = self._index(chains)
@@ -152,7 +155,7 @@ class ChainSearch:
         level = terms.rough_level(chains, sends)
         used = chains >= 0
         pace = terms.seconds[:, -1] / terms.model.layers
-        # A chain over a link of unknown speed is impossible, and holds nothing.
+        # A chain over a link of unknown speed is impossible.
         known = used & np.isfinite(sends) & np.isfinite(level)[:, None]
         spare = np.subtract(level[:, None], sends, out=np.zeros(sends.shape), where=known)
         share = np.maximum(spare, 0) / pace[chains]
@@ -180,12 +183,12 @@ class ChainSearch:
         return best, indices
 
     def _index(self, chains: Ints) -> Ints:
-        """Which of the counts is the largest that the sites hold; -1 where there is none."""
+        """Index of the largest count that fits the sites; -1 where there is none."""
         most = self.terms.most_replicas(self.terms.usage(chains))
         return np.searchsorted(self.counts, most, side="right") - 1
 
     def _sync_rates(self) -> Floats:
-        """[count, option]: seconds per byte of a sync of typical size."""
+        """[count, option]: seconds per byte of a synchronisation of typical size."""
         terms = self.terms
         size = np.array(float(terms.model.gradient_bytes()[-1]) / 8)
         replicas = self.counts[:, None].astype(float)
@@ -195,14 +198,14 @@ class ChainSearch:
         return np.where(replicas > 1, np.minimum(found / size, NEVER_S), 0.0)
 
     def _most_layers(self, width: int) -> Ints:
-        """[stages left, option]: layers that memory holds at the very most."""
+        """[stages left, option]: the most layers that memory holds."""
         ends = np.arange(self.terms.model.layers + 1)
         return np.stack([(ends - self.terms.memory_start(n + 1)).max(axis=1) for n in range(width)])
 
     # -- which chains ---------------------------------------------------------------------------
 
     def _few_groups(self) -> Ints:
-        """Chains of one or two groups of equal stages that the sites hold."""
+        """Chains of one or two groups of equal stages that fit the sites."""
         terms, layers = self.terms, self.terms.model.layers
         option, repeat = (
             np.array(
@@ -253,7 +256,7 @@ class ChainSearch:
         return np.array([[*chain, *[-1] * (width - len(chain))] for chain in chains])
 
     def _changed(self, chain: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Chains with one stage more, less, or other, or with two stages swapped."""
+        """Chains with one stage more, less, or changed, or with two stages swapped."""
         options = range(len(self.terms.options))
         for at in range(len(chain)):
             if len(chain) > 1:
@@ -281,11 +284,11 @@ def best_chains(
     replica_counts: Callable[[int], list[int]],
     effort: Callable[[int], int],
 ) -> list[RankedChain]:
-    """The best chains over all layouts and micro batch sizes, the best first."""
+    """The best chains over all layouts and micro batch sizes, best first."""
     searches = []
     for layout in layouts(model, counts_money=worths.limits.needs_prices):
         for micro_batch in micro_batches:
-            terms = Terms(model, layout, micro_batch, degrees)
+            terms = OptionTables(model, layout, micro_batch, degrees)
             if terms.options:
                 search = ChainSearch(
                     terms,
@@ -314,7 +317,7 @@ def best_chains(
 
 
 def _varied(found: Sequence[RankedChain]) -> list[RankedChain]:
-    """The best first, but not too many of equal length and micro batch size in a row."""
+    """Best first, with a penalty for many chains of equal length and micro batch size."""
     rank: Counter[tuple[int, int]] = Counter()
     ranked: list[tuple[float, int, RankedChain]] = []
     for candidate in sorted(found, key=lambda c: c.worth):

@@ -1,9 +1,9 @@
-"""Chains: what runs each stage of a pipeline, all its replicas alike, with the best boundaries.
+"""Chains: the option of each stage of a pipeline, equal for all replicas, with the best boundaries.
 
-Once it is known what runs each stage, all messages are known, and the least time limit that a
-chain can keep follows from taking as many layers as the limit allows, from the last stage
-backwards. Many chains are cut at once, as columns of arrays. A chain is a row of option numbers
-*from its last stage to its first*, filled up with -1.
+Once the options are known, so are all messages. The least time limit that a chain can keep follows
+from taking as many layers as the limit allows, from the last stage backwards. Many chains are cut
+at once, as rows of arrays. A chain is a row of option numbers *from its last stage to its first*,
+padded with -1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from simulator.arrays import Bools, Floats, Ints
 from simulator.estimate.paper_formula import BUCKET_BYTES, MOST_TP_SHARING_GRADIENTS
 
 HALVINGS = 9
+"""Bisection steps for a chain's time limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """Chains with their boundaries, and what the formula says of them."""
+    """Chains with their boundaries and the formula's results."""
 
     chains: Ints
     """[chain, stage from the last]."""
@@ -36,8 +37,8 @@ class Cut:
     egress_usd: Floats
 
 
-class Terms:
-    """All that is asked of the options of one layout and micro batch, as arrays."""
+class OptionTables:
+    """Per-option tables for one layout and micro batch."""
 
     def __init__(
         self, model: PaperModel, layout: Layout, micro_batch: int, degrees: tuple[int, ...]
@@ -77,7 +78,7 @@ class Terms:
         self._memory: list[Ints] = []
 
     def _sends(self) -> tuple[Floats, Floats]:
-        """Seconds of a message between options at the worst, and dollars on average."""
+        """Worst seconds and mean dollars of a message between options."""
         count = len(self.options)
         seconds, usd = np.zeros((count, count)), np.zeros((count, count))
         rates: dict[tuple[int, int], float] = {}
@@ -100,20 +101,20 @@ class Terms:
         return seconds, usd
 
     def _ring_links(self, resource: int) -> list[tuple[float, float, float]]:
-        """Curves between neighbours of a ring, which visits the sites in their order."""
+        """Curves between neighbours of a ring, which visits the sites in order."""
         lots = self.layout.lots(resource)
         ends = [(self.model.lots[k].zone, self.model.lots[k].gpu) for k in lots]
         found: dict[tuple[float, float, float], None] = {}
         for one, other in [(e, e) for e in ends] + list(itertools.pairwise(ends)):
             curve = self.model.network.measured.raw_between.get((one, other), {}).get((1, 1))
             if curve is None or curve.polynomial is None:
-                found[0.0, 0.0, 0.0] = None  # No speed is known: no time is short enough.
+                found[0.0, 0.0, 0.0] = None  # Unknown speed: the ring takes infinite time.
             else:
                 found[curve.polynomial] = None
         return list(found)
 
     def _ring_usd(self) -> float:
-        """Dollars per byte that a ring over all sites costs, per replica's share."""
+        """Dollars per byte of a ring over all sites, for one replica's share."""
         lots = [next(k for lots in site for k in lots) for site in self.layout.sites]
         return sum(
             self.model.egress_usd_per_byte(one, other)
@@ -121,7 +122,7 @@ class Terms:
         )
 
     def ring_s(self, resource: Ints, size: Floats, replicas: Floats) -> Floats:
-        """Seconds to sync so many bytes between replicas on a resource."""
+        """Seconds to synchronise ``size`` bytes between replicas on a resource."""
         full, rest = np.divmod(size, BUCKET_BYTES)
         found = np.zeros(np.broadcast_shapes(resource.shape, size.shape, replicas.shape))
         for index, links in enumerate(self.links):
@@ -132,7 +133,7 @@ class Terms:
                 step = _step_s(link, rest / replicas) + np.where(
                     full > 0, np.maximum(full, 1) * _step_s(link, BUCKET_BYTES / replicas), 0.0
                 )
-                # Over a link without a speed no time is short enough, but for one replica alone.
+                # A link of unknown speed makes the time infinite, except for a single replica.
                 around = np.where(replicas > 1, 2 * np.maximum(replicas - 1, 1) * step, 0.0)
                 found = np.where(here, np.maximum(found, around), found)
         return found
@@ -149,7 +150,7 @@ class Terms:
         )
 
     def most_replicas(self, usage: Floats) -> Ints:
-        """How many pipelines of such usage the sites hold."""
+        """Pipelines of this usage that fit the sites."""
         found = np.zeros(len(usage), dtype=np.int64)
         for row in self.gpus:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -160,11 +161,11 @@ class Terms:
     # -- boundaries -----------------------------------------------------------------------------
 
     def cut(self, chains: Ints, replicas: Ints, shares: tuple[float, ...]) -> Cut:
-        """The best boundaries and the best number of pipelines of each chain.
+        """The best boundaries and number of pipelines of each chain.
 
-        ``replicas`` has the numbers to choose from, [chain, choice], 0 where there is none.
-        Stages are kept from syncing more than so many times what they would sync if all took
-        equally long; each such share is tried.
+        ``replicas`` has the numbers to choose from, [chain, choice], 0 where there is none. Stages
+        may synchronise at most a multiple of what they would if all took equally long; each such
+        multiple in ``shares`` is tried.
         """
         stages = (chains >= 0).sum(axis=1)
         sends = self.sent_s(chains, stages)
@@ -176,7 +177,7 @@ class Terms:
         starts, possible = self._least_level(
             np.tile(chains, (ways, 1)), np.tile(stages, ways), np.tile(sends, (ways, 1)), size
         )
-        # Rows are now (share, chain); all choices of replicas are judged for each.
+        # Rows are now (share, chain); each is judged with all choices of replicas.
         choices = replicas.shape[1]
         return self.judge(
             np.tile(chains, (ways * choices, 1)),
@@ -186,7 +187,7 @@ class Terms:
         )
 
     def _sync_scale(self, chains: Ints) -> Floats:
-        """Bytes that a stage syncs in the time in which the slowest syncs its equal share."""
+        """Bytes that a stage synchronises while the slowest synchronises its equal share."""
         speed = np.array([max(1e-3, min(link[2] for link in links)) for links in self.links])
         rate = np.where(chains >= 0, speed[self.resource[chains]] * self.sharing[chains], 0.0)
         found: Floats = rate / (rate.sum(axis=1) / (chains >= 0).sum(axis=1))[:, None]
@@ -209,7 +210,7 @@ class Terms:
     def _least_level(
         self, chains: Ints, stages: Ints, sends: Floats, size: Floats
     ) -> tuple[Ints, Bools]:
-        """Halve the time limit until it is about the least that the layers fit under."""
+        """Bisect the least time limit under which the layers fit."""
         rough = self.rough_level(chains, sends)
         starts = np.zeros(chains.shape, dtype=np.int64)
         possible = np.zeros(len(chains), dtype=bool)
@@ -229,7 +230,7 @@ class Terms:
         return starts, possible
 
     def rough_level(self, chains: Ints, sends: Floats) -> Floats:
-        """The time limit under which the layers would fit if they could be cut anywhere."""
+        """Time limit under which the layers would fit if they were divisible."""
         pace = self.seconds[:, -1] / self.model.layers
         one = np.where(chains >= 0, 1 / pace[chains], 0.0)
         with np.errstate(invalid="ignore"):
@@ -240,7 +241,7 @@ class Terms:
     def _lay(
         self, chains: Ints, stages: Ints, level: Floats, sends: Floats, size: Floats
     ) -> tuple[Ints, Bools]:
-        """First layers of stages that take as many layers as they may, the last stage first."""
+        """First layers of stages that take as many layers as possible, last stage first."""
         layers, gradient = self.model.layers, self.model.gradient_bytes()
         starts = np.zeros(chains.shape, dtype=np.int64)
         end = np.full(len(chains), layers)
@@ -267,7 +268,7 @@ class Terms:
         return starts, possible
 
     def memory_start(self, left: int) -> Ints:
-        """[option, end]: the first layer from which memory holds, with so many stages left."""
+        """[option, end]: first layer from which memory suffices, with ``left`` stages left."""
         while len(self._memory) < left:
             following = len(self._memory) + 1
             rows = []
@@ -278,7 +279,7 @@ class Terms:
         return self._memory[left - 1]
 
     def judge(self, chains: Ints, starts: Ints, replicas: Ints, possible: Bools) -> Cut:
-        """The formula on chains whose boundaries are set; infinite time where they are not."""
+        """The formula on chains with given boundaries; infinite time where impossible."""
         layers = self.model.layers
         stages = (chains >= 0).sum(axis=1)
         ends = np.concatenate([np.full((len(chains), 1), layers), starts[:, :-1]], axis=1)
@@ -312,7 +313,7 @@ class Terms:
     # -- plans ----------------------------------------------------------------------------------
 
     def shape(self, chain: Ints, starts: Ints, replicas: int) -> PlanShape | None:
-        """A chain as a shape: each site runs as many of the pipelines as it holds."""
+        """A chain as a shape: each site runs as many of the pipelines as fit."""
         row = [int(o) for o in chain if o >= 0][::-1]
         cuts = (*(int(s) for s in starts[: len(row)][::-1]), self.model.layers)
         columns: list[list[Run]] = [[] for _ in row]
@@ -342,7 +343,7 @@ class Terms:
         return low, runs
 
     def _dealt(self, site: tuple[Lots, ...], row: list[int], count: int) -> list[list[Run]] | None:
-        """Runs of each stage, large groups first, so that they fit onto whole machines."""
+        """Runs of each stage, large groups first, so that they fit whole machines."""
         taken: dict[int, dict[int, int]] = {}
         runs: list[list[Run]] = [[] for _ in row]
         for at in sorted(range(len(row)), key=lambda s: -self.options[row[s]][1]):
@@ -362,7 +363,7 @@ class Terms:
 
 
 def _step_s(link: tuple[float, float, float], size: Floats) -> Floats:
-    """Seconds of one message, infinite where the fitted bandwidth is not positive."""
+    """Seconds of one message; infinite where the fitted bandwidth is not positive."""
     scaled = np.log2(np.maximum(size, 1e-3) / 1e6)
     speed = (link[0] * scaled * scaled + link[1] * scaled + link[2]) * 1e9
     time = np.where(speed > 0, size / np.where(speed > 0, speed, 1.0), np.inf)

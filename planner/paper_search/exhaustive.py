@@ -1,8 +1,8 @@
-"""Every plan of a small case, so that its answer is the best one and not just a good one.
+"""All plans of a small case under the paper's formula, so that the answer is proven best.
 
-Families come in the order of their bounds and end the walk when no better plan can follow. In a
-family, pipelines are multisets of rows (what runs each stage); their order matters to the ring
-of the gradient sync alone, so that orders are tried last.
+Families come in the order of their bounds; the walk ends when no better plan can follow. In a
+family, pipelines are multisets of rows (the GPUs of each stage). Their order affects only the rings
+of gradient synchronisation, so orders are tried last.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from planner.pipelines.plan_shape import PlanShape, Run
 from planner.problem.bounds import TooManyPlansError
 
 GPUS_MAX = 10
-"""Beyond, even the smallest families have too many plans."""
+"""With more GPUs, even the smallest families have too many plans."""
 NODES_MAX = 1_000_000
 CUTS_COUNT = 10
+"""Search-node cost of a choice of boundaries."""
 JUDGED_COUNT = 40
-"""Boundaries, and plans that are judged, count as so many nodes: about as long they take."""
+"""Search-node cost of a judged plan."""
 ORDERS_MAX = 720
 
 Option = tuple[int, int]
@@ -32,7 +33,7 @@ Option = tuple[int, int]
 
 
 class ExhaustiveSearch:
-    """Walks through all plans that may be better than the best known."""
+    """Walks through all plans that may be better than the best known one."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class ExhaustiveSearch:
             raise TooManyPlansError
 
     def _ranges(self, family: Family) -> Iterator[tuple[int, int]]:
-        """The replica counts that share a bound: up to the next for which one is known."""
+        """Ranges of replica counts that share a bound."""
         most = self.model.global_batch // family.menu.micro_batch
         counts = [int(n) for n in family.replicas]
         return itertools.pairwise([*counts, min(most, int(family.menu.gpus.sum())) + 1])
@@ -94,7 +95,7 @@ class ExhaustiveSearch:
                 self._orders(micro_batch, cuts, [rows[i] for i in pick])
 
     def _options(self, micro_batch: int, cuts: tuple[int, ...], s: int) -> list[Option]:
-        """What can run a stage within its memory."""
+        """The (lot, TP) pairs that can run a stage within memory."""
         model = self.model
         found = []
         for lot, tp in itertools.product(range(len(model.lots)), self.degrees):
@@ -107,7 +108,7 @@ class ExhaustiveSearch:
         return found
 
     def _multisets(self, rows: list[tuple[Option, ...]], replicas: int) -> Iterator[list[int]]:
-        """Choices of rows that the lots can hold together."""
+        """Choices of rows that fit the lots together."""
         lots = self.model.lots
         taken: list[dict[int, int]] = [{} for _ in lots]
         pick: list[int] = []
@@ -144,11 +145,11 @@ class ExhaustiveSearch:
 
 
 def _is_uniform(cuts: tuple[int, ...]) -> bool:
-    """Whether sizes never fall and differ by one at most: the published split."""
+    """Whether sizes never fall and differ by at most one: the published split."""
     sizes = [b - a for a, b in itertools.pairwise(cuts)]
     return sizes == sorted(sizes) and sizes[-1] - sizes[0] <= 1
 
 
 def runs_of(column: Sequence[Option]) -> tuple[Run, ...]:
-    """Replicas one by one, as runs of equal ones."""
+    """A list of replicas as runs of equal ones."""
     return tuple((lot, tp, len(list(same))) for (lot, tp), same in itertools.groupby(column))

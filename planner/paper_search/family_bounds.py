@@ -1,9 +1,9 @@
-"""Families of plans (micro batch, replicas, stages), and a lower bound for each of them.
+"""Families of plans (micro batch, replicas, stages), with a lower bound for each.
 
-A family's bound spreads the work as if layers could be cut anywhere: every GPU works without a
-pause, each layer of each replica on the option that serves it best at given prices of GPU
-kinds. Any prices give a valid bound, so a few are tried and the best is taken. With prices
-``rho`` on kinds of ``G`` GPUs, and a stage's level ``a`` on TP ``t``::
+A family's bound treats layers as divisible: every GPU works without a pause, and each layer of each
+replica takes the best option at given prices of GPU kinds. Any prices give a valid bound, so the
+best of a few is taken. With prices ``rho`` on kinds of ``G`` GPUs, and a stage's level ``a`` on TP
+``t``::
 
     (M - 1) max a  >=  (M - 1) / D * sum over replicas and stages of  rho D t / G * a
     sum a          >=        1 / D * sum over replicas and stages of              a
@@ -35,7 +35,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Menu:
-    """All that a search needs to know of one micro batch size, as arrays over options."""
+    """The options of one micro batch size, as arrays."""
 
     micro_batch: int
     options: tuple[Option, ...]
@@ -43,29 +43,31 @@ class Menu:
     gpus: Floats
     """GPUs per kind, over all zones."""
     seconds: Floats
-    """[option, layers + 1]: forward and backward up to each layer."""
+    """[option, layers + 1]: forward plus backward, up to each layer."""
     send_s: Floats
-    """[option]: the least time of a message to any neighbour."""
+    """[option]: least seconds of a message to any neighbour."""
     capacity_bytes: Floats
     """[option]: the largest among the kind's lots, less the overhead."""
     update_s: float
-    """The least optimizer step."""
+    """Least seconds of an optimizer step."""
     usd_per_s: Floats
-    """[option]: at the least price among the kind's lots; 0 where none is known."""
+    """[option]: at the lowest price among the kind's lots; 0 where unknown."""
 
     @property
     def tp(self) -> Floats:
+        """TP degree per option."""
         return np.array([float(option.tp) for option in self.options])
 
     @property
     def kind(self) -> Ints:
+        """Index of the GPU kind per option."""
         return np.array([option.kind for option in self.options])
 
 
 def menu_of(model: PaperModel, micro_batch: int, *, degrees: Sequence[int]) -> Menu | None:
-    """The options of one micro batch size, or none where nothing was measured.
+    """The options of one micro batch size; ``None`` if none was measured.
 
-    Messages take the time of the best link, as a bound needs it.
+    Messages take the time of the best link, so that the result bounds all plans.
     """
     kinds = tuple(sorted({lot.gpu for lot in model.lots}))
     options, sends, capacity, updates = [], [], [], []
@@ -115,14 +117,14 @@ class Rings:
     """Seconds of a gradient all-reduce, by GPU kind, bytes and number of replicas."""
 
     sizes: Floats
-    """All the byte counts that a stage can have, ascending."""
+    """All byte counts that a stage can have, ascending."""
     seconds: Floats
     """[kind, replicas index, size]."""
     per_byte: Floats
-    """[kind, replicas index]: the least."""
+    """[kind, replicas index]: least seconds per byte."""
 
     def within(self, kind: int, rows: Ints, seconds: Floats) -> Floats:
-        """The most bytes that a kind can sync in so many seconds, per row of replicas."""
+        """The most bytes that a kind can synchronise within a time, per row of replicas."""
         found = np.zeros(len(rows))
         for row in set(rows.tolist()):
             here = rows == row
@@ -133,7 +135,7 @@ class Rings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """Plans of one micro batch size: [replicas, stages] with what each needs at least."""
+    """Plans of one micro batch size: lower bounds by [replicas, stages]."""
 
     menu: Menu
     rings: Rings
@@ -141,21 +143,21 @@ class Family:
     bounds: Floats
     """In seconds."""
     worth: Floats
-    """In what is minimised."""
+    """In units of the objective."""
 
 
 Link = tuple[float, float, float]
-"""A fitted curve of bandwidth."""
+"""Polynomial of a fitted bandwidth curve."""
 
 
 def rings_of(
     model: PaperModel, replicas: Sequence[int], *, most: int, known: dict[Link, Floats]
 ) -> Rings:
-    """The least times of rings of each kind, for every possible stage.
+    """Least ring times of each kind, for every possible stage.
 
-    A ring is no quicker than the best link that one of its replicas has to any other, and the
-    best number of replicas up to the next one asked for, ``most`` at the end: more replicas than
-    needed may be quicker to sync. ``known`` keeps what was computed for each link.
+    A ring is at most as fast as the best link of one of its replicas to any other, and as the best
+    number of replicas up to the next one in ``replicas``, up to ``most`` at the end: more replicas
+    than needed may synchronise faster. ``known`` caches results by link.
     """
     whole = model.gradient_bytes()
     first, end = np.triu_indices(model.layers + 1, 1)
@@ -174,7 +176,7 @@ def rings_of(
             np.full((len(count), len(sizes)), np.inf)
         ]
         row = np.minimum.reduce(every)
-        # Larger stages never count as quicker: the table serves as a bound.
+        # Make times monotonic in the size, so that the table is a bound.
         row = np.minimum.accumulate(row[:, ::-1], axis=1)[:, ::-1]
         row = np.minimum.reduceat(np.where(count > 1, row, 0.0), asked - 1, axis=0)
         rows.append(np.where(asked[:, None] > 1, row, 0.0))
@@ -185,7 +187,7 @@ def rings_of(
 
 
 def _links(model: PaperModel, kind: str) -> list[Link]:
-    """The fitted curves that a ring with replicas of a kind may run over."""
+    """The fitted curves of links that a ring with replicas of a kind may use."""
     ends = sorted({(lot.zone, lot.gpu) for lot in model.lots})
     found: dict[Link, None] = {}
     for one, other in itertools.product(ends, repeat=2):
@@ -197,7 +199,7 @@ def _links(model: PaperModel, kind: str) -> list[Link]:
 
 
 def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
-    """The links that no other one beats at all sizes of messages in between."""
+    """The links that no other link beats at all message sizes in between."""
     low, high = (float(np.log2(size / 1e6)) for size in (least, most))
 
     def beats(one: Link, other: Link) -> bool:
@@ -215,7 +217,7 @@ def _quickest(links: list[Link], least: float, most: float) -> list[Link]:
 
 
 def _ring_s(link: Link, sizes: Floats, count: Floats) -> Floats:
-    """[replicas index, size]: infinite where the fitted bandwidth is not positive."""
+    """[replicas index, size]; infinite where the fitted bandwidth is not positive."""
     full, rest = np.divmod(sizes, BUCKET_BYTES)
 
     def step_s(size: Floats) -> Floats:
@@ -231,7 +233,7 @@ def _ring_s(link: Link, sizes: Floats, count: Floats) -> Floats:
 
 
 def price_directions(kinds: int) -> Floats:
-    """Weights on GPU kinds that sum to one; a bound may try any of them."""
+    """Weights on GPU kinds that sum to one; each gives a valid bound."""
     if kinds == 1:
         return np.ones((1, 1))
     steps = {2: 8, 3: 5}.get(kinds, 2)
@@ -251,7 +253,7 @@ def bounds_of(
     rings: Rings,
     directions: Floats,
 ) -> Floats:
-    """Lower bounds of the iteration, [replicas index, stages index]."""
+    """Lower bounds of the iteration time, [replicas index, stages index]."""
     rows = np.concatenate(
         [np.diff(menu.seconds, axis=1), np.diff(gradient_bytes)[None, :]], axis=0
     ).T
@@ -264,8 +266,8 @@ def bounds_of(
     per_byte = rings.per_byte[menu.kind].T  # [replicas, option]
     share = (per_byte[:, None, :] / stages[None, :, None])[..., None] * sync[None, None]
     for direction, evenly in itertools.product(directions, (0.0, 0.5, 1.0)):
-        # [replicas, stages, option]: seconds of the iteration per second of a stage's level.
-        # The largest level is no less than the stages' mean, which counts for ``evenly``.
+        # [replicas, stages, option]: seconds of the iteration per second of a stage's level. The
+        # largest level is at least the stages' mean, which ``evenly`` weighs.
         weight = direction[menu.kind] * menu.tp / menu.gpus[menu.kind]
         work_rate = (1 - evenly) * replicas[:, None, None] * weight[None, None, :]
         rate = 1 + (micro_batches - 1)[:, None, None] * (work_rate + evenly / stages[None, :, None])
@@ -275,15 +277,15 @@ def bounds_of(
 
 
 def distinct_rows(rows: Floats) -> tuple[Floats, Ints]:
-    """The different rows and how often each occurs: equal layers are computed once."""
+    """Distinct rows with their multiplicity, so that equal layers are computed once."""
     found = Counter(map(tuple, rows.tolist()))
     return np.array(list(found)), np.array(list(found.values()))
 
 
 def cheapest_layers(rate: Floats, work: Floats, times: Ints, more: Floats | None = None) -> Floats:
-    """[...]: the sum over layers of the least ``rate[..., option] * work[option, layer] + more``.
+    """Sum over layers of the least ``rate[..., option] * work[option, layer] + more``.
 
-    Layers that are equal stand once in ``work``, with how often they occur in ``times``.
+    Equal layers occur once in ``work``; ``times`` has their multiplicity.
     """
     least: Floats | None = None
     for o in range(work.shape[0]):
@@ -307,8 +309,8 @@ def cost_bounds_of(
 ) -> Floats:
     """Lower bounds of an iteration's dollars, [replicas index, stages index].
 
-    A group is paid for as long as the iteration lasts, which is no shorter than its own work on
-    all micro batches, one micro batch on the other stages, the sync and the optimizer step.
+    A group is paid for during the whole iteration, which lasts at least its own work on all micro
+    batches, one micro batch on the other stages, the synchronisation and the optimizer step.
     """
     work = (np.diff(menu.seconds, axis=1) * menu.usd_per_s[:, None]).min(axis=0).sum()
     cheapest = float(menu.usd_per_s.min())

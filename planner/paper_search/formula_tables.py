@@ -1,8 +1,8 @@
-"""The paper estimator's formula on plans in short form, for searches that ask it very often.
+"""The paper's formula on plans in short form, for searches that evaluate it very often.
 
-A plan whose pipelines share their boundaries is a table of stages times replicas, and equal
-replicas stand side by side in runs. Everything the formula asks of such a table depends on its
-runs alone, so that a plan of thousands of GPUs costs no more to judge than one of ten.
+A plan whose pipelines share their boundaries is a table of stages by replicas, and equal adjacent
+replicas form runs. The formula depends on the runs alone, so a plan for thousands of GPUs is as
+cheap to judge as one for ten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAYER_ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class FormulaEstimate:
-    """What the formula says of a shape."""
+    """The formula's result for a shape."""
 
     seconds: float
     usd: float | None
@@ -47,7 +47,7 @@ class FormulaEstimate:
 
 
 def micro_batch_counts(total: int, pipelines: int) -> tuple[int, int]:
-    """The least largest count that meets the batch, and how many pipelines run so many."""
+    """Least possible maximum of micro batches per pipeline, and the pipelines that run it."""
     most = -(-total // pipelines)
     return most, total - (most - 1) * pipelines
 
@@ -80,17 +80,18 @@ class PaperModel:
 
     @property
     def layers(self) -> int:
+        """Number of layers."""
         return len(self.profile.layer_names)
 
     def measured(self, lot: int, tp: int, micro_batch: int) -> bool:
-        """Whether the formula knows what it needs of this way to run a stage."""
+        """Whether the profile covers this GPU kind, TP degree and micro batch."""
         known = (self.lots[lot].gpu, tp, micro_batch) in self.profile.timings
         return known and tp in self.profile.sizes
 
     # -- tables ---------------------------------------------------------------------------------
 
     def seconds(self, gpu: str, tp: int, micro_batch: int) -> Floats:
-        """Forward and backward up to each layer."""
+        """Forward plus backward seconds, summed up to each layer."""
         key = (gpu, tp, micro_batch)
         found = self._sums.get(key)
         if found is None:
@@ -99,28 +100,30 @@ class PaperModel:
         return found
 
     def update_s(self, gpu: str, tp: int, micro_batch: int) -> float:
+        """Seconds of the optimizer step."""
         return self.profile.timings[gpu, tp, micro_batch].optimizer_s or 0.0
 
     def output_bytes(self, cut: int, micro_batch: int) -> float:
-        """What crosses the boundary in front of layer ``cut``."""
+        """Bytes sent over the boundary in front of layer ``cut``."""
         return self._output[cut - 1] * micro_batch
 
     def gradient_bytes(self) -> Floats:
-        """Gradients up to each layer, as one device at TP 1 holds them."""
+        """Gradient bytes up to each layer on one device at TP 1."""
         return self._gradient
 
     def memory(self, tp: int, micro_batch: int, following: int) -> Floats:
-        """Bytes that grow with layers, up to each layer; ``following`` counts the stage itself."""
+        """Bytes that grow with layers, up to each layer; ``following`` counts the stage too."""
         states = STATE_BYTES_PER_PARAMETER * self._parameters[tp]
         row: Floats = states + FLOAT_BYTES * micro_batch * following * self._kept[tp]
         return row
 
     @staticmethod
     def overhead_bytes(tp: int) -> float:
+        """Memory that does not depend on the layers."""
         return OVERHEAD_TP1_BYTES if tp == 1 else OVERHEAD_BYTES
 
     def send_s(self, one: int, tp: int, other: int, tp_other: int, size: float) -> float:
-        """Seconds of a message between groups of two lots, infinite where the fit has no speed."""
+        """Seconds of a message between groups on two lots; infinite without a fitted speed."""
         if size <= 0:
             return 0.0
         key = (one, tp, other, tp_other, size)
@@ -139,7 +142,7 @@ class PaperModel:
         return found
 
     def ring_s(self, one: int, other: int, size: float, replicas: int) -> float:
-        """Seconds of a gradient all-reduce whose slowest link is the one between two lots."""
+        """Seconds of a gradient all-reduce whose slowest link is between two lots."""
         if replicas == 1:
             return 0.0
         full, rest = divmod(size, BUCKET_BYTES)
@@ -149,6 +152,7 @@ class PaperModel:
         return 2 * (replicas - 1) * step
 
     def egress_usd_per_byte(self, one: int, other: int) -> float:
+        """Dollars per byte between two lots; infinite where unknown."""
         zones = self.lots[one].zone, self.lots[other].zone
         try:
             return self.network.egress_usd_per_byte(*zones)
@@ -158,7 +162,7 @@ class PaperModel:
     # -- the formula ----------------------------------------------------------------------------
 
     def judge(self, shape: PlanShape) -> FormulaEstimate:
-        """Time and money; infinite time where the formula calls a plan invalid."""
+        """Time and cost; infinite time where the formula rejects the plan."""
         b, replicas, last = shape.micro_batch, shape.replicas, shape.stages - 1
         most, _ = micro_batch_counts(self.global_batch // b, replicas)
         compute = []
@@ -194,12 +198,12 @@ class PaperModel:
         total = (most - 1) * max(levels) + sum(levels) + update + sync
         hourly = self.usd_per_hour(shape)
         if not math.isfinite(egress):
-            total = math.inf  # Nobody knows what it would cost to send there.
+            total = math.inf  # The egress price is unknown.
         usd = None if hourly is None else hourly / 3600 * total + egress
         return FormulaEstimate(total, usd, egress, tuple(levels), sync, hourly)
 
     def _egress_rates(self, shape: PlanShape) -> Floats:
-        """Dollars that each pipeline's messages cost per micro batch."""
+        """Dollars of each pipeline's messages per micro batch."""
         rates = np.zeros(shape.replicas)
         for s in range(shape.stages - 1):
             size = self.output_bytes(shape.cuts[s + 1], shape.micro_batch)
@@ -211,9 +215,9 @@ class PaperModel:
         return rates
 
     def _counts(self, shape: PlanShape, rates: Floats) -> Ints:
-        """Micro batches per pipeline: the time asks for the longest alone, the rest may be shorter.
+        """Micro batches per pipeline; only the largest count affects the time.
 
-        Where sending costs, the pipelines that cost most run as few as they may.
+        Where egress costs, the pipelines with the dearest messages run as few as possible.
         """
         total = self.global_batch // shape.micro_batch
         most, with_most = micro_batch_counts(total, shape.replicas)
@@ -227,6 +231,7 @@ class PaperModel:
         return counts
 
     def usd_per_hour(self, shape: PlanShape) -> float | None:
+        """Hourly rent of a shape's GPUs; ``None`` where a price is unknown."""
         total = 0.0
         for column in shape.columns:
             for lot, tp, count in column:
@@ -249,11 +254,11 @@ class PaperModel:
     def allows(
         self, _cuts: tuple[int, ...], _s: int, _gpu: str, _tp: int, _micro_batch: int, /
     ) -> bool:
-        """Whether a kind may run a stage at a TP degree: here it always may."""
+        """Whether a kind may run a stage at a TP degree; here always."""
         return True
 
     def to_plan(self, shape: PlanShape) -> Plan:
-        """The same plan written out pipeline by pipeline."""
+        """The plan written out pipeline by pipeline."""
         counts = self._counts(shape, self._egress_rates(shape))
         columns = []
         for s, column in enumerate(shape.columns):
@@ -272,7 +277,7 @@ class PaperModel:
 
 
 def _ring(column: tuple[Run, ...]) -> set[tuple[int, int]]:
-    """Lots of consecutive replicas; the pair that closes the ring does not count in time."""
+    """Lots of consecutive replicas; the pair that closes the ring does not affect the time."""
     found = {(lot, lot) for lot, _, count in column if count > 1}
     found.update((one[0], other[0]) for one, other in pairwise(column))
     return found

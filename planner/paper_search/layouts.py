@@ -1,4 +1,4 @@
-"""Where the stages of a chain may stand: lots that serve as one resource, site by site."""
+"""Layouts of a chain's stages: lots that serve as one resource, site by site."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.selection import TYPICAL_BYTES, zone_chain
 
 LINKS_ALIKE = 1.5
-"""Zones whose links differ by less count as one place as far as time goes."""
+"""Zones whose links differ by less than this factor count as one place."""
 SPREAD_LOTS_MAX = 6
-"""Pipelines that cross zones are tried over no more lots than that."""
+"""Pipelines across zones are tried over at most this many lots."""
 
 
 Lots = tuple[int, ...]
@@ -22,18 +22,20 @@ class Layout:
     """Lots that serve as one resource, site by site; a pipeline stays within its site."""
 
     sites: tuple[tuple[Lots, ...], ...]
-    """[site][resource]: the same kind of machine everywhere; empty where a site has none."""
+    """[site][resource]: lots with the same machine type; empty where a site has none."""
 
     @property
     def resources(self) -> range:
+        """Indices of the resources."""
         return range(len(self.sites[0]))
 
     def lots(self, resource: int) -> list[int]:
+        """The lots of a resource at all sites."""
         return [lot for site in self.sites for lot in site[resource]]
 
 
 def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
-    """Each zone alone, then more and more zones: pipelines within zones, or across them."""
+    """Each zone alone, then growing sets of zones: pipelines within zones, or across them."""
     zones = zone_chain(model)
     found = []
     seen: set[object] = set()
@@ -57,7 +59,7 @@ def layouts(model: PaperModel, *, counts_money: bool) -> list[Layout]:
 
 
 def _by_machine(model: PaperModel, zones: list[str]) -> tuple[Lots, ...]:
-    """The lots of each kind of machine, in the order of the zones."""
+    """The lots of each machine type, in the order of the zones."""
     kinds = sorted({(lot.gpu, lot.machine) for lot in model.lots if lot.zone in zones})
     at = {(lot.gpu, lot.machine, lot.zone): k for k, lot in enumerate(model.lots)}
     return tuple(tuple(at[*kind, zone] for zone in zones if (*kind, zone) in at) for kind in kinds)
@@ -68,7 +70,7 @@ def _only(model: PaperModel, lots: tuple[Lots, ...], zone: str) -> tuple[Lots, .
 
 
 def _face(model: PaperModel, lots: Sequence[int]) -> object:
-    """Zones that offer the same over equal links are one choice."""
+    """Equal for zones with equal offers and equal links."""
     offer = tuple(
         (lot.gpu, lot.machines, lot.price_usd_per_gpu_hour, lot.spot_gpus)
         for lot in (model.lots[k] for k in lots)
@@ -78,7 +80,7 @@ def _face(model: PaperModel, lots: Sequence[int]) -> object:
 
 
 def _has_alike_links(model: PaperModel, pooled: tuple[Lots, ...]) -> bool:
-    """Whether it hardly matters for the time in which zone a replica of a kind stands."""
+    """Whether the zone of a replica hardly affects the time."""
     for lots in pooled:
         times = [model.ring_s(a, b, TYPICAL_BYTES, 8) for a in lots for b in lots]
         if max(times) > LINKS_ALIKE * min(times):

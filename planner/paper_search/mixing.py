@@ -1,9 +1,9 @@
-"""Which GPUs run which stage, once the boundaries are set: replicas dealt to kinds of GPUs.
+"""Deal the replicas of stages with fixed boundaries to GPU kinds.
 
-Under a limit on a stage's seconds and synced bytes, each kind of GPU needs some least TP degree
-there. What is left is a transport problem: every stage wants its replicas, a replica takes that
-many GPUs of one kind, and each kind has so many. It is solved by exchanges: replicas leave a
-kind that is short of GPUs where that costs the others least.
+Under a limit on a stage's seconds and synchronised bytes, each GPU kind needs some least TP degree.
+The rest is a transport problem: every stage needs its replicas, a replica takes that many GPUs of
+one kind, and each kind has a supply. It is solved by exchanges: replicas leave a kind that is short
+of GPUs where that costs the others least. The exchange may fail although a solution exists.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from simulator.estimate.paper_formula import MOST_TP_SHARING_GRADIENTS
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Lots among which pipelines may run as they like: usually those of one zone."""
+    """Lots among which pipelines may be spread freely, usually those of one zone."""
 
     lots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TpChoice:
-    """A kind of GPU at a TP degree on one stage."""
+    """A GPU kind at a TP degree on one stage."""
 
     tp: int
     level_s: float
@@ -34,7 +34,7 @@ class TpChoice:
 
 
 class Mixer:
-    """Deals replicas of stages with fixed boundaries; one for each (micro batch, boundaries)."""
+    """Deals replicas for one micro batch size and one set of boundaries."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Mixer:
         self._lot_of = {
             kind: next(lot for lot in lots if model.lots[lot].gpu == kind) for kind in self.kinds
         }
-        # Neighbouring limits often need the very same.
+        # Neighbouring limits often have equal solutions.
         self._dealt: dict[tuple[int, tuple[tuple[int, ...], ...]], PlanShape | None] = {}
         self.choices = [[self._choices(s, kind) for kind in self.kinds] for s in range(self.stages)]
 
@@ -99,13 +99,15 @@ class Mixer:
         return found
 
     def levels(self) -> list[float]:
-        """All the limits of time at which something changes, ascending."""
+        """Sorted breakpoints of the level limit."""
         return sorted({c.level_s for row in self.choices for kind in row for c in kind})
 
     def deal(
         self, replicas: int, limits: Sequence[float], synced: Mapping[str, float]
     ) -> PlanShape | None:
-        """Deal the replicas under a time limit per stage and one of synced bytes per kind."""
+        """Deal the replicas under a time limit per stage and a limit of synchronised bytes per
+        kind.
+        """
         most_bytes = [synced.get(kind, math.inf) * (1 + 1e-9) for kind in self.kinds]
         needs = []
         for row, limit in zip(self.choices, limits, strict=True):
@@ -177,7 +179,7 @@ class Mixer:
     def _into_lots(
         self, site: Site, needs: list[list[int]], counts: list[list[int]]
     ) -> list[list[Run]] | None:
-        """Give groups to lots, large groups first, whole stages together where that is possible."""
+        """Give groups to lots, large groups first, whole stages together where possible."""
         lots = self.model.lots
         taken: dict[int, dict[int, int]] = {k: {} for k in site.lots}
         runs: list[list[Run]] = [[] for _ in needs]
@@ -202,7 +204,7 @@ class Mixer:
                     break
             if left:
                 return None
-        # Alike stages list alike replicas at the same pipelines.
+        # Sort, so that equal stages have equal replicas in the same pipelines.
         return [sorted(column) for column in runs]
 
 
@@ -212,7 +214,7 @@ def transport(
     supply: Sequence[int],
     prices: Sequence[float] | None = None,
 ) -> list[list[int]] | None:
-    """Replicas by [stage][kind] that need no more GPUs than there are, or none if none are found.
+    """Replicas by [stage][kind] within the supply; ``None`` if the heuristic finds none.
 
     ``needs`` has 0 where a kind cannot run a stage.
     """

@@ -1,4 +1,4 @@
-"""A good plan made better: boundaries moved, and replicas dealt to kinds of GPUs as they fit."""
+"""Improve a good plan: move boundaries, and deal replicas to GPU kinds as they fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sites = tuple[Site, ...]
 
 @dataclass(frozen=True, slots=True)
 class JudgedShape:
-    """A shape with its worth: smaller is better."""
+    """A shape with its worth; smaller is better."""
 
     worth: tuple[float, ...]
     shape: PlanShape
@@ -27,7 +27,7 @@ class JudgedShape:
 
 @dataclass(slots=True, eq=False)
 class Workbench:
-    """Judges shapes, counts how many were judged, and makes the best of boundaries."""
+    """Judges shapes, counts evaluations, and keeps the best."""
 
     model: PaperModel
     degrees: tuple[int, ...]
@@ -42,10 +42,11 @@ class Workbench:
 
     @property
     def is_spent(self) -> bool:
+        """Whether the budget is used up."""
         return self.evaluations >= self.budget
 
     def judge(self, shape: PlanShape) -> JudgedShape | None:
-        """The shape with its worth, or none where it breaks a limit."""
+        """The shape with its worth; ``None`` if it breaks a limit."""
         if shape in self._judged:
             return self._judged[shape]
         self.evaluations += 1
@@ -83,7 +84,7 @@ class Workbench:
         synced: Mapping[str, float],
         at_most: float = math.inf,
     ) -> JudgedShape | None:
-        """The least common time limit under which replicas can be dealt, then its slack used."""
+        """Find the least time limit under which replicas can be dealt, then use its slack."""
         mixer = self.mixer(sites, micro_batch, cuts)
         most, _ = micro_batch_counts(self.model.global_batch // micro_batch, replicas)
         levels = [level for level in mixer.levels() if most * level <= at_most]
@@ -103,14 +104,14 @@ class Workbench:
             return None
         found = self.judge(shape)
         if self.counts_money:
-            # The least time is not what is sought: slower ways are cheaper.
+            # Where dollars count, a longer time may be cheaper.
             for index in range(high + 1, len(levels)):
                 dealt = mixer.deal(replicas, [levels[index]] * stages, synced)
                 one = None if dealt is None else self.judge(dealt)
                 if one is not None and (found is None or one.worth < found.worth):
                     found, high = one, index
         limits = [levels[high]] * stages
-        # Stages that could be quicker with GPUs that are left, the slowest first.
+        # Speed up stages with spare GPUs, slowest first.
         for s in range(stages):
             options = sorted(
                 {c.level_s for kind in mixer.choices[s] for c in kind if c.level_s < limits[s]}
@@ -127,7 +128,7 @@ class Workbench:
         return found
 
     def slide(self, found: JudgedShape) -> JudgedShape:
-        """Move boundaries and reorder sites while that helps; what runs the stages stays."""
+        """Move boundaries and reorder sites while that helps; the GPUs of the stages stay."""
         best, improved = found, True
         while improved and not self.is_spent:
             improved = False
@@ -138,7 +139,7 @@ class Workbench:
         return best
 
     def mix(self, found: JudgedShape, sites: Sites, replicas: Sequence[int]) -> JudgedShape:
-        """Other numbers of pipelines, whose replicas are dealt to kinds of GPUs as they fit."""
+        """Try other numbers of pipelines, dealing their replicas to GPU kinds as they fit."""
         best, improved = found, True
         while improved and not self.is_spent:
             improved = False
@@ -159,7 +160,7 @@ class Workbench:
         return best
 
     def synced_bytes(self, shape: PlanShape) -> dict[str, float]:
-        """The most that a group of each kind syncs, and of kinds that are not used the same."""
+        """The most bytes that a group of each kind synchronises; unused kinds get the maximum."""
         row = self.model.gradient_bytes()
         most: dict[str, float] = {}
         for s, column in enumerate(shape.columns):
@@ -172,7 +173,7 @@ class Workbench:
 
 
 def _slid(shape: PlanShape) -> Iterator[PlanShape]:
-    """The same columns with boundaries moved, or with runs of pipelines in another order."""
+    """The same columns with boundaries moved, or with pipelines in another order."""
     for cuts in _moved(shape.cuts):
         yield replace(shape, cuts=cuts)
     counts = [count for _, _, count in shape.columns[0]]
@@ -186,7 +187,7 @@ def _slid(shape: PlanShape) -> Iterator[PlanShape]:
 
 
 def _moved(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Boundaries of which one, or some neighbours together, moved by a layer."""
+    """Boundaries with one, or several adjacent ones, moved by a layer."""
     last = len(cuts) - 1
     for a in range(1, last):
         for b in range(a, last):

@@ -1,9 +1,8 @@
-"""How far a stage reaches: the cheapest pipelines within limits, by a program over layers.
+"""The cheapest pipelines under limits of stage time and synchronised bytes.
 
-If a stage may take so long per micro batch and hold so many gradients, then the best it can do
-is to take as many layers as it may: whatever follows has only less to do. So for each limit the
-stages are laid from any layer onwards as far as each option reaches, and the cheapest way to
-the last layer is kept, for several prices of the GPU kinds at a time.
+Under such limits a stage does best to take as many layers as it may, since that leaves less for the
+others. For each limit, stages are laid from any layer onwards as far as each option reaches, and
+the cheapest way to the last layer is kept, for several prices of GPU kinds at once.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ def cheapest_pipelines(
     prices: Floats,
     stages_max: int,
 ) -> Prices:
-    """[stages - 1, limit, direction]: the least price of a pipeline, infinite if impossible.
+    """[stages - 1, limit, direction]: least price of a pipeline; infinite if impossible.
 
-    Limits come in pairs: seconds of a stage per micro batch [limit], and the bytes that a group
-    of a stage syncs [kind, limit]. ``prices`` are [direction, option].
+    Limits come in pairs: seconds of a stage per micro batch [limit], and the bytes that a group of
+    a stage synchronises [kind, limit]. ``prices`` are [direction, option].
     """
     layers, options, limits = model.layers, len(menu.options), len(levels_s)
     degrees = [min(option.tp, MOST_TP_SHARING_GRADIENTS) for option in menu.options]
@@ -53,7 +52,7 @@ def cheapest_pipelines(
     )
     priced = prices.astype(np.float32)
     ways = len(prices)
-    # One row per (limit, layer), and one more for what cannot be.
+    # One row per (limit, layer), and one more for impossible states.
     nowhere = limits * (layers + 1)
     cost = np.full((nowhere + 1, ways), np.inf, dtype=np.float32)
     cost[layers : nowhere : layers + 1] = 0.0
@@ -65,7 +64,7 @@ def cheapest_pipelines(
         memory = _memory_reach(model, menu, left)
         first = np.minimum(_first_reach(menu, levels_s, left), synced)
         before, cost = cost, np.full_like(cost, np.inf)
-        # Wide limits may leave nothing for the last stages: then those are free.
+        # Wide limits may leave no layers for the last stages, which are free then.
         cost[layers : nowhere : layers + 1] = 0.0
         for o in range(options):
             at = np.minimum(first[o], memory[o, 0])
@@ -93,7 +92,7 @@ def _first_reach(menu: Menu, levels_s: Floats, left: int) -> Ints:
 
 
 def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Ints:
-    """[option, layer] as far as memory goes, with so many stages left, this one included."""
+    """[option, layer] as far as memory allows, with ``left`` stages left including this one."""
     return np.stack(
         [
             _reach(model.memory(option.tp, menu.micro_batch, left), menu.capacity_bytes[o : o + 1])[
@@ -105,7 +104,7 @@ def _memory_reach(model: PaperModel, menu: Menu, left: int) -> Ints:
 
 
 def _reach(running: Floats, limits: Floats, *, starts: int | None = None) -> Ints:
-    """[limit, layer]: the last boundary such that what lies between stays within the limit."""
+    """[limit, layer]: the last boundary within the limit from each layer."""
     ends = running[None, :starts] + np.maximum(limits, -1.0)[:, None]
     found = np.searchsorted(running, ends * (1 + LAYER_ROUNDING), side="right")
     return np.clip(found - 1, 0, len(running) - 1)

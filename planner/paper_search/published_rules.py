@@ -1,7 +1,7 @@
-"""The space in which the SOSP'25 paper's planner searches, for our own search.
+"""The search space of the planner in the SOSP'25 paper, for our own search.
 
-Layers are divided evenly, a GPU kind has one TP degree on a stage, by rule, and a stage stays
-in one region. The rule: the least degree that fits the memory, or the last that is still 1.5
+Layers are divided evenly, a GPU kind has one TP degree per stage, given by a rule, and a stage
+stays in one region. The rule: the least degree that fits the memory, or the last that is still 1.5
 times as fast as the one before; on a mixed cluster the first kind by name takes the least.
 """
 
@@ -14,11 +14,12 @@ from planner.paper_search.formula_tables import PaperModel
 from planner.pipelines.plan_shape import PlanShape
 
 SPEEDUP_LEAST = 1.5
+"""A higher TP degree must be faster than the previous one by this factor."""
 
 
 @dataclass(eq=False)
 class PublishedModel(PaperModel):
-    """The formula's tables, with the published rules on top."""
+    """The formula's tables, restricted by the published rules."""
 
     degrees: tuple[int, ...] = ()
     regions: tuple[str, ...] = ()
@@ -26,7 +27,7 @@ class PublishedModel(PaperModel):
     _rules: dict[object, int | None] = field(default_factory=dict)
 
     def fits(self, shape: PlanShape) -> bool:
-        """Whether it fits, and the published planner could have come upon it."""
+        """Whether it fits in memory and lies in the published planner's space."""
         sizes = [end - first for first, end in pairwise(shape.cuts)]
         is_even = sizes == sorted(sizes) and sizes[-1] - sizes[0] <= 1
         return (
@@ -43,8 +44,8 @@ class PublishedModel(PaperModel):
         )
 
     def allows(self, cuts: tuple[int, ...], s: int, gpu: str, tp: int, micro_batch: int, /) -> bool:
-        """Whether the TP degree is that of the rule."""
-        # A kind that cannot hold every stage runs none.
+        """Whether the rule gives this TP degree."""
+        # A kind that cannot hold every stage is not used at all.
         rules = [self._rule(cuts, stage, gpu, micro_batch) for stage in range(len(cuts) - 1)]
         return all(rules) and rules[s] == tp
 

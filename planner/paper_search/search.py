@@ -1,4 +1,4 @@
-"""The search under the paper estimator: the best chains, polished, and a bound on all plans."""
+"""The search under the paper's formula: the best chains, improved, and a bound of all plans."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from planner.problem.objective import Figures, Limits, ObjectiveArrays
 from simulator.arrays import Floats
 
 BUDGET_USUAL = 2000
-"""The budget for which these numbers are meant; others scale them."""
+"""The budget for which the other numbers are chosen; they scale with the budget."""
 CHAINS = 6
 """Chains that become plans."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """A plan to polish, and the sites within which its pipelines stay."""
+    """A plan to improve, and the sites within which its pipelines stay."""
 
     found: JudgedShape
     sites: tuple[Site, ...]
@@ -47,7 +47,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperResult:
-    """The best shape found, and what every plan takes at least."""
+    """The best shape found, and lower bounds of all plans."""
 
     best: JudgedShape | None
     bounds: Bounds
@@ -57,7 +57,7 @@ class PaperResult:
 
 @dataclass(slots=True, eq=False)
 class PaperSearch:
-    """One search; it holds what its steps share."""
+    """One search for one question."""
 
     model: PaperModel
     limits: Limits
@@ -66,7 +66,7 @@ class PaperSearch:
     degrees: tuple[int, ...]
     budget: int
     is_uniform: bool = False
-    """Only boundaries that divide the layers evenly, the rest to the last stages."""
+    """Only boundaries that divide the layers evenly, with the rest on the last stages."""
     bench: Workbench = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +80,7 @@ class PaperSearch:
         )
 
     def worth(self, verdict: FormulaEstimate, shape: PlanShape) -> tuple[float, ...] | None:
+        """The worth of a shape; ``None`` if it breaks a quota or a limit."""
         used = self.used(shape)
         for grant in self.grants:
             if sum(used.get(lot, 0) for lot in grant.lots) > grant.gpus_max:
@@ -88,6 +89,7 @@ class PaperSearch:
         return None if found is None else (*found, shape.micro_batch, shape.stages)
 
     def figures(self, verdict: FormulaEstimate, used: Mapping[int, int]) -> Figures:
+        """The figures that limits apply to."""
         share = spot_share((self.model.lots[k], count) for k, count in used.items())
         return Figures(verdict.seconds, verdict.usd, share)
 
@@ -103,7 +105,7 @@ class PaperSearch:
     # -- the steps ------------------------------------------------------------------------------
 
     def run(self) -> PaperResult:
-        """The best plan that the budget allows to find, and bounds for all plans."""
+        """The best plan found within the budget, and bounds of all plans."""
         families = self.hopeful_families()
         found = self.search_uniform(families) if self.is_uniform else self.search()
         walk = ExhaustiveSearch(self.model, self.bench, self.degrees, is_uniform=self.is_uniform)
@@ -114,7 +116,7 @@ class PaperSearch:
         )
 
     def search(self) -> tuple[JudgedShape, ...]:
-        """The plans that were polished, as they were before; the best one is the workbench's."""
+        """Improve the best chains; return them unimproved, the workbench has the best plan."""
         starts = self.chained()
         for start in starts:
             replicas = self.replica_counts(start.found.shape.micro_batch)
@@ -122,7 +124,7 @@ class PaperSearch:
         return tuple(start.found for start in starts)
 
     def chained(self) -> list[Start]:
-        """Plans each of whose stages runs on one kind of GPU at one TP degree."""
+        """Plans whose stages each run on one GPU kind at one TP degree."""
         candidates = best_chains(
             self.model,
             ObjectiveArrays(self.limits),
@@ -146,7 +148,7 @@ class PaperSearch:
         return sorted(starts, key=lambda start: start.found.worth)
 
     def search_uniform(self, families: Sequence[Family]) -> tuple[JudgedShape, ...]:
-        """The best plan of each family, whose boundaries are given by its number of stages."""
+        """The best plan of each family, with boundaries given by its number of stages."""
         order = sorted(
             (float(family.worth[row, column]), family.menu.micro_batch, int(replicas), column + 1)
             for family in families
@@ -157,7 +159,7 @@ class PaperSearch:
         found: list[JudgedShape] = []
         every = list(selections(self.model))
         kinds = [len({self.model.lots[lot].gpu for lot in one.lots}) for one in every]
-        # What one kind can do is soon known, and spares most of what several kinds could.
+        # One kind is searched quickly, and its bound rules out most mixes of kinds.
         for count in sorted(set(kinds)):
             some = [one for one, of in zip(every, kinds, strict=True) if of == count]
             for bound, micro_batch, replicas, stages in order:
@@ -172,7 +174,7 @@ class PaperSearch:
     def _uniform(
         self, some: Sequence[Selection], micro_batch: int, replicas: int, stages: int
     ) -> Iterator[JudgedShape]:
-        """The best plan of a family on each selection."""
+        """The best plan of a family on each selection of lots."""
         known = self.bench.best
         at_most = math.inf
         if known is not None and not self.limits.needs_prices:
@@ -190,11 +192,11 @@ class PaperSearch:
                 yield one
 
     def effort(self, usual: int) -> int:
-        """How many of something the budget is good for."""
+        """Scale a number with the budget."""
         return max(1, usual * self.budget // BUDGET_USUAL)
 
     def replica_counts(self, micro_batch: int) -> list[int]:
-        """For each number of micro batches the fewest pipelines that need no more."""
+        """For each number of micro batches per pipeline, the fewest pipelines that suffice."""
         total = self.model.global_batch // micro_batch
         gpus = sum(lot.gpus for lot in self.model.lots)
         return [
@@ -204,14 +206,14 @@ class PaperSearch:
         ]
 
     def hopeful_families(self) -> list[Family]:
-        """All families on the best links there are, so that their bounds hold for every plan."""
+        """All families on the best links, so that their bounds hold for every plan."""
         links: dict[Link, Floats] = {}
-        # The smallest micro batches ask for the most replicas: what follows finds all it needs.
+        # The smallest micro batches need the most replicas, so later sizes find their links cached.
         families = [self._family(b, links) for b in sorted(self.micro_batches)]
         return [family for family in families if family is not None]
 
     def _family(self, micro_batch: int, links: dict[Link, Floats]) -> Family | None:
-        """All the families of one micro batch size."""
+        """All families of one micro batch size."""
         menu = menu_of(self.model, micro_batch, degrees=self.degrees)
         if menu is None:
             return None
@@ -246,7 +248,7 @@ class PaperSearch:
         return Family(menu, rings, replicas, bounds, worth)
 
     def bound(self, families: list[Family], best: JudgedShape | None, is_complete: bool) -> Bounds:
-        """What every plan takes at least."""
+        """Lower bounds of all plans."""
         seconds = math.inf if best is None else best.verdict.seconds
         objective = math.inf if best is None else best.worth[0]
         if is_complete and not self.limits.goal_is_cost:
@@ -256,7 +258,7 @@ class PaperSearch:
 
 
 def uniform_cuts(layers: int, stages: int) -> tuple[int, ...]:
-    """The published split: equal stages, one more layer in each of the last ones."""
+    """The published split: equal stages, with one more layer in each of the last ones."""
     each, rest = divmod(layers, stages)
     sizes = [each + (s >= stages - rest) for s in range(stages)]
     return tuple(itertools.accumulate(sizes, initial=0))

@@ -1,4 +1,4 @@
-"""Which lots to use together, and within which of them pipelines stay."""
+"""Which lots to use together, and the sites within which pipelines stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.paper_search.formula_tables import PaperModel
 from planner.paper_search.mixing import Site
 
 TYPICAL_BYTES = 4e8
-"""A message by which links are compared."""
+"""A message size for comparing links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,12 @@ class Selection:
 
     @property
     def lots(self) -> tuple[int, ...]:
+        """All lots of the selection."""
         return tuple(sorted({lot for site in self.sites for lot in site.lots}))
 
 
 def selections(model: PaperModel) -> Iterator[Selection]:
-    """Which kinds and zones to use together, small selections first."""
+    """Combinations of kinds and zones, small ones first."""
     kinds = sorted({lot.gpu for lot in model.lots})
     zones = zone_chain(model)
     kind_sets = [
@@ -46,7 +47,7 @@ def selections(model: PaperModel) -> Iterator[Selection]:
             ]
             sites = [site for site in sites if site]
             if len(sites) == 1:
-                # Zones that offer the same over equal links are one choice.
+                # Zones with equal offers and equal links are searched once.
                 offer = tuple(
                     (lot.gpu, lot.machines, lot.price_usd_per_gpu_hour, lot.spot_gpus)
                     for lot in (model.lots[k] for k in sites[0])
@@ -71,7 +72,7 @@ def selections(model: PaperModel) -> Iterator[Selection]:
 
 
 def zone_chain(model: PaperModel) -> list[str]:
-    """The zones, from the largest on each the one that is closest to those before."""
+    """The zones, starting with the largest, each next one closest to those before."""
     gpus: dict[str, int] = {}
     for lot in model.lots:
         gpus[lot.zone] = gpus.get(lot.zone, 0) + lot.gpus
