@@ -1,1 +1,1 @@
-"""Where samples come from: each batch is a function of the step and of nothing else."""
+"""Training data: each batch is a function of the step alone."""

@@ -1,4 +1,4 @@
-"""What a batch consists of, and the account of which samples were trained on in which order."""
+"""Batches, and the hash of which samples were trained on in which order."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Digests of all samples of a batch are summed in a float: 2^21 of them stay exact below 2^53.
+# A batch's digests are summed in a float: 2^21 of them stay exact below 2^53.
 _DIGEST_BYTES = 4
 SAMPLES_MAX = 2**21
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Some samples of one batch: a row each."""
+    """Some samples of one batch, one per row."""
 
     inputs: Tensor
     """Token ids (rows, sequence), or images (rows, channels, height, width)."""
     labels: Tensor
     """The token that follows each input (rows, sequence), or the class of each image (rows)."""
     digests: Tensor
-    """One int64 for each row: what it holds and where in which batch it stands."""
+    """One int64 per row: a hash of its content, step and position."""
 
 
 class Data(Protocol):
     """A source of samples."""
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
-        """The samples at these positions of the batch that follows after ``step`` batches."""
+        """Return the samples at these positions of the batch of this step."""
 
 
 def samples_of(
@@ -44,7 +44,7 @@ def samples_of(
     step: int,
     positions: Sequence[int],
 ) -> Samples:
-    """Put rows together, with their digests."""
+    """Build ``Samples`` from rows, with their digests."""
     digests = [
         _digest(step, position, row.tobytes(), label.tobytes())
         for position, row, label in zip(positions, inputs, labels, strict=True)
@@ -64,14 +64,14 @@ def _digest(step: int, position: int, *contents: bytes) -> int:
 
 
 FIRST_HASH = "0" * 16
-"""The hash of the order in which no sample was trained on."""
+"""The hash before the first batch."""
 
 
 def next_hash(before: str, *, step: int, digest_sum: int) -> str:
-    """Roll the hash of the sample order over one batch, of which all digests were summed.
+    """Extend the hash of the sample order by one batch, given the sum of its digests.
 
-    A sum is the same whatever ranks consumed which samples; every digest tells its position, so
-    samples that change places change the sum.
+    The sum does not depend on which rank consumed which samples. Each digest includes its position,
+    so exchanged samples change the sum.
     """
     text = f"{before}/{step}/{digest_sum}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

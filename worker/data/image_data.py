@@ -1,4 +1,4 @@
-"""Images with their classes: two arrays, or a folder with a folder of images for each class."""
+"""Images with class labels: two arrays, or a folder with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Album(Protocol):
         """The class of each image."""
 
     def pixels(self, number: int) -> Pixels:
-        """One image, its values from -1 to 1 where the file has bytes."""
+        """Return one image; byte values are scaled to -1 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageData:
-    """An album, shuffled by epoch."""
+    """Images shuffled by epoch."""
 
     album: Album
     global_batch: int
@@ -66,7 +66,7 @@ class ImageArrays:
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """Image files; the folders' names in alphabetical order are the classes."""
+    """Image files; classes are the subfolders in alphabetical order."""
 
     paths: tuple[Path, ...]
     labels: NDArray[np.int64]
@@ -96,7 +96,7 @@ def _scaled(pixels: NDArray[Any]) -> Pixels:
 def open_image_arrays(
     images_path: Path, labels_path: Path, *, image: int, channels: int, classes: int
 ) -> ImageArrays:
-    """Map images and their classes, or say what does not fit."""
+    """Map images and labels into memory; ``InputError`` says what does not fit."""
     images, labels = (open_array(path, cure=_SAVE) for path in (images_path, labels_path))
     first, last = (channels, image, image), (image, image, channels)
     if images.ndim != 4 or images.shape[1:] not in (first, last):
@@ -118,7 +118,7 @@ def open_image_arrays(
 
 
 def open_image_folder(path: Path, *, image: int, channels: int, classes: int) -> ImageFolder:
-    """List the images of a folder, or say why they cannot be trained on."""
+    """List the images of a folder; ``InputError`` says why they cannot be used."""
     if importlib.util.find_spec("PIL") is None:
         what = "a folder of images needs the package Pillow"
         raise InputError(Problem("images", what, "install pillow, or give arrays"))

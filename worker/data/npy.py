@@ -1,4 +1,4 @@
-"""Arrays in files: numpy's own format, mapped into memory so that only what is used is read."""
+"""Memory-mapped arrays in numpy's file format."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MAGIC = b"\x93NUMPY"
 
 
 def open_array(path: Path, *, cure: str) -> NDArray[Any]:
-    """Map one array; what the file is told by its content, never by its suffix."""
+    """Memory-map a .npy file, whatever its suffix."""
     name = path.name or str(path)
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
     except OSError as error:
         what = f"{path} cannot be read: {error.strerror or error}"
-        raise InputError(Problem(name, what, "name a file that is there")) from None
+        raise InputError(Problem(name, what, "name an existing file")) from None
     if magic != _MAGIC:
         raise InputError(Problem(name, "is not an array in numpy's format (npy)", cure))
     try:
-        # Whatever else a header may ask for, no code in it is run.
+        # Pickled objects are refused, since loading them runs code.
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError):
         what = "is truncated or damaged: it does not hold what its header says"

@@ -1,4 +1,4 @@
-"""From what a job says of its data to samples, or to a list of what is wrong with it."""
+"""Opens the data of a job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from worker.data.token_file import open_tokens
 
 
 def open_data(job: Job, base: Path) -> Data:
-    """Open the data of a job; what it names is looked up beside the job's file."""
+    """Open the data of a job; paths are relative to the job file."""
     if job.global_batch > SAMPLES_MAX:
-        what = f"a batch of {job.global_batch} samples is more than can be accounted for"
+        what = f"a batch of {job.global_batch} samples is too large for the sample hash"
         raise InputError(Problem("global_batch", what, f"give at most {SAMPLES_MAX}"))
     architecture = job.model.architecture
     if architecture is not None and architecture.image > 0:

@@ -1,7 +1,7 @@
-"""Numbers from counters, and the order in which the samples of an epoch are taken.
+"""Counter-based random numbers, and the order of the samples in an epoch.
 
-An epoch is a permutation that is computed for one place at a time: nothing is stored, and the
-order follows from the seed and the step alone.
+An epoch is a permutation that is computed one position at a time from the seed and the step, so
+nothing is stored.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Words = NDArray[np.uint64]
 
 _ROUNDS = 6
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Multipliers and shifts of splitmix64 (Steele, Lea and Flood, 2014), a mixer of 64 bits.
+# Multipliers and shifts of splitmix64 (Steele, Lea and Flood, 2014).
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
-def mixed(counters: Words, *key: int) -> Words:
-    """64 random bits for each counter, different for each key."""
+def random_words(counters: Words, *key: int) -> Words:
+    """Return 64 random bits for each counter, different for each key."""
     x = np.array(counters, dtype=np.uint64, ndmin=1)
     for part in (*key, 0):
         x = (x + np.uint64(part % 2**64)) * _GOLDEN
@@ -33,21 +33,23 @@ def mixed(counters: Words, *key: int) -> Words:
 def sample_numbers(
     step: int, positions: Sequence[int], *, global_batch: int, count: int, seed: int
 ) -> NDArray[np.int64]:
-    """Which of ``count`` samples stand at these positions of the batch after ``step`` batches.
+    """Return which of ``count`` samples are at these positions of the batch of this step.
 
-    Every sample comes once an epoch; epochs follow one another within a batch where they must.
+    Every sample occurs once per epoch; an epoch may end within a batch.
     """
     places = np.asarray(positions, dtype=np.int64) + step * global_batch
     numbers = np.empty_like(places)
     epochs = places // count
     for epoch in np.unique(epochs):
         now = epochs == epoch
-        numbers[now] = _shuffled(places[now] % count, count=count, key=(seed, int(epoch)))
+        numbers[now] = _shuffle(places[now] % count, count=count, key=(seed, int(epoch)))
     return numbers
 
 
-def _shuffled(index: NDArray[np.int64], *, count: int, key: tuple[int, int]) -> NDArray[np.int64]:
-    """Permute: a Feistel network over the next even number of bits, walked until it hits."""
+def _shuffle(index: NDArray[np.int64], *, count: int, key: tuple[int, int]) -> NDArray[np.int64]:
+    """Permute by a Feistel network over an even number of bits, repeated until the result is in
+    range.
+    """
     half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     out = index.astype(np.uint64)
@@ -55,7 +57,7 @@ def _shuffled(index: NDArray[np.int64], *, count: int, key: tuple[int, int]) -> 
     while outside.any():
         left, right = out[outside] >> half, out[outside] & mask
         for turn in range(_ROUNDS):
-            left, right = right, left ^ (mixed(right, *key, turn) & mask)
+            left, right = right, left ^ (random_words(right, *key, turn) & mask)
         out[outside] = (left << half) | right
         outside = out >= np.uint64(count)
     return out.astype(np.int64)

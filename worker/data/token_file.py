@@ -1,4 +1,4 @@
-"""Samples from a file of tokens: consecutive pieces of one long text, shuffled by epoch."""
+"""Samples from a token file: consecutive pieces of one long text, shuffled by epoch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 _CONVERT = "make one with `python -m worker convert-tokens TEXT --out FILE`"
 CHECKED_AT_ONCE = 2**28
-"""So many tokens are looked at when a file is opened, which takes no more than seconds."""
-_PORTION = 2**24
+"""How many tokens are checked when a file is opened, which takes a few seconds at most."""
+_CHUNK = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TokenFile:
 
     @property
     def count(self) -> int:
-        """How many samples there are; each needs the token after its last one too."""
+        """Return how many samples there are; each also needs the token after its last one."""
         return (len(self.tokens) - 1) // self.sequence
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
@@ -47,19 +47,19 @@ class TokenFile:
             first = int(number) * self.sequence
             row[:] = self.tokens[first : first + self.sequence + 1]
             if row.max() >= self.vocabulary:
-                raise InputError(self._stray(first))
+                raise InputError(self._out_of_vocabulary(first))
         return samples_of(rows[:, :-1], rows[:, 1:], step=step, positions=positions)
 
     def check(self, *, end: int) -> None:
-        """Look for tokens outside the vocabulary among those before ``end``."""
-        for first in range(0, min(len(self.tokens), end), _PORTION):
-            if self.tokens[first : min(first + _PORTION, end)].max() >= self.vocabulary:
-                raise InputError(self._stray(first))
+        """Raise ``InputError`` if a token before ``end`` is outside the vocabulary."""
+        for first in range(0, min(len(self.tokens), end), _CHUNK):
+            if self.tokens[first : min(first + _CHUNK, end)].max() >= self.vocabulary:
+                raise InputError(self._out_of_vocabulary(first))
 
-    def _stray(self, first: int) -> Problem:
-        """Name the first token outside the vocabulary from there on."""
-        portion = self.tokens[first : first + _PORTION]
-        place = first + int(np.argmax(portion >= self.vocabulary))
+    def _out_of_vocabulary(self, first: int) -> Problem:
+        """Name the first token outside the vocabulary from ``first`` on."""
+        chunk = self.tokens[first : first + _CHUNK]
+        place = first + int(np.argmax(chunk >= self.vocabulary))
         return Problem(
             self.name,
             f"token {place} is {self.tokens[place]}, outside the model's vocabulary of "
@@ -77,7 +77,7 @@ def open_tokens(
     seed: int,
     checked: int = CHECKED_AT_ONCE,
 ) -> TokenFile:
-    """Map a file of tokens into memory, or say what is wrong with it."""
+    """Map a token file into memory; ``InputError`` says what is wrong with it."""
     array = open_array(path, cure=_CONVERT)
     if array.ndim != 1 or array.dtype not in (np.uint16, np.uint32):
         what = f"holds {array.ndim}-dimensional {array.dtype}, not a row of uint16 or uint32"

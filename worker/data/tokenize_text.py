@@ -1,4 +1,4 @@
-"""From a text to a file of tokens: its bytes, or the pieces of a given vocabulary."""
+"""Converts a text to a token file: its bytes, or the entries of a given vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from simulator.documents.files import load_document
 from simulator.documents.problems import InputError, Problem
 
-_PORTION = 2**22
+_CHUNK = 2**22
 _TOKEN_MAX = 2**32 - 1
 
 
@@ -20,7 +20,7 @@ def convert_text(text: Path, out: Path, vocabulary: Path | None) -> int:
     """Write the tokens of a UTF-8 text and return how many there are.
 
     Without a vocabulary each byte is a token. With one, a JSON object from texts to numbers, the
-    longest text that fits is taken again and again.
+    text is split greedily into the longest entries.
     """
     pieces = None if vocabulary is None else _read_vocabulary(vocabulary)
     largest = 255 if pieces is None else max(pieces.values())
@@ -41,14 +41,14 @@ def convert_text(text: Path, out: Path, vocabulary: Path | None) -> int:
 def _write(
     found: Iterator[list[int] | bytes], out: Path, unfinished: Path, width: np.dtype[np.generic]
 ) -> int:
-    """Write portion after portion; the header's count is known, and written, at the end."""
+    """Write chunk by chunk; the token count in the header is filled in at the end."""
     count = 0
     with unfinished.open("wb") as file:
         _header(file, 0, width)
-        for portion in found:
-            array = np.frombuffer(portion, np.uint8) if isinstance(portion, bytes) else portion
+        for chunk in found:
+            array = np.frombuffer(chunk, np.uint8) if isinstance(chunk, bytes) else chunk
             np.asarray(array, dtype=width).tofile(file)
-            count += len(portion)
+            count += len(chunk)
         file.seek(0)
         _header(file, count, width)
     unfinished.replace(out)
@@ -56,14 +56,14 @@ def _write(
 
 
 def _header(file: BinaryIO, count: int, width: np.dtype[np.generic]) -> None:
-    # numpy leaves room in the header for a longer first dimension, so its size stays.
+    # numpy pads the header, so a larger count does not change its size.
     descr = npy.dtype_to_descr(width)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (count,)})
 
 
 def _bytes(source: BinaryIO) -> Iterator[bytes]:
-    while portion := source.read(_PORTION):
-        yield portion
+    while chunk := source.read(_CHUNK):
+        yield chunk
 
 
 def _pieces(source: BinaryIO, pieces: dict[str, int], name: str) -> Iterator[list[int]]:

@@ -1,1 +1,1 @@
-"""Models as ordered lists of layers that know nothing of parallelism."""
+"""Models as lists of layers that do not know about parallelism."""

@@ -1,7 +1,8 @@
-"""A plan applied to a layer: of a model that knows no parallelism, what one rank holds.
+"""Applies a plan to a layer: builds what one rank holds of it.
 
-The layer is made without memory, what it declares as cuttable (``worker.layout.split_spec``) is
-replaced by one rank's share, and only then do its parameters get memory and values.
+The layer is built on the meta device, without memory. The parts that it declares as splittable
+(``worker.layout.split_spec``) are replaced by one rank's shard, and then its parameters get memory
+and values.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from worker.models.weight_init import initial_shard
 from worker.types import LogicalTensor
 
 ShardValues = Callable[[LogicalTensor, range], Tensor]
-"""What a rank with these atoms holds of a tensor at the beginning."""
+"""Returns the initial values of the shard that a rank with these atoms holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor:
-    """One tensor of a layer and the parameter in which this rank holds its share of it."""
+    """One tensor of a layer, and the parameter that holds this rank's shard of it."""
 
     spec: LogicalTensor
     parameter: nn.Parameter
@@ -54,7 +55,7 @@ class LocalLayer:
     module: nn.Module
     tensors: tuple[LocalTensor, ...]
     vocabulary: int
-    # The ranks among which this layer's logits are cut; None: each has them whole.
+    # The ranks among which this layer's logits are split; None: each has all of them.
     loss_group: Collective | None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -62,8 +63,8 @@ class LocalLayer:
         return out
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the losses of all labels, where this layer is the head."""
-        # A head may have a loss of its own.
+        """Return the sum of the losses of all labels; this layer must be the head."""
+        # A head may define its own loss.
         loss = getattr(self.module, "loss_sum", loss_sum)
         total: Tensor = loss(logits, labels, vocabulary=self.vocabulary, group=self.loss_group)
         return total
@@ -71,7 +72,7 @@ class LocalLayer:
 
 @dataclass(frozen=True, slots=True)
 class _TpShare:
-    """Which part of each layer a rank has."""
+    """The share of each layer that a rank has."""
 
     tp: int
     index: int
@@ -94,14 +95,14 @@ def build_layer(
     device: torch.device | str,
     values: ShardValues | None = None,
 ) -> LocalLayer:
-    """Build what a rank holds of one layer; ``values`` stand in for the job's initial weights."""
+    """Build what a rank holds of one layer; ``values`` replaces the job's initial weights."""
     assert job.max_tp % tp == 0, "a TP degree of a plan divides the job's largest"
     assert (group is None) == (tp == 1), "ranks that share a layer need a group"
     share = _TpShare(tp, tp_index, group)
-    module, own = _made(job, index)
+    module, own = _build_full(job, index)
     values = values or own
     table = table_of(job, index)
-    loss_group = _cut(module, job, index, share, {spec.name: spec for spec in table})
+    loss_group = _split(module, job, index, share, {spec.name: spec for spec in table})
     _key_dropout(module, index, share, context)
     held = share.atoms(job.max_tp)
     tensors = []
@@ -111,17 +112,17 @@ def build_layer(
         else:
             shard = values(spec, held).to(device=device, dtype=dtype)
         parameter = nn.Parameter(shard)
-        _put(module, spec.name, parameter)
+        _set_parameter(module, spec.name, parameter)
         tensors.append(LocalTensor(spec, parameter))
     named = {name for name, _ in module.named_parameters()}
     left = named - {spec.name for spec in table}
-    assert not left, f"layer {index} has parameters that its table does not know: {left}"
-    module.to(device)  # Buffers, which only a user's own layers have.
+    assert not left, f"layer {index} has parameters that are not in its table: {left}"
+    module.to(device)  # Moves buffers, which only custom layers have.
     return LocalLayer(index, module, tuple(tensors), job.model.vocab, loss_group)
 
 
-def _made(job: Job, index: int) -> tuple[nn.Module, ShardValues | None]:
-    """Make a whole layer; a user's own comes with the weights that its code gave it."""
+def _build_full(job: Job, index: int) -> tuple[nn.Module, ShardValues | None]:
+    """Build a full layer; a custom layer comes with the weights that its code set."""
     if job.factory is None:
         with torch.device("meta"), _SkipRandomInit():
             return builtin_layer(job, index), None
@@ -141,9 +142,9 @@ _INIT_FUNCTIONS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 class _SkipRandomInit(TorchFunctionMode):
-    """Leaves out the random initial values of torch's modules, which nobody would see.
+    """Skips torch's random initialisation, whose values are overwritten.
 
-    On tensors without memory they cost a second: torch loads its compiler to make none of them.
+    On the meta device it takes a second, since torch imports its compiler for it.
     """
 
     def __torch_function__(
@@ -155,10 +156,10 @@ class _SkipRandomInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _cut(
+def _split(
     module: nn.Module, job: Job, index: int, share: _TpShare, table: dict[str, LogicalTensor]
 ) -> Collective | None:
-    """Replace what the layer declares as cuttable; return the group that shares its logits."""
+    """Replace the splittable parts of a layer; return the group that shares its logits."""
     group = share.group
     if group is None:
         return None
@@ -168,7 +169,7 @@ def _cut(
     for path, how in splits.items():
         parent, _, name = path.rpartition(".")
         owner = module.get_submodule(parent)
-        # A layer may declare parts that it has only sometimes, such as a gate.
+        # A layer may declare parts that it has only in some configurations, such as a gate.
         whole = getattr(owner, name, None)
         own = None if parent in entries else group
         match how, whole:
@@ -183,7 +184,7 @@ def _cut(
             case "vocabulary", nn.Embedding():
                 setattr(owner, name, VocabularyEmbedding(whole, group))
             case _:
-                assert whole is None or how == "heads", f"{path} cannot be cut by {how}"
+                assert whole is None or how == "heads", f"{path} cannot be split by {how}"
     return loss_group
 
 
@@ -198,7 +199,7 @@ def _columns(
 ) -> nn.Module:
     if table[f"{path}.weight"].split_dim is not None:
         return ColumnLinear(whole, group)
-    # Whole on every rank: as many pieces as there are heads, of which a rank uses its own.
+    # Every rank holds all pieces, one for each head, and uses those of its own heads.
     ways = {t.name: t.ways for t in job.model.layers[index].tensors}[f"{path}.weight"]
     piece = whole.out_features // ways
     first = share.index * ways // share.tp
@@ -209,7 +210,7 @@ def _columns(
 def _key_dropout(
     module: nn.Module, index: int, share: _TpShare, context: MicroBatchContext
 ) -> None:
-    """Put dropout that depends on the sample, not on the plan, in the place of torch's."""
+    """Replace torch's dropout by one that depends on the sample and not on the plan."""
     splits = splits_of(module)
     found = [(path, each) for path, each in module.named_modules() if type(each) is nn.Dropout]
     for path, dropout in found:
@@ -218,7 +219,7 @@ def _key_dropout(
         module.set_submodule(path, keyed)
 
 
-def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     path, _, attribute = name.rpartition(".")
     owner = module.get_submodule(path)
     assert attribute in owner._parameters, f"the layer has no parameter {name}"
@@ -226,7 +227,7 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def tie(layers: Sequence[LocalLayer]) -> None:
-    """Let a rank that has both uses of a tied tensor hold it once, as that of layer 0."""
+    """Let a rank that holds both uses of a tied tensor share the one of layer 0."""
     first = next((layer for layer in layers if layer.index == 0), None)
     if first is None:
         return
@@ -243,5 +244,5 @@ def _tied(
             yield tensor
             continue
         parameter = owned[tensor.spec.tied_name]
-        _put(layer.module, tensor.spec.name, parameter)
+        _set_parameter(layer.module, tensor.spec.name, parameter)
         yield LocalTensor(tensor.spec, parameter)

@@ -1,4 +1,4 @@
-"""Attention: of a token to those before it, to a window of them, or of a patch to all."""
+"""Self-attention: causal, causal within a window, or over all patches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.models.architecture import Rotary
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """How one attention computes; its widths may be those of one rank's share of the heads."""
+    """The shape of one attention; its widths may be those of one rank's heads."""
 
     hidden: int
     heads: int
@@ -26,24 +26,24 @@ class AttentionShape:
     qkv_bias: bool = True
     output_bias: bool = True
     causal: bool = True
-    # How many tokens back, itself included; 0: all.
+    # How many tokens back, including the token itself; 0: all.
     window: int = 0
     scaled: bool = True
     rotary: Rotary | None = None
-    # Scores are never written to memory, where nothing is dropped from them.
+    # Uses a fused kernel, which never stores the scores; not with dropout.
     fused: bool = True
 
 
 def norm(width: int, *, rms: bool, epsilon: float) -> nn.Module:
-    """Make a norm over the last dimension."""
+    """Return an RMS norm or a layer norm over the last dimension."""
     return nn.RMSNorm(width, eps=epsilon) if rms else nn.LayerNorm(width, eps=epsilon)
 
 
 class Attention(nn.Module):
     """Self-attention with its norm and its projections, without the residual.
 
-    The number of heads follows from the widths that come out of the projections, so the same
-    code computes any share of them.
+    The number of heads follows from the widths of the projections, so the same code computes any
+    rank's share of them.
     """
 
     def __init__(self, shape: AttentionShape, *, dropout: float) -> None:
@@ -65,8 +65,10 @@ class Attention(nn.Module):
             for projected in (self.query, self.key, self.value)
         )
         if self.shape.rotary is not None:
-            turn = _turns(self.shape.rotary, self.shape.head_dim, x.shape[1], x.dtype, x.device)
-            query, key = _turned(query, turn), _turned(key, turn)
+            table = _rotary_table(
+                self.shape.rotary, self.shape.head_dim, x.shape[1], x.dtype, x.device
+            )
+            query, key = _rotate(query, table), _rotate(key, table)
         attended: Tensor = self._attend(query, key, value)
         out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return out
@@ -81,7 +83,9 @@ class Attention(nn.Module):
                 query,
                 key,
                 value,
-                attn_mask=_visible(sequence, shape.window, query.device) if windowed else None,
+                attn_mask=_attention_mask(sequence, shape.window, query.device)
+                if windowed
+                else None,
                 is_causal=shape.causal and not windowed,
                 scale=scale,
                 enable_gqa=grouped,
@@ -92,43 +96,43 @@ class Attention(nn.Module):
         scores = (query * scale) @ key.transpose(-1, -2)
         if shape.causal:
             window = shape.window if windowed else 0
-            scores = scores.masked_fill(~_visible(sequence, window, query.device), -math.inf)
+            scores = scores.masked_fill(~_attention_mask(sequence, window, query.device), -math.inf)
         kept: Tensor = self.dropout(scores.softmax(-1))
         return kept @ value
 
 
-# These tables depend on nothing but their arguments and are the same for all layers of a rank.
+# These tables depend on their arguments alone and are shared by all layers of a rank.
 @functools.lru_cache(maxsize=8)
-def _visible(sequence: int, window: int, device: torch.device) -> Tensor:
-    """Say which tokens (columns) each token (row) may look at."""
+def _attention_mask(sequence: int, window: int, device: torch.device) -> Tensor:
+    """Return which tokens (columns) each token (row) may attend to."""
     everything = torch.ones(sequence, sequence, dtype=torch.bool, device=device)
     return everything.tril().triu(1 - window) if window else everything.tril()
 
 
 @functools.lru_cache(maxsize=8)
-def _turns(
+def _rotary_table(
     rotary: Rotary, head_dim: int, sequence: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines by which each position turns the pairs of a head."""
+    """Return the cosines and sines of the rotary embedding for each position."""
     exact = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, head_dim, 2, dtype=exact, device=device) / head_dim
-    frequencies = _stretched(rotary, 1 / rotary.base**exponents)
+    frequencies = _scale_frequencies(rotary, 1 / rotary.base**exponents)
     positions = torch.arange(sequence, dtype=exact, device=device)
     angles = torch.outer(positions, frequencies).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _stretched(rotary: Rotary, frequencies: Tensor) -> Tensor:
+def _scale_frequencies(rotary: Rotary, frequencies: Tensor) -> Tensor:
     if rotary.high_frequency == 0:
         return frequencies / rotary.factor
-    # How often each pair turns around within the context that it was trained on.
-    turns = rotary.original_tokens * frequencies / (2 * math.pi)
+    # Rotations of each pair within the context length of the original training.
+    rotations = rotary.original_tokens * frequencies / (2 * math.pi)
     span = rotary.high_frequency - rotary.low_frequency
-    kept = ((turns - rotary.low_frequency) / span).clamp(0, 1)
+    kept = ((rotations - rotary.low_frequency) / span).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / rotary.factor)
 
 
-def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + half) of each head by the angles of its position."""
+def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the pairs (i, i + half) of each head by the angles of its position."""
     first, second = x.chunk(2, -1)
-    return x * turn[0] + torch.cat((-second, first), -1) * turn[1]
+    return x * table[0] + torch.cat((-second, first), -1) * table[1]

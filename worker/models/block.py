@@ -13,7 +13,7 @@ from worker.models.attention import Attention, AttentionShape, norm
 
 
 class MLP(nn.Module):
-    """Two linear layers around a nonlinearity, or three around a gated one, without residual."""
+    """Two linear layers around a nonlinearity, or three if it is gated; without the residual."""
 
     def __init__(
         self, shape: AttentionShape, *, ffn: int, nonlinearity: Nonlinearity, bias: bool

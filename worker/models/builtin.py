@@ -1,4 +1,4 @@
-"""The layers of the known families, made from what the simulator knows of a model."""
+"""The layers of the built-in model families, built from the simulator's description."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from worker.models.vision import ClassHead, PatchEmbedding
 
 
 def builtin_layer(job: Job, index: int) -> nn.Module:
-    """Make one layer of the job's model, whole and as one device alone would hold it."""
+    """Build one full layer of the job's model."""
     model, architecture = job.model, job.model.architecture
-    assert architecture is not None, f"{model.name} is of no known family"
+    assert architecture is not None, f"{model.name} is of an unknown family"
     if model.family == "exact":
         return exact_layer(job, index)
     vision = architecture.image > 0
@@ -91,5 +91,5 @@ def _block(job: Job, architecture: Architecture, index: int) -> nn.Module:
 
 
 def _rows(model: Model, index: int, name: str) -> int:
-    """Return the first size of a tensor of the layer, 0 if there is no such tensor."""
+    """Return the first dimension of a tensor of the layer, 0 if there is no such tensor."""
     return next((t.shape[0] for t in model.layers[index].tensors if t.name == name), 0)

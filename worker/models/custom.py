@@ -1,13 +1,13 @@
-"""A user's own model: a function that returns the layers, whole and knowing no parallelism.
+"""Custom models: a user's function that returns the full layers, without parallelism.
 
 ``module:function`` is called without arguments and returns a list. Each entry is a layer
 (``torch.nn.Module``) or, better for large models, a function without arguments that makes one: then
-a rank makes only the layers that it holds. A layer takes what the one before it returns, one
-tensor; the first takes token ids (batch, sequence), the last returns logits over the vocabulary.
+a rank makes only the layers that it holds. A layer takes one tensor, the output of the layer before
+it. The first takes token ids (batch, sequence), the last returns logits over the vocabulary.
 
-A layer class may say what may be cut (``splits``, see ``worker.layout.split_spec``), into how many
-pieces at most where that is less than its size (``pieces``: a submodule's name -> heads of keys,
-say), and which of its parameters are those of layer 0 (``tied``: own name -> name there).
+A layer class may declare what may be split (``splits``, see ``worker.layout.split_spec``), into how
+many pieces at most if fewer than its size (``pieces``: submodule name -> number of key heads, for
+example), and which of its parameters are those of layer 0 (``tied``: own name -> name there).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from worker.layout.split_spec import splits_of
 from worker.models.counter_rng import stream_key
 
 _PLACE = "model.factory"
-# torch draws a layer's weights from one state that all threads share.
+# torch draws initial weights from one generator that all threads share.
 _drawing = threading.Lock()
 
 LayerEntry = nn.Module | Callable[[], nn.Module]
 
 
 def custom_layer(job: Job, index: int) -> nn.Module:
-    """Make one layer, whole, on the CPU, with the weights that its own code gives it."""
-    assert job.factory is not None, "a model without a family is made by a factory"
+    """Make one full layer on the CPU, with the weights that its own code sets."""
+    assert job.factory is not None, "a custom model has a factory"
     with _drawing, torch.random.fork_rng(devices=[]):
         entry = _entries(job.factory, job.data.seed)[index]
         if isinstance(entry, nn.Module):
-            # Its parts are about to be replaced by a rank's share of them.
+            # Its parts will be replaced by a rank's shards.
             return copy.deepcopy(entry)
         torch.manual_seed(stream_key("factory", job.data.seed, index)[0])
         return _layer(entry, index)
@@ -49,15 +49,15 @@ def custom_layer(job: Job, index: int) -> nn.Module:
 @functools.lru_cache(maxsize=1)
 def _entries(factory: str, seed: int) -> Sequence[LayerEntry]:
     torch.manual_seed(stream_key("factory", seed)[0])
-    return _called(factory)
+    return _call_factory(factory)
 
 
-def _called(factory: str) -> Sequence[LayerEntry]:
+def _call_factory(factory: str) -> Sequence[LayerEntry]:
     module, _, name = factory.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        cure = "it must stand on Python's path, as with PYTHONPATH=folder"
+        cure = "put its folder on Python's path: PYTHONPATH=FOLDER"
         what = f"{factory} cannot be imported ({error})"
         raise InputError(Problem(_PLACE, what, cure)) from error
     try:
@@ -66,7 +66,7 @@ def _called(factory: str) -> Sequence[LayerEntry]:
         what = f"{factory} failed ({type(error).__name__}: {error})"
         raise InputError(Problem(_PLACE, what, "it is called without arguments")) from error
     if not isinstance(made, Sequence) or not made:
-        what = f"{factory} returned {_shown(made)}, not a list of layers"
+        what = f"{factory} returned {_describe(made)}, not a list of layers"
         raise InputError(Problem(_PLACE, what, "return the embedding, the blocks, then the head"))
     return made
 
@@ -74,18 +74,18 @@ def _called(factory: str) -> Sequence[LayerEntry]:
 def _layer(entry: object, index: int) -> nn.Module:
     made = entry() if callable(entry) and not isinstance(entry, nn.Module) else entry
     if not isinstance(made, nn.Module):
-        what = f"has {_shown(made)} as layer {index}"
+        what = f"has {_describe(made)} as layer {index}"
         cure = "give a torch.nn.Module, or a function without arguments that makes one"
         raise InputError(Problem(_PLACE, what, cure))
     return made
 
 
-def _shown(value: object) -> str:
+def _describe(value: object) -> str:
     return f"{type(value).__name__} {value!r:.40}"
 
 
 def described_tensors(layer: nn.Module, *, first: str) -> tuple[TensorSpec, ...]:
-    """Return a layer's tensors as a description has them; ``first`` is the name of layer 0."""
+    """Return a layer's tensors as in a model description; ``first`` is the name of layer 0."""
     pieces: Mapping[str, int] = getattr(layer, "pieces", {})
     tied: Mapping[str, str] = getattr(layer, "tied", {})
     splits = splits_of(layer)
@@ -102,12 +102,12 @@ def described_tensors(layer: nn.Module, *, first: str) -> tuple[TensorSpec, ...]
 
 
 def check_factory(job: Job) -> None:
-    """Tell all that is wrong with a factory's layers before any rank makes one."""
+    """Report every problem of a custom model's layers before any rank starts."""
     assert job.factory is not None, "a job without a factory has nothing to check"
     layers = []
     problems = Problems()
     with torch.device("meta"):
-        for index, entry in enumerate(_called(job.factory)):
+        for index, entry in enumerate(_call_factory(job.factory)):
             try:
                 layers.append(_layer(entry, index))
             except InputError as error:
@@ -116,15 +116,15 @@ def check_factory(job: Job) -> None:
     described = job.model.layers
     if len(layers) != len(described):
         what = f"makes {len(layers)} layers, the description has {len(described)}"
-        raise InputError(Problem(_PLACE, what, _AGAIN))
+        raise InputError(Problem(_PLACE, what, _DESCRIBE_AGAIN))
     for index, layer in enumerate(layers):
         problems.found.extend(_problems_with_layer(job, index, layer))
-    problems.found.extend(_shared(layers))
+    problems.found.extend(_undeclared_sharing(layers))
     problems.found.extend(_problems_with_chain(job, layers))
     problems.raise_if_any()
 
 
-_AGAIN = "describe the model again with `sailorctl profile model`"
+_DESCRIBE_AGAIN = "describe the model again with `sailorctl profile model`"
 
 
 def _problems_with_layer(job: Job, index: int, layer: nn.Module) -> Iterator[Problem]:
@@ -132,10 +132,12 @@ def _problems_with_layer(job: Job, index: int, layer: nn.Module) -> Iterator[Pro
     modules = dict(layer.named_modules())
     for path, cut in splits_of(layer).items():
         part = modules.get(path)
-        fitting = _CUTTABLE.get(cut)
+        fitting = _SPLITTABLE.get(cut)
         if fitting is None:
             yield Problem(
-                at, f"{path} is to be cut by {cut!r}", f"known are {', '.join(_CUTTABLE)}"
+                at,
+                f"{path} has the unknown split kind {cut!r}",
+                f"known are {', '.join(_SPLITTABLE)}",
             )
         elif part is not None and not isinstance(part, fitting):
             names = " or ".join(kind.__name__ for kind in fitting)
@@ -146,17 +148,17 @@ def _problems_with_layer(job: Job, index: int, layer: nn.Module) -> Iterator[Pro
     described = {tensor.name: tensor for tensor in job.model.layers[index].tensors}
     for name in sorted(made.keys() | described.keys()):
         if made.get(name) != described.get(name):
-            yield Problem(at, f"{name} is not as described", _AGAIN)
+            yield Problem(at, f"{name} is not as described", _DESCRIBE_AGAIN)
     for name, tensor in made.items():
         how = splits_of(layer).get(name.rpartition(".")[0])
         if how in ("columns", "rows") and tensor.split_dim is not None:
             fewer = how == "columns" and job.max_tp % tensor.ways == 0
             if tensor.ways % job.max_tp and not fewer:
-                what = f"{name} has {tensor.ways} pieces, which TP {job.max_tp} does not divide"
+                what = f"{name} has {tensor.ways} pieces, not divisible by TP degree {job.max_tp}"
                 yield Problem(at, what, "lower max_tp, or leave it out of splits")
 
 
-_CUTTABLE: dict[str, tuple[type[nn.Module], ...]] = {
+_SPLITTABLE: dict[str, tuple[type[nn.Module], ...]] = {
     "columns": (nn.Linear,),
     "rows": (nn.Linear,),
     "vocabulary": (nn.Linear, nn.Embedding),
@@ -165,8 +167,8 @@ _CUTTABLE: dict[str, tuple[type[nn.Module], ...]] = {
 }
 
 
-def _shared(layers: Sequence[nn.Module]) -> Iterator[Problem]:
-    """Layers are made apart from each other, so what they share they must say."""
+def _undeclared_sharing(layers: Sequence[nn.Module]) -> Iterator[Problem]:
+    """Find undeclared shared parameters; layers are made separately, so they must be declared."""
     owner: dict[int, int] = {}
     for index, layer in enumerate(layers):
         tied: Mapping[str, str] = getattr(layer, "tied", {})
@@ -174,12 +176,12 @@ def _shared(layers: Sequence[nn.Module]) -> Iterator[Problem]:
             first = owner.setdefault(id(parameter), index)
             if first != index and name not in tied:
                 what = f"{name} is also a parameter of layer {first}"
-                cure = "say so in the class: tied = {own name: name in layer 0}"
+                cure = "declare it in the class: tied = {own name: name in layer 0}"
                 yield Problem(f"{_PLACE}: layer {index}", what, cure)
 
 
 def _problems_with_chain(job: Job, layers: Sequence[nn.Module]) -> Iterator[Problem]:
-    """Run the shapes through all layers; only those of tokens are known before there is data."""
+    """Pass a tensor's shape through all layers; for images the shape is not known yet."""
     if job.data.kind == "images":
         return
     x = torch.zeros(1, job.sequence, dtype=torch.int64, device="meta")
@@ -195,7 +197,7 @@ def _problems_with_chain(job: Job, layers: Sequence[nn.Module]) -> Iterator[Prob
             yield Problem(at, what, "each layer takes what the one before it returns")
             return
         if not isinstance(out, Tensor):
-            yield Problem(at, f"returns {_shown(out)}", "return one tensor")
+            yield Problem(at, f"returns {_describe(out)}", "return one tensor")
             return
         x = out
     wanted = (1, job.sequence, job.model.vocab)

@@ -1,4 +1,4 @@
-"""Dropout that drops the same under every plan."""
+"""Dropout that drops the same elements under every plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.models.microbatch_context import MicroBatchContext
 
 
 class _ScaledMask(torch.autograd.Function):
-    """Multiplies by a mask of bytes, which is all that is kept for the backward pass."""
+    """Multiplies by a byte mask, which is all that is saved for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -28,10 +28,11 @@ class _ScaledMask(torch.autograd.Function):
 
 
 class KeyedDropout(nn.Module):
-    """Drops by (seed, step, sample, layer, site, place in the sample's whole activation).
+    """Dropout keyed by seed, step, sample, layer, site and position in the sample's full
+    activation.
 
-    The first dimension of its input is the samples of the micro batch. Of an activation that is
-    cut by its second dimension, as attention scores are by heads, this rank has share ``index``.
+    The first dimension of the input is the samples of the micro batch. If the activation is split
+    by its second dimension, as attention scores are by heads, this rank has share ``index``.
     """
 
     def __init__(
@@ -48,16 +49,16 @@ class KeyedDropout(nn.Module):
         if self.p == 0:
             return x
         current = self.context.current
-        assert current is not None, "a pass began before anybody said which samples it is of"
+        assert current is not None, "no micro batch is set"
         assert len(current.samples) == len(x), "dropout needs the samples along the first dimension"
         key = stream_key("dropout", current.seed, current.step, self.layer, self.site)
         keys = sample_keys(key, current.samples.to(x.device))
         size = x[0].numel()
-        mask = dropout_mask(keys, _places(self.index * size, size, x.device), self.p)
+        mask = dropout_mask(keys, _indices(self.index * size, size, x.device), self.p)
         scale = 1 / (1 - self.p)
         return _ScaledMask.apply(x, mask.view(x.shape), scale)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
 @functools.lru_cache(maxsize=16)
-def _places(first: int, count: int, device: torch.device) -> Tensor:
+def _indices(first: int, count: int, device: torch.device) -> Tensor:
     return torch.arange(first, first + count, device=device).to(torch.int32)

@@ -1,4 +1,4 @@
-"""The ends of a language model: from token ids to hidden states, and from these to logits."""
+"""The first and the last layer of a language model: token ids to hidden states to logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.models.attention import norm
 
 
 class TokenEmbedding(nn.Module):
-    """Token ids become hidden states; learned positions are added where there are any."""
+    """Embeds token ids; adds learned positions if the model has them."""
 
     splits: ClassVar[dict[str, SplitKind]] = {"token": "vocabulary"}
 
@@ -46,7 +46,7 @@ class TokenEmbedding(nn.Module):
 
 
 class LanguageHead(nn.Module):
-    """Hidden states become logits over the vocabulary; the final norm belongs here."""
+    """The final norm and the projection to logits over the vocabulary."""
 
     splits: ClassVar[dict[str, SplitKind]] = {"entry": "entry", "projection": "vocabulary"}
 

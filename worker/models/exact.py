@@ -1,11 +1,11 @@
-"""A language model that computes the same bits in any order, to test everything around it.
+"""A language model whose results are bit-equal in any order of summation, for tests.
 
-Its values are fixed-point numbers in fp64: multiples of a small power of two below a bound. Sums
-of their products have fewer than 53 bits, so they are exact, and it does not matter which rank
-adds what first. Before every matrix product, and on its gradient's way back, numbers are rounded
-to their grid again; only what has been summed over all ranks is rounded. There are no exponentials
-and no logarithms: attention weighs by the scores themselves, norms only scale and shift, and the
-loss is the squared distance from 1 at the label and 0 elsewhere.
+Its values are fixed-point numbers in fp64: multiples of a small power of two below a bound. Sums of
+their products need fewer than 53 bits, so they are exact whichever rank adds first. Numbers are
+rounded to their grid before every matrix product and on the gradient's way back; only sums over all
+ranks are rounded. There are no exponentials or logarithms: attention weighs by the raw scores,
+norms only scale and shift, and the loss is the squared distance from 1 at the label and 0
+elsewhere.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from worker.models.embedding_and_head import LanguageHead, TokenEmbedding
 from worker.models.loss import NO_LABEL
 from worker.models.tensor_parallel import reduce_from_tp
 
-# Fraction bits and bounds, beside those of weights (worker.precision). A product of two of them has
-# at most 36 bits; the rest of the 53 is for the number of terms of a sum.
+# Fraction bits and bounds of activations and gradients; those of weights are in precision.py. A
+# product of two values has at most 36 bits; the rest of the 53 is for the number of terms.
 _STATE, _STATE_MAX = 2.0**12, 2.0**4
 _GRADIENT, _GRADIENT_MAX = 2.0**18, 2.0**2
 TERMS_MAX = 2**16
-"""Most tokens of a batch, and widest layer, whose sums are exact."""
+"""The most tokens of a batch, and the widest layer, whose sums are exact."""
 LOGITS_MAX = 2**20
-"""Most logits of a batch whose squares have an exact sum."""
+"""The most logits of a batch whose sum of squares is exact."""
 
 
 def _rounded(x: Tensor, scale: float, bound: float) -> Tensor:
@@ -39,7 +39,7 @@ def _rounded(x: Tensor, scale: float, bound: float) -> Tensor:
 
 
 class _RoundToGrid(torch.autograd.Function):
-    """Rounds a state on the way forth and its gradient on the way back."""
+    """Rounds an activation in the forward pass and its gradient in the backward pass."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class _RoundToGrid(torch.autograd.Function):
 
 
 def to_grid(x: Tensor) -> Tensor:
-    """Put a state on its grid, and its gradient on that of gradients."""
+    """Round an activation to its grid, and its gradient to that of gradients."""
     return _RoundToGrid.apply(x)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
@@ -63,7 +63,7 @@ class _GridLayer(nn.Module):
 
 
 class _ScaleShift(nn.Module):
-    """Stands where others have a norm: scales and shifts each feature."""
+    """Replaces the norm: scales and shifts each feature."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _ScaleShift(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention without softmax: each token before adds its value times its score."""
+    """Attention without softmax: each earlier token adds its value times its score."""
 
     def __init__(self, job: Job, index: int) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class _Attention(nn.Module):
             projected(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projected in (self.query, self.key, self.value)
         )
-        # Rounded after they are repeated: the gradients of heads that share a key may be summed
-        # over ranks, and must be on the grid before that.
+        # Rounded after repeating: gradients of heads that share a key may be summed over ranks, and
+        # must be on the grid before that.
         times = query.shape[1] // key.shape[1]
         key, value = (to_grid(each.repeat_interleave(times, 1)) for each in (key, value))
-        # By a power of two, which rounds nothing: about the mean over all tokens.
+        # A power of two, which rounds nothing; close to the mean over all tokens.
         scale = 2.0 ** -x.shape[1].bit_length()
         scores = to_grid((to_grid(query) @ key.transpose(-1, -2)).tril() * scale)
         attended = to_grid(to_grid(self.dropout(scores)) @ value)
@@ -126,7 +126,7 @@ class _MLP(nn.Module):
 
 
 class ExactBlock(nn.Module):
-    """One layer between the embedding and the head."""
+    """A transformer block of the exact model."""
 
     splits: ClassVar[dict[str, SplitKind]] = Block.splits
 
@@ -144,7 +144,7 @@ class ExactBlock(nn.Module):
 
 
 class ExactEmbedding(nn.Module):
-    """Token ids become states, by token and by position."""
+    """Token and position embeddings of the exact model."""
 
     splits: ClassVar[dict[str, SplitKind]] = TokenEmbedding.splits
 
@@ -161,7 +161,7 @@ class ExactEmbedding(nn.Module):
 
 
 class ExactHead(nn.Module):
-    """States become logits, and these a loss that is a sum of squares."""
+    """The head of the exact model, whose loss is a sum of squares."""
 
     splits: ClassVar[dict[str, SplitKind]] = LanguageHead.splits
 
@@ -177,7 +177,7 @@ class ExactHead(nn.Module):
     def loss_sum(
         self, logits: Tensor, labels: Tensor, *, vocabulary: int, group: Collective | None
     ) -> Tensor:
-        """Return the sum over all labels of the squared distances of their logits, halved."""
+        """Return half the sum over all labels of the squared distances of their logits."""
         first = 0 if group is None else group.index * logits.shape[-1]
         token = torch.arange(first, first + logits.shape[-1], device=logits.device)
         distance = logits - (token == labels[..., None]).to(logits.dtype)
@@ -187,7 +187,7 @@ class ExactHead(nn.Module):
 
 
 def exact_layer(job: Job, index: int) -> nn.Module:
-    """Make one layer of an exact model."""
+    """Build one layer of an exact model."""
     match job.model.layers[index].kind:
         case "embedding":
             return ExactEmbedding(job)
@@ -198,7 +198,7 @@ def exact_layer(job: Job, index: int) -> nn.Module:
 
 
 def exact_problems(job: Job) -> tuple[Problem, ...]:
-    """Say what of a job no exact model can do."""
+    """List what the exact model does not support in a job."""
     model, architecture = job.model, job.model.architecture
     assert architecture is not None
     found = []

@@ -1,4 +1,4 @@
-"""Where Hugging Face checkpoints keep what our layers hold, family by family."""
+"""Names and shapes of our tensors in Hugging Face checkpoints, by model family."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Form = Literal["same", "transposed", "reshaped"]
 
 @dataclass(frozen=True, slots=True)
 class HfLocation:
-    """Where one of our tensors stands in a checkpoint, and how it is written there."""
+    """The name, shape and form of one of our tensors in a Hugging Face checkpoint."""
 
     name: str
     form: Form
-    # The whole tensor there, which may hold several of ours side by side, ours from this row on.
+    # The full tensor there; it may hold several of ours, ours from row ``offset`` on.
     shape: tuple[int, ...]
     offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _FamilyNames:
-    """What a family calls our modules; blocks are numbered from 0 where the braces stand."""
+    """A family's names for our modules; the braces stand for the block number, from 0."""
 
-    # Checkpoints of the model without its head leave this out.
+    # Absent in checkpoints of the model without its head.
     prefix: str
     block: str
     modules: dict[LayerKind, dict[str, str]]
-    # Linear layers of blocks are written with inputs as rows.
+    # Linear layers of blocks are stored with inputs as rows.
     transposed: bool = False
 
 
@@ -140,25 +140,25 @@ _FAMILIES: dict[str, _FamilyNames] = {
     ),
 }
 _FUSED = ("attention.query", "attention.key", "attention.value")
-# Buffers that older files carry, and a pooler that no classifier uses: not parameters of ours.
+# Buffers of older files, and the pooler, which no classifier uses; not parameters of ours.
 _IGNORED = (".attn.bias", ".masked_bias", ".attention.bias", ".inv_freq")
 _IGNORED_PARTS = ("pooler.",)
 
 
 def prefix_of(model: Model) -> str:
-    """Return what the names of a whole model begin with and those of its body alone do not."""
+    """Return the prefix that checkpoints of the model without its head leave out."""
     return _names(model).prefix
 
 
 def is_ignored(model: Model, name: str) -> bool:
-    """Say whether a file may have this beside the parameters."""
+    """Return whether a checkpoint may hold this tensor besides the parameters."""
     buffers = model.family in ("gpt2", "gpt-neo", "llama") and name.endswith(_IGNORED)
     copies = model.tied and name == "lm_head.weight"
     return buffers or copies or any(part in name for part in _IGNORED_PARTS)
 
 
 def location_of(model: Model, index: int, tensor: TensorSpec) -> HfLocation:
-    """Say where a checkpoint of this model's family keeps one tensor of a layer."""
+    """Return where a checkpoint of this model's family keeps one tensor of a layer."""
     if tensor.tied_to is not None:
         own = tensor.tied_to.partition("/")[2]
         (first,) = (t for t in model.layers[0].tensors if t.name == own)
@@ -171,7 +171,7 @@ def location_of(model: Model, index: int, tensor: TensorSpec) -> HfLocation:
     theirs = names.modules[layer.kind].get(module)
     if theirs is None:
         what = f"has {tensor.name}, which no {model.family} of Hugging Face has"
-        raise InputError(Problem("model", what, "such a model begins with weights of its own"))
+        raise InputError(Problem("model", what, "train it from initial weights"))
     if layer.kind == "block":
         theirs = names.block.format(index - 1) + theirs
     name, shape, offset = f"{theirs}.{kind}", tensor.shape, 0
@@ -183,7 +183,7 @@ def location_of(model: Model, index: int, tensor: TensorSpec) -> HfLocation:
 
 
 def _fused(model: Model, index: int, module: str, kind: str) -> tuple[tuple[int, ...], int]:
-    """Return the shape of query, key and value as one, and the row at which one of them begins."""
+    """Return the shape of the fused query, key and value, and the first row of one of them."""
     shapes = {tensor.name: tensor.shape for tensor in model.layers[index].tensors}
     rows = [shapes[f"{part}.{kind}"][0] for part in _FUSED]
     before = sum(rows[: _FUSED.index(module)])
@@ -210,6 +210,6 @@ def _vision_place(model: Model, tensor: TensorSpec) -> HfLocation | None:
 
 def _names(model: Model) -> _FamilyNames:
     if model.family not in _FAMILIES:
-        what = f"is {model.family!r}, of which Hugging Face has no checkpoints"
+        what = f"is {model.family!r}, which has no Hugging Face checkpoints"
         raise InputError(Problem("model.family", what, f"known are {', '.join(_FAMILIES)}"))
     return _FAMILIES[model.family]

@@ -1,4 +1,4 @@
-"""Weights from Hugging Face checkpoints, a rank's share at a time, and back into one file."""
+"""Reads weights from Hugging Face checkpoints, one rank's shard at a time, and writes them back."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class HfCheckpoint:
-    """Open files that together hold every tensor of a model, each of the right shape."""
+    """Open files that together hold every tensor of a model, in the right shapes."""
 
     job: Job
-    # The name in a file -> that file; names are as the files have them.
+    # Tensor name, as in the file -> the file.
     files: Mapping[str, Any]
 
     def values(self, index: int) -> Callable[[LogicalTensor, range], Tensor]:
-        """Return what ``build_layer`` takes as the values of a layer."""
+        """Return the ``values`` argument of ``build_layer`` for a layer."""
         described = {tensor.name: tensor for tensor in self.job.model.layers[index].tensors}
 
         def read(spec: LogicalTensor, atoms: range) -> Tensor:
@@ -45,7 +45,7 @@ class HfCheckpoint:
         return read
 
     def _read(self, place: HfLocation, shard: Shard, true_shape: tuple[int, ...]) -> Tensor:
-        """Read a share; rows that pad a vocabulary are in no file and become 0."""
+        """Read a shard; rows that pad a vocabulary are in no file and become 0."""
         name = _present(place.name, self.files, self.job.model)
         file, columns = self.files[name], shard.columns
         end = min(shard.rows.stop, true_shape[0])
@@ -66,7 +66,7 @@ class HfCheckpoint:
 
 
 def open_checkpoint(path: Path, job: Job) -> HfCheckpoint:
-    """Open a safetensors file, or a folder with one or several; tell all that does not fit."""
+    """Open a safetensors file or a folder of them; report whatever does not fit the model."""
     files = _open(path)
     problems = Problems()
     wanted = {place.name: place for _, _, place in _places(job.model)}
@@ -75,7 +75,7 @@ def open_checkpoint(path: Path, job: Job) -> HfCheckpoint:
         name = _present(place.name, files, job.model)
         used.add(name)
         if name not in files:
-            cure = "it is no checkpoint of this model"
+            cure = "use a checkpoint of this model"
             if name == "lm_head.weight":
                 cure = "the checkpoint ties it to the embedding: set tied = true"
             problems.add(name, "is missing", cure)
@@ -86,10 +86,12 @@ def open_checkpoint(path: Path, job: Job) -> HfCheckpoint:
             problems.add(name, what, "give the model's own numbers in the job, or its config.json")
         elif found.get_dtype() not in _FLOATS:
             what = f"holds {found.get_dtype()}, not floating-point numbers"
-            problems.add(name, what, "quantised checkpoints must be turned back first")
+            problems.add(name, what, "dequantise the checkpoint first")
     for name in sorted(set(files) - used):
         if not is_ignored(job.model, name):
-            problems.add(name, "is no tensor of the model", "it would be lost silently")
+            problems.add(
+                name, "is not a tensor of the model", "use a checkpoint of exactly this model"
+            )
     if problems.found:
         located = Problems()
         located.take(InputError(problems.found), place=f"{path}:")
@@ -104,7 +106,7 @@ def _places(model: Model) -> Iterator[tuple[int, TensorSpec, HfLocation]]:
 
 
 def _present(name: str, files: Mapping[str, Any], model: Model) -> str:
-    """Return the name as these files have it: without its prefix where only the body was saved."""
+    """Return the name in these files, without its prefix if the model was saved headless."""
     body = name.removeprefix(prefix_of(model))
     return body if name not in files and body in files else name
 
@@ -125,9 +127,9 @@ def _open(path: Path) -> dict[str, Any]:
         try:
             file = safe_open(each, framework="pt")
         except FileNotFoundError:
-            problems.add(str(each), "is not there", "name a safetensors file or its folder")
+            problems.add(str(each), "does not exist", "name a safetensors file or its folder")
         except (SafetensorError, OSError) as error:
-            problems.add(str(each), f"cannot be read ({error})", "fetch it again")
+            problems.add(str(each), f"cannot be read ({error})", "download it again")
         else:
             files |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]  # a foreign function
     problems.raise_if_any()
@@ -135,17 +137,17 @@ def _open(path: Path) -> dict[str, Any]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """Return the files that an index of a checkpoint in several of them names."""
+    """Return the files that the index of a sharded checkpoint names."""
     try:
         named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         return [index.parent / name for name in sorted(named)]
     except (ValueError, KeyError, AttributeError, TypeError):
         what = "does not say which file has which tensor"
-        raise InputError(Problem(str(index), what, "fetch it again")) from None
+        raise InputError(Problem(str(index), what, "download it again")) from None
 
 
 def is_hf_model(job: Job) -> bool:
-    """Say whether Hugging Face has a name for every tensor of the job's model."""
+    """Return whether Hugging Face has a name for every tensor of the job's model."""
     try:
         return job.factory is None and len(list(_places(job.model))) > 0
     except InputError:
@@ -153,9 +155,9 @@ def is_hf_model(job: Job) -> bool:
 
 
 def to_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor]) -> dict[str, Tensor]:
-    """Name and shape whole tensors, by (layer, name), as Hugging Face keeps them.
+    """Convert full tensors, keyed by (layer, name), to Hugging Face's names and shapes.
 
-    What pads a vocabulary is left out, and a tied tensor stands once.
+    Vocabulary padding is dropped, and a tied tensor is written once.
     """
     found: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {}
@@ -173,5 +175,5 @@ def to_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor]) -> dict[
 
 
 def save_huggingface(job: Job, tensors: Mapping[tuple[int, str], Tensor], path: Path) -> None:
-    """Write whole tensors as one safetensors file that Hugging Face's model reads."""
+    """Write full tensors as one safetensors file that Hugging Face's model reads."""
     save_file(to_huggingface(job, tensors), path, metadata={"format": "pt"})

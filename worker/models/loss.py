@@ -1,4 +1,4 @@
-"""The loss of a micro batch: a sum over its labels, also where the vocabulary is cut."""
+"""The loss of a micro batch: a sum over its labels, also for a split vocabulary."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn import functional
 from worker.distributed.interface import Collective
 
 NO_LABEL = -100
-"""A token with this label is not learned from."""
+"""Tokens with this label are excluded from the loss."""
 
 
 def loss_sum(
     logits: Tensor, labels: Tensor, *, vocabulary: int, group: Collective | None = None
 ) -> Tensor:
-    """Return the sum of the cross entropies of all labels, computed in fp32 at least.
+    """Return the sum of the cross entropies of all labels, computed in fp32 or higher.
 
-    ``logits`` end in the vocabulary, or in this rank's share of it if there is a ``group`` among
-    whose ranks it is cut; what lies beyond ``vocabulary`` pads it and is never predicted.
+    The last dimension of ``logits`` is the vocabulary, or this rank's shard of it if it is split
+    over ``group``. Entries from ``vocabulary`` on are padding and never predicted.
     """
     flat = logits.flatten(0, -2)
     exact = flat.to(torch.promote_types(flat.dtype, torch.float32))
@@ -38,7 +38,7 @@ def loss_sum(
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
-    """Cross entropy over a vocabulary of which each rank has a share."""
+    """Cross entropy over a vocabulary that is split over ranks."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, first: int, group: Collective) -> Tensor:
@@ -49,7 +49,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         column = local.masked_fill(~here, 0)[:, None]
         wanted = shifted.gather(1, column)[:, 0].masked_fill_(~here, 0)
         probabilities = shifted.exp_()
-        # One message for both: they are summed over the same ranks.
+        # One message for both, since they are summed over the same ranks.
         total, wanted = group.all_reduce(torch.stack((probabilities.sum(1), wanted)))
         counted = labels != NO_LABEL
         probabilities.div_(total[:, None])

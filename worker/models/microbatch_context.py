@@ -1,4 +1,4 @@
-"""Which samples a rank is working on: what dropout must know beyond its input."""
+"""Which samples a rank is computing, for dropout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One micro batch of one step: the rows' samples, by their index in the global batch."""
+    """One micro batch of one step: its samples, by their index in the global batch."""
 
     seed: int
     step: int
@@ -18,10 +18,10 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class MicroBatchContext:
-    """What is being computed now: one for each rank, shared by all layers that it holds.
+    """The micro batch that is being computed; one object per rank, shared by all its layers.
 
-    It is set before each forward pass, and before each pass that is computed again, so that the
-    second one drops what the first one did.
+    It is set before each forward pass and before each recomputed pass, so that the second one drops
+    the same elements.
     """
 
     current: MicroBatch | None = None

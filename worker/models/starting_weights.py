@@ -1,4 +1,4 @@
-"""What a job begins from: the code that makes its layers, and the weights they begin with."""
+"""The code and the weights that a job starts from."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from worker.types import LogicalTensor
 
 
 def open_weights(job: Job, base: Path) -> Callable[[int], ShardValues] | None:
-    """Check the user's code and open the user's weights; ``None``: each layer makes its own.
+    """Check custom code and open a checkpoint; ``None``: each layer makes its own weights.
 
-    Both are looked up beside the job's file, before any rank is started.
+    Both are looked up relative to the job file, before any rank starts.
     """
     if job.factory is not None:
         sys.path.insert(0, str(base.absolute()))
         check_factory(job)
     elif job.model.architecture is None:
-        what = f"{job.model.name} is described, but nothing here can compute it"
+        what = f"{job.model.name} has a description but no code"
         raise InputError(Problem("model.factory", what, 'give factory = "module:function"'))
     if job.weights is None:
         return None

@@ -1,7 +1,8 @@
-"""The parts of a layer that tensor parallelism cuts, each holding one rank's share.
+"""Tensor-parallel parts of a layer, each holding one rank's shard.
 
-Activations between layers are whole on every rank. Work is cut between an *entry*, whose gradient
-is summed over the ranks, and a *rows* linear layer, whose result is: two sums each way in a block.
+Activations between layers are held in full by every rank. A split part lies between an *entry*,
+whose gradient is summed over the ranks, and a *rows* linear layer, whose output is: a block has two
+sums in each direction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from worker.distributed.interface import Collective
 
 
 class _CopyToTp(torch.autograd.Function):
-    """Hands on what every rank has; its gradient is the sum of what each rank made of it."""
+    """Identity in the forward pass; sums the gradient over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Collective) -> Tensor:
@@ -29,7 +30,7 @@ class _CopyToTp(torch.autograd.Function):
 
 
 class _ReduceFromTp(torch.autograd.Function):
-    """Sums what the ranks have; the gradient of the sum is that of each part."""
+    """Sums over the ranks in the forward pass; identity in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Collective) -> Tensor:
@@ -42,17 +43,17 @@ class _ReduceFromTp(torch.autograd.Function):
 
 
 def copy_to_tp(x: Tensor, group: Collective) -> Tensor:
-    """Begin a cut part with a tensor that is whole on every rank."""
+    """Begin a split part with a tensor that every rank holds in full."""
     return _CopyToTp.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
 def reduce_from_tp(x: Tensor, group: Collective) -> Tensor:
-    """End a cut part: sum the ranks' shares, in place."""
+    """End a split part: sum the ranks' partial results in place."""
     return _ReduceFromTp.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type it
 
 
 class TpEntry(nn.Module):
-    """Stands before all columns of a part, so that their gradients are summed once."""
+    """Stands before all columns of a part, so that their input gradients are summed once."""
 
     def __init__(self, group: Collective) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class TpEntry(nn.Module):
 
 
 class PartialLinear(nn.Module):
-    """One rank's share of a linear layer, which takes that layer's place and parameters."""
+    """One rank's shard of a linear layer; takes over its parameters."""
 
     def __init__(self, whole: nn.Linear) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class PartialLinear(nn.Module):
 
 
 class ColumnLinear(PartialLinear):
-    """Some outputs of a linear layer; without an entry before it, it is its own."""
+    """Some outputs of a linear layer; sums its own input gradient if no entry does."""
 
     def __init__(self, whole: nn.Linear, group: Collective | None) -> None:
         super().__init__(whole)
@@ -85,10 +86,10 @@ class ColumnLinear(PartialLinear):
 
 
 class SharedColumns(PartialLinear):
-    """A linear layer that every rank holds whole and computes some outputs of.
+    """A linear layer that every rank holds in full but computes only some outputs of.
 
-    Keys and values where there are fewer heads of them than ranks: each rank computes those that
-    its query heads attend to, so each has a part of the gradient.
+    Used for keys and values if there are fewer heads of them than ranks: each rank computes those
+    that its query heads attend to, and so has a part of the gradient.
     """
 
     def __init__(self, whole: nn.Linear, used: slice, group: Collective | None) -> None:
@@ -116,7 +117,7 @@ class RowLinear(PartialLinear):
 
 
 class VocabularyEmbedding(nn.Module):
-    """Some rows of an embedding; tokens of other ranks' rows contribute nothing here."""
+    """Some rows of an embedding; tokens of other ranks' rows contribute 0."""
 
     def __init__(self, whole: nn.Embedding, group: Collective) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The ends of a vision transformer: from images to patches, and from the first to a class."""
+"""The first and the last layer of a vision transformer: images to patches to classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worker.models.attention import norm
 
 
 class PatchEmbedding(nn.Module):
-    """Images (batch, channels, height, width) become a class token and one token per patch."""
+    """Turns images (batch, channels, height, width) into a class token and one token per patch."""
 
     def __init__(
         self, *, image: int, patch: int, channels: int, hidden: int, dropout: float
@@ -34,7 +34,7 @@ class PatchEmbedding(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """The class token's state becomes logits over the classes, after the final norm."""
+    """The final norm and the projection of the class token to logits over the classes."""
 
     def __init__(self, *, hidden: int, classes: int, rms_norm: bool, norm_epsilon: float) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Timelines of ranks, and the time that they compute."""
+"""Timelines of ranks, their compute time, and fault injection."""

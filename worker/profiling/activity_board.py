@@ -11,19 +11,20 @@ _RECORD = struct.Struct("=qq")
 
 
 class ActivityBoard:
-    """What every rank of a machine is doing now, in memory that outlives each of them.
+    """What every rank of a machine is doing now, in shared memory that outlives the ranks.
 
-    It is made before the ranks are forked. Each writes its own record only, so nothing is locked.
+    It is created before the ranks are forked. Each rank writes only its own record, so no lock is
+    needed.
     """
 
     def __init__(self, ranks: int) -> None:
         self._memory = mmap.mmap(-1, max(1, ranks) * _RECORD.size)
 
     def write(self, rank: int, step: int, activity: Activity) -> None:
-        """Say what a rank does now."""
+        """Record what a rank is doing."""
         _RECORD.pack_into(self._memory, rank * _RECORD.size, step, ACTIVITIES.index(activity))
 
     def read(self, rank: int) -> tuple[int, Activity]:
-        """The step that a rank is at, and what it is doing there or was doing when it died."""
+        """Return a rank's step and activity; for a dead rank, the last ones."""
         step, activity = _RECORD.unpack_from(self._memory, rank * _RECORD.size)
         return step, ACTIVITIES[activity]

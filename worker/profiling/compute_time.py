@@ -1,8 +1,8 @@
-"""How long a rank computes in a step: its own work, without what it waits for from other nodes.
+"""The compute time of a rank's steps, without waits for other nodes.
 
-The passes and the optimizer's update count; messages between stages, sums of gradients, the vote
-and the copying of snapshots do not. What the ranks of one tensor-parallel group wait for each
-other inside a pass does: they stand in one machine, and predictions hold it too.
+Forward and backward passes and the optimizer step count. Messages between stages, gradient sums,
+the vote and snapshot copies do not. Waits within a TP group inside a pass do count: the group is in
+one machine, and predictions include them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from types import TracebackType
 import torch
 
 SLOW = "SAILOR_SLOW"
-"""Environment variable that names a file which makes nodes slow (for tests): ``NODE TIMES`` in
-each line, by name or by id. It is read anew before every step."""
+"""Environment variable with a file that slows nodes down, for tests: one ``NODE TIMES`` per line,
+by name or id. It is read before every step."""
 STEPS_KEPT = 8
-"""One step may be held up by chance; of the last ones the median is told."""
+"""The reported time is the median of the last 8 steps, since one step may be delayed by chance."""
 
 Mark = float | torch.cuda.Event
 
 
 class ComputeTimer:
-    """One rank's account; wrap each piece of work in it.
+    """Measures one rank's compute time; use it as a context around each piece of work.
 
-    On an accelerator moments of the device are noted, without waiting for it, and read when the
-    next step ends.
+    On a GPU it records events without synchronising, and reads them when the next step ends.
     """
 
     def __init__(
@@ -38,10 +37,10 @@ class ComputeTimer:
     ) -> None:
         self._is_cuda = torch.device(device).type == "cuda"
         self.times_slower = times_slower
-        self._times = 1.0
+        self._slowdown = 1.0
         self._begun: Mark = 0.0
         self._marks: list[tuple[Mark, Mark]] = []
-        self._before: list[tuple[Mark, Mark]] = []
+        self._previous: list[tuple[Mark, Mark]] = []
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
 
     def __enter__(self) -> None:
@@ -55,27 +54,29 @@ class ComputeTimer:
     ) -> None:
         if error is not None:
             return
-        if self._times > 1:
-            self._linger()
+        if self._slowdown > 1:
+            self._slow_down()
         self._marks.append((self._begun, self._now()))
 
     def begin_step(self) -> None:
-        """Forget what was noted of a step that did not come to its end."""
+        """Discard what was measured of an unfinished step."""
         self._marks.clear()
         if self.times_slower is not None:
-            self._times = self.times_slower()
+            self._slowdown = self.times_slower()
 
     def end_step(self) -> None:
-        """Count what was noted since the step began."""
-        ended, self._before = (self._before if self._is_cuda else self._marks), self._marks
+        """Add up what was measured since the step began."""
+        finished, self._previous = (self._previous if self._is_cuda else self._marks), self._marks
         self._marks = []
-        # The device is done with all of a step before the vote of the next one is read.
-        if ended and all(_is_over(end) for _, end in ended):
-            self._steps.append(sum(_seconds(begin, end) for begin, end in ended))
+        # The device has finished a step before the vote of the next one is read.
+        if finished and all(_is_done(end) for _, end in finished):
+            self._steps.append(sum(_seconds(begin, end) for begin, end in finished))
 
     @property
     def typical_s(self) -> float | None:
-        """Of a step, lately; ``None``: too few were done, and the first is slow everywhere."""
+        """Return the median time of the last steps; ``None``: too few yet, and the first ones are
+        slow.
+        """
         enough = len(self._steps) > STEPS_KEPT // 2
         return statistics.median(self._steps) if enough else None
 
@@ -86,18 +87,18 @@ class ComputeTimer:
         event.record()
         return event
 
-    def _linger(self) -> None:
-        """Be as slow as a test wants it."""
+    def _slow_down(self) -> None:
+        """Sleep until the work has taken as long as the test wants."""
         if isinstance(self._begun, torch.cuda.Event):
             torch.cuda.synchronize()
             end = self._now()
             torch.cuda.synchronize()
         else:
             end = self._now()
-        time.sleep((self._times - 1) * _seconds(self._begun, end))
+        time.sleep((self._slowdown - 1) * _seconds(self._begun, end))
 
 
-def _is_over(end: Mark) -> bool:
+def _is_done(end: Mark) -> bool:
     return isinstance(end, float) or bool(end.query())  # type: ignore[no-untyped-call]  # torch does not type it
 
 
@@ -110,7 +111,7 @@ def _seconds(begin: Mark, end: Mark) -> float:
 
 
 def slowed_by_file(node: str) -> Callable[[], float] | None:
-    """How many times slower a node is to be; ``None`` outside of such tests."""
+    """Return a function for the slowdown of a node; ``None`` outside of such tests."""
     named = os.environ.get(SLOW)
     if named is None:
         return None

@@ -26,27 +26,27 @@ Milestone = Literal[
     "broken",
     "left",
 ]
-"""Where a rank passes from one state of its snapshots, or of a change of plan, to the next."""
+"""Fail points outside of the steps: stages of a snapshot or of a reconfiguration."""
 MILESTONES: tuple[Milestone, ...] = get_args(Milestone)
 
 
 @dataclass(frozen=True, slots=True)
 class FailPoint:
-    """Where a rank is to die, so that tests can see what the others make of it."""
+    """Where a test wants a rank to be killed."""
 
     rank: int | None
-    """``None``: whichever it is."""
+    """``None``: any rank."""
     activity: Activity | Milestone
     step: int | None
-    """``None``: at the first that comes."""
+    """``None``: any step."""
     generation: int | None = 0
-    """``None``: whichever it is."""
+    """``None``: any generation."""
 
     @classmethod
     def parse(cls, text: str) -> FailPoint | None:
-        """Read ``RANK:WHERE:STEP``, as in ``2:backward:3``, and ``@GENERATION`` if it is not 0.
+        """Parse ``RANK:WHERE:STEP``, such as ``2:backward:3``, with ``@GENERATION`` if it is not 0.
 
-        Rank, step and generation may be ``*``. ``None``: it is not so.
+        Rank, step and generation may be ``*``. Returns ``None`` for invalid text.
         """
         found = re.fullmatch(r"([0-9]+|\*):([a-z]+):([0-9]+|\*)(?:@([0-9]+|\*))?", text)
         places = (*ACTIVITIES, *MILESTONES)
@@ -58,19 +58,19 @@ class FailPoint:
         return cls(rank, known, step, generation)
 
     def is_at(self, rank: int, place: Activity | Milestone, step: int, generation: int) -> bool:
-        """Does a rank stand there now?"""
+        """Return whether the fail point is here."""
         is_here = self.activity == place and self.generation in {None, generation}
         return is_here and self.rank in {None, rank} and self.step in {None, step}
 
 
 @dataclass(frozen=True, slots=True)
 class FailFile:
-    """A file in which a fail point may be written at any time; who removes it is the one to die."""
+    """A file that may receive a fail point at any time; the rank that removes it is killed."""
 
     path: Path
 
     def is_at(self, rank: int, place: Activity | Milestone, step: int, generation: int) -> bool:
-        """Does a rank stand there now, as the first that does?"""
+        """Return whether the fail point is here and this rank is the first to reach it."""
         try:
             point = FailPoint.parse(self.path.read_text(encoding="utf-8"))
             if point is None or not point.is_at(rank, place, step, generation):
@@ -82,5 +82,7 @@ class FailFile:
 
 
 def parse_fail_point(text: str) -> FailPoint | FailFile | None:
-    """Read either: beside the agent's file stands its workers'. ``None``: it is neither."""
+    """Parse a fail point or the path of a fail file; ``None``: neither. The workers' file has the
+    suffix ``.worker``; the path itself is the agent's.
+    """
     return FailFile(Path(f"{text}.worker")) if text.startswith("/") else FailPoint.parse(text)

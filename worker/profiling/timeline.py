@@ -1,8 +1,7 @@
-"""What a rank does when: written down for pictures, for whoever asks who died doing what, and for
-tests that let it die there.
+"""Records what each rank does, for traces, error messages and fault injection.
 
-A trainer wraps each of its actions: ``with recorder.span("forward", micro_batch=3): ...``. What
-outlasts the code that starts it (gradients on their way) is ``begin``-ed and ``end``-ed.
+A trainer wraps each of its actions: ``with recorder.span("forward", micro_batch=3): ...``. Work
+that continues in the background, such as gradient sums, uses ``begin`` and ``end``.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from worker.profiling.activity_board import ActivityBoard
 from worker.profiling.fault_injection import FailFile, FailPoint, Milestone
 from worker.types import Activity
 
-# As in the simulator's traces: process 1 is the whole, and no row is 0 or equal to a process.
+# As in the simulator's traces: process 1 is the whole run; no row is 0 or equals a process.
 _STEPS_PROCESS = 1
 _ROWS = 10_000
 
 
 @dataclass(slots=True)
 class Span:
-    """Something that a rank did from one moment to another."""
+    """One action of a rank, with its start and end."""
 
     activity: Activity
     step: int
@@ -42,7 +41,7 @@ class Span:
 
 @dataclass(slots=True)
 class Recorder:
-    """One rank's account of what it does; costs next to nothing where nothing is kept."""
+    """Records what one rank does; nearly free if spans are not kept."""
 
     rank: int = 0
     board: ActivityBoard | None = None
@@ -50,19 +49,19 @@ class Recorder:
     fail_at: FailPoint | FailFile | None = None
     generation: int = 0
     finish_device_work: Callable[[], None] | None = None
-    """Waits for an accelerator, whose work otherwise ends later than the call that starts it."""
+    """Waits for the GPU, whose work ends later than the call that starts it."""
     step: int = 0
     spans: list[Span] = field(default_factory=list)
     _activity: Activity = "start"
 
     def at_step(self, step: int) -> None:
-        """All that follows belongs to this step."""
+        """Set the step that the following actions belong to."""
         self.step = step
 
     def span(
         self, phase: Activity, *, layer: int | None = None, micro_batch: int | None = None
     ) -> _SpanContext:
-        """Wrap an action of this thread; actions may stand within others."""
+        """Wrap an action of this thread; spans may be nested."""
         return _SpanContext(self, phase, layer, micro_batch)
 
     def begin(
@@ -72,7 +71,7 @@ class Recorder:
         layer: int | None = None,
         micro_batch: int | None = None,
     ) -> Span:
-        """Note that something has begun that goes on beside what this thread does."""
+        """Record the start of work that continues in the background."""
         self.set_activity(self.set_activity(activity))
         span = Span(
             activity, self.step, time.perf_counter_ns(), 0, layer, micro_batch, in_background=True
@@ -82,11 +81,11 @@ class Recorder:
         return span
 
     def end(self, span: Span) -> None:
-        """Note that it has ended; any thread may say so."""
+        """Record the end of background work; thread-safe."""
         span.end_ns = time.perf_counter_ns()
 
     def set_activity(self, activity: Activity) -> Activity:
-        """Show on the board what this rank does now; returns what it did before."""
+        """Set this rank's activity on the board; return the previous one."""
         before, self._activity = self._activity, activity
         if self.board is not None:
             self.board.write(self.rank, self.step, activity)
@@ -94,14 +93,14 @@ class Recorder:
         return before
 
     def reached_point(self, place: Activity | Milestone) -> None:
-        """Die here, if that is what is wanted."""
+        """Kill this process if the fail point is here."""
         point = self.fail_at
         if point is not None and point.is_at(self.rank, place, self.step, self.generation):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _SpanContext:
-    """One action of a rank, as a context."""
+    """One action of a rank, as a context manager."""
 
     __slots__ = ("_activity", "_before", "_layer", "_micro_batch", "_recorder", "_start_ns")
 
@@ -129,7 +128,7 @@ class _SpanContext:
     ) -> None:
         recorder = self._recorder
         if error is not None:
-            return  # The board goes on showing where it went wrong.
+            return  # The board keeps showing where it failed.
         if recorder.keeps_spans:
             if recorder.finish_device_work is not None:
                 recorder.finish_device_work()
@@ -152,7 +151,7 @@ class _SpanContext:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """All that one rank did, and where in the plan it stands."""
+    """All spans of one rank, with its position in the plan."""
 
     rank: int
     pipeline: int
@@ -164,7 +163,7 @@ class RankTimeline:
 
 
 def trace(ranks: Sequence[RankTimeline]) -> dict[str, Any]:
-    """A run in the form that the simulator draws an iteration in: pipelines, and their ranks."""
+    """Convert a run to a Perfetto trace with the simulator's rows: pipelines and their ranks."""
     begin_ns = min((span.start_ns for rank in ranks for span in rank.spans), default=0)
     events = _steps(ranks, begin_ns)
     for pipeline in sorted({rank.pipeline for rank in ranks}):
@@ -181,7 +180,7 @@ def trace(ranks: Sequence[RankTimeline]) -> dict[str, Any]:
 
 
 def _steps(ranks: Sequence[RankTimeline], begin_ns: int) -> list[dict[str, Any]]:
-    """When each step began on the first rank and ended on the last."""
+    """Return one event per step, from the first rank's start to the last rank's end."""
     spans: defaultdict[int, list[Span]] = defaultdict(list)
     for rank in ranks:
         for span in rank.spans:
@@ -196,7 +195,7 @@ def _steps(ranks: Sequence[RankTimeline], begin_ns: int) -> list[dict[str, Any]]
 
 
 def _rows(member: RankTimeline) -> Iterator[tuple[str, list[Span]]]:
-    """What one rank did in turn, and in as many rows as it needs what went on beside that."""
+    """Yield a rank's rows: one for its main thread, and as many as needed for background work."""
     name = f"stage {member.stage}" + (f" TP {member.tp_index}" if member.tp > 1 else "")
     in_turn = [span for span in member.spans if not span.in_background]
     if in_turn:

@@ -166,7 +166,7 @@ def test_bad_files_of_tokens_are_told(tmp_path):
     job = tokens_job()
     assert problem_of(job, tmp_path) == (
         f"corpus.bin: {tmp_path / 'corpus.bin'} cannot be read: No such file or directory; "
-        "name a file that is there"
+        "name an existing file"
     )
     write_tokens(tmp_path, [*range(40), 256, 300])
     assert problem_of(job, tmp_path) == (

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from worker.engines.deepspeed import build_ops
 from worker.engines.deepspeed.build_ops import load_ops, ops_needed, use_extensions_folder
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
+NEEDS_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
 TOOLS = str(Path(sys.executable).parent)
 
 
@@ -42,6 +44,7 @@ class Builder:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for extensions that the user has named."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # Restored after the test.
     return tmp_path
 
 
@@ -116,10 +119,10 @@ def test_a_failed_build_names_the_extension(builder, monkeypatch):
         load_ops(["FusedAdamBuilder"])
 
 
-def test_a_folder_that_cannot_be_made_leaves_torchs_own(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_made_leaves_torchs_own(folder, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    (tmp_path / "file").touch()
-    assert use_extensions_folder(tmp_path / "file" / "below") is None
+    (folder / "file").touch()
+    assert use_extensions_folder(folder / "file" / "below") is None
     assert VARIABLE not in os.environ
 
 
@@ -129,10 +132,10 @@ def test_ninja_beside_python_is_found(folder, monkeypatch):
     assert os.environ["PATH"].split(os.pathsep) == [TOOLS, "/usr/bin"]
 
 
+@NEEDS_DEEPSPEED
 @pytest.mark.torch
 @pytest.mark.parametrize("engine", ["sailor", "deepspeed"])
 def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path, engine):
-    pytest.importorskip("deepspeed")
     write(tmp_path)
     done = run(
         warm,
@@ -147,9 +150,9 @@ def test_training_without_deepspeeds_optimizers_needs_no_compiler(warm, tmp_path
     assert not list(tmp_path.glob("*/*.so"))
 
 
+@NEEDS_DEEPSPEED
 @pytest.mark.torch
 def test_deepspeeds_optimizers_without_a_compiler_are_refused(warm, tmp_path):
-    pytest.importorskip("deepspeed")
     write(tmp_path)
     optimizer = {"type": "Adam", "params": {"torch_adam": False}}
     (tmp_path / "ds.json").write_text(json.dumps({"optimizer": optimizer}))

@@ -277,9 +277,9 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
         f"{path}: model.layers.1.mlp.up_proj.weight: has shape 41 x 16, the model's is 40 x 16; "
         "give the model's own numbers in the job, or its config.json",
         f"{path}: model.norm.weight: holds I8, not floating-point numbers; "
-        "quantised checkpoints must be turned back first",
+        "dequantise the checkpoint first",
         f"{path}: model.layers.2.mlp.up_proj.weight: is no tensor of the model; "
-        "it would be lost silently",
+        "use a checkpoint of exactly this model",
     ]
 
 
@@ -310,5 +310,5 @@ def test_a_model_that_hugging_face_does_not_know_is_told(tmp_path: Path) -> None
     job = Job(name="job", model=gated, global_batch=1, sequence=8)
     assert problems_of(folder, job) == [
         "model: has mlp.gate.weight, which no gpt2 of Hugging Face has; "
-        "such a model begins with weights of its own"
+        "train it from initial weights"
     ]

@@ -101,4 +101,4 @@ def test_mistakes_in_a_users_own_layers_are_sentences(warm: Warm, tmp_path: Path
     assert "layer 1: returns tuple" in line
     write_model(tmp_path, OWN)
     (line,) = refusal(warm, tmp_path)
-    assert "own is described, but nothing here can compute it" in line
+    assert "own has a description but no code" in line

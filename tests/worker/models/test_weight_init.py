@@ -65,7 +65,7 @@ def test_portions_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of("llama", max_tp=2)
     specs = {spec.name: spec for spec in table_of(job, 1)}
     whole = initial_shard(job, 1, specs["mlp.down.weight"], range(1))
-    monkeypatch.setattr(weight_init, "_PORTION", 17)
+    monkeypatch.setattr(weight_init, "_CHUNK", 17)
     assert torch.equal(initial_shard(job, 1, specs["mlp.down.weight"], range(1)), whole)
 
 
