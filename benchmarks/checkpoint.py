@@ -122,7 +122,7 @@ class Bench:
         keeper, saves = self.keeper, range(first, last + 1) if way.copies else range(0)
         keeper.due = saves if way.is_kept else range(0)
         keeper.persisted = first if way.is_persisted else None
-        keeper.stalls = StallStats(has_buddies=False)
+        keeper.stalls = StallStats(needs_replicas=False)
         self.trainer.snapshot_hook = keeper if way.is_kept else NoSnapshots()
         stalls = []
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
@@ -263,7 +263,7 @@ def _be(
         if step == keeper.persisted:
             line.send((rank, step))
 
-    keeper = Keeper.open(trainer, seat, transport, on_sealed=sealed, reached=lambda _: None)
+    keeper = Keeper.open(trainer, seat, transport, on_sealed=sealed, on_milestone=lambda _: None)
     bench = Bench(trainer, keeper, disk, line.recv)
     for way in SELDOM:  # Libraries are loaded, files are there.
         bench.run(way, 2)

@@ -162,7 +162,7 @@ def floor_s(processes: int) -> float:
             body,
             ranks=processes,
             board=ActivityBoard(processes),
-            hear=lambda _, message: took.append(message["seconds"]),
+            on_message=lambda _, message: took.append(message["seconds"]),
         )
     return min(took)
 

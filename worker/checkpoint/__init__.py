@@ -1,1 +1,1 @@
-"""Snapshot files: written, placed, fetched, restored and converted."""
+"""Snapshots and checkpoints: write, place, fetch, restore and convert."""

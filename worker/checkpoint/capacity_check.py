@@ -1,8 +1,8 @@
-"""Has a node room for the snapshots of its ranks? Asked before training, with the number needed.
+"""Checks before training whether a node has room for the snapshots of its ranks.
 
-What a rank reserves later is exact, and only its own. Here the node as a whole is counted: the
-files of all its ranks, the copies that others bring, and what stays of this generation while the
-next one makes its own.
+Each rank reserves exactly its own files later. This check counts the node as a whole: the files of
+all its ranks, replicas of other nodes' pieces, and the files that remain while the next generation
+makes its own.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from worker.checkpoint.snapshot_file import NoRoomError, free_bytes, in_mib
 from worker.layout.rank_layout import Holdings, rank_places
 
 LEFT_BEHIND = 2
-"""So many of a rank's last points stay until the next generation's are safe."""
+"""A rank's last 2 snapshots stay until those of the next generation are safe."""
 COPIES = 3
-"""Of what others bring: two points, and one that is on its way."""
+"""Replicas of other nodes: 2 snapshots, and one in transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlacement:
-    """Who keeps what under a plan, and where copies belong."""
+    """Which ranks keep which pieces under a plan, and which nodes keep replicas."""
 
     sizes: Mapping[PieceKey, int]
     holders: Mapping[PieceKey, tuple[int, ...]]
     writers: Mapping[PieceKey, int]
     nodes: Mapping[int, str]
-    """Of each rank."""
+    """The node of each rank."""
     buddies: Mapping[PieceKey, str]
     waits: bool
-    """Training waits for copies."""
+    """Whether training waits for replicas."""
 
     @classmethod
     def of(
@@ -58,7 +58,7 @@ class SnapshotPlacement:
         survive: Literal["node", "zone"],
         zones: Mapping[str, str],
     ) -> SnapshotPlacement:
-        """Work it out, as all ranks do alike."""
+        """Compute the placement; every rank gets the same one."""
         sizes = sizes_of(holdings, shape)
         holders = piece_holders(holdings, zero=zero)
         writers = writers_of(holders, sizes)
@@ -73,89 +73,89 @@ class SnapshotPlacement:
 
     @property
     def files(self) -> int:
-        """So many files a rank has at once."""
+        """Return how many snapshot files a rank has at once."""
         return 3 if self.waits else 2
 
 
 @dataclass(frozen=True, slots=True)
 class NodeNeed:
-    """Bytes of snapshots that a node must be able to hold."""
+    """Bytes of snapshots that a node must have room for."""
 
     own: int
-    """One point of all its ranks."""
+    """One snapshot of all its ranks."""
     copies: int
-    """One point of what others bring."""
+    """One snapshot's replicas of other nodes' pieces."""
     files: int
 
     @property
     def now(self) -> int:
-        """From the beginning."""
+        """Return the bytes needed from the start."""
         return self.files * self.own + COPIES * self.copies
 
     @property
     def during_change(self) -> int:
-        """With what stays while the next generation makes its own."""
+        """Return the bytes needed while the next generation makes its own files."""
         return self.now + LEFT_BEHIND * self.own
 
 
-def node_need(sharing: SnapshotPlacement, node: str) -> NodeNeed:
-    """What one node must have room for."""
+def node_need(placement: SnapshotPlacement, node: str) -> NodeNeed:
+    """Return what one node must have room for."""
     own = sum(
-        sharing.sizes[key]
-        for key, ranks in sharing.holders.items()
+        placement.sizes[key]
+        for key, ranks in placement.holders.items()
         for rank in ranks
-        if sharing.nodes[rank] == node
+        if placement.nodes[rank] == node
     )
-    copies = sum(sharing.sizes[key] for key, buddy in sharing.buddies.items() if buddy == node)
-    return NodeNeed(own, copies, sharing.files)
+    copies = sum(placement.sizes[key] for key, buddy in placement.buddies.items() if buddy == node)
+    return NodeNeed(own, copies, placement.files)
 
 
 def check_room(need: NodeNeed, memory: Path, job: str, generation: int) -> None:
-    """Refuse a node that is too small before anything is done; ``NoRoomError`` has the numbers."""
-    # First what is free: what others make meanwhile then counts twice rather than not at all.
+    """Raise ``NoRoomError`` with the missing bytes if the node is too small."""
+    # Read the free space first: files made meanwhile are then counted twice rather than never.
     free = free_bytes(memory)
     held = _held(memory / job)
     ours = held.pop(generation, 0)
     left = sum(held.values())
     if need.now > free + ours:
-        missing, there = need.now, free + ours
+        missing, available = need.now, free + ours
     elif need.during_change > free + ours + left:
-        missing, there = need.during_change - left, free + ours
+        missing, available = need.during_change - left, free + ours
     else:
         return
     text = (
-        f"no room for snapshots: {in_mib(missing)} are needed here "
-        f"({need.files} for each rank, {LEFT_BEHIND} more during a change of plan, "
-        f"and {in_mib(COPIES * need.copies)} for copies of others'), {in_mib(there)} are free; "
-        "enlarge that file system or the machine's memory, or name another folder under memory "
-        "in the agent's configuration"
+        f"no room for snapshots: {in_mib(missing)} are needed on this node "
+        f"({need.files} for each rank, {LEFT_BEHIND} more during a reconfiguration, and "
+        f"{in_mib(COPIES * need.copies)} for replicas of other nodes), "
+        f"{in_mib(available)} are free; enlarge that file system or the machine's memory, or name "
+        "another folder under memory in the agent's configuration"
     )
     raise NoRoomError.of(errno.ENOSPC, text, memory, missing)
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """The memory of its device that a rank is predicted to take when it takes most."""
+    """The predicted peak memory of a rank on its device."""
 
     tensors: int
     context: int
-    """What driver and framework hold before the first tensor."""
+    """Held by the driver and the framework before the first tensor."""
 
 
-def check_device(number: int, needed: int, there: int) -> None:
-    """Refuse a device whose memory the plan would not fit, before the first step runs into it."""
-    if needed <= there:
+def check_device(number: int, needed: int, available: int) -> None:
+    """Refuse a device that is too small for the plan, before the first step fails on it."""
+    if needed <= available:
         return
-    what = f"{in_mib(needed)} are needed at the peak, as predicted, and {in_mib(there)} are there"
+    what = f"the predicted peak is {in_mib(needed)}, and the device has {in_mib(available)}"
     cure = (
-        "end what else uses it; if nothing does, the cluster's catalogue says that it has more: "
-        "correct usable_memory_gib there"
+        "stop other processes on the device; if there are none, "
+        "correct usable_memory_gib in the cluster's catalogue"
     )
     raise InputError(Problem(f"device {number}: memory", what, cure))
 
 
 def _held(folder: Path) -> Counter[int]:
-    """The bytes of a job's files by generation, those that are being written too."""
+    """Return the bytes of a job's files by generation, including those being written."""
     found: Counter[int] = Counter()
     for path in (*folder.glob(".*.part"), *folder.glob("*-*/*")):
         name = path.name.split(".")[1] if path.name.startswith(".") else path.parent.name

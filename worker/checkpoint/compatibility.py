@@ -1,6 +1,6 @@
-"""Whether a job may go on from a checkpoint of another one: what may not change, and did.
+"""Whether a job may continue from a checkpoint of another one.
 
-Both who submits a job and who trains it ask, and get the same answer; no torch is needed for it.
+Asked when a job is submitted and again when it is trained; needs no torch.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ from worker.layout.tensor_table import table_of
 
 
 def dtype_of(job: Job) -> str:
-    """In what numbers weights are kept, as headers say it: ``float32``."""
+    """Return the type of the master weights, as in headers: ``float32``."""
     return "float64" if job.model.family == "exact" else "float32"
 
 
 def model_of(job: Job) -> str:
-    """The fingerprint of the job's tensors."""
+    """Return the fingerprint of the job's tensors."""
     tables = [table_of(job, index) for index in range(len(job.model.layers))]
     moments = OPTIMIZER_MOMENTS[job.optimizer]
     return fingerprint(tables, atoms=job.max_tp, dtype=dtype_of(job), moments=moments)
 
 
 def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
-    """What of a job may not change between its steps, and did since that one."""
+    """List the changes of a job since a checkpoint that make it unusable."""
     problems = Problems()
     if model_of(job) != model_of(was):
         what = f"the model was changed since step {step}: {_of_models(job, was)}"
-        problems.add(place, what, "train the model that it was made with, or begin a new run")
+        problems.add(place, what, "train the same model, or start a new run")
     now: Any
     before: Any
     if not problems.found and job.optimizer != was.optimizer:
         what = f"it was made with optimizer = {was.optimizer}, and the job has {job.optimizer}"
-        cure = f'set optimizer = "{was.optimizer}"; to the other its moments mean another thing'
+        cure = f'set optimizer = "{was.optimizer}"; its moments are of no use to another optimizer'
         problems.add(place, what, cure)
     for key in ("global_batch", "sequence"):
         now, before = getattr(job, key), getattr(was, key)
         if now != before:
             what = f"it was made with {key} = {before}, and the job has {now}"
-            problems.add(place, what, f"set {key} = {before}: samples would come twice, or never")
+            cure = f"set {key} = {before}; otherwise samples would repeat or be skipped"
+            problems.add(place, what, cure)
     for key in ("kind", "seed", "tokens", "images", "labels"):
         now, before = getattr(job.data, key), getattr(was.data, key)
         if now != before and not _is_same_file(now, before):
             what = f"it was made with [data] {key} = {before!r}, and the job has {now!r}"
-            problems.add(place, what, "it is another job's, or its data were changed")
+            problems.add(place, what, "use a checkpoint of this job, with the same data")
     return problems.found
 
 
 def _is_same_file(now: Any, before: Any) -> bool:
-    """The folder may be another one on another machine."""
+    """Compare the names only: the folder may differ between machines."""
     return isinstance(now, str) and isinstance(before, str) and Path(now).name == Path(before).name
 
 
@@ -69,7 +70,7 @@ def _of_models(job: Job, was: Job) -> str:
         if shape != before:
             told = [each or "not there" for each in (shape, before)]
             return f"{name} of layer {max(layer, 0)} is {told[0]} and was {told[1]}"
-    return "its tensors are cut in other ways"
+    return "its tensors are split differently"
 
 
 def _shapes(job: Job) -> dict[tuple[int, str], tuple[int, ...]]:

@@ -1,7 +1,7 @@
-"""Checkpoints in the forms that others read: Hugging Face's safetensors, DeepSpeed's universal.
+"""Converts checkpoints to and from Hugging Face's safetensors and DeepSpeed's universal form.
 
-A checkpoint is read as a whole, every byte checked, whatever plan it was made under. The other way
-round, DeepSpeed's form becomes one file of ours, from which a checkpoint can be made.
+A checkpoint is read in full, with every checksum verified, whatever plan it was made under. A
+universal checkpoint becomes one snapshot file, from which a checkpoint can be made.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
 
 NamedTensors = dict[tuple[int, str], Tensor]
-"""Whole tensors of one kind by layer and name; what layers share is layer 0's."""
+"""Full tensors of one kind by layer and name; shared tensors are in layer 0."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What DeepSpeed calls Adam's two moments."""
+"""DeepSpeed's names for Adam's two moments."""
 GROUPS_MAX = 64
-"""Of an optimizer's parameters; DeepSpeed reads as many as the optimizer has."""
+"""Parameter groups of an optimizer; DeepSpeed reads as many as the optimizer has."""
 DEEPSPEED_VERSION = "0.19.8"
-"""Of the form that is written; it must not be below 0.3.17."""
+"""The version of the written form; it must not be below 0.3.17."""
 
 
 @dataclass(frozen=True, slots=True)
 class FullCheckpoint:
-    """A checkpoint in which no plan shows."""
+    """A checkpoint as full tensors, independent of the plan."""
 
     job: Job
     progress: SavedProgress
     kinds: tuple[NamedTensors, ...]
-    """The weights in full precision, then the optimizer's moments."""
+    """The master weights, then the optimizer's moments."""
 
 
 # ---- reading ours -------------------------------------------------------------------------------
@@ -87,23 +87,23 @@ def read_checkpoint(uri: str) -> FullCheckpoint:
         files, root = fsspec.core.url_to_fs(folder)
         manifest = _manifest(files.cat_file(f"{root}/{name}"), uri)
         job = job_from_document(parse_document(manifest["spec"].encode(), name="job"))
-        bodies = dict(_bodies(manifest, lambda *span: _read(files, root, *span), folder))
+        bodies = dict(_read_pieces(manifest, lambda *span: _read(files, root, *span), folder))
     except (OSError, SnapshotError, ImportError, KeyError) as error:
-        cure = "sailorctl checkpoint verify tells which older one is whole"
+        cure = "find an intact one with `sailorctl checkpoint verify`"
         raise InputError(Problem(uri, str(error) or type(error).__name__, cure)) from None
     progress = SavedProgress(**manifest["progress"])
-    return FullCheckpoint(job, progress, _whole(job, bodies, dtype=manifest["dtype"], place=uri))
+    return FullCheckpoint(job, progress, _assemble(job, bodies, dtype=manifest["dtype"], place=uri))
 
 
 def _manifest(data: bytes, uri: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
         expected = manifest["sha256"]
-        told = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
+        stated = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
     except (ValueError, KeyError, TypeError):
-        raise SnapshotError(f"{uri} is no manifest, or is cut short") from None
-    if hashlib.sha256(told.encode()).hexdigest() != expected:
-        raise SnapshotError(f"{uri} was changed: its hash is not the one that it holds")
+        raise SnapshotError(f"{uri} is not a manifest, or is truncated") from None
+    if hashlib.sha256(stated.encode()).hexdigest() != expected:
+        raise SnapshotError(f"{uri} is damaged: its hash does not match")
     assert isinstance(manifest, dict)
     return manifest
 
@@ -112,10 +112,10 @@ def _read(files: Any, root: str, name: str, first: int, size: int) -> bytes:
     return bytes(files.cat_file(f"{root}/{name}", start=first, end=first + size))
 
 
-def _bodies(
+def _read_pieces(
     manifest: Mapping[str, Any], read: Callable[[str, int, int], bytes], folder: str
 ) -> Iterator[tuple[tuple[int, int], bytes]]:
-    """Every piece, from the object that is to be read for it."""
+    """Yield every piece, read from the object that the manifest names for it."""
     for each in manifest["objects"]:
         name, place = each["name"], f"{folder}/{each['name']}"
         head = read(name, 0, PRELUDE.size)
@@ -136,7 +136,7 @@ def _bodies(
                 yield piece.key, data
 
 
-def _whole(
+def _assemble(
     job: Job, bodies: Mapping[tuple[int, int], bytes], *, dtype: str, place: str
 ) -> tuple[NamedTensors, ...]:
     layers, moments = len(job.model.layers), OptimizerStep.moment_count(job)
@@ -170,12 +170,12 @@ def _flats(body: bytes, image: FlatLayout, *, count: int, dtype: str) -> list[Te
 
 
 def tables_of(job: Job) -> Tables:
-    """The tensors of each layer, and under ``TIED`` those that layers share."""
+    """Return the tensors of each layer, with shared ones under ``TIED``."""
     return tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
 
 
 def piece_layout(tables: Tables, layer: int, piece: int, *, atoms: int) -> FlatLayout:
-    """How one kind of a piece is laid out."""
+    """Return the flat layout of one kind of state of a piece."""
     if piece == atoms:
         return unsplit_layout(tables[layer])
     return atoms_layout(tables[layer], range(piece, piece + 1), atoms=atoms)
@@ -185,15 +185,15 @@ def piece_layout(tables: Tables, layer: int, piece: int, *, atoms: int) -> FlatL
 
 
 def external_names(job: Job, kind: NamedTensors) -> dict[str, Tensor]:
-    """The names and shapes by which others know the tensors, where the model is a known one."""
+    """Return the tensors by Hugging Face's names if the model is a known one, else by ours."""
     if is_hf_model(job):
         return to_huggingface(job, kind)
     return {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in kind.items()}
 
 
 def export_huggingface(whole: FullCheckpoint, out: Path) -> None:
-    """Write the weights as a folder that ``from_pretrained`` reads beside its config.json."""
-    with _new_folder(out) as folder:
+    """Write the weights as a folder for ``from_pretrained``; config.json must be added."""
+    with _created_folder(out) as folder:
         metadata = {"format": "pt"}
         save_file(external_names(whole.job, whole.kinds[0]), folder / "model.safetensors", metadata)
 
@@ -201,10 +201,10 @@ def export_huggingface(whole: FullCheckpoint, out: Path) -> None:
 def export_deepspeed(whole: FullCheckpoint, out: Path) -> None:
     """Write weights and moments as DeepSpeed's universal checkpoint."""
     if len(whole.kinds) != 1 + len(MOMENTS):
-        what = f"is trained with {whole.job.optimizer}, which has other moments than Adam"
-        raise InputError(Problem("the job", what, "DeepSpeed's universal form is made for Adam"))
+        what = f"is trained with {whole.job.optimizer}, whose moments are not Adam's"
+        raise InputError(Problem("the job", what, "DeepSpeed's universal form needs Adam or AdamW"))
     step = whole.progress.updates
-    with _new_folder(out) as folder:
+    with _created_folder(out) as folder:
         tag = f"global_step{whole.progress.step}_universal"
         (folder / "latest_universal").write_text(tag, encoding="ascii")
         for key, kind in zip(("fp32", *MOMENTS), whole.kinds, strict=True):
@@ -231,22 +231,22 @@ def export_deepspeed(whole: FullCheckpoint, out: Path) -> None:
 
 
 @contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder that is there as a whole or not at all."""
+def _created_folder(out: Path) -> Iterator[Path]:
+    """Write a new folder under a temporary name and rename it when it is complete."""
     if out.exists():
-        raise InputError(Problem(str(out), "is there already", "name a new folder"))
+        raise InputError(Problem(str(out), "exists already", "give a new folder"))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        early = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
         raise InputError(Problem(str(out), what, "name another place")) from None
     try:
-        yield early
-        early.chmod(0o755)
-        early.rename(out)
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.rename(out)
     except BaseException:
-        shutil.rmtree(early, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
@@ -254,17 +254,17 @@ def _new_folder(out: Path) -> Iterator[Path]:
 
 
 def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> Header:
-    """Make one file of ours of a universal checkpoint; the job says what model it is."""
+    """Convert a universal checkpoint to one snapshot file; the job file describes the model."""
     job = load_job(job_file)
     root, step, samples = _universal(folder)
     updates = step
     kinds: list[NamedTensors] = []
-    with tempfile.TemporaryDirectory() as early:
+    with tempfile.TemporaryDirectory() as temporary:
         for number, key in enumerate(("fp32", *MOMENTS)):
             found, updates = _read_universal(root / "zero", key)
-            file = Path(early) / f"{number}.safetensors"
+            file = Path(temporary) / f"{number}.safetensors"
             save_file(found, file, {"format": "pt"})
-            kinds.append(_from_others(job, file, found))
+            kinds.append(_to_our_names(job, file, found))
     progress = SavedProgress(step, updates, 1.0, 0, FIRST_HASH, samples, samples * job.sequence)
     return write_full(FullCheckpoint(job, progress, tuple(kinds)), name, out)
 
@@ -275,7 +275,7 @@ def _universal(folder: Path) -> tuple[Path, int, int]:
         about = torch.load(root / "mp_rank_00_model_states.pt", weights_only=False)
         return root, int(about["global_steps"]), int(about.get("global_samples", 0))
     except (OSError, KeyError, RuntimeError, EOFError) as error:
-        what = f"is no universal checkpoint of DeepSpeed ({error})"
+        what = f"is not a DeepSpeed universal checkpoint ({error})"
         cure = "make one with deepspeed/checkpoint/ds_to_universal.py"
         raise InputError(Problem(str(folder), what, cure)) from None
 
@@ -289,11 +289,11 @@ def _read_universal(zero: Path, key: str) -> tuple[dict[str, Tensor], int]:
         if (step := file.with_name("step.pt")).exists():
             updates = int(torch.load(step, weights_only=False))
     if not found:
-        raise InputError(Problem(str(zero), f"holds no {key}.pt", "it is no universal checkpoint"))
+        raise InputError(Problem(str(zero), f"holds no {key}.pt", "give a universal checkpoint"))
     return found, updates
 
 
-def _from_others(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTensors:
+def _to_our_names(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTensors:
     named: NamedTensors = {}
     tables = tables_of(job)
     for layer, specs in tables.items():
@@ -307,7 +307,7 @@ def _from_others(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTens
 
 
 def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
-    """Write whole tensors as one sealed file with all pieces."""
+    """Write full tensors as one sealed file with all pieces."""
     job, layers = whole.job, len(whole.job.model.layers)
     tables, dtype = tables_of(job), precision_of(job).master
     bodies = {
@@ -315,11 +315,11 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
         for layer in tables
         for piece in range(job.max_tp + 1)
     }
-    told = str(dtype).removeprefix("torch.")
+    stated = str(dtype).removeprefix("torch.")
     moments = OptimizerStep.moment_count(job)
     model = fingerprint(
         (table_of(job, index) for index in range(layers)),
-        atoms=job.max_tp, dtype=told, moments=moments,
+        atoms=job.max_tp, dtype=stated, moments=moments,
     )  # fmt: skip
     pieces = tuple(
         Piece(*key, 0, len(body), checksum(body), is_written=True)
@@ -328,7 +328,7 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
     header = with_offsets(
         Header(
             job=name, generation=0, step=whole.progress.step, term=0, rank=0, node="imported",
-            atoms=job.max_tp, layers=layers + 1, dtype=told, moments=moments, model=model,
+            atoms=job.max_tp, layers=layers + 1, dtype=stated, moments=moments, model=model,
             persist=True, progress=whole.progress, pieces=pieces,
         )
     )  # fmt: skip
@@ -345,7 +345,7 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
 def _body(
     whole: FullCheckpoint, tables: Tables, layer: int, piece: int, dtype: torch.dtype
 ) -> bytes:
-    """One piece's bytes: the weights, then each moment."""
+    """Return the bytes of a piece: the weights, then each moment."""
     atoms = whole.job.max_tp
     image = piece_layout(tables, layer, piece, atoms=atoms)
     flats = torch.zeros(len(whole.kinds), image.elements, dtype=dtype)

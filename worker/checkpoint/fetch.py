@@ -1,8 +1,9 @@
-"""Finds the pieces that a rank needs: on its own node, at peers' agents, in the durable store.
+"""Fetches the pieces that a rank needs: from its own node, from peers' agents, from durable
+storage.
 
-Every source tells first which files it has, then gives their bytes. A piece is taken from the
-first source that gives it unharmed; what went wrong with the others is kept, and said if nobody
-has it.
+Every source first lists its files and then serves their bytes. A piece is taken from the first
+source whose bytes match the checksum. Problems with other sources are collected and reported if no
+source has the piece.
 """
 
 from __future__ import annotations
@@ -36,56 +37,56 @@ from worker.checkpoint.snapshot_file import (
 TICKET_HEADER = "Sailor-Ticket"
 CONNECT_S = 2.0
 TIMEOUT_S = 10.0
-"""For a peer that was reached to go on answering."""
+"""Seconds for a connected peer to answer."""
 REQUEST_BYTES_MAX = 32 << 20
-AT_ONCE = 4
-"""So many requests are under way at a time."""
-LISTED_AT_ONCE = 32
+READS_MAX = 4
+"""Concurrent read requests."""
+LISTINGS_MAX = 32
 
 Body = bytearray | memoryview
-"""Writable, as torch likes it; what is written there changes no file."""
+"""Writable, as torch wants it; writing to it changes no file."""
 
 
 class SourceError(Exception):
-    """A source does not answer, or not what it should."""
+    """A source does not answer, or answers wrongly."""
 
 
 class PieceNotFoundError(Exception):
-    """Some piece is nowhere unharmed; the message says which and why."""
+    """No source has an intact copy of some piece; the message says which and why."""
 
 
 class Source(Protocol):
-    """A place where there may be files of a point."""
+    """A place that may have files of a snapshot."""
 
     @property
     def name(self) -> str:
-        """What it is called in what is said."""
+        """Its name in messages."""
 
     def files(self) -> Mapping[str, Header]:
-        """The sealed files that it has."""
+        """Return its sealed files."""
 
     def read(self, file: str, offset: int, size: int) -> Body:
-        """Some bytes of one of them."""
+        """Read some bytes of a file."""
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Release its connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPieces:
-    """All that was asked for."""
+    """All requested pieces."""
 
     header: Header
-    """Of one of the files: what it says of the job is the same in all."""
+    """The header of one of the files; job and progress are the same in all of them."""
     bodies: dict[PieceKey, Body]
     bytes_by_source: dict[str, int]
-    complaints: tuple[str, ...]
-    """What was wrong on the way, though another source made up for it."""
+    problems: tuple[str, ...]
+    """Problems that another source made up for."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One file of one source that has a piece."""
+    """A piece in one file of one source."""
 
     source: Source
     file: str
@@ -99,20 +100,20 @@ def fetch(
     model: str,
     check_cancelled: Callable[[], None] = lambda: None,
 ) -> FetchedPieces:
-    """Get all pieces; of the sources those of the first group are preferred, and so on.
+    """Fetch all pieces, preferring sources of earlier groups.
 
-    Within a group, whoever answers first gives first: one that is gone holds up nobody who does
-    not need it. ``check_cancelled`` raises when nobody wants the result any more.
+    Within a group, sources are used in the order in which they answer, so a dead one delays only
+    what it alone has. ``check_cancelled`` raises once the generation is over.
     """
     search = _Search(model, check_cancelled, set(keys))
-    pools = ThreadPoolExecutor(LISTED_AT_ONCE), ThreadPoolExecutor(AT_ONCE)
+    pools = ThreadPoolExecutor(LISTINGS_MAX), ThreadPoolExecutor(READS_MAX)
     try:
         for group in groups:
             if search.is_done():
                 break
             asked = {pools[0].submit(source.files): source for source in group}
             for answer in as_completed(asked):
-                search.look_at(asked[answer], answer, pools[1])
+                search.take_from(asked[answer], answer, pools[1])
                 if search.is_done():
                     break
     finally:
@@ -121,15 +122,15 @@ def fetch(
         for source in itertools.chain.from_iterable(groups):
             source.close()
     if search.header is None or search.missing:
-        raise PieceNotFoundError(_nowhere(search.missing, search.complaints))
+        raise PieceNotFoundError(_not_found_message(search.missing, search.problems))
     return FetchedPieces(
-        search.header, search.bodies, search.bytes_by_source, tuple(search.complaints)
+        search.header, search.bodies, search.bytes_by_source, tuple(search.problems)
     )
 
 
 @dataclass(eq=False)
 class _Search:
-    """What was found so far."""
+    """What has been found so far."""
 
     model: str
     check_cancelled: Callable[[], None]
@@ -137,100 +138,100 @@ class _Search:
     header: Header | None = None
     bodies: dict[PieceKey, Body] = field(default_factory=dict)
     bytes_by_source: dict[str, int] = field(default_factory=dict)
-    complaints: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     tried: set[tuple[str, str, PieceKey]] = field(default_factory=set)
 
     def is_done(self) -> bool:
         return not self.missing and self.header is not None
 
-    def look_at(
+    def take_from(
         self, source: Source, answer: Future[Mapping[str, Header]], pool: ThreadPoolExecutor
     ) -> None:
-        """Take from a source what it has of what is missing."""
+        """Take the missing pieces that a source has."""
         self.check_cancelled()
         try:
-            files = self._useful(source, answer.result())
+            files = self._matching(source, answer.result())
         except SourceError as error:
-            self.complaints.append(str(error))
+            self.problems.append(str(error))
             return
-        # What one of its files has damaged, another may have whole.
-        while runs := list(_joined(self.offers(source, files))):
+        # A piece that is damaged in one file may be intact in another.
+        while runs := list(_adjacent(self.candidates(source, files))):
             for body, run in pool.map(self.read, runs):
-                self.take(body, run)
+                self.keep(body, run)
             self.missing -= self.bodies.keys()
 
-    def _useful(self, source: Source, files: Mapping[str, Header]) -> dict[str, Header]:
+    def _matching(self, source: Source, files: Mapping[str, Header]) -> dict[str, Header]:
         others = [file for file, header in files.items() if header.model != self.model]
-        self.complaints += [f"{source.name}: {file} is of another model" for file in others]
-        useful = {file: files[file] for file in sorted(files.keys() - set(others))}
-        self.header = self.header or next(iter(useful.values()), None)
-        return useful
+        self.problems += [f"{source.name}: {file} is of another model" for file in others]
+        matching = {file: files[file] for file in sorted(files.keys() - set(others))}
+        self.header = self.header or next(iter(matching.values()), None)
+        return matching
 
-    def offers(self, source: Source, files: Mapping[str, Header]) -> Iterator[list[_Candidate]]:
-        """File by file what of the missing was not tried there yet; each piece once."""
-        offered: set[PieceKey] = set()
+    def candidates(self, source: Source, files: Mapping[str, Header]) -> Iterator[list[_Candidate]]:
+        """Yield, for each file, the missing pieces that were not tried there; each piece once."""
+        listed: set[PieceKey] = set()
         for file, header in files.items():
             wanted = [
                 _Candidate(source, file, piece)
                 for piece in header.pieces
-                if piece.key in self.missing - offered
+                if piece.key in self.missing - listed
                 and (source.name, file, piece.key) not in self.tried
             ]
-            offered |= {offer.piece.key for offer in wanted}
-            self.tried |= {(source.name, file, offer.piece.key) for offer in wanted}
+            listed |= {candidate.piece.key for candidate in wanted}
+            self.tried |= {(source.name, file, candidate.piece.key) for candidate in wanted}
             yield wanted
 
-    def read(self, offers: list[_Candidate]) -> tuple[Body | str, list[_Candidate]]:
-        """Read pieces that lie one after the other."""
-        first, last = offers[0].piece, offers[-1].piece
+    def read(self, candidates: list[_Candidate]) -> tuple[Body | str, list[_Candidate]]:
+        """Read adjacent pieces with one request."""
+        first, last = candidates[0].piece, candidates[-1].piece
         try:
             self.check_cancelled()
             size = last.offset + last.bytes - first.offset
-            return offers[0].source.read(offers[0].file, first.offset, size), offers
+            return candidates[0].source.read(candidates[0].file, first.offset, size), candidates
         except SourceError as error:
-            return str(error), offers
+            return str(error), candidates
 
-    def take(self, body: Body | str, offers: list[_Candidate]) -> None:
-        """Keep what is as it was sealed."""
+    def keep(self, body: Body | str, candidates: list[_Candidate]) -> None:
+        """Keep the pieces whose checksums match."""
         if isinstance(body, str):
-            self.complaints.append(body)
+            self.problems.append(body)
             return
         view = memoryview(body)
-        for offer in offers:
-            source, piece = offer.source, offer.piece
-            begin = piece.offset - offers[0].piece.offset
+        for candidate in candidates:
+            source, piece = candidate.source, candidate.piece
+            begin = piece.offset - candidates[0].piece.offset
             part = view[begin : begin + piece.bytes]
             try:
-                check_piece(part, piece, name=f"{source.name}: {offer.file}")
+                check_piece(part, piece, name=f"{source.name}: {candidate.file}")
             except SnapshotError as error:
-                self.complaints.append(str(error))
+                self.problems.append(str(error))
                 continue
             self.bodies[piece.key] = part
             before = self.bytes_by_source.get(source.name, 0)
             self.bytes_by_source[source.name] = before + piece.bytes
 
 
-def _joined(offers: Iterable[list[_Candidate]]) -> Iterator[list[_Candidate]]:
-    """Pieces that lie side by side are read together."""
-    for of_file in offers:
+def _adjacent(candidates: Iterable[list[_Candidate]]) -> Iterator[list[_Candidate]]:
+    """Group adjacent pieces, so that they are read together."""
+    for of_file in candidates:
         run: list[_Candidate] = []
-        for offer in sorted(of_file, key=lambda offer: offer.piece.offset):
+        for candidate in sorted(of_file, key=lambda candidate: candidate.piece.offset):
             if run:
                 end = run[-1].piece.offset + run[-1].piece.bytes
-                size = offer.piece.offset + offer.piece.bytes - run[0].piece.offset
-                if offer.piece.offset - end >= ALIGN or size > REQUEST_BYTES_MAX:
+                size = candidate.piece.offset + candidate.piece.bytes - run[0].piece.offset
+                if candidate.piece.offset - end >= ALIGN or size > REQUEST_BYTES_MAX:
                     yield run
                     run = []
-            run.append(offer)
+            run.append(candidate)
         if run:
             yield run
 
 
-def _nowhere(missing: set[PieceKey], complaints: list[str]) -> str:
+def _not_found_message(missing: set[PieceKey], problems: list[str]) -> str:
     shown = ", ".join(f"piece {p} of layer {n}" for n, p in sorted(missing)[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    what = f"nobody has {shown}{more}" if missing else "nobody has anything of this point"
-    return "; ".join([what, *complaints[:5]])
+    what = f"no source has {shown}{more}" if missing else "no source has any file of this snapshot"
+    return "; ".join([what, *problems[:5]])
 
 
 # ---- sources ------------------------------------------------------------------------------------
@@ -238,14 +239,14 @@ def _nowhere(missing: set[PieceKey], complaints: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """The files in this node's memory."""
+    """The files in this node's snapshot memory."""
 
     folder: Path
     name: str = "this node"
 
     @classmethod
     def at(cls, memory: Path, job: str, *, generation: int, step: int) -> LocalSource:
-        """Those of one point."""
+        """Return the source of one snapshot."""
         return cls(point_folder(memory, job, generation=generation, step=step))
 
     def files(self) -> Mapping[str, Header]:
@@ -254,8 +255,8 @@ class LocalSource:
     def read(self, file: str, offset: int, size: int) -> Body:
         try:
             with (self.folder / file).open("rb") as opened:
-                # Nothing is read before it is needed. Whoever wrote it is not at it any more:
-                # a node's workers of the generation before have left, or were killed.
+                # Pages are read when they are used. No writer is left: the workers of the previous
+                # generation have closed their files or were killed.
                 whole = mmap.mmap(
                     opened.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
                 )
@@ -269,20 +270,20 @@ class LocalSource:
 
 @dataclass(eq=False)
 class PeerSource:
-    """The files in another node's memory, which its agent gives out."""
+    """The files in another node's snapshot memory, served by its agent."""
 
     name: str
     address: str
     path: str
     ticket: str
-    _lines: threading.local = field(default_factory=threading.local)
-    _open: list[http.client.HTTPConnection] = field(default_factory=list)
+    _local: threading.local = field(default_factory=threading.local)
+    _connections: list[http.client.HTTPConnection] = field(default_factory=list)
 
     @classmethod
     def at(
         cls, name: str, address: str, ticket: str, job: str, *, generation: int, step: int
     ) -> PeerSource:
-        """Those of one point."""
+        """Return the source of one snapshot."""
         return cls(name, address, f"/v1/memory/{job}/{generation}-{step}", ticket)
 
     def files(self) -> Mapping[str, Header]:
@@ -304,32 +305,34 @@ class PeerSource:
         return body
 
     def close(self) -> None:
-        for line in self._open:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytearray]:
-        """Ask, on a connection that each thread keeps."""
-        line = getattr(self._lines, "line", None)
-        if line is None:
-            line = self._lines.line = http.client.HTTPConnection(self.address, timeout=CONNECT_S)
-            self._open.append(line)
+        """Send a request, on one connection for each thread."""
+        connection = getattr(self._local, "line", None)
+        if connection is None:
+            connection = self._local.connection = http.client.HTTPConnection(
+                self.address, timeout=CONNECT_S
+            )
+            self._connections.append(connection)
         try:
-            if line.sock is None:
-                _connect(line)
-            line.request("GET", path, headers={TICKET_HEADER: self.ticket, **headers})
-            answer = line.getresponse()
-            return answer.status, _all_of(answer)
+            if connection.sock is None:
+                _connect(connection)
+            connection.request("GET", path, headers={TICKET_HEADER: self.ticket, **headers})
+            answer = connection.getresponse()
+            return answer.status, _read_all(answer)
         except (OSError, http.client.HTTPException) as error:
-            line.close()
+            connection.close()
             raise SourceError(f"{self.name}: {error or type(error).__name__}") from None
 
 
-def _connect(line: http.client.HTTPConnection) -> None:
-    line.connect()
-    line.sock.settimeout(TIMEOUT_S)
+def _connect(connection: http.client.HTTPConnection) -> None:
+    connection.connect()
+    connection.sock.settimeout(TIMEOUT_S)
 
 
-def _all_of(answer: http.client.HTTPResponse) -> bytearray:
+def _read_all(answer: http.client.HTTPResponse) -> bytearray:
     if answer.length is None:
         return bytearray(answer.read())
     body = bytearray(answer.length)
@@ -345,10 +348,10 @@ def _all_of(answer: http.client.HTTPResponse) -> bytearray:
 
 @dataclass(eq=False)
 class DurableSource:
-    """A committed checkpoint, read through its manifest; the objects stand beside it."""
+    """A committed checkpoint, read through its manifest; its objects are in the same folder."""
 
     manifest: str
-    name: str = "the durable store"
+    name: str = "durable storage"
     _files: Any = None
     _folder: str = ""
 
@@ -362,7 +365,7 @@ class DurableSource:
             return {each["name"]: self._header(each) for each in manifest["objects"]}
         except (SourceError, SnapshotError) as error:
             raise SourceError(f"{self.name}: {error}") from None
-        except Exception as error:  # Backends raise what they like.
+        except Exception as error:  # Storage backends raise any exception.
             raise SourceError(f"{self.manifest}: {error or type(error).__name__}") from None
 
     def _header(self, about: Mapping[str, Any]) -> Header:
@@ -378,7 +381,7 @@ class DurableSource:
     def read(self, file: str, offset: int, size: int) -> Body:
         try:
             return bytearray(self._range(file, offset, size))
-        except Exception as error:  # Backends raise what they like.
+        except Exception as error:  # Storage backends raise any exception.
             raise SourceError(f"{self.name}: {file}: {error or type(error).__name__}") from None
 
     def _range(self, name: str, offset: int, size: int) -> bytes:

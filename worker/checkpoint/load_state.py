@@ -1,7 +1,7 @@
-"""Between a rank's memory and the pieces of snapshots: the same bytes under any plan.
+"""Copies between a rank's buffers and the pieces of snapshots.
 
-A piece lies in a file as its image says, each kind of state after the other. In memory its tensors
-may be narrow views, where a rank holds several atoms side by side.
+A piece has the same bytes under any plan: one flat layout for each kind of state, one after the
+other. In a buffer its tensors may be narrow views, if the rank holds several atoms side by side.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from worker.training.precision import Precision
 
 
 def flat_states(buffer: LayerBuffer) -> tuple[Tensor, ...]:
-    """The kinds of state that a piece consists of, in their order."""
+    """Return the kinds of state that a piece consists of, in their order."""
     return (buffer.master, *buffer.moments)
 
 
 def views_in_buffer(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor]:
-    """Where a piece's tensors are in a rank's flat memory."""
+    """Return the views of a piece's tensors in a rank's flat buffer."""
     if piece == buffer.atoms:
         return [buffer.unsplit_part(flat)]
     if len(buffer.held) == 1:
@@ -34,7 +34,7 @@ def views_in_buffer(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tenso
 
 
 def views_in_piece(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor]:
-    """The same tensors in one kind of a piece's bytes."""
+    """Return the same tensors as views of one kind of a piece's bytes."""
     if piece == buffer.atoms or len(buffer.held) == 1:
         return [flat]
     image = piece_layout(buffer, piece)
@@ -42,7 +42,7 @@ def views_in_piece(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor
 
 
 def piece_layout(buffer: LayerBuffer, piece: int) -> FlatLayout:
-    """How one kind of a piece is laid out."""
+    """Return the flat layout of one kind of state of a piece."""
     if piece == buffer.atoms:
         return unsplit_layout(buffer.specs)
     return atoms_layout(buffer.specs, range(piece, piece + 1), atoms=buffer.atoms)
@@ -54,14 +54,14 @@ def fill_buffers(
     shape: StateShape,
     precision: Precision,
 ) -> None:
-    """Put pieces into a rank's memory: the weights of all, the moments of what it keeps."""
+    """Copy pieces into a rank's buffers: all weights, and the moments that it keeps."""
     with torch.no_grad():
         for (number, piece), body in bodies.items():
             buffer = buffers[layer_from_number(number, layers=shape.layers)]
             elements = piece_layout(buffer, piece).elements
             kinds = flat_states(buffer) if _keeps_moments(buffer, piece) else (buffer.master,)
             for kind, flat in enumerate(kinds):
-                # One wants to write to it, says torch, if what is read could be written.
+                # torch warns about writable buffers; pass a read-only view.
                 found = torch.frombuffer(
                     memoryview(body).toreadonly() if isinstance(body, bytearray) else body,
                     dtype=flat.dtype,
@@ -86,7 +86,7 @@ def _keeps_moments(buffer: LayerBuffer, piece: int) -> bool:
 
 
 def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict[PieceKey, int]:
-    """A number for the weights of each piece: equal on all that hold the same."""
+    """Return a digest of the weights of each piece, equal on all its holders."""
     found = {}
     for layer, buffer in buffers.items():
         for piece in (*buffer.held, buffer.atoms):

@@ -1,6 +1,6 @@
-"""Who keeps which pieces of a job's state, who brings them to safety, and where copies belong.
+"""Which ranks keep which pieces, which of them uploads a piece, and which nodes keep replicas.
 
-All of it is arithmetic on the plan that every rank makes alike: no tensor, no torch.
+This is arithmetic on the plan; every rank gets the same result. It needs no torch.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ PieceKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """Of what a job's pieces consist, under any plan."""
+    """The dimensions of a job's state, the same under any plan."""
 
     layers: int
-    """Without the one for what layers share."""
+    """Without the extra one for shared tensors."""
     atoms: int
     item_bytes: int
-    """Of one kept number."""
+    """Bytes of one element."""
     moments: int
 
     @property
     def keys(self) -> frozenset[PieceKey]:
-        """All pieces that there are."""
+        """All pieces."""
         return frozenset((n, p) for n in range(self.layers + 1) for p in range(self.atoms + 1))
 
 
 def elements_of(holdings: Holdings, layer: int, piece: int) -> int:
-    """How many numbers of one kind a piece has."""
+    """Return how many elements of one kind a piece has."""
     specs = holdings.tables[layer]
     if piece == holdings.atoms:
         return unsplit_layout(specs).elements
@@ -43,7 +43,7 @@ def elements_of(holdings: Holdings, layer: int, piece: int) -> int:
 
 
 def sizes_of(holdings: Holdings, shape: StateShape) -> dict[PieceKey, int]:
-    """How many bytes each piece has in a file."""
+    """Return how many bytes each piece has in a file."""
     each = shape.item_bytes * (1 + shape.moments)
     return {
         (layer_number(layer, layers=shape.layers), piece): each
@@ -54,7 +54,7 @@ def sizes_of(holdings: Holdings, shape: StateShape) -> dict[PieceKey, int]:
 
 
 def pieces_needed(holdings: Holdings, rank: int) -> tuple[PieceKey, ...]:
-    """The pieces that a rank must have to go on; those without anything in them are not."""
+    """Return the pieces that a rank must load; empty ones are left out."""
     layers = len(holdings.tables) - 1
     return tuple(
         sorted(
@@ -69,7 +69,7 @@ def pieces_needed(holdings: Holdings, rank: int) -> tuple[PieceKey, ...]:
 
 
 def piece_holders(holdings: Holdings, *, zero: int) -> dict[PieceKey, tuple[int, ...]]:
-    """For each piece the ranks that keep all of its state; those with nothing in them too."""
+    """Return, for each piece, the ranks that keep all of its state; empty pieces are included."""
     layers = len(holdings.tables) - 1
     found: dict[PieceKey, set[int]] = {}
 
@@ -77,7 +77,7 @@ def piece_holders(holdings: Holdings, *, zero: int) -> dict[PieceKey, tuple[int,
         found.setdefault((layer_number(layer, layers=layers), piece), set()).add(rank)
 
     for layer in holdings.tables:
-        # What nothing is of is kept by those that would hold it, so that nothing is missing.
+        # Empty pieces are assigned too, so that coverage checks pass.
         empty = {p for p in range(holdings.atoms + 1) if not elements_of(holdings, layer, p)}
         for holder in holdings.holders[layer] or holdings.holders[0]:
             for piece in (*holder.atoms, holdings.atoms):
@@ -92,10 +92,10 @@ def piece_holders(holdings: Holdings, *, zero: int) -> dict[PieceKey, tuple[int,
 def writers_of(
     holders: Mapping[PieceKey, tuple[int, ...]], sizes: Mapping[PieceKey, int]
 ) -> dict[PieceKey, int]:
-    """For each piece the one rank that makes it durable, so that all have about as much to do."""
+    """Return, for each piece, the one rank whose copy is uploaded; balances the bytes."""
     load: Counter[int] = Counter()
     chosen: dict[PieceKey, int] = {}
-    # Those with the least choice choose first, and of these the largest.
+    # Pieces with the fewest holders first, then the largest.
     for key in sorted(holders, key=lambda key: (len(holders[key]), -sizes[key], key)):
         chosen[key] = min(holders[key], key=lambda rank: (load[rank], rank))
         load[chosen[key]] += sizes[key]
@@ -109,7 +109,7 @@ def _level(
     holders: Mapping[PieceKey, tuple[int, ...]],
     sizes: Mapping[PieceKey, int],
 ) -> None:
-    """Take pieces from who has most, as long as that makes the most less."""
+    """Move pieces away from the most loaded rank while that lowers the maximum."""
     moved = True
     while moved:
         moved = False
@@ -132,11 +132,12 @@ def buddies_of(
     zones: Mapping[str, str],
     survive: Literal["node", "zone"] = "node",
 ) -> dict[PieceKey, str]:
-    """For each piece that one loss would take, the node that is to have a copy.
+    """Return the buddy node of each piece that one loss would take.
 
-    What is to survive a node has its copy in the same zone where it can, since what leaves it
-    costs money; what is to survive a zone has it in another. Where the plan has no node there,
-    the second best is named, or ``ANY_NODE``. Copies go to whoever has the fewest bytes of them.
+    A replica that must survive the loss of a node stays in the same zone if possible, since traffic
+    between zones costs money; one that must survive the loss of a zone goes to another zone. If the
+    plan has no such node, the next best is named, or ``ANY_NODE``. Replicas go to the node with the
+    fewest bytes of them.
     """
     load: Counter[str] = Counter()
     members = sorted(set(nodes.values()))
@@ -163,10 +164,10 @@ def buddies_of(
 def waits_for_replicas(
     buddies: Mapping[PieceKey, str], nodes: Mapping[int, str], zones: Mapping[str, str]
 ) -> bool:
-    """Say whether training is to wait for copies: not where there is nobody to take any.
+    """Return whether training waits for replicas; not if no node could take any.
 
-    All ranks must say the same, and agents may have read the list of nodes at different moments.
-    So who is no member counts only where all ranks are on one node, and were told the same.
+    All ranks must agree, but agents may have read the list of nodes at different times. So nodes
+    outside of the plan count only if all ranks are on one node and got the same list.
     """
     members = set(nodes.values())
     is_named = any(buddy != ANY_NODE for buddy in buddies.values())

@@ -1,4 +1,4 @@
-"""Whether ranks that hold the same hold the same bits; they ask each other with one sum."""
+"""Checks by one all-reduce that replicas are bit-equal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from worker.checkpoint.placement import PieceKey
 from worker.distributed.interface import Collective
 
 DIGEST_END = 2**40
-"""Digests are below it, so that those of a million holders can be added up."""
+"""Digests are below 2^40, so that those of a million holders can be summed."""
 
 
 class ReplicaMismatchError(RuntimeError):
-    """Ranks that hold the same state hold different ones."""
+    """Ranks that hold the same state have different bits."""
 
 
 def check_replicas(
@@ -42,5 +42,5 @@ def check_replicas(
     for place, key in enumerate(keys):
         if key in mine and sums[place] != mine[key] * holders[place]:
             layer, piece = key
-            where = f"piece {piece} of layer {layer} {what} is not the same on all that hold it"
+            where = f"piece {piece} of layer {layer} {what} differs between its holders"
             raise ReplicaMismatchError(f"{where} (rank {rank} is one of them)")

@@ -1,8 +1,8 @@
-"""Going on by hand: the checkpoint that somebody names, looked at before any rank starts.
+"""Opens the checkpoint of ``--resume``, before any rank starts.
 
-It may be named as a manifest, as the folder of one point, or as a job's folder, of which the newest
-checkpoint is taken. Every byte is checked; if one is not as it was written, the next older
-checkpoint that is whole is offered.
+It is given as a manifest, as the folder of one point (GENERATION-STEP), or as a job's folder, whose
+newest checkpoint is taken. Every checksum is verified; if one fails, the error names the next older
+intact checkpoint.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ MANIFEST = "manifest-"
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run goes on from, as whole tensors."""
+    """The state that a run continues from, as full tensors."""
 
     logical: Mapping[TensorKey, Tensor]
     progress: TrainingProgress
 
 
 def open_resume_point(uri: str, job: Job) -> ResumePoint:
-    """Read a checkpoint for a job; ``InputError`` says why it cannot go on from there."""
+    """Read a checkpoint for a job; ``InputError`` says why the job cannot continue from it."""
     place = _place_of(uri)
-    named = _named(place, uri)
+    named = _requested_manifest(place, uri)
     try:
         whole = read_checkpoint(named)
     except InputError as error:
-        older = _told_of_older(place, named)
+        older = _older_intact(place, named)
         raise InputError(
-            [Problem(OPTION, _naming(named, each), older) for each in error.problems]
+            [Problem(OPTION, _problem_text(named, each), older) for each in error.problems]
         ) from None
     found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
     if found:
@@ -53,8 +53,8 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     return ResumePoint(_logical(job, whole), _progress(whole))
 
 
-def _naming(manifest: str, problem: Problem) -> str:
-    """What is wrong, with where it is unless it says so itself."""
+def _problem_text(manifest: str, problem: Problem) -> str:
+    """Return the problem's text, with its place unless the text has it."""
     folder = manifest.rpartition("/")[0]
     return problem.what if folder in problem.what else f"{problem.place}: {problem.what}"
 
@@ -86,17 +86,17 @@ def _progress(whole: FullCheckpoint) -> TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class _CheckpointFolder:
-    """The folder of a job on some storage, and in which point of it somebody is interested."""
+    """A job's checkpoint folder and the requested point."""
 
     files: Any
     root: str
     uri: str
-    """Of the same folder."""
+    """The same folder, as given by the user."""
     point: tuple[int, int] | None
     manifest: str | None
 
     def manifests(self) -> Iterator[tuple[tuple[int, int], str]]:
-        """All of the job's, by generation and step, the newest first."""
+        """Yield the job's manifests by generation and step, newest first."""
         found = []
         for path in self.files.find(self.root):
             parts = path.rpartition(self.root)[2].strip("/").split("/")
@@ -132,25 +132,25 @@ def _point_of(name: str) -> tuple[int, int] | None:
     return (int(generation), int(step)) if is_one else None
 
 
-def _named(place: _CheckpointFolder, uri: str) -> str:
-    """The manifest that is meant."""
+def _requested_manifest(place: _CheckpointFolder, uri: str) -> str:
+    """Return the requested manifest."""
     if place.manifest is not None:
         return place.manifest
     try:
         known = list(place.manifests())
-    except Exception as error:  # Backends raise what they like.
+    except Exception as error:  # Storage backends raise any exception.
         what = f"{uri} cannot be read: {error or type(error).__name__}"
         raise InputError(Problem(OPTION, what, _FORMS)) from None
-    meant = [name for point, name in known if place.point in {None, point}]
-    if not meant:
+    matching = [name for point, name in known if place.point in {None, point}]
+    if not matching:
         there = ", ".join(f"{g}-{s}" for (g, s), _ in known[:5])
         cure = f"there are: {there}" if there else _FORMS
         raise InputError(Problem(OPTION, f"{uri} holds no checkpoint", cure))
-    return meant[0]
+    return matching[0]
 
 
-def _told_of_older(place: _CheckpointFolder, named: str) -> str:
-    """Name the next older checkpoint of which every byte is as it was written."""
+def _older_intact(place: _CheckpointFolder, named: str) -> str:
+    """Name the next older checkpoint that is intact."""
     limit = _point_of(named.split("/")[-2])
     try:
         for point, name in place.manifests():
@@ -159,7 +159,7 @@ def _told_of_older(place: _CheckpointFolder, named: str) -> str:
                     read_checkpoint(name)
                 except InputError:
                     continue
-                return f"the next older one is whole: {name}"
-    except Exception as error:  # Backends raise what they like.
+                return f"the next older intact one is {name}"
+    except Exception as error:  # Storage backends raise any exception.
         return f"older ones cannot be listed: {error or type(error).__name__}"
-    return "no older one is whole"
+    return "no older one is intact"

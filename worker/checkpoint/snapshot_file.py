@@ -1,14 +1,13 @@
-"""Snapshots as files: how they are laid out, sealed, found, read a piece at a time, and judged.
+"""The snapshot file format: layout, sealing, listing and checked reads.
 
-A file holds what one rank keeps of a job's state at one point. It begins with a short prelude and
-a header in JSON, and its *pieces* follow. Layers are cut into ``atoms`` + 1 pieces each: one for
-every atom, and a last one for what is not cut; after the last layer comes one more that stands for
-the tensors that layers share. A piece's bytes are its fp32 (or fp64) weights, then its first
-moment, then its second. The prelude is written last: a file that has none is not sealed, and
-nobody reads it.
+A file holds what one rank keeps of a job's state at one point (generation and step). It starts with
+a short prelude and a JSON header, followed by *pieces*. Each layer has ``atoms`` + 1 pieces: one
+for every atom, and a last one for its unsplit tensors; an extra layer at the end holds the tensors
+that layers share. A piece's bytes are its fp32 (or fp64) weights, then its first moment, then its
+second. The prelude is written last: a file without one is not sealed and is ignored.
 
-Workers write these files and agents look after them, so nothing here loads torch. The same format
-serves for snapshots in memory, for copies on other nodes and for objects in a durable store.
+Workers write these files and agents manage them, so this module does not load torch. Snapshots in
+memory, replicas on other nodes and objects in durable storage share this format.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ from worker.types import LogicalTensor
 FORMAT = 1
 SUFFIX = ".snap"
 PRELUDE = struct.Struct("<8sQ16s")
-"""The magic, how long the header is, and its checksum."""
+"""Magic, header length and header checksum."""
 MAGIC = b"SAILOR\x01\n"
 ALIGN = 4096
-"""The body begins at a multiple of this; pieces at a multiple of 64."""
+"""The body starts at a multiple of 4,096 bytes; pieces at a multiple of 64."""
 ANY_NODE = ""
-"""As a buddy: no node of the plan is fit, and any other that stands by is."""
+"""The buddy of a piece for which no node of the plan qualifies: any other registered node."""
 _PIECE_ALIGN = 64
 _SPARE_BYTES = 512
-"""For numbers of the header that have grown by the time that it is written."""
+"""Spare bytes for numbers in the header that grow until it is written."""
 
 
 class SnapshotError(ValueError):
-    """A file is no sealed snapshot, or not as it was written; the message names it."""
+    """A file is not a sealed snapshot, or is damaged; the message names it."""
 
 
 class NoRoomError(OSError):
     """A folder's file system has no room for a snapshot."""
 
     needed_bytes: int = 0
-    """So many must be free there."""
+    """Bytes that must be free there."""
 
     @classmethod
     def of(cls, number: int | None, text: str, folder: Path, needed_bytes: int) -> NoRoomError:
-        """Say it with the number; ``number`` is the kernel's."""
+        """Build the error with the needed bytes; ``number`` is the errno."""
         error = cls(number, text, str(folder))
         error.needed_bytes = needed_bytes
         return error
@@ -63,13 +62,13 @@ class NoRoomError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class SavedProgress:
-    """What a job has come to besides its tensors."""
+    """The state of a job besides its tensors."""
 
     step: int
     updates: int
     scale: float
     good_steps: int
-    """Since the loss scale changed."""
+    """Steps since the loss scale changed."""
     sample_hash: str
     samples: int
     label_tokens: int
@@ -77,18 +76,18 @@ class SavedProgress:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of one layer, and where in the file it stands."""
+    """One piece of one layer, and its position in the file."""
 
     layer: int
     piece: int
     offset: int
     bytes: int
     checksum: str = ""
-    """Of its bytes, in hexadecimal."""
+    """Checksum of its bytes, in hexadecimal."""
     is_written: bool = False
-    """When the point is made durable, it is this file's copy that is brought there."""
+    """Whether this file's copy is uploaded when the point is made durable."""
     buddy: str | None = None
-    """One loss would take it: a copy belongs on that node, or on ``ANY_NODE``."""
+    """The node, or ``ANY_NODE``, that keeps a replica, if one loss would take the piece."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -97,25 +96,25 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a file says of itself."""
+    """The header of a snapshot file."""
 
     job: str
     generation: int
     step: int
-    """So many steps are done, the last of them by ``generation``."""
+    """The number of completed steps; ``generation`` did the last one."""
     term: int
     rank: int
     node: str
-    """Of the writer, whoever keeps this copy."""
+    """The node of the writer, whichever node keeps this copy."""
     atoms: int
     layers: int
-    """With one more for what layers share."""
+    """Including the extra one for shared tensors."""
     dtype: str
     moments: int
     model: str
-    """The fingerprint of the tensors: another model cannot be filled from these bytes."""
+    """The fingerprint of the tensors; a model with another one cannot load this file."""
     persist: bool
-    """This point is to be made durable."""
+    """Whether this point is to be made durable."""
     progress: SavedProgress
     pieces: tuple[Piece, ...]
     format: int = FORMAT
@@ -126,7 +125,7 @@ class Header:
 
     @property
     def total_bytes(self) -> int:
-        """Of the whole file."""
+        """The size of the whole file."""
         return max((piece.offset + piece.bytes for piece in self.pieces), default=ALIGN)
 
 
@@ -134,24 +133,24 @@ class Header:
 
 
 def point_folder(memory: Path, job: str, *, generation: int, step: int) -> Path:
-    """Where the files of one point stand in a node's memory folder."""
+    """Return the folder of one point's files in a node's snapshot memory."""
     return memory / job / f"{generation}-{step}"
 
 
 def file_name(rank: int) -> str:
-    """What a rank's file is called."""
+    """Return the name of a rank's file."""
     return f"{rank}{SUFFIX}"
 
 
 def part_name(generation: int, rank: int, pid: int, number: int) -> str:
-    """What a file is called that a worker is writing; it stands in the job's folder."""
+    """Return the name of a file that a worker is writing, in the job's folder."""
     return f".{generation}.{rank}.{pid}.{number}.part"
 
 
 def fingerprint(
     tables: Iterable[Iterable[LogicalTensor]], *, atoms: int, dtype: str, moments: int
 ) -> str:
-    """Name the tensors of a job: equal for two jobs whose states can stand for each other."""
+    """Return a fingerprint of a job's tensors; equal ones can load each other's states."""
     told = {
         "tensors": [
             [(spec.name, spec.shape, spec.split_dim, spec.tied_name) for spec in table]
@@ -165,12 +164,12 @@ def fingerprint(
 
 
 def layer_number(layer: int, *, layers: int) -> int:
-    """A layer's number in files, where what layers share comes last; ``layers`` without it."""
+    """Return a layer's number in files, where shared tensors come last; ``layers`` without them."""
     return layers if layer == TIED else layer
 
 
 def layer_from_number(number: int, *, layers: int) -> int:
-    """The layer of that number."""
+    """Return the layer with that number."""
     return TIED if number == layers else number
 
 
@@ -178,12 +177,12 @@ def layer_from_number(number: int, *, layers: int) -> int:
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
-    """The checksum of some bytes, as headers hold it."""
+    """Return the checksum of some bytes, as in headers."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def with_offsets(header: Header) -> Header:
-    """The header with every piece at its place, in their order; sizes are known, sums not yet."""
+    """Return the header with the offset of every piece; sizes must be set, checksums need not."""
     widest = [replace(p, offset=2**48, checksum="0" * 32) for p in header.pieces]
     room = len(_encode(replace(header, pieces=tuple(widest)))) + PRELUDE.size + _SPARE_BYTES
     offset = -(-room // ALIGN) * ALIGN
@@ -195,39 +194,39 @@ def with_offsets(header: Header) -> Header:
 
 
 def head_bytes(header: Header) -> bytes:
-    """The prelude and the header as they stand at the beginning of a sealed file."""
+    """Return prelude and header as the first bytes of a sealed file."""
     text = _encode(header)
     start = min((piece.offset for piece in header.pieces), default=ALIGN)
-    assert PRELUDE.size + len(text) <= start, "the header has grown into the body"
+    assert PRELUDE.size + len(text) <= start, "the header overlaps the body"
     return PRELUDE.pack(MAGIC, len(text), xxhash.xxh3_128_digest(text)) + text
 
 
 def head_checksum(head: bytes) -> str:
-    """The checksum of a header, by which the sums of all its pieces are known too."""
+    """Return the checksum of a header, which covers the checksums of all its pieces."""
     _, _, digest = PRELUDE.unpack_from(head)
     return bytes(digest).hex()
 
 
 def head_length(data: bytes, *, name: str) -> int:
-    """How many bytes prelude and header take, told from the prelude."""
+    """Return the length of prelude and header, as the prelude states it."""
     if len(data) < PRELUDE.size:
-        raise SnapshotError(f"{name} is cut short")
+        raise SnapshotError(f"{name} is truncated")
     magic, length, _ = PRELUDE.unpack_from(data)
     if magic == bytes(len(MAGIC)):
-        raise SnapshotError(f"{name} is not sealed: whoever wrote it did not come to the end")
+        raise SnapshotError(f"{name} is not sealed: its writer did not finish")
     if magic != MAGIC:
-        raise SnapshotError(f"{name} is no snapshot, or of another version of it")
+        raise SnapshotError(f"{name} is not a snapshot, or has another format version")
     return PRELUDE.size + int(length)
 
 
 def parse_head(data: bytes, *, name: str) -> Header:
-    """Read prelude and header; whatever is wrong is a ``SnapshotError`` that names the file."""
+    """Read prelude and header; raise ``SnapshotError`` with the file's name if they are damaged."""
     end = head_length(data, name=name)
     if len(data) < end:
-        raise SnapshotError(f"{name} is cut short")
+        raise SnapshotError(f"{name} is truncated")
     text = data[PRELUDE.size : end]
     if xxhash.xxh3_128_digest(text) != PRELUDE.unpack_from(data)[2]:
-        raise SnapshotError(f"{name} is damaged: the checksum of its header does not fit")
+        raise SnapshotError(f"{name} is damaged: the checksum of its header does not match")
     return header_from(json.loads(text), name=name)
 
 
@@ -236,14 +235,14 @@ def header_from(document: Any, *, name: str) -> Header:
     try:
         header = Header(**_with_parts(document))
     except (TypeError, KeyError, ValueError) as error:
-        raise SnapshotError(f"{name} has a header that is not understood ({error})") from None
+        raise SnapshotError(f"{name} has an invalid header ({error})") from None
     if header.format != FORMAT:
-        raise SnapshotError(f"{name} has format {header.format}, and only {FORMAT} is known here")
+        raise SnapshotError(f"{name} has format {header.format}; only {FORMAT} is supported")
     return header
 
 
 def header_document(header: Header) -> dict[str, Any]:
-    """The JSON of a header; pieces are rows, since there are many."""
+    """Return the JSON of a header; pieces are rows, since there are many."""
     document = {name: getattr(header, name) for name in _FIELDS}
     pieces = [[getattr(piece, name) for name in _PIECE_FIELDS] for piece in header.pieces]
     return {**document, "progress": asdict(header.progress), "pieces": pieces}
@@ -273,19 +272,19 @@ def read_header(path: Path) -> Header:
         rest = file.read(head_length(prelude, name=name) - PRELUDE.size)
         header = parse_head(prelude + rest, name=name)
         if os.fstat(file.fileno()).st_size < header.total_bytes:
-            raise SnapshotError(f"{name} is cut short")
+            raise SnapshotError(f"{name} is truncated")
     return header
 
 
 def read_head(path: Path) -> bytes:
-    """The bytes of prelude and header of a sealed file."""
+    """Read the bytes of prelude and header of a sealed file."""
     with path.open("rb") as file:
         prelude = file.read(PRELUDE.size)
         return prelude + file.read(head_length(prelude, name=str(path)) - PRELUDE.size)
 
 
 def read_piece(path: Path, piece: Piece) -> bytes:
-    """Read one piece and see that it is as it was written."""
+    """Read one piece and verify its checksum."""
     with path.open("rb") as file:
         data = os.pread(file.fileno(), piece.bytes, piece.offset)
     check_piece(data, piece, name=str(path))
@@ -293,24 +292,24 @@ def read_piece(path: Path, piece: Piece) -> bytes:
 
 
 def check_piece(data: bytes | bytearray | memoryview, piece: Piece, *, name: str) -> None:
-    """Refuse bytes that are not those that were sealed; the message says which they are."""
+    """Raise ``SnapshotError`` if the bytes are not those of the sealed piece."""
     where = f"{name}: piece {piece.piece} of layer {piece.layer}"
     if len(data) != piece.bytes:
         raise SnapshotError(f"{where} has {len(data)} bytes instead of {piece.bytes}")
     if checksum(data) != piece.checksum:
-        raise SnapshotError(f"{where} is damaged: its checksum does not fit")
+        raise SnapshotError(f"{where} is damaged: its checksum does not match")
 
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A sealed file."""
+    """A sealed file and its header."""
 
     path: Path
     header: Header
 
 
 def sealed_files(folder: Path) -> Iterator[SealedFile]:
-    """All sealed files of one point; what is half-written, damaged or in the way is passed over."""
+    """Yield all sealed files of one point; skip unfinished, damaged and foreign ones."""
     try:
         paths = sorted(folder.glob(f"*{SUFFIX}"))
     except OSError:
@@ -323,7 +322,7 @@ def sealed_files(folder: Path) -> Iterator[SealedFile]:
 
 
 def point_folders(memory: Path) -> Iterator[tuple[str, int, int, Path]]:
-    """All points in a node's memory folder: job, generation, step, folder."""
+    """Yield all points in a node's snapshot memory: job, generation, step, folder."""
     for folder in sorted(memory.glob("*/*-*")):
         generation, _, step = folder.name.partition("-")
         if generation.isdecimal() and step.isdecimal() and folder.is_dir():
@@ -331,7 +330,7 @@ def point_folders(memory: Path) -> Iterator[tuple[str, int, int, Path]]:
 
 
 def unfinished_files(memory: Path) -> Iterator[tuple[int, Path]]:
-    """Files that are being written, or were: the number of the process that began them."""
+    """Yield unfinished files with the process id of their writer."""
     for path in sorted(memory.glob("*/.*.part")):
         parts = path.name.split(".")
         if len(parts) == 6 and parts[3].isdecimal():
@@ -342,9 +341,9 @@ def unfinished_files(memory: Path) -> Iterator[tuple[int, Path]]:
 
 
 def create(path: Path, size: int) -> int:
-    """Make a file that has all of its memory already, and return it open.
+    """Create a file with all of its space allocated and return its descriptor.
 
-    A file in memory that grows while it is written kills the writer when the memory is full.
+    A file in tmpfs that grows while it is written kills the writer when memory is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -361,20 +360,20 @@ def create(path: Path, size: int) -> int:
 
 
 def no_room(folder: Path, size: int) -> str:
-    """Say how much is missing."""
+    """Return a message with the needed and the free bytes."""
     free = free_bytes(folder)
-    return f"{in_mib(size)} are needed for a snapshot and {in_mib(free)} are free"
+    return f"a snapshot needs {in_mib(size)}, and {in_mib(free)} are free"
 
 
 def in_mib(size: int) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes in MiB."""
     return f"{size / 2**20:,.1f} MiB"
 
 
 def free_bytes(folder: Path) -> int:
-    """How much may still be written to a folder, or to where it is to be made.
+    """Return the bytes that may still be written to a folder, which need not exist yet.
 
-    What is kept in memory takes no more than the machine has left, whatever its limit says.
+    For a folder in memory this is at most the machine's available memory, whatever its limit.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -405,25 +404,25 @@ def _memory_available() -> int:
 
 
 def partial_header(header: Header, keys: Iterable[tuple[int, int]]) -> Header:
-    """The header of a file with some of the pieces, under the writer's name."""
+    """Return the header of a file with some of the pieces, under the writer's name."""
     wanted = set(keys)
     return with_offsets(replace(header, pieces=tuple(p for p in header.pieces if p.key in wanted)))
 
 
 def seal(file: int, header: Header) -> None:
-    """Write header and prelude, after which the file counts; its pieces are all there."""
+    """Write header and prelude, which makes the file valid; its pieces must be complete."""
     head = head_bytes(header)
     os.pwrite(file, head[PRELUDE.size :], PRELUDE.size)
     os.pwrite(file, head[: PRELUDE.size], 0)
 
 
 def unseal(file: int) -> None:
-    """From now on the file does not count."""
+    """Erase the prelude, which makes the file invalid."""
     os.pwrite(file, bytes(PRELUDE.size), 0)
 
 
 def write_copy(folder: Path, header: Header, bodies: Mapping[tuple[int, int], bytes]) -> Path:
-    """Write a sealed file with these pieces of another one, all of it or nothing."""
+    """Write a sealed file with some pieces of another one, atomically."""
     copied = partial_header(header, bodies)
     early = folder.parent / part_name(header.generation, header.rank, os.getpid(), header.step)
     early.unlink(missing_ok=True)
@@ -444,13 +443,13 @@ def write_copy(folder: Path, header: Header, bodies: Mapping[tuple[int, int], by
 
 
 def listing(found: Iterable[SealedFile]) -> bytes:
-    """What a node answers to whoever asks which files it has of a point."""
+    """Return a node's list of its files of a point, as JSON."""
     rows = [{"file": each.path.name, "header": header_document(each.header)} for each in found]
     return json.dumps(rows).encode()
 
 
 def listing_from(data: bytes, *, name: str) -> dict[str, Header]:
-    """Read such an answer: headers by the names of their files."""
+    """Read such a list: headers by file name."""
     try:
         rows = json.loads(data)
         return {
@@ -458,4 +457,4 @@ def listing_from(data: bytes, *, name: str) -> dict[str, Header]:
             for row in rows
         }
     except (TypeError, KeyError, ValueError) as error:
-        raise SnapshotError(f"{name} answered what is not understood ({error})") from None
+        raise SnapshotError(f"{name} sent an invalid answer ({error})") from None

@@ -1,9 +1,9 @@
-"""When a rank takes snapshots, what it waits for, and which of its older ones it still needs.
+"""Decides when a rank takes snapshots, what it waits for, and which older ones it still needs.
 
-Which steps are kept is a function of the step, so that all ranks keep the same ones. A rank takes
-part in the vote of such a step only when it has sealed the one before, and when the agent has
-copies made of the one before that, where they are needed: so a vote that is over says to
-everybody which points are complete everywhere.
+Which steps are kept is a function of the step, so all ranks keep the same ones. A rank votes on
+such a step only after it has sealed its last snapshot and, where replicas are needed, its agent has
+replicated the one before that. So a completed vote tells every rank which points are complete on
+all ranks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from worker.training.optimizer import OptimizerStep
 from worker.training.precision import LossScale, precision_of
 from worker.training.trainer import TrainingProgress
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTarget:
-    """What the agent tells a rank of its place, as far as its snapshots say it."""
+    """What the agent tells a rank about its snapshots."""
 
     job: str
     generation: int
@@ -47,11 +47,11 @@ class SnapshotTarget:
     memory_every: int
     persist_every: int | None
     zones: Mapping[str, str]
-    """Of all nodes that are known."""
+    """The zone of every known node."""
 
 
 def state_shape(job: Job) -> StateShape:
-    """Of what the job's pieces consist."""
+    """Return the dimensions of the job's state."""
     return StateShape(
         layers=len(job.model.layers),
         atoms=job.max_tp,
@@ -63,7 +63,7 @@ def state_shape(job: Job) -> StateShape:
 def placement_of(
     job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget
 ) -> SnapshotPlacement:
-    """Who keeps what under the plan."""
+    """Return which ranks and nodes keep what under the plan."""
     return SnapshotPlacement.of(
         plan,
         holdings,
@@ -75,24 +75,24 @@ def placement_of(
 
 
 def check_node(job: Job, plan: Plan, holdings: Holdings, target: SnapshotTarget) -> None:
-    """Raise ``NoRoomError`` if the node's memory cannot hold what its ranks are going to keep."""
+    """Raise ``NoRoomError`` if the node's memory cannot hold the snapshots of its ranks."""
     need = node_need(placement_of(job, plan, holdings, target), target.node)
     check_room(need, target.memory, target.job, target.generation)
 
 
 def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, SnapshotPlacement]:
-    """What a rank's files say, before there is one, and who keeps what besides."""
+    """Return the header template of a rank's files, and the placement."""
     shape = state_shape(trainer.job)
-    sharing = placement_of(trainer.job, trainer.plan, trainer.holdings, target)
+    placement = placement_of(trainer.job, trainer.plan, trainer.holdings, target)
     pieces = tuple(
         Piece(
             *key,
             offset=0,
-            bytes=sharing.sizes[key],
-            is_written=sharing.writers[key] == trainer.rank,
-            buddy=sharing.buddies.get(key) if sharing.writers[key] == trainer.rank else None,
+            bytes=placement.sizes[key],
+            is_written=placement.writers[key] == trainer.rank,
+            buddy=placement.buddies.get(key) if placement.writers[key] == trainer.rank else None,
         )
-        for key, ranks in sharing.holders.items()
+        for key, ranks in placement.holders.items()
         if trainer.rank in ranks
     )
     header = Header(
@@ -111,11 +111,11 @@ def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, 
         progress=progress_of(trainer),
         pieces=pieces,
     )
-    return with_offsets(header), sharing
+    return with_offsets(header), placement
 
 
 def progress_of(trainer: TrainingEngine) -> SavedProgress:
-    """How far training is, as headers say it."""
+    """Return the progress of training, as in headers."""
     now = trainer.progress
     return SavedProgress(
         step=now.step,
@@ -131,7 +131,7 @@ def progress_of(trainer: TrainingEngine) -> SavedProgress:
 def load_snapshot(
     trainer: TrainingEngine, told: SavedProgress, bodies: Mapping[PieceKey, bytearray | memoryview]
 ) -> None:
-    """Let a rank go on from where a snapshot was taken."""
+    """Continue from fetched pieces."""
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
     scale = LossScale(told.scale, told.good_steps)
     trainer.progress = TrainingProgress(
@@ -140,8 +140,8 @@ def load_snapshot(
     trainer.import_state()
 
 
-def _kinds_of(plan: Plan) -> dict[int, str]:
-    """What each rank computes on."""
+def _gpu_kinds(plan: Plan) -> dict[int, str]:
+    """Return the GPU kind of each rank."""
     return {
         each.rank: plan.pipelines[each.pipeline].stages[each.stage].places[0].gpu
         for each in rank_places(plan)
@@ -150,24 +150,24 @@ def _kinds_of(plan: Plan) -> dict[int, str]:
 
 @dataclass(eq=False)
 class SnapshotManager:
-    """One rank's snapshots of one generation, and the wish to stop."""
+    """One rank's snapshots of one generation, and its request to stop."""
 
     trainer: TrainingEngine
     target: SnapshotTarget
     writer: SnapshotWriter
     transport: Transport
-    has_buddies: bool
+    needs_replicas: bool
     stalls: StallStats
-    sharing: SnapshotPlacement
+    placement: SnapshotPlacement
     stop_at: int | None = None
-    """At the end of this step, or of a later one if that is over, all are to stop."""
+    """All ranks stop at the end of this step, or of the next one if it is over."""
     _kept: list[int] = field(default_factory=list)
-    """The points of which this generation has taken snapshots."""
+    """The steps of which this generation has taken snapshots."""
     _safe: int = 0
-    """Points before it are not needed any more."""
+    """Snapshots before this step are no longer needed."""
     _replicated: int = -1
     _compared: int = -1
-    """The last point that is to become durable and was found the same on all that hold it."""
+    """The last durable point whose replicas were found bit-equal."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -178,26 +178,26 @@ class SnapshotManager:
         transport: Transport,
         *,
         on_sealed: Callable[[int], None],
-        reached: OnMilestone,
-        on_short: Callable[[int], None] = lambda _: None,
+        on_milestone: OnMilestone,
+        on_no_room: Callable[[int], None] = lambda _: None,
     ) -> SnapshotManager:
-        """Make room for all the snapshots that there may be at once."""
-        header, sharing = header_of(trainer, target)
+        """Reserve room for all snapshot files that will exist at once."""
+        header, placement = header_of(trainer, target)
         sources = CopySources.of(header, trainer.buffers)
-        stalls = StallStats(sharing.waits)
+        stalls = StallStats(placement.waits)
 
         def sealed(step: int) -> None:
             stalls.sealed(step)
             on_sealed(step)
 
-        writer = SnapshotWriter(target.memory, header, sources, sealed, reached, on_short)
-        writer.reserve(sharing.files)
-        return cls(trainer, target, writer, transport, sharing.waits, stalls, sharing)
+        writer = SnapshotWriter(target.memory, header, sources, sealed, on_milestone, on_no_room)
+        writer.reserve(placement.files)
+        return cls(trainer, target, writer, transport, placement.waits, stalls, placement)
 
     # ---- from other threads ---------------------------------------------------------------------
 
     def replicated(self, step: int) -> None:
-        """All copies of this node's pieces of that point are made."""
+        """Record that all replicas of this node's pieces of that point exist."""
         self.stalls.replicated(step)
         with self._changed:
             self._replicated = max(self._replicated, step)
@@ -206,7 +206,7 @@ class SnapshotManager:
     # ---- at each step ---------------------------------------------------------------------------
 
     def is_kept(self, step: int) -> bool:
-        """Is a snapshot taken when so many steps are done?"""
+        """Return whether a snapshot is taken after so many steps."""
         return step % self.target.memory_every == 0 or self._is_persisted(step)
 
     def _is_persisted(self, step: int) -> bool:
@@ -219,10 +219,10 @@ class SnapshotManager:
                 self.writer.wait_copied()
             with self.stalls.stalled(is_late=True):
                 self.writer.wait_sealed()
-                if self.has_buddies and len(self._kept) > 1:
+                if self.needs_replicas and len(self._kept) > 1:
                     self._wait_replicated(self._kept[-2])
             with self.stalls.stalled(is_late=True):
-                self._compare()  # It takes as long as the last of all ranks is late.
+                self._compare()  # As long as the slowest rank is late.
         return self.stop_at is not None and self.stop_at <= done
 
     def before_update(self) -> None:
@@ -231,10 +231,10 @@ class SnapshotManager:
         self.stalls.copied()
 
     def after_step(self) -> None:
-        """Take a snapshot if it is time for one; the vote is over."""
+        """Take a snapshot if one is due; called after the vote."""
         step = self.trainer.progress.step
         if self.is_kept(step):
-            behind = 2 if self.has_buddies else 1
+            behind = 2 if self.needs_replicas else 1
             if len(self._kept) >= behind:
                 self._safe = self._kept[-behind]
             self.stalls.begun(step)
@@ -242,69 +242,73 @@ class SnapshotManager:
                 self._begin(persist=self._is_persisted(step))
 
     def _begin(self, *, persist: bool) -> None:
-        self.writer.wait_sealed()  # Until then the memories are being copied.
+        self.writer.wait_sealed()  # The buffers are being copied until then.
         self.trainer.export_state()
         progress = progress_of(self.trainer)
         self.writer.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)
 
     def _compare(self) -> None:
-        """See that all who hold a piece of the last point have sealed the same, if it is to last.
+        """Check that all holders have sealed the same bits of the last point, if it becomes
+        durable.
 
-        Kinds of devices may round differently: those are compared that are of its writer's kind.
+        GPU kinds may round differently, so only ranks with the GPU kind of a piece's writer are
+        compared.
         """
         last = self.writer.sealed
         if last is None or not last.persist or last.step == self._compared:
             return
-        kinds = _kinds_of(self.trainer.plan)
+        kinds = _gpu_kinds(self.trainer.plan)
         mine = {
             piece.key: int(piece.checksum, 16) % DIGEST_END
             for piece in last.pieces
-            if kinds[self.sharing.writers[piece.key]] == kinds[self.trainer.rank]
+            if kinds[self.placement.writers[piece.key]] == kinds[self.trainer.rank]
         }
         check_replicas(
             mine,
-            sorted(self.sharing.holders),
+            sorted(self.placement.holders),
             self.trainer.world_group,
             rank=self.trainer.rank,
             device=self.trainer.device,
-            what=f"as it was sealed at step {last.step}",
+            what=f"sealed at step {last.step}",
         )
         self._compared = last.step
 
     def _wait_replicated(self, step: int) -> None:
         with self._changed:
             while self._replicated < step:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
                 self.transport.check()
 
     # ---- at the end -----------------------------------------------------------------------------
 
     def seal_at_stop(self, *, persist: bool) -> None:
-        """All have stopped at one boundary: seal it."""
+        """Seal the state after all ranks have stopped at the same step."""
         step = self.trainer.progress.step
         if not self._kept or self._kept[-1] != step:
             self.writer.wait_sealed()
-            if self._kept and self._all_agree(self._replicated >= self._kept[-1]):
+            if self._kept and self._all_replicated(self._replicated >= self._kept[-1]):
                 self._safe = self._kept[-1]
             self._begin(persist=persist or self._is_persisted(step))
         self.writer.wait_sealed()
         self._compare()
 
-    def _all_agree(self, is_replicated: bool) -> bool:
-        """Everybody is here, and so has sealed the last; are copies made of it, if they must be?"""
+    def _all_replicated(self, is_replicated: bool) -> bool:
+        """Have all ranks replicated the last snapshot, if replicas are needed?"""
         group = self.trainer.world_group
         if group is None:
             return True
         missing = torch.zeros(1, device=self.trainer.device)
-        missing[0] = float(self.has_buddies and not is_replicated)
+        missing[0] = float(self.needs_replicas and not is_replicated)
         return not float(group.all_reduce(missing))
 
-    def seal_what_is_whole(self) -> bool:
-        """The others are lost: seal what was applied here, if there is room for it."""
+    def seal_if_complete(self) -> bool:
+        """Seal the state after losing other ranks, if its last update is complete and there is
+        room.
+        """
         step = self.trainer.progress.step
         if self.trainer.update_complete and step not in self.writer.steps:
-            self.writer.patience_s = 0.0
+            self.writer.room_wait_s = 0.0
             try:
                 self._begin(persist=False)
             except NoRoomError:
@@ -313,5 +317,5 @@ class SnapshotManager:
         return step in self.writer.steps
 
     def close(self) -> None:
-        """Leave all that is sealed to the agent."""
+        """Close the files; sealed ones now belong to the agent."""
         self.writer.close()

@@ -1,10 +1,9 @@
-"""Copies a rank's state into files in memory while training goes on.
+"""Copies a rank's state into snapshot files in memory while training continues.
 
-A snapshot is of the moment between two steps, and what it copies is changed by the next update
-only: the copy has all of the next forward and backward pass, and just that update waits for it.
-Files are made before training, as many as are ever needed at once, so that a full memory is
-noticed before anything depends on it. The file of a point that nobody needs any more is written
-over; whoever wants to keep it nevertheless holds a link of its own to it.
+A snapshot is of the state between two steps, which only the next update changes. So the copy has
+the time of the next forward and backward pass, and only that update waits for it. All files that
+are ever needed at once are made before training, so that a full memory is noticed early. The file
+of a point that is no longer needed is overwritten; to keep it, hold a hard link to it.
 """
 
 from __future__ import annotations
@@ -40,93 +39,93 @@ from worker.checkpoint.snapshot_file import (
 from worker.profiling.fault_injection import Milestone
 from worker.training.flat_buffers import LayerBuffer
 
-_cuda: Any = torch.cuda  # Its own type stubs leave these untyped.
+_cuda: Any = torch.cuda  # torch's type stubs leave these untyped.
 
-_LOOK_S = 0.05
-_TELL_S = 1.0
+_POLL_S = 0.05
+_REPORT_S = 1.0
 
 OnMilestone = Callable[[Milestone], None]
-"""Told when a named place in the course of a snapshot is reached."""
+"""Called when a milestone of a snapshot is reached."""
 
 
 @dataclass(eq=False, slots=True)
 class _SnapshotSlot:
-    """A file, open and mapped, and where its pieces' tensors are in it."""
+    """An open and mapped file, with views of its pieces' tensors."""
 
     file: int
-    early: Path
-    """What it is called while it is not sealed."""
+    temporary: Path
+    """Its name while it is not sealed."""
     path: Path
     memory: mmap.mmap
     targets: list[Tensor]
     step: int | None = None
-    """Of the point that it holds, or is to hold."""
+    """The step that it holds or will hold."""
 
     def close(self) -> None:
-        """Leave what is sealed where it is, and remove what is not."""
-        if self.path == self.early:
-            self.early.unlink(missing_ok=True)
+        """Keep the file if it is sealed, else remove it."""
+        if self.path == self.temporary:
+            self.temporary.unlink(missing_ok=True)
         self.targets.clear()
-        with suppress(BufferError):  # Somebody looks at it still; it goes with them.
-            self.memory.close()  # Until then the file takes memory, whoever has removed it.
+        with suppress(BufferError):  # Views of it still exist and keep it mapped.
+            self.memory.close()  # A mapped file takes memory even if it is removed.
         os.close(self.file)
 
 
 @dataclass(eq=False)
 class SnapshotWriter:
-    """One rank's files of one generation."""
+    """One rank's snapshot files of one generation."""
 
     memory: Path
     """The node's folder for snapshots."""
     template: Header
-    """Laid out; step, progress and checksums are of each snapshot its own."""
+    """With offsets; step, progress and checksums are set for each snapshot."""
     sources: CopySources
     on_sealed: Callable[[int], None] = lambda _: None
-    reached: OnMilestone = lambda _: None
-    on_short: Callable[[int], None] = lambda _: None
-    """Told, again and again, how many bytes another file needs, while there is no room for it."""
-    patience_s: float = 30.0
-    """For a full memory to have room again, once training has begun."""
+    on_milestone: OnMilestone = lambda _: None
+    on_no_room: Callable[[int], None] = lambda _: None
+    """Called repeatedly with the needed bytes while there is no room for another file."""
+    room_wait_s: float = 30.0
+    """Seconds to wait for room in a full memory during training."""
     sealed: Header | None = None
-    """The last that is."""
-    _files: list[_SnapshotSlot] = field(default_factory=list)
+    """The header of the last sealed snapshot."""
+    _slots: list[_SnapshotSlot] = field(default_factory=list)
     _made: int = 0
     _thread: threading.Thread | None = None
     _copied: threading.Event = field(default_factory=threading.Event)
     _failure: BaseException | None = None
 
     def reserve(self, count: int) -> None:
-        """Make the files that are needed; ``NoRoomError`` says how much they need."""
+        """Make the files; ``NoRoomError`` says how many bytes they need."""
         size = self.template.total_bytes
         try:
-            while len(self._files) < count:
-                self._files.append(self._new())
+            while len(self._slots) < count:
+                self._slots.append(self._new())
         except NoRoomError as error:
             self.close()
             text = f"{count} of them at once; {no_room(self.memory, size * count)}"
             raise NoRoomError.of(error.errno, text, self.memory, size * count) from None
 
     def begin(self, progress: SavedProgress, *, persist: bool, safe_step: int) -> None:
-        """Start copying; points before ``safe_step`` are not needed any more."""
+        """Start a copy; points before ``safe_step`` may be overwritten."""
         self.wait_sealed()
-        file = self._take(safe_step)
+        file = self._next_slot(safe_step)
         file.step = progress.step
         header = replace(self.template, step=progress.step, persist=persist, progress=progress)
-        ready = _device_is_here(self.sources.tensors)
+        ready = _copy_may_start(self.sources.tensors)
         self._copied.clear()
         self._thread = threading.Thread(
-            target=self._write, args=(file, header, ready), name="snapshot", daemon=True
+            target=self._copy_and_seal, args=(file, header, ready), name="snapshot", daemon=True
         )
         self._thread.start()
 
     def wait_copied(self) -> None:
-        """Return when memory may change."""
+        """Wait until the buffers may change."""
         if self._thread is not None:
             self._copied.wait()
         self._raise_failure()
 
     def wait_sealed(self) -> None:
-        """Return when what was begun is sealed."""
+        """Wait until the snapshot is sealed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -134,16 +133,16 @@ class SnapshotWriter:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The points that are sealed or being so."""
-        return tuple(sorted(file.step for file in self._files if file.step is not None))
+        """The steps that are sealed or being sealed."""
+        return tuple(sorted(file.step for file in self._slots if file.step is not None))
 
     def close(self) -> None:
-        """Finish what is being written; sealed files stay, and are the agent's."""
+        """Finish the current snapshot; sealed files stay and belong to the agent."""
         with suppress(OSError):
             self.wait_sealed()
-        for file in self._files:
+        for file in self._slots:
             file.close()
-        self._files.clear()
+        self._slots.clear()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -154,26 +153,26 @@ class SnapshotWriter:
     def _new(self) -> _SnapshotSlot:
         template = self.template
         name = part_name(template.generation, template.rank, os.getpid(), self._made)
-        early = self.memory / template.job / name
+        temporary = self.memory / template.job / name
         self._made += 1
-        file = create(early, template.total_bytes)
+        file = create(temporary, template.total_bytes)
         memory = mmap.mmap(file, template.total_bytes)
-        return _SnapshotSlot(file, early, early, memory, self.sources.targets(memory))
+        return _SnapshotSlot(file, temporary, temporary, memory, self.sources.targets(memory))
 
-    def _take(self, safe_step: int) -> _SnapshotSlot:
-        free = [f for f in self._files if f.step is None or f.step < safe_step]
+    def _next_slot(self, safe_step: int) -> _SnapshotSlot:
+        free = [f for f in self._slots if f.step is None or f.step < safe_step]
         for file in sorted(free, key=lambda file: -1 if file.step is None else file.step):
-            if self._is_taken_back(file):
+            if self._reclaim(file):
                 return file
-            self._files.remove(file)
+            self._slots.remove(file)
             file.close()
-        self._files.append(self._new_soon())
-        return self._files[-1]
+        self._slots.append(self._new_when_room())
+        return self._slots[-1]
 
-    def _new_soon(self) -> _SnapshotSlot:
-        """Make one more, perhaps when those that keep others have let them go."""
-        now = told_at = time.monotonic()
-        deadline = now + self.patience_s
+    def _new_when_room(self) -> _SnapshotSlot:
+        """Make another file, retrying while the agent may release old ones."""
+        now = reported_at = time.monotonic()
+        deadline = now + self.room_wait_s
         while True:
             try:
                 return self._new()
@@ -181,17 +180,17 @@ class SnapshotWriter:
                 now = time.monotonic()
                 if now > deadline:
                     raise
-                if now >= told_at:
-                    self.on_short(error.needed_bytes)
-                    told_at = now + _TELL_S
-                time.sleep(_LOOK_S)
+                if now >= reported_at:
+                    self.on_no_room(error.needed_bytes)
+                    reported_at = now + _REPORT_S
+                time.sleep(_POLL_S)
 
-    def _is_taken_back(self, file: _SnapshotSlot) -> bool:
-        """Make a file our own again, unless somebody keeps it or has removed it."""
-        if file.path != file.early:
+    def _reclaim(self, file: _SnapshotSlot) -> bool:
+        """Make a file writable again, unless it is linked elsewhere or was removed."""
+        if file.path != file.temporary:
             with suppress(FileNotFoundError):
-                file.path.rename(file.early)
-            file.path = file.early
+                file.path.rename(file.temporary)
+            file.path = file.temporary
         if os.fstat(file.file).st_nlink != 1:
             return False
         unseal(file.file)
@@ -199,27 +198,29 @@ class SnapshotWriter:
 
     # ---- the copy -------------------------------------------------------------------------------
 
-    def _write(self, file: _SnapshotSlot, header: Header, ready: torch.cuda.Event | None) -> None:
+    def _copy_and_seal(
+        self, file: _SnapshotSlot, header: Header, ready: torch.cuda.Event | None
+    ) -> None:
         try:
-            self.reached("copying")
+            self.on_milestone("copying")
             _copy(self.sources.tensors, file.targets, ready)
             self._copied.set()
-            self.reached("copied")
+            self.on_milestone("copied")
             with memoryview(file.memory) as body:
                 pieces = tuple(
                     replace(p, checksum=checksum(body[p.offset : p.offset + p.bytes]))
                     for p in header.pieces
                 )
             header = replace(header, pieces=pieces)
-            self.reached("sealing")
+            self.on_milestone("sealing")
             folder = point_folder(
                 self.memory, header.job, generation=header.generation, step=header.step
             )
             folder.mkdir(exist_ok=True)
             seal(file.file, header)
-            file.path = file.early.rename(folder / header.file_name)
+            file.path = file.temporary.rename(folder / header.file_name)
             self.sealed = header
-            self.reached("sealed")
+            self.on_milestone("sealed")
             self.on_sealed(header.step)
         except BaseException as failure:
             self._failure = failure
@@ -229,14 +230,14 @@ class SnapshotWriter:
 
 @dataclass(frozen=True, slots=True)
 class CopySources:
-    """What is copied: the pieces that a rank keeps, as they lie in its memory."""
+    """The tensors that a rank copies, as views of its buffers."""
 
     pieces: tuple[tuple[Piece, LayerBuffer], ...]
     tensors: list[Tensor]
 
     @classmethod
     def of(cls, header: Header, buffers: Mapping[int, LayerBuffer]) -> CopySources:
-        """All pieces of a header in which there is something."""
+        """Collect all non-empty pieces of a header."""
         last = header.layers - 1
         pieces = tuple(
             (piece, buffers[layer_from_number(piece.layer, layers=last)])
@@ -252,7 +253,7 @@ class CopySources:
         return cls(pieces, tensors)
 
     def targets(self, body: mmap.mmap) -> list[Tensor]:
-        """Where in a file each of the tensors is copied to."""
+        """Return the views in a file that the tensors are copied to."""
         found = []
         for piece, memory in self.pieces:
             elements = piece_layout(memory, piece.piece).elements
@@ -266,7 +267,7 @@ class CopySources:
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor], ready: torch.cuda.Event | None) -> None:
-    """Copy with one call, during which other threads of the interpreter go on."""
+    """Copy with one call that releases the GIL."""
     if not sources:
         return  # With ZeRO-1 a rank may keep nothing.
     with torch.no_grad():
@@ -280,8 +281,8 @@ def _copy(sources: list[Tensor], targets: list[Tensor], ready: torch.cuda.Event 
         stream.synchronize()
 
 
-def _device_is_here(sources: list[Tensor]) -> torch.cuda.Event | None:
-    """On an accelerator: what was done to the sources until now is to be done first."""
+def _copy_may_start(sources: list[Tensor]) -> torch.cuda.Event | None:
+    """Record a CUDA event that the copy waits for."""
     if not sources or sources[0].device.type != "cuda":
         return None
     event: torch.cuda.Event = _cuda.Event()

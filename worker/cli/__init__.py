@@ -1,1 +1,1 @@
-"""The command line `python -m worker`."""
+"""The command line ``python -m worker``."""

@@ -1,4 +1,4 @@
-"""What one process of a run does: train step after step, and tell what came of it."""
+"""One process of a local run: trains step by step and reports to the parent."""
 
 from __future__ import annotations
 
@@ -33,146 +33,146 @@ from worker.training.full_tensors import RankTensors, rank_tensors
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 DEADLINE_S = 600.0
-"""No rank waits longer for another that lives; one that has died is noticed at once."""
+"""Seconds that a rank waits for a peer that is not known to be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """All that the ranks of a run are told before they are forked."""
+    """What the ranks of a run need; fixed before they are forked."""
 
     job: Job
     plan: Plan
     data: Data
     steps: int
     device: str
-    """``cpu``, or ``cuda``: each rank takes the GPU of its number."""
+    """``cpu``, or ``cuda``: each rank uses the GPU with its number."""
     threads: int
-    """Of each rank, where it computes on the CPU."""
+    """CPU threads of each rank."""
     listening: socket.socket
-    """Where the ranks meet."""
+    """The socket of the rendezvous."""
     weights: Callable[[int], ShardValues] | None = None
-    """What each layer begins with, where it is not its own initial weights."""
+    """Returns the initial weights of a layer, if they are not the job's random ones."""
     keeps_spans: bool = False
     fail_at: FailPoint | None = None
     beginning: ResumePoint | None = None
-    """Where training goes on from, if not at its start."""
+    """The checkpoint to continue from."""
     deepspeed: Mapping[str, Any] | None = None
-    """DeepSpeed's configuration, where its engine trains."""
+    """DeepSpeed's configuration, if its engine trains."""
     pieces: Path | None = None
-    """A folder in which each rank leaves its share of the trained weights."""
+    """Folder for each rank's shard of the trained weights."""
 
 
-def train(orders: RunSpec, rank: int, say: SendMessage, *, board: ActivityBoard) -> None:
-    """Be one rank of a run, from its first message to its last."""
+def train(spec: RunSpec, rank: int, send: SendMessage, *, board: ActivityBoard) -> None:
+    """Run one rank, from its first message to its last."""
     resident_bytes = _memory_bytes("VmRSS")
-    torch.set_num_threads(orders.threads)
-    device = torch.device(orders.device, rank) if orders.device == "cuda" else torch.device("cpu")
-    recorder = Recorder(rank, board, keeps_spans=orders.keeps_spans, fail_at=orders.fail_at)
+    torch.set_num_threads(spec.threads)
+    device = torch.device(spec.device, rank) if spec.device == "cuda" else torch.device("cpu")
+    recorder = Recorder(rank, board, keeps_spans=spec.keeps_spans, fail_at=spec.fail_at)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         recorder.finish_device_work = torch.cuda.synchronize
-    if orders.deepspeed is None:
-        _train(orders, rank, say, device=device, recorder=recorder)
+    if spec.deepspeed is None:
+        _train(spec, rank, send, device=device, recorder=recorder)
     else:
-        _train_by_deepspeed(orders, rank, say, device=device, recorder=recorder)
+        _train_by_deepspeed(spec, rank, send, device=device, recorder=recorder)
     if device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(device)
     else:
-        # What the warm parent had is not counted: it is the same for all, and shared.
+        # The parent's memory is shared by all ranks and not counted.
         peak_bytes = _memory_bytes("VmHWM") - resident_bytes
     spans = [asdict(span) for span in recorder.spans]
-    say({"kind": "summary", "peak_memory_bytes": peak_bytes, "spans": spans})
+    send({"kind": "summary", "peak_memory_bytes": peak_bytes, "spans": spans})
 
 
 def _train(
-    orders: RunSpec, rank: int, say: SendMessage, *, device: torch.device, recorder: Recorder
+    spec: RunSpec, rank: int, send: SendMessage, *, device: torch.device, recorder: Recorder
 ) -> None:
     with recorder.span("start"):
-        ranks = orders.plan.device_count
-        transport = connect(rank, ranks=ranks, listening=orders.listening, device=device)
-    with _told(transport):
+        ranks = spec.plan.device_count
+        transport = connect(rank, ranks=ranks, listening=spec.listening, device=device)
+    with _reporting_errors(transport):
         trainer = Trainer(
-            orders.job,
-            orders.plan,
+            spec.job,
+            spec.plan,
             rank,
             transport,
-            orders.data,
+            spec.data,
             device=device,
             recorder=recorder,
-            weights=orders.weights,
+            weights=spec.weights,
         )
-        _resume(trainer, orders)
-        for _ in range(orders.steps):
-            _say_step(say, rank, trainer.step())
+        _resume(trainer, spec)
+        for _ in range(spec.steps):
+            _send_step(send, rank, trainer.step())
         with recorder.span("end"):
-            if orders.pieces is not None:
-                _leave(rank_tensors(trainer.buffers.values()), rank, orders.pieces)
+            if spec.pieces is not None:
+                _save_shard(rank_tensors(trainer.buffers.values()), rank, spec.pieces)
             transport.close()
 
 
 def _train_by_deepspeed(
-    orders: RunSpec, rank: int, say: SendMessage, *, device: torch.device, recorder: Recorder
+    spec: RunSpec, rank: int, send: SendMessage, *, device: torch.device, recorder: Recorder
 ) -> None:
-    assert orders.deepspeed is not None
+    assert spec.deepspeed is not None
     try:
         with recorder.span("start"):
-            store = _meet(rank, listening=orders.listening)
+            store = _meet(rank, listening=spec.listening)
             trainer = DeepSpeedTrainer(
-                orders.job,
-                orders.plan,
+                spec.job,
+                spec.plan,
                 rank,
                 store,
-                orders.data,
-                orders.deepspeed,
+                spec.data,
+                spec.deepspeed,
                 device=device,
                 deadline_s=DEADLINE_S,
-                weights=orders.weights,
+                weights=spec.weights,
             )
-            _resume(trainer, orders)
-        for _ in range(orders.steps):
+            _resume(trainer, spec)
+        for _ in range(spec.steps):
             recorder.at_step(trainer.progress.step)
             with recorder.span("step"):
                 report = trainer.step()
-            _say_step(say, rank, report)
+            _send_step(send, rank, report)
         with recorder.span("end"):
-            if orders.pieces is not None:
-                _leave(trainer.pieces(), rank, orders.pieces)
+            if spec.pieces is not None:
+                _save_shard(trainer.rank_tensors(), rank, spec.pieces)
             trainer.close()
     except (NotANumberError, DeepSpeedConfigError) as error:
         raise RunFailedError(str(error)) from None
     except RuntimeError as error:
-        # Torch says so of connections that break; if that was the cause, the parent knows whose.
+        # torch raises this for broken connections; the parent knows which rank caused it.
         raise PeerFailedError(str(error).partition("\n")[0]) from error
 
 
-def _resume(trainer: Trainer | DeepSpeedTrainer, orders: RunSpec) -> None:
-    if orders.beginning is not None:
-        trainer.restore(orders.beginning.logical, orders.beginning.progress)
+def _resume(trainer: Trainer | DeepSpeedTrainer, spec: RunSpec) -> None:
+    if spec.beginning is not None:
+        trainer.restore(spec.beginning.logical, spec.beginning.progress)
 
 
 @contextmanager
-def _told(transport: Transport) -> Iterator[None]:
-    """Let the other ranks know of a failure of this one, and the parent of what it means."""
+def _reporting_errors(transport: Transport) -> Iterator[None]:
+    """Abort the other ranks if this one fails, and classify the error for the parent."""
     try:
         yield
     except TransportError as error:
         raise PeerFailedError(str(error)) from None
     except NotANumberError as error:
-        # Every rank has found the same.
+        # Every rank raises the same.
         raise RunFailedError(str(error)) from None
     except BaseException as error:
         transport.abort(f"{type(error).__name__}: {error}")
         raise
 
 
-def _say_step(say: SendMessage, rank: int, report: StepReport) -> None:
-    """Every rank knows the same of a step; one tells it."""
+def _send_step(send: SendMessage, rank: int, report: StepReport) -> None:
+    """Send a step's report from rank 0; all ranks have the same one."""
     if rank == 0:
-        say({"kind": "step", **_line(report)})
+        send({"kind": "step", **_step_fields(report)})
 
 
-def _line(report: StepReport) -> dict[str, Any]:
-    """What is printed of a step; JSON knows no number that is not finite."""
+def _step_fields(report: StepReport) -> dict[str, Any]:
+    """Return the printed fields of a step; JSON has no non-finite numbers."""
     line = {
         "step": report.step,
         "loss": _finite(report.loss),
@@ -188,25 +188,25 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _leave(pieces: RankTensors, rank: int, folder: Path) -> None:
+def _save_shard(pieces: RankTensors, rank: int, folder: Path) -> None:
     masters = {key: parts for key, parts in pieces.items() if key[2] == "master"}
     try:
         torch.save(masters, folder / f"{rank}.pt")
     except (OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        what = f"rank {rank} cannot leave its weights in {folder.parent} ({reason})"
+        what = f"rank {rank} cannot write its weights to {folder.parent} ({reason})"
         raise RunFailedError(what) from None
 
 
 def _memory_bytes(field: str) -> int:
-    """A figure of this process's memory, as the kernel keeps it."""
+    """Return a value from this process's status in /proc."""
     with open(f"/proc/{os.getpid()}/status", encoding="ascii") as file:
         (line,) = (line for line in file if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
 
 def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.device) -> Transport:
-    """Open a rank's way to the others."""
+    """Connect a rank to the others."""
     if ranks == 1:
         listening.close()
         return ThreadWorld(1).transport(0)
@@ -218,13 +218,13 @@ def connect(rank: int, *, ranks: int, listening: socket.socket, device: torch.de
 
 
 def _meet(rank: int, *, listening: socket.socket) -> Store:
-    """Open what the ranks share, at a socket that was bound before the fork."""
+    """Open the store, on a socket that was bound before the fork."""
     host, port = listening.getsockname()
     shared: dict[str, Any] = {"timeout": timedelta(seconds=DEADLINE_S)}
     if rank > 0:
         listening.close()
         return TCPStore(host, port, is_master=False, **shared)
-    # The store takes the socket over, and closes it.
+    # The store takes over the socket and closes it.
     taken = listening.detach()
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=taken, **shared

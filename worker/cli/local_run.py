@@ -1,4 +1,4 @@
-"""A run on this machine: everything is checked and opened, then the ranks are forked."""
+"""Trains a job on this machine: checks and opens everything, then forks the ranks."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from worker.types import ACTIVITIES
 T = TypeVar("T")
 
 FAIL_POINT = "SAILOR_FAIL_AT"
-"""Environment variable that lets a rank die: ``RANK:ACTIVITY:STEP`` (for tests)."""
+"""Environment variable with a fail point ``RANK:ACTIVITY:STEP``, for tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a person asked for."""
+    """The options of ``python -m worker run``."""
 
     job: Path
     plan: Path | None
@@ -66,41 +66,41 @@ class RunOptions:
     device: str | None
 
 
-def train_alone(wishes: RunOptions) -> None:
-    """Train a job under a plan, with nobody's help."""
-    job = load_job(wishes.job)
+def train_alone(options: RunOptions) -> None:
+    """Train a job under a plan on this machine, without a daemon."""
+    job = load_job(options.job)
     with ended_by_signals(), ExitStack() as stack:
-        orders = _prepare(wishes, job, stack)
-        places, ranks = rank_places(orders.plan), orders.plan.device_count
-        account = _RunResults(ProgressDisplay(orders.steps, as_json=wishes.as_json))
+        spec = _prepare(options, job, stack)
+        places, ranks = rank_places(spec.plan), spec.plan.device_count
+        results = _RunResults(ProgressDisplay(spec.steps, as_json=options.as_json))
         board = ActivityBoard(ranks)
-        body = partial(train, orders, board=board)
-        with account.progress:
-            run_ranks(body, ranks=ranks, board=board, hear=account.hear)
-        account.progress.finish(_summary(places, account, orders.device))
-        if wishes.timeline is not None:
-            _write_timeline(wishes.timeline, places, account)
-        if orders.pieces is not None and wishes.save is not None:
-            _save(job, ranks, orders.pieces, wishes.save)
+        body = partial(train, spec, board=board)
+        with results.progress:
+            run_ranks(body, ranks=ranks, board=board, on_message=results.on_message)
+        results.progress.finish(_summary(places, results, spec.device))
+        if options.timeline is not None:
+            _write_timeline(options.timeline, places, results)
+        if spec.pieces is not None and options.save is not None:
+            _save(job, ranks, spec.pieces, options.save)
 
 
-def _prepare(wishes: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
-    """Read, check and open everything; all that is wrong with it is told at once."""
+def _prepare(options: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
+    """Read, check and open everything; report all problems at once."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # A user's code may compute here, and must start no others by it.
-    problems, folder = Problems(), wishes.job.parent
-    plan = _tried(problems, lambda: _plan(wishes, job))
-    data = _tried(problems, lambda: open_data(job, folder))
-    weights = _tried(problems, lambda: open_weights(job, folder))
-    _tried(problems, lambda: _try_to_write(wishes.timeline))
-    pieces = _tried(problems, lambda: stack.enter_context(_pieces_folder(wishes.save)))
-    config = _tried(problems, lambda: _deepspeed_config(wishes, plan, job))
-    if wishes.steps is None and job.steps is None:
-        problems.add("--steps", "neither it nor the job says how long to train")
-    device = _tried(problems, lambda: _device(wishes.device, plan.device_count if plan else 1))
+    torch.set_num_threads(1)  # Custom code may compute here and must not start threads.
+    problems, folder = Problems(), options.job.parent
+    plan = _checked(problems, lambda: _plan(options, job))
+    data = _checked(problems, lambda: open_data(job, folder))
+    weights = _checked(problems, lambda: open_weights(job, folder))
+    _checked(problems, lambda: _check_writable(options.timeline))
+    pieces = _checked(problems, lambda: stack.enter_context(_pieces_folder(options.save)))
+    config = _checked(problems, lambda: _deepspeed_config(options, plan, job))
+    if options.steps is None and job.steps is None:
+        problems.add("--steps", "is missing, and the job has no number of steps")
+    device = _checked(problems, lambda: _device(options.device, plan.device_count if plan else 1))
     if config is not None and device == "cpu" and job.precision == "fp16":
         problems.add("[training] precision", "is fp16, which DeepSpeed does not have on CPUs")
-    fail_at = _tried(problems, lambda: _fail_point(plan))
+    fail_at = _checked(problems, lambda: _fail_point(plan))
     problems.raise_if_any()
     assert plan is not None
     assert data is not None
@@ -108,11 +108,11 @@ def _prepare(wishes: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
     preload()
     others = len(os.listdir("/proc/self/task")) - 1
     if others > 0:
-        what = f"code that is loaded for the job has started {others} threads"
-        cure = "no rank could have them: start them in a layer"
-        raise InputError(Problem(wishes.job.name, what, cure))
-    # A storage's own threads, which only wait, may be there from now on.
-    beginning = None if wishes.resume is None else open_resume_point(wishes.resume, job)
+        what = f"custom code has started {others} threads, which a fork would lose"
+        cure = "start them in a layer"
+        raise InputError(Problem(options.job.name, what, cure))
+    # From here on, a storage backend may start threads, which only wait.
+    beginning = None if options.resume is None else open_resume_point(options.resume, job)
     ranks = plan.device_count
     listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=ranks))
     return RunSpec(
@@ -121,22 +121,22 @@ def _prepare(wishes: RunOptions, job: Job, stack: ExitStack) -> RunSpec:
         data=data,
         weights=weights,
         beginning=beginning,
-        steps=_steps(wishes, job, beginning),
+        steps=_steps(options, job, beginning),
         device=device,
         threads=max(1, threads // ranks),
         listening=listening,
-        keeps_spans=wishes.timeline is not None,
+        keeps_spans=options.timeline is not None,
         fail_at=fail_at,
         deepspeed=config,
         pieces=pieces,
     )
 
 
-def _steps(wishes: RunOptions, job: Job, beginning: ResumePoint | None) -> int:
-    """How many steps are to be made now; the job counts those before a checkpoint too."""
-    if wishes.steps is not None:
-        return wishes.steps
-    assert job.steps is not None, "one of the two says it"
+def _steps(options: RunOptions, job: Job, beginning: ResumePoint | None) -> int:
+    """Return the number of steps to train; the job's total includes those before a checkpoint."""
+    if options.steps is not None:
+        return options.steps
+    assert job.steps is not None, "checked before"
     done = 0 if beginning is None else beginning.progress.step
     if done >= job.steps:
         what = f"the checkpoint is of step {done}, and the job ends at step {job.steps}"
@@ -144,8 +144,8 @@ def _steps(wishes: RunOptions, job: Job, beginning: ResumePoint | None) -> int:
     return job.steps - done
 
 
-def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
-    """Do something; what is wrong is noted, so that the rest can be looked at too."""
+def _checked(problems: Problems, act: Callable[[], T]) -> T | None:
+    """Run ``act``; collect its problems so that the other checks can run too."""
     try:
         return act()
     except InputError as error:
@@ -155,12 +155,12 @@ def _tried(problems: Problems, act: Callable[[], T]) -> T | None:
 
 @dataclass(slots=True)
 class _RunResults:
-    """What was heard from the ranks."""
+    """The messages of the ranks."""
 
     progress: ProgressDisplay
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def on_message(self, rank: int, message: dict[str, Any]) -> None:
         kind = message.pop("kind")
         if kind == "step":
             self.progress.step(message)
@@ -171,47 +171,47 @@ class _RunResults:
 # -- what is asked for ----------------------------------------------------------------------------
 
 
-def _plan(wishes: RunOptions, job: Job) -> Plan:
+def _plan(options: RunOptions, job: Job) -> Plan:
     found = list(exact.exact_problems(job)) if job.model.family == "exact" else []
-    plan = _one_rank(job) if wishes.plan is None else load_plan(wishes.plan)
-    place = "plan" if wishes.plan is None else wishes.plan.name
+    plan = _one_rank(job) if options.plan is None else load_plan(options.plan)
+    place = "plan" if options.plan is None else options.plan.name
     found += plan_problems(plan, job, place=place)
     ranks = plan.device_count
-    if wishes.ranks_max is not None and ranks > wishes.ranks_max:
-        what = f"needs {ranks} ranks, more than the {wishes.ranks_max} allowed"
+    if options.ranks_max is not None and ranks > options.ranks_max:
+        what = f"needs {ranks} ranks, more than the {options.ranks_max} allowed"
         found.append(Problem(place, what, "raise --ranks-max or give a smaller plan"))
     if found:
         raise InputError(found)
     return plan
 
 
-def _deepspeed_config(wishes: RunOptions, plan: Plan | None, job: Job) -> dict[str, Any] | None:
-    """What DeepSpeed is told; ``None``: our own engine trains."""
-    if (wishes.engine or job.engine) == "sailor":
-        if wishes.deepspeed_config is not None:
-            what, cure = "is of no use to the sailor engine", "give --engine deepspeed"
+def _deepspeed_config(options: RunOptions, plan: Plan | None, job: Job) -> dict[str, Any] | None:
+    """Return DeepSpeed's configuration; ``None``: the sailor engine trains."""
+    if (options.engine or job.engine) == "sailor":
+        if options.deepspeed_config is not None:
+            what, cure = "is not used by the sailor engine", "give --engine deepspeed"
             raise InputError(Problem("--deepspeed-config", what, cure))
         return None
     if importlib.util.find_spec("deepspeed") is None:
         what = "the package deepspeed is not installed"
         raise InputError(Problem("--engine", what, "install it, or give --engine sailor"))
     found = []
-    if wishes.timeline is not None:
-        what = "DeepSpeed does not tell what it does when"
+    if options.timeline is not None:
+        what = "the DeepSpeed engine records no timeline"
         found.append(Problem("--timeline", what, "give --engine sailor"))
     if plan is not None:
-        place = "plan" if wishes.plan is None else wishes.plan.name
+        place = "plan" if options.plan is None else options.plan.name
         found += select.deepspeed_problems(plan, job, place=place)
     if found or plan is None:
         raise InputError(found or Problem("--engine", "there is no plan for it"))
-    return deepspeed_config.read_config(wishes.deepspeed_config, plan, job)
+    return deepspeed_config.read_config(options.deepspeed_config, plan, job)
 
 
 _ALONE_MICRO_BATCH_MAX = 8
 
 
 def _one_rank(job: Job) -> Plan:
-    """The plan where none is given: all layers on one device."""
+    """Return the default plan: all layers on one device."""
     fits = (n for n in range(_ALONE_MICRO_BATCH_MAX, 0, -1) if job.global_batch % n == 0)
     allowed = (n for n in job.micro_batches or () if job.global_batch % n == 0)
     size = next(allowed, None) or next(fits)
@@ -220,13 +220,13 @@ def _one_rank(job: Job) -> Plan:
     return Plan(size, (Pipeline(job.global_batch // size, (stage,)),))
 
 
-def _device(wished: str | None, ranks: int) -> str:
-    # Asking how many there are opens none of them.
+def _device(requested: str | None, ranks: int) -> str:
+    # Counting devices initialises none of them.
     count = torch.cuda.device_count()
-    if wished == "cuda" and count < ranks:
+    if requested == "cuda" and count < ranks:
         what = f"{ranks} ranks need as many GPUs, and there are {count} here"
         raise InputError(Problem("--device", what, "give --device cpu or a smaller plan"))
-    return wished or ("cuda" if count >= ranks else "cpu")
+    return requested or ("cuda" if count >= ranks else "cpu")
 
 
 def _fail_point(plan: Plan | None) -> FailPoint | None:
@@ -241,16 +241,16 @@ def _fail_point(plan: Plan | None) -> FailPoint | None:
         or (point.rank is None or point.step is None)
         or (ranks is not None and point.rank >= ranks)
     ):
-        what = f"is {text!r}, which is no rank of the plan, or nothing that a rank does"
-        raise InputError(Problem(FAIL_POINT, what, "give it as in 1:backward:2, or not at all"))
+        what = f"is {text!r}, not a rank of the plan, or not an activity"
+        raise InputError(Problem(FAIL_POINT, what, "use RANK:ACTIVITY:STEP, such as 1:backward:2"))
     return point
 
 
 # -- what is written ------------------------------------------------------------------------------
 
 
-def _try_to_write(path: Path | None) -> None:
-    """Open a file before hours of training, not only after; what it holds stays until then."""
+def _check_writable(path: Path | None) -> None:
+    """Check before training that a file can be written; its content stays until then."""
     if path is None:
         return
     try:
@@ -261,7 +261,7 @@ def _try_to_write(path: Path | None) -> None:
 
 @contextmanager
 def _pieces_folder(folder: Path | None) -> Iterator[Path | None]:
-    """A folder for the ranks' shares, beside where they are put together."""
+    """Create a folder for the ranks' shards, next to where they are merged."""
     if folder is None:
         yield None
         return
@@ -280,7 +280,7 @@ def _unwritable(path: Path, error: OSError) -> InputError:
 
 
 def _summary(
-    places: tuple[RankPlace, ...], account: _RunResults, device: str
+    places: tuple[RankPlace, ...], results: _RunResults, device: str
 ) -> list[dict[str, Any]]:
     return [
         {
@@ -290,13 +290,13 @@ def _summary(
             "tp_index": place.index,
             "layers": list(place.layers),
             "device": device,
-            "peak_memory_bytes": account.summaries[place.rank]["peak_memory_bytes"],
+            "peak_memory_bytes": results.summaries[place.rank]["peak_memory_bytes"],
         }
         for place in places
     ]
 
 
-def _write_timeline(path: Path, places: tuple[RankPlace, ...], account: _RunResults) -> None:
+def _write_timeline(path: Path, places: tuple[RankPlace, ...], results: _RunResults) -> None:
     timelines = [
         RankTimeline(
             rank=place.rank,
@@ -305,18 +305,18 @@ def _write_timeline(path: Path, places: tuple[RankPlace, ...], account: _RunResu
             tp_index=place.index,
             tp=place.tp,
             layers=place.layers,
-            spans=tuple(Span(**span) for span in account.summaries[place.rank]["spans"]),
+            spans=tuple(Span(**span) for span in results.summaries[place.rank]["spans"]),
         )
         for place in places
     ]
     text = json.dumps(trace(timelines), separators=(",", ":"), allow_nan=False)
-    with _naming(path):
+    with _with_path(path):
         path.write_text(f"{text}\n", encoding="utf-8")
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Let what could not be written say where; a full disk does not."""
+def _with_path(path: Path) -> Iterator[None]:
+    """Add the path to errors that lack it, such as a full disk."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -325,7 +325,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
-    """Put the ranks' shares together; families that are published are written as published."""
+    """Merge the ranks' shards into one file, under Hugging Face's names if the family has them."""
     tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
     merged = merge_ranks(shares, tables)
@@ -336,6 +336,6 @@ def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
         else {f"{layer}/{name}": tensor.contiguous() for (layer, name), tensor in whole.items()}
     )
     unfinished = pieces / "model.safetensors"
-    with _naming(folder):
+    with _with_path(folder):
         save_file(named, unfinished, metadata={"format": "pt"})
         unfinished.replace(folder / "model.safetensors")

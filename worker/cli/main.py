@@ -1,7 +1,7 @@
 """The commands of ``python -m worker``.
 
-Exit codes: 0 done; 1 a rank failed, or what it made could not be written; 2 the input cannot be
-used; 128 and more: ended by a signal.
+Exit codes: 0 success; 1 a rank failed or the output could not be written; 2 invalid input; 128 + n
+ended by signal n.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNUSABLE_INPUT = 2
 
 
 class _CommandGroup(click.Group):
-    """Answers a mistake with sentences, never with a stack trace."""
+    """Prints errors as sentences instead of stack traces."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -39,11 +39,11 @@ class _CommandGroup(click.Group):
             click.echo(f"ended by {interrupted}", err=True)
             ctx.exit(128 + interrupted.number)
         except BrokenPipeError:
-            # The reader of our output has gone (as `| head` does); nothing is left to say.
+            # The reader of our output has exited, as `| head` does.
             _forget_output()
             ctx.exit(128 + signal.SIGPIPE)
         except OSError as error:
-            # Input was checked before; this is an output, as when a disk is full.
+            # Input was checked before, so this is an output: a full disk, for example.
             where = error.filename or "the standard output"
             click.echo(f"error: {where}: cannot be written: {error.strerror or error}", err=True)
             _forget_output()
@@ -51,30 +51,30 @@ class _CommandGroup(click.Group):
 
 
 def _forget_output() -> None:
-    """What is still to be written can go nowhere; Python shall not try again when it ends."""
+    """Redirect stdout to /dev/null, so that Python does not flush to a closed pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Train a plan on this machine, or prepare data for it."""
+    """Train a plan on this machine, or prepare data and checkpoints."""
 
 
 @main.command()
 @click.option("--job", required=True, type=click.Path(path_type=Path), help="Job file.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Plan file; default: one rank.")
-@click.option("--resume", help="Checkpoint to go on from: a manifest, or its job's folder.")
+@click.option("--resume", help="Checkpoint to continue from: a manifest, or a job's folder.")
 @click.option("--steps", type=click.IntRange(1), help="Steps to train; default: the job's.")
 @click.option(
     "--engine",
     type=click.Choice(["sailor", "deepspeed"]),
-    help="Who trains; DeepSpeed trains plans whose pipelines are alike. Default: the job's.",
+    help="Training engine; DeepSpeed needs identical pipelines. Default: the job's.",
 )
 @click.option(
-    "--deepspeed-config", type=click.Path(path_type=Path), help="Its configuration, in JSON."
+    "--deepspeed-config", type=click.Path(path_type=Path), help="DeepSpeed's configuration (JSON)."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a step.")
-@click.option("--timeline", type=click.Path(path_type=Path), help="Write what each rank did.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per step.")
+@click.option("--timeline", type=click.Path(path_type=Path), help="Write a Perfetto trace.")
 @click.option("--save", type=click.Path(path_type=Path), help="Folder for the trained weights.")
 @click.option("--ranks-max", type=click.IntRange(1), help="Refuse plans of more ranks.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: GPUs if enough.")
@@ -91,12 +91,12 @@ def run(
     ranks_max: int | None,
     device: str | None,
 ) -> None:
-    """Train a job: every rank of a plan becomes a process of this machine.
+    """Train a job, with one process of this machine for each rank of the plan.
 
-    Prints a line for each step; what each rank needed goes to the standard error in the end.
+    Prints one line for each step; at the end, prints each rank's peak memory to stderr.
     """
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        # Nothing is there to be tidied up yet, and torch cannot be interrupted while it is loaded.
+        # Nothing needs cleaning up yet, and importing torch cannot be interrupted safely.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from worker.cli.local_run import RunOptions, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
 
@@ -118,10 +118,10 @@ def run(
 
 @main.command("convert-tokens")
 @click.argument("text", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File of tokens.")
-@click.option("--vocabulary", type=click.Path(path_type=Path), help="JSON: text to number.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Token file to write.")
+@click.option("--vocabulary", type=click.Path(path_type=Path), help="JSON object: text to token.")
 def convert_tokens(text: Path, out: Path, vocabulary: Path | None) -> None:
-    """Turn a text into a file of tokens: its bytes, or the pieces of a vocabulary."""
+    """Convert a text to a token file: its bytes, or the entries of a vocabulary."""
     from worker.data.tokenize_text import convert_text  # noqa: PLC0415 - loads numpy
 
     count = convert_text(text, out, vocabulary)
@@ -139,7 +139,7 @@ def convert_tokens(text: Path, out: Path, vocabulary: Path | None) -> None:
     help="Hugging Face's safetensors, or DeepSpeed's universal checkpoint.",
 )
 def export_checkpoint(manifest: str, out: Path, form: str) -> None:
-    """Write a checkpoint, told by the address of its manifest, in a form that others read."""
+    """Export the checkpoint of a manifest to another format."""
     from worker.checkpoint import convert  # noqa: PLC0415 - loads torch, which takes seconds
 
     whole = convert.read_checkpoint(manifest)
@@ -154,7 +154,7 @@ def export_checkpoint(manifest: str, out: Path, form: str) -> None:
 @click.option("--name", required=True, help="The job's name in the cluster.")
 @click.option("--to", "out", required=True, type=click.Path(path_type=Path), help="A new file.")
 def import_checkpoint(folder: Path, job: Path, name: str, out: Path) -> None:
-    """Turn a universal checkpoint of DeepSpeed into one of our files.
+    """Convert a universal checkpoint of DeepSpeed to one snapshot file.
 
     ``sailorctl checkpoint import`` makes a checkpoint of it.
     """

@@ -1,4 +1,4 @@
-"""How a run is shown while it goes on: a line for each step, and one about what is left."""
+"""Prints the progress of a run: a line for each step, and the remaining time on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class ProgressDisplay:
-    """Prints steps on the standard output; people also see how far it is, on a terminal."""
+    """Prints steps to stdout; on a terminal, also shows the remaining time."""
 
     steps: int
     as_json: bool
@@ -47,7 +47,7 @@ class ProgressDisplay:
         self._show(f"{self._done} of {self.steps} steps, {rate:.3g} samples/s, {_about(left)} left")
 
     def finish(self, ranks: list[dict[str, Any]]) -> None:
-        """Tell, on the standard error, what each rank needed."""
+        """Print each rank's peak memory to stderr."""
         if self.as_json:
             print(json.dumps({"ranks": ranks}), file=sys.stderr)
             return
@@ -61,7 +61,7 @@ class ProgressDisplay:
             )
 
     def _show(self, text: str) -> None:
-        """Replace the last line of the terminal, if there is one to look at."""
+        """Replace the last line, if stderr is a terminal."""
         if not self.as_json and sys.stderr.isatty():
             print(f"{_CLEAR}{text}", end="", file=sys.stderr, flush=True)
 

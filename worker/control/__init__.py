@@ -1,1 +1,1 @@
-"""A worker process under its agent, from one generation to the next."""
+"""A worker process under its agent, across generations."""

@@ -1,7 +1,7 @@
-"""A worker's line to its agent: words go out, orders come in, whatever training does meanwhile.
+"""A worker's connection to its agent: sends status reports and receives commands.
 
-The agent may end and come back: the worker calls again and says where it stands. When none has
-come for long, the process ends, since nobody would ever ask for it.
+The agent may restart: the worker reconnects and reports its status again. If no agent comes back
+within ``orphan_s`` seconds, the process exits.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from typing import Any
 Status = dict[str, Any]
 AgentMessage = dict[str, Any]
 
-_CALL_S = 0.1
-"""From one call to the next while nobody answers."""
-_QUIET_S = 0.5
-"""A word is said again after so long."""
-_STEPS_S = 0.02
-"""What only counts on is not said more often."""
+_CONNECT_S = 0.1
+"""Seconds between attempts to connect."""
+_REPEAT_S = 0.5
+"""The status is repeated after so many seconds."""
+_PROGRESS_S = 0.02
+"""Mere progress is reported at most so often."""
 _READ_BYTES = 1 << 16
 
 
 @dataclass(eq=False)
 class AgentConnection:
-    """The connection, and the thread that serves it."""
+    """The connection and the thread that serves it."""
 
     path: str
     orphan_s: float
-    obey: Callable[[AgentMessage], None]
-    """Called in the line's thread."""
-    _now: Status = field(default_factory=dict)
-    _unsaid: deque[Status] = field(default_factory=deque)
-    """What must not be left out."""
-    _is_new: bool = False
-    _said_at: float = 0.0
+    on_message: Callable[[AgentMessage], None]
+    """Called in the connection's thread."""
+    _status: Status = field(default_factory=dict)
+    _to_deliver: deque[Status] = field(default_factory=deque)
+    """Reports that must be delivered."""
+    _changed: bool = False
+    _sent_at: float = 0.0
     _heard_at: float = field(default_factory=time.monotonic)
     _socket: socket.socket | None = None
     _waiting: bytes = b""
@@ -52,23 +52,23 @@ class AgentConnection:
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def open(self) -> None:
-        """Begin to listen."""
-        threading.Thread(target=self._serve, name="line to the agent", daemon=True).start()
+        """Start the thread."""
+        threading.Thread(target=self._serve, name="agent connection", daemon=True).start()
 
-    def say(self, word: Status, at_once: bool) -> None:
-        """This is how the worker stands; without ``at_once`` a later word may take its place."""
+    def report(self, status: Status, must_deliver: bool) -> None:
+        """Report the status; unless ``must_deliver``, a later report may replace it."""
         with self._lock:
-            self._now = word
-            self._is_new = True
-            if at_once:
-                self._unsaid.append(word)
-        if at_once:
+            self._status = status
+            self._changed = True
+            if must_deliver:
+                self._to_deliver.append(status)
+        if must_deliver:
             self._wake()
 
     def flush(self, timeout_s: float = 1.0) -> None:
-        """Return when all that must be said is said, or nobody takes it."""
+        """Wait until all reports that must be delivered are sent, for at most 1 s."""
         deadline = time.monotonic() + timeout_s
-        while self._unsaid and time.monotonic() < deadline:
+        while self._to_deliver and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _wake(self) -> None:
@@ -81,47 +81,47 @@ class AgentConnection:
         while time.monotonic() < self._heard_at + self.orphan_s:
             try:
                 if self._socket is None:
-                    self._call()
-                self._speak()
-                self._listen()
+                    self._connect()
+                self._send()
+                self._receive()
             except OSError:
-                self._hang_up()
-                time.sleep(_CALL_S)
-        print("no agent came back", flush=True)
+                self._disconnect()
+                time.sleep(_CONNECT_S)
+        print("no agent reconnected", flush=True)
         os._exit(0)
 
-    def _call(self) -> None:
+    def _connect(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(_QUIET_S * 2)
+        self._socket.settimeout(_REPEAT_S * 2)
         self._socket.connect(self.path)
         self._waiting = b""
-        self._said_at = 0.0
+        self._sent_at = 0.0
         self._heard_at = time.monotonic()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _speak(self) -> None:
-        while self._unsaid:
-            self._write(self._unsaid[0])
+    def _send(self) -> None:
+        while self._to_deliver:
+            self._write(self._to_deliver[0])
             with self._lock:
-                self._unsaid.popleft()
-        quiet_s = time.monotonic() - self._said_at
-        if self._now and quiet_s > (_STEPS_S if self._is_new else _QUIET_S):
+                self._to_deliver.popleft()
+        silent_s = time.monotonic() - self._sent_at
+        if self._status and silent_s > (_PROGRESS_S if self._changed else _REPEAT_S):
             with self._lock:
-                word, self._is_new = self._now, False
-            self._write(word)
+                status, self._changed = self._status, False
+            self._write(status)
 
-    def _write(self, word: Status) -> None:
+    def _write(self, status: Status) -> None:
         assert self._socket is not None
-        self._socket.sendall(json.dumps(word).encode() + b"\n")
-        self._said_at = time.monotonic()
+        self._socket.sendall(json.dumps(status).encode() + b"\n")
+        self._sent_at = time.monotonic()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         assert self._socket is not None
-        wait_s = _STEPS_S if self._is_new else _QUIET_S
+        wait_s = _PROGRESS_S if self._changed else _REPEAT_S
         line = self._socket.fileno()
         ready, _, _ = select.select([line, self._woken], [], [], wait_s)
         if self._woken in ready:
@@ -130,8 +130,8 @@ class AgentConnection:
         if line in ready:
             data = self._socket.recv(_READ_BYTES)
             if not data:
-                raise ConnectionError("the agent is gone")
+                raise ConnectionError("the agent closed the connection")
             *lines, self._waiting = (self._waiting + data).split(b"\n")
-            for order in lines:
-                self.obey(json.loads(order))
+            for message in lines:
+                self.on_message(json.loads(message))
         self._heard_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""What an agent tells a worker of its seat in a generation, and what the worker opens for it."""
+"""A rank's assignment in a generation, and the job, plan and data that it names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from worker.models.apply_plan import ShardValues
 from worker.models.starting_weights import open_weights, zero_weights
 
 WAIT_S = 600.0
-"""For a rank in a collective, where an older agent does not say."""
+"""Deadline of a collective in seconds, if the agent does not set one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """Where a generation begins."""
+    """Where a generation starts from."""
 
     step: int
     generation: int
@@ -42,7 +42,7 @@ class RestorePoint:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One seat, as the agent's order or the warm parent's gives it."""
+    """One rank's assignment, as received from the agent or the fork server."""
 
     spec: Mapping[str, Any]
 
@@ -64,17 +64,17 @@ class Assignment:
 
     @property
     def fail_at(self) -> str | None:
-        """Where this rank is to die, for tests."""
+        """The fail point of this rank, for tests."""
         return self.spec.get("fail_at")
 
     @property
     def folder(self) -> Path:
-        """Of the generation; its plan and job stand there."""
+        """The generation's folder, with plan and job."""
         return Path(self.spec["folder"]).parent
 
     @property
     def base(self) -> Path:
-        """What the job names is looked up here."""
+        """Paths in the job are relative to this folder."""
         return Path(self.spec.get("base") or self.folder)
 
     @property
@@ -84,7 +84,7 @@ class Assignment:
     @cached_property
     def device(self) -> torch.device:
         number = int(self.spec["device"])
-        # Asking how many there are opens none of them.
+        # Counting devices initialises none of them.
         return (
             torch.device("cuda", number)
             if torch.cuda.device_count() > number
@@ -93,18 +93,18 @@ class Assignment:
 
     @property
     def wait_s(self) -> float:
-        """How long this rank waits for another that is not known to be gone."""
+        """Seconds that this rank waits for another one that is not known to be lost."""
         return float(self.spec.get("wait_s", WAIT_S))
 
     @property
     def peak(self) -> DevicePeak | None:
-        """What this rank is predicted to take of its device's memory; ``None``: nobody said."""
+        """The predicted peak of this rank's device memory; ``None``: no prediction."""
         told = self.spec.get("peak")
         return None if told is None else DevicePeak(**told)
 
     @property
     def device_bytes(self) -> int | None:
-        """What a device that is not there is declared to have; ``None``: it is there."""
+        """The declared memory of an emulated device; ``None``: the device is real."""
         return self.spec.get("device_bytes")
 
     @property
@@ -131,7 +131,7 @@ class Assignment:
         return load_plan(self.folder / "plan.json")
 
     def node_of(self, rank: int) -> str | None:
-        """The node of another rank."""
+        """Return the node of a rank."""
         snapshot_target = rank_places(self.plan)[rank]
         return (
             self.plan.pipelines[snapshot_target.pipeline]
@@ -141,7 +141,7 @@ class Assignment:
         )
 
     def sources(self) -> list[list[Source]]:
-        """Where the restore point may be found: what is near and free of charge first."""
+        """Return the sources of the restore point, the nearest and cheapest first."""
         restore, spec = self.restore, self.spec
         if restore.source == "start":
             return []
@@ -176,7 +176,7 @@ class OpenJob:
 
 @dataclass(eq=False)
 class JobCache:
-    """Keeps a job open from one generation to the next."""
+    """Keeps a job open across generations."""
 
     _text: bytes = b""
     _job: Job | None = None

@@ -1,4 +1,4 @@
-"""One generation of a worker: it takes up a state, trains, and leaves a sealed one behind."""
+"""One generation of a worker: restores a state, trains, and leaves a sealed snapshot."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from worker.profiling.timeline import Recorder
 from worker.training.trainer import NotANumberError, StepReport, Trainer
 
 FAIL_POINT = "SAILOR_FAIL_AT"
-"""Environment variable that lets a rank die: ``RANK:WHERE:STEP@GENERATION``, or a file beside
-which one with that may stand (for tests)."""
+"""Environment variable for tests, with a fail point ``RANK:WHERE:STEP@GENERATION`` or the path of a
+fail file."""
 Report = Callable[[dict[str, Any], bool], None]
-"""Tells the agent how this worker stands; with True, that word is not left out."""
+"""Reports the worker's status to the agent; with True, the report must be delivered."""
 
 
 class GenerationEndedError(Exception):
@@ -58,23 +58,23 @@ class GenerationEndedError(Exception):
 
 @dataclass(eq=False)
 class GenerationRun:
-    """One rank's part in one generation."""
+    """One rank's run of one generation."""
 
     assignment: Assignment
-    say: Report
-    taking: str = "fetching"
+    report: Report
+    state: str = "fetching"
     step: int = 0
-    _told: dict[str, Any] = field(default_factory=dict)
+    _extra_status: dict[str, Any] = field(default_factory=dict)
     _phases: dict[str, float] = field(default_factory=dict)
     _place: str = ""
     _stop_at: int | None = None
     _replicated: int = -1
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event = field(default_factory=threading.Event)
     _transport: Transport | None = None
     _store: Store | None = None
     _trainer: TrainingEngine | None = None
-    _keeper: SnapshotManager | None = None
+    _snapshots: SnapshotManager | None = None
     _since_s: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -90,51 +90,51 @@ class GenerationRun:
     # ---- orders, from the line's thread ---------------------------------------------------------
 
     def meet(self, place: str) -> None:
-        """There the others are."""
+        """Receive the address of the rendezvous."""
         with self._changed:
             self._place = place
             self._changed.notify_all()
 
     def stop(self, stop_at: int) -> None:
-        """Stop at the end of that step, or of the next one if that is over."""
+        """Stop at the end of that step, or of the next one if it is over."""
         self._stop_at = stop_at
-        if self._keeper is not None:
-            self._keeper.stop_at = stop_at
+        if self._snapshots is not None:
+            self._snapshots.stop_at = stop_at
 
     def replicated(self, step: int) -> None:
-        """Copies of this node's pieces of that point are where they belong."""
+        """Record that all replicas of this node's pieces of that point exist."""
         self._replicated = max(step, self._replicated)
-        if self._keeper is not None:
-            self._keeper.replicated(step)
+        if self._snapshots is not None:
+            self._snapshots.replicated(step)
 
-    def leave(self) -> None:
-        """The generation is over: end every wait."""
-        self._over.set()
+    def end(self) -> None:
+        """End the generation and every wait."""
+        self._ended.set()
         with self._changed:
             self._changed.notify_all()
         if self._transport is not None:
-            self._transport.abort("its agent said that the generation is over")
+            self._transport.abort("the agent ended the generation")
 
     # ---- life, in the main thread ---------------------------------------------------------------
 
-    def live(self, open_job: Callable[[Assignment], OpenJob]) -> bool:
-        """Take part until the generation is over; can this process take part in another one?"""
-        self._reached("joined")
+    def run(self, open_job: Callable[[Assignment], OpenJob]) -> bool:
+        """Run one generation; return True if the process can be reused."""
+        self._milestone("joined")
         is_sound = True
         try:
-            self._tell("fetching")
-            self._take_up(open_job(self.assignment))
+            self._set_state("fetching")
+            self._restore(open_job(self.assignment))
             self._train()
         except GenerationEndedError:
             pass
         except TransportError as error:
-            self._break_off(error)
+            self._save_after_loss(error)
         except NoRoomError as error:
-            # The node is too small, or others have filled its memory: no bug of the job's.
-            self._told["room_needed"] = error.needed_bytes
+            # The node is too small or its memory is full, which is not a bug of the job.
+            self._extra_status["room_needed"] = error.needed_bytes
             self._fail(f"{error.filename}: {error.strerror}", is_bug=False)
         except OSError as error:
-            # No way to write snapshots, say, or files that cannot be read.
+            # Snapshots cannot be written, for example, or files cannot be read.
             self._fail(f"{error.filename or ''}: {error.strerror or error}", is_bug=True)
         except InputError as error:
             self._fail("; ".join(map(str, error.problems)), is_bug=True)
@@ -143,17 +143,17 @@ class GenerationRun:
         except (NotANumberError, ReplicaMismatchError) as error:
             self._fail(str(error), is_bug=True)
         except BaseException as error:
-            # Our own defect, or the user's code: its trace is for us, the sentence for others.
+            # A bug of ours or of custom code: log the trace for developers, report one sentence.
             traceback.print_exc()
             self._fail(f"{type(error).__name__}: {error}", is_bug=True)
             is_sound = False
         if is_sound:
-            self._over.wait()
-            self._leave()
+            self._ended.wait()
+            self._release()
         return is_sound
 
-    def _take_up(self, opened: OpenJob) -> None:
-        """Have what the restore point holds, and a way to the others."""
+    def _restore(self, opened: OpenJob) -> None:
+        """Load the checkpoint and connect to the peers."""
         about = self.assignment
         torch.set_num_threads(about.threads)
         if about.device.type == "cuda":
@@ -168,23 +168,23 @@ class GenerationRun:
             transport = self._meet()
             trainer = self._build(opened, transport)
             found = self._wait(coming)
-        self._phase("fetch")
-        self._tell("rebuilding")
+        self._end_phase("fetch")
+        self._set_state("rebuilding")
         if found is not None:
             load_snapshot(trainer, found.header.progress, found.bodies)
-            for complaint in found.complaints:
-                print(complaint, flush=True)
+            for problem in found.problems:
+                print(problem, flush=True)
         else:
             trainer.export_state()
-        self._reached("filled")
-        self._open_keeper(trainer, transport)
-        self._reached("reserved")
-        self._phase("rebuild")
-        self._tell("verifying")
+        self._milestone("filled")
+        self._open_snapshots(trainer, transport)
+        self._milestone("reserved")
+        self._end_phase("rebuild")
+        self._set_state("verifying")
         self._check_device()
         _compare(trainer)
-        self._reached("verified")
-        self._phase("verify")
+        self._milestone("verified")
+        self._end_phase("verify")
 
     def _check_device(self) -> None:
         about = self.assignment
@@ -192,7 +192,7 @@ class GenerationRun:
         if peak is None:
             return
         if about.device.type == "cuda":
-            # The context stands already, and what is reserved is ours.
+            # The CUDA context exists already, and reserved memory is ours.
             free, _ = torch.cuda.mem_get_info(about.device)
             there = free + torch.cuda.memory_reserved(about.device)
             check_device(about.device.index, peak.tensors, there)
@@ -210,29 +210,29 @@ class GenerationRun:
 
     def _wait(self, coming: Future[FetchedPieces | None]) -> FetchedPieces | None:
         found = coming.result()
-        self._reached("fetched")
+        self._milestone("fetched")
         return found
 
     def _meet(self) -> Transport:
-        """Open the place, or wait to hear where it is; then wait for the others there."""
+        """Open the rendezvous as rank 0, or wait for its address; then connect to all ranks."""
         rendezvous = self.assignment.rendezvous
         try:
             if rendezvous.ranks > 1 and rendezvous.rank == 0:
-                self._store, self._told["meeting"] = open_store(rendezvous)
-                self._reached("meeting")
-                self._tell("fetching")
+                self._store, self._extra_status["meeting"] = open_store(rendezvous)
+                self._milestone("meeting")
+                self._set_state("fetching")
             elif rendezvous.ranks > 1:
-                self._store = self._go_to_the_place()
+                self._store = self._join_rendezvous()
             self._transport = open_transport(rendezvous, self._store, self._check_cancelled)
         except TransportError:
             raise
         except (OSError, RuntimeError) as error:
             raise TransportError(f"rendezvous failed: {error}") from None
-        self._reached("met")
+        self._milestone("met")
         self._check_cancelled()
         return self._transport
 
-    def _go_to_the_place(self) -> Store:
+    def _join_rendezvous(self) -> Store:
         with self._changed:
             while not self._place:
                 self._check_cancelled()
@@ -257,154 +257,154 @@ class GenerationRun:
         self._trainer = Trainer(*snapshot_target, opened.data, busy=self._busy, **shared)
         return self._trainer
 
-    def _open_keeper(self, trainer: TrainingEngine, transport: Transport) -> None:
+    def _open_snapshots(self, trainer: TrainingEngine, transport: Transport) -> None:
         about = self.assignment
-        self._keeper = SnapshotManager.open(
+        self._snapshots = SnapshotManager.open(
             trainer,
             about.snapshot_target,
             transport,
             on_sealed=self._sealed,
-            reached=self._reached,
-            on_short=self._short,
+            on_milestone=self._milestone,
+            on_no_room=self._report_no_room,
         )
-        trainer.snapshot_hook = self._keeper
-        self._keeper.stop_at = self._stop_at
-        self._keeper.replicated(self._replicated)
+        trainer.snapshot_hook = self._snapshots
+        self._snapshots.stop_at = self._stop_at
+        self._snapshots.replicated(self._replicated)
 
     # ---- training -------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        trainer, keeper = self._trainer, self._keeper
+        trainer, snapshots = self._trainer, self._snapshots
         assert trainer is not None
-        assert keeper is not None
+        assert snapshots is not None
         steps = trainer.job.steps
         is_done = steps is not None and trainer.progress.step >= steps
         is_stopping, has_begun = is_done, not is_done
         if has_begun:
-            self._tell("running")
+            self._set_state("running")
         while not is_stopping:
-            report = trainer.step()
-            keeper.after_step()
-            self._note(report, keeper)
+            step_report = trainer.step()
+            snapshots.after_step()
+            self._report_step(step_report, snapshots)
             is_done = steps is not None and trainer.progress.step >= steps
-            is_stopping = report.stop or is_done
-        self._reached("stopping")
+            is_stopping = step_report.stop or is_done
+        self._milestone("stopping")
         if has_begun:
-            keeper.seal_at_stop(
+            snapshots.seal_at_stop(
                 persist=is_done and self.assignment.snapshot_target.persist_every is not None
             )
-        self._reached("stopped")
-        self._tell("stopped")
+        self._milestone("stopped")
+        self._set_state("stopped")
 
-    def _note(self, report: StepReport, keeper: SnapshotManager) -> None:
+    def _report_step(self, step_report: StepReport, snapshots: SnapshotManager) -> None:
         if "first_step" not in self._phases:
-            self._phase("first_step")
-        self.step = report.step + 1
-        self._told["loss"] = report.loss if math.isfinite(report.loss) else None
-        self._told["tokens_per_s"] = report.label_tokens / report.seconds
-        self._told["stall_s"] = keeper.stalls.stall_s
-        self._told["late_s"] = keeper.stalls.late_s
-        self._told["settle_s"] = keeper.stalls.settle_s
-        self._told["busy_s"] = self._busy.typical_s
-        self.say(self._word(), False)
-        self._write_down(report)
+            self._end_phase("first_step")
+        self.step = step_report.step + 1
+        self._extra_status["loss"] = step_report.loss if math.isfinite(step_report.loss) else None
+        self._extra_status["tokens_per_s"] = step_report.label_tokens / step_report.seconds
+        self._extra_status["stall_s"] = snapshots.stalls.stall_s
+        self._extra_status["late_s"] = snapshots.stalls.late_s
+        self._extra_status["settle_s"] = snapshots.stalls.settle_s
+        self._extra_status["busy_s"] = self._busy.typical_s
+        self.report(self._status(), False)
+        self._log_step(step_report)
 
-    def _write_down(self, report: StepReport) -> None:
-        """Add a line for people and programs that want to know each step's loss."""
+    def _log_step(self, step_report: StepReport) -> None:
+        """Log a JSON line with the step's loss."""
         about = self.assignment
         line = {
             "job": about.job,
             "generation": about.generation,
             "step": self.step,
             "at": time.time(),
-            "loss": report.loss,
-            "sample_hash": report.sample_hash,
+            "loss": step_report.loss,
+            "sample_hash": step_report.sample_hash,
         }
         print(json.dumps(line), flush=True)
 
     def _sealed(self, step: int) -> None:
-        """Called in the thread that seals."""
-        self._told["sealed_at"] = {"step": step, "generation": self.assignment.generation}
-        self.say(self._word(), True)
+        """Report a sealed snapshot; called in the snapshot thread."""
+        self._extra_status["sealed_at"] = {"step": step, "generation": self.assignment.generation}
+        self.report(self._status(), True)
 
-    def _short(self, needed_bytes: int) -> None:
-        """A snapshot waits for room; the agent may let go of what only waits for the store."""
-        self.say({**self._word(), "room_short": needed_bytes}, True)
+    def _report_no_room(self, needed_bytes: int) -> None:
+        """Report that a snapshot waits for room, so that the agent may free some."""
+        self.report({**self._status(), "room_short": needed_bytes}, True)
 
     # ---- ends -----------------------------------------------------------------------------------
 
-    def _break_off(self, error: TransportError) -> None:
-        """The others are lost, not this one: save what is here, and wait for word."""
+    def _save_after_loss(self, error: TransportError) -> None:
+        """Save the state after losing other ranks, and wait for the agent."""
         print(f"generation {self.assignment.generation}: {error}", flush=True)
         if self._transport is not None:
             self._transport.abort(str(error))
         lost = [error.rank] if isinstance(error, PeerLostError) else []
-        self._reached("broken")
-        if self._keeper is not None and self._trainer is not None:
-            report = self._trainer.roll_forward()
-            if report is not None:
-                self._note(report, self._keeper)
+        self._milestone("broken")
+        if self._snapshots is not None and self._trainer is not None:
+            step_report = self._trainer.roll_forward()
+            if step_report is not None:
+                self._report_step(step_report, self._snapshots)
             if self._trainer.progress.step > self.assignment.restore.step:
-                self._keeper.seal_what_is_whole()
-        if not self._over.is_set():
+                self._snapshots.seal_if_complete()
+        if not self._ended.is_set():
             nodes = {self.assignment.node_of(rank) for rank in lost} - {None}
-            self._told["broken_peers"] = sorted(nodes)
-            self._tell("broken")
+            self._extra_status["broken_peers"] = sorted(nodes)
+            self._set_state("broken")
 
     def _fail(self, failure: str, *, is_bug: bool) -> None:
         print(failure, flush=True)
         if self._transport is not None:
             self._transport.abort(failure)
-        self._told |= {"failure": failure, "is_bug": is_bug}
-        self._tell("failed")
+        self._extra_status |= {"failure": failure, "is_bug": is_bug}
+        self._set_state("failed")
 
-    def _leave(self) -> None:
-        """Free all that the next generation needs."""
-        if self._keeper is not None:
-            self._keeper.close()
+    def _release(self) -> None:
+        """Release everything that the next generation needs."""
+        if self._snapshots is not None:
+            self._snapshots.close()
         if self._trainer is not None:
             self._trainer.close()
         if self._transport is not None:
             self._transport.close()
-        self._keeper = self._trainer = self._transport = self._store = None
+        self._snapshots = self._trainer = self._transport = self._store = None
         gc.collect()
         if self.assignment.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._reached("left")
-        for gone in ("failure", "is_bug", "room_needed", "broken_peers", "meeting"):
-            self._told.pop(gone, None)
-        self._tell("idle")
+        self._milestone("left")
+        for key in ("failure", "is_bug", "room_needed", "broken_peers", "meeting"):
+            self._extra_status.pop(key, None)
+        self._set_state("idle")
 
     # ---- words ----------------------------------------------------------------------------------
 
     def _check_cancelled(self) -> None:
-        if self._over.is_set():
+        if self._ended.is_set():
             raise GenerationEndedError
 
-    def _reached(self, arrow: Milestone) -> None:
+    def _milestone(self, arrow: Milestone) -> None:
         if self._trainer is not None:
             self._recorder.at_step(self._trainer.progress.step)
         self._recorder.reached_point(arrow)
 
-    def _phase(self, name: str) -> None:
-        """A phase ends, and the next one begins."""
+    def _end_phase(self, name: str) -> None:
+        """Record the time of a phase and start the next one."""
         self._check_cancelled()
         now_s = time.perf_counter()
         self._phases[name] = now_s - self._since_s
         self._since_s = now_s
 
-    def _tell(self, taking: str) -> None:
-        self.taking = taking
-        self.say(self._word(), True)
+    def _set_state(self, state: str) -> None:
+        self.state = state
+        self.report(self._status(), True)
 
-    def _word(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         return {
             "generation": self.assignment.generation,
             "rank": self.assignment.rank,
-            "taking": self.taking,
+            "taking": self.state,
             "step": self.step,
             "phases": [[name, seconds] for name, seconds in self._phases.items()],
-            **self._told,
+            **self._extra_status,
         }
 
 
@@ -415,7 +415,7 @@ def _holdings(opened: OpenJob) -> Holdings:
 
 
 def _compare(trainer: TrainingEngine) -> None:
-    """Do all that hold the same weights hold the same bits? It is the first thing sent, too."""
+    """Check that all holders have the same weights; also the first message on each connection."""
     shape = state_shape(trainer.job)
     check_replicas(
         piece_digests(trainer.buffers, shape),
@@ -423,5 +423,5 @@ def _compare(trainer: TrainingEngine) -> None:
         trainer.world_group,
         rank=trainer.rank,
         device=trainer.device,
-        what="as it was taken up",
+        what="as restored",
     )

@@ -1,7 +1,7 @@
-"""A worker process: it outlives generations, its agent, and the ranks that it works with.
+"""A worker process, which outlives generations, its agent and its peers.
 
-The warm parent imports this and forks it; the agent gives it seats, one generation after the
-other. It hears no signal that asks to end: what to do about notices is for the agent to say.
+The fork server imports this module and forks it; the agent assigns it to one generation after the
+other. It ignores termination signals, since the agent decides how to react to notices.
 """
 
 from __future__ import annotations
@@ -20,62 +20,64 @@ from worker.control.preload import preload
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """The process: what it takes part in now, and what it is told next."""
+    """The process: its current generation and the next one."""
 
     spec: Mapping[str, Any]
     job_cache: JobCache = field(default_factory=JobCache)
-    _stint: GenerationRun | None = None
+    _current: GenerationRun | None = None
     _next: queue.SimpleQueue[GenerationRun] = field(default_factory=queue.SimpleQueue)
 
     def run(self) -> int:
-        """Take part in one generation after the other; returns when it cannot any more."""
-        self._line = AgentConnection(self.spec["socket"], self.spec["orphan_s"], self._obey)
-        self._join(self.spec)  # Before any order may come.
-        self._line.open()
+        """Run one generation after the other; returns when the process cannot be reused."""
+        self._connection = AgentConnection(
+            self.spec["socket"], self.spec["orphan_s"], self._on_message
+        )
+        self._join(self.spec)  # Before any command arrives.
+        self._connection.open()
         while True:
-            stint = self._next.get()
-            about = stint.assignment
-            print(f"generation {about.generation} rank {about.rank}", flush=True)
-            if not stint.live(self.job_cache.open):
-                self._line.flush()
+            generation_run = self._next.get()
+            assignment = generation_run.assignment
+            print(f"generation {assignment.generation} rank {assignment.rank}", flush=True)
+            if not generation_run.run(self.job_cache.open):
+                self._connection.flush()
                 return 1
 
     def _join(self, spec: Mapping[str, Any]) -> None:
-        self._stint = GenerationRun(Assignment(spec), self._line.say)
-        self._next.put(self._stint)
+        self._current = GenerationRun(Assignment(spec), self._connection.report)
+        self._next.put(self._current)
 
-    def _obey(self, order: AgentMessage) -> None:
-        """Called in the line's thread."""
-        stint, generation = self._stint, order["generation"]
-        if stint is None:
+    def _on_message(self, message: AgentMessage) -> None:
+        """Handle a command of the agent; called in the connection's thread."""
+        generation_run, generation = self._current, message["generation"]
+        if generation_run is None:
             return
-        if order["order"] == "join":
-            was = stint.assignment
-            if generation > was.generation or order["spec"]["job"] != was.job:
-                stint.leave()
-                self._join(order["spec"])
+        if message["order"] == "join":
+            current = generation_run.assignment
+            if generation > current.generation or message["spec"]["job"] != current.job:
+                generation_run.end()
+                self._join(message["spec"])
             return
-        if generation != stint.assignment.generation:
-            return  # It was meant for what is over.
-        match order["order"]:
+        if generation != generation_run.assignment.generation:
+            return  # It was for an earlier generation.
+        match message["order"]:
             case "meet":
-                stint.meet(order["address"])
+                generation_run.meet(message["address"])
             case "stop":
-                stint.stop(order["stop_at"])
+                generation_run.stop(message["stop_at"])
             case "replicated":
-                stint.replicated(order["point"]["step"])
+                generation_run.replicated(message["point"]["step"])
             case "abort":
-                stint.leave()
+                generation_run.end()
             case _:
-                print(f"an order that nobody knows: {order}", flush=True)
+                print(f"unknown command from the agent: {message}", flush=True)
 
 
 def main(spec: Mapping[str, Any]) -> int:
-    """Be a worker; the return value is the process's exit code."""
+    """Run a worker and return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return WorkerProcess(spec).run()
 
 
-# The warm parent imports this module for those that it forks.
+# The fork server imports this module on behalf of the workers that it forks.
 preload()

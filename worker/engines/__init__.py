@@ -1,1 +1,1 @@
-"""Our training engine and DeepSpeed's behind one interface."""
+"""The training engines: sailor's own and DeepSpeed, behind one interface."""

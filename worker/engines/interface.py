@@ -1,4 +1,4 @@
-"""What a keeper of snapshots asks of whoever trains, whichever engine that is."""
+"""The interface of a training engine, as snapshots and the control loop use it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from worker.training.trainer import SnapshotHook, StepReport, TrainingProgress
 
 
 class TrainingEngine(Protocol):
-    """One rank of a plan, and its state in the memory of layers."""
+    """One rank of a plan, with its state in layer buffers."""
 
     job: Job
-    """``zero`` says whether the memories hold only the moments that this rank owns."""
+    """``zero`` says whether the buffers hold only the moments that this rank owns."""
     plan: Plan
     rank: int
     device: torch.device
@@ -33,19 +33,19 @@ class TrainingEngine(Protocol):
     snapshot_hook: SnapshotHook
 
     def step(self) -> StepReport:
-        """Train on the next batch; every rank takes the same steps at the same time."""
+        """Train on the next batch; all ranks take the same steps together."""
 
     def roll_forward(self) -> StepReport | None:
-        """All is over for this plan: end the step if some rank that lives has ended it."""
+        """After a failure: finish the step if a surviving rank has the result of its vote."""
 
     def export_state(self) -> float:
-        """Let the memories hold what was trained; all ranks do so at the same step.
+        """Copy the live state into the buffers; all ranks do so at the same step.
 
-        Returns for how many seconds that held up training.
+        Returns the seconds that this stalled training.
         """
 
     def import_state(self) -> None:
-        """Go on from what the memories hold."""
+        """Continue from the state in the buffers."""
 
     def close(self) -> None:
-        """Leave the others, and free what is held."""
+        """Leave the process groups and release memory."""

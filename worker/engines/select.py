@@ -1,7 +1,7 @@
-"""Which engine trains a plan: the job's own wherever it can, and why another one does where not.
+"""Selects the engine that trains a plan: the job's own if it can, else the sailor engine.
 
-Every rank answers this alike from the job and the plan, and whoever only plans can ask too: no
-torch, no DeepSpeed is loaded for it.
+Every rank, and the planner, computes the same answer from the job and the plan. It needs neither
+torch nor DeepSpeed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from simulator.spec.plan import Plan
 
 
 def engine_for(job: Job, plan: Plan) -> tuple[Engine, str]:
-    """The engine, and a sentence where it is not the one that the job names."""
+    """Return the engine, with a reason if it is not the job's."""
     found = deepspeed_problems(plan, job, place="plan") if job.engine == "deepspeed" else []
     if not found:
         return job.engine, ""
@@ -23,12 +23,12 @@ def engine_for(job: Job, plan: Plan) -> tuple[Engine, str]:
 
 
 def snapshot_job(job: Job, plan: Plan) -> Job:
-    """The job as its snapshots see it: whatever DeepSpeed divides, each rank keeps all it holds."""
+    """Return the job as its snapshots see it: under DeepSpeed each rank keeps all that it holds."""
     return replace(job, zero=0) if engine_for(job, plan)[0] == "deepspeed" else job
 
 
 def deepspeed_problems(plan: Plan, job: Job, *, place: str) -> list[Problem]:
-    """Say what of a plan or a job DeepSpeed's engine cannot do."""
+    """List what DeepSpeed's engine does not support in a plan or a job."""
     found = []
     first = plan.pipelines[0]
     shape = (first.micro_batches, [stage.layers for stage in first.stages])
@@ -42,7 +42,7 @@ def deepspeed_problems(plan: Plan, job: Job, *, place: str) -> list[Problem]:
     if any(stage.tp > 1 for stage in stages):
         found.append(Problem(place, "has TP degrees above 1", "the sailor engine trains it"))
     if any(stage.recompute != "none" for stage in stages):
-        found.append(Problem(place, "recomputes activations", "the sailor engine does so"))
+        found.append(Problem(place, "recomputes activations", "the sailor engine supports it"))
     if plan.schedule != "1f1b":
         found.append(Problem(place, f"has the schedule {plan.schedule}", "DeepSpeed's is 1f1b"))
     if job.model.family == "exact":

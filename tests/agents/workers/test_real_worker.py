@@ -79,7 +79,7 @@ async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_pat
         both = plan_on(a.id, b.id)
         await here.open(a, 1, plan=both, members=(a.id, b.id))
         report = await until(lambda: here.is_taking("failed", "b"))
-        assert "no room for snapshots: 2.7 MiB are needed here" in report.no_room
+        assert "no room for snapshots: 2.7 MiB are needed on this node" in report.no_room
         assert "1.0 MiB are free; enlarge that file system" in report.no_room
         assert (report.step, report.is_bug) == (0, False)
         await here.open(a, 2, plan=plan_on(a.id), members=(a.id,))

@@ -42,11 +42,11 @@ def lived(memory: Path, *, every: int) -> list[WorkerStatus]:
     def say(word: dict[str, Any], _: bool) -> None:
         words.append(read(WorkerStatus, {**word, "phases": list(word["phases"])}))
         if word["taking"] in {"stopped", "failed"}:
-            stint.leave()
+            run.end()
 
     trained = replace(small_job("gpt2", tied=True), steps=STEPS)
-    stint = GenerationRun(Assignment(spec), say)
-    assert stint.live(lambda _: OpenJob(trained, alone(trained), SomeLabels(trained), None))
+    run = GenerationRun(Assignment(spec), say)
+    assert run.run(lambda _: OpenJob(trained, alone(trained), SomeLabels(trained), None))
     assert [word.failure for word in words if word.failure] == []
     return words
 

@@ -87,7 +87,7 @@ def train(
             target(root, plan, transport.rank, generation=number),
             transport,
             on_sealed=lambda _: None,
-            reached=lambda _: None,
+            on_milestone=lambda _: None,
         )
         trainer.snapshot_hook = keeper
         keeper.replicated(10**9)

@@ -68,7 +68,7 @@ def test_what_is_there_already_counts(tmp_path, monkeypatch, free_mib, ours, lef
     assert told.value.needed_bytes == needed * MIB
     assert told.value.filename == str(tmp_path)
     text = told.value.strerror
-    assert f"{needed}.0 MiB are needed here" in text
+    assert f"{needed}.0 MiB are needed on this node" in text
     assert f"{there}.0 MiB are free; enlarge that file system" in text
 
 

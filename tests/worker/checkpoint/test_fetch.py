@@ -71,8 +71,8 @@ def test_a_peer_makes_good_what_is_damaged_here(tmp_path, peer):
     got = fetch(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == want
     assert got.bytes_by_source == {"this node": 164, "b": 5000}
-    assert got.complaints == (
-        "this node: 2.snap: piece 0 of layer 1 is damaged: its checksum does not fit",
+    assert got.problems == (
+        "this node: 2.snap: piece 0 of layer 1 is damaged: its checksum does not match",
     )
 
 
@@ -87,7 +87,7 @@ def test_what_nobody_has_is_named(peer):
     write(peer[1], header_of(100, 0))
     gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
     with pytest.raises(
-        PieceNotFoundError, match="nobody has piece 0 of layer 1, piece 1 of layer 1"
+        PieceNotFoundError, match="no source has piece 0 of layer 1, piece 1 of layer 1"
     ) as told:
         fetch(KEYS, [[peer[0]], [gone]], model=MODEL)
     assert "gone: " in str(told.value)
@@ -153,7 +153,7 @@ def test_what_is_no_checkpoint_is_said(tmp_path, case):
             manifest = "nowhere://bucket/manifest.json"
     with pytest.raises(SourceError):
         DurableSource(manifest).files()
-    with pytest.raises(PieceNotFoundError, match="nobody has"):
+    with pytest.raises(PieceNotFoundError, match="no source has"):
         fetch(KEYS, [[DurableSource(manifest)]], model=MODEL)
 
 

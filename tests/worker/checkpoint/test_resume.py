@@ -107,11 +107,11 @@ def test_a_flipped_byte_is_named_and_the_next_older_whole_one_offered(warm, file
     assert done.code == 2
     damaged = f"{path}: piece {piece.piece} of layer {piece.layer} is damaged"
     assert f"error: --resume: file://{damaged}" in done.err
-    assert f"the next older one is whole: {made[0].durable.manifest}" in done.err
+    assert f"the next older intact one is {made[0].durable.manifest}" in done.err
     for each in (files / "kept" / "j" / "1-2").glob("*.snap"):
         each.write_bytes(each.read_bytes()[:-100])
     done = run(warm, files, "--resume", made[2].durable.manifest)
-    assert f"{damaged}: its checksum does not fit; no older one is whole" in done.err
+    assert f"{damaged}: its checksum does not match; no older one is intact" in done.err
 
 
 @pytest.mark.parametrize(

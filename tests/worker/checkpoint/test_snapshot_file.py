@@ -77,7 +77,7 @@ def test_the_listing_says_what_the_headers_say(tmp_path):
     found = [write(tmp_path, header_of(9, 8, rank=rank), seed=rank) for rank in (0, 3)]
     read = snapshot_file.listing_from(snapshot_file.listing(found), name="node b")
     assert read == {each.path.name: each.header for each in found}
-    with pytest.raises(snapshot_file.SnapshotError, match="node b answered what is not understood"):
+    with pytest.raises(snapshot_file.SnapshotError, match="node b sent an invalid answer"):
         snapshot_file.listing_from(b'[{"file": "0.snap"}]', name="node b")
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_was_cut_short_is_passed_over(tmp_path, keep):
     found = write(tmp_path, header_of(100))
     os.truncate(found.path, keep)
     assert list(snapshot_file.sealed_files(found.path.parent)) == []
-    with pytest.raises(snapshot_file.SnapshotError, match=r"2\.snap is cut short"):
+    with pytest.raises(snapshot_file.SnapshotError, match=r"2\.snap is truncated"):
         snapshot_file.read_header(found.path)
 
 

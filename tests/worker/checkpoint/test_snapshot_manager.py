@@ -34,7 +34,7 @@ def keeper(tmp_path: Path):
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, 4, {})
     found = SnapshotManager.open(
-        trainer, target, transport, on_sealed=lambda _: None, reached=lambda _: None
+        trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None
     )
     trainer.snapshot_hook = found
     yield found
@@ -101,7 +101,7 @@ def test_no_more_room_than_for_one_is_too_little(tmp_path):
             snapshot_file.NoRoomError, match=r"2 of them at once; .* MiB are needed"
         ) as told:
             SnapshotManager.open(
-                trainer, target, transport, on_sealed=lambda _: None, reached=lambda _: None
+                trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -159,4 +159,4 @@ def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive,
 
 def test_nothing_that_a_step_may_wait_for_here_counts_as_a_standstill():
     """A copy that nobody takes, and then a full memory."""
-    assert PATIENCE_S + SnapshotWriter.patience_s < min(Options().stall_s, Options().stop_s)
+    assert PATIENCE_S + SnapshotWriter.room_wait_s < min(Options().stall_s, Options().stop_s)

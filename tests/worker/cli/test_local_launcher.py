@@ -34,7 +34,7 @@ def run(body, ranks=3):
         lambda rank, say: body(rank, say, board),
         ranks=ranks,
         board=board,
-        hear=lambda *message: heard.append(message),
+        on_message=lambda *message: heard.append(message),
     )
     return heard
 
@@ -122,7 +122,7 @@ def test_what_the_listener_raises_ends_all_ranks():
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run_ranks(body, ranks=2, board=ActivityBoard(2), hear=hear)
+        run_ranks(body, ranks=2, board=ActivityBoard(2), on_message=hear)
 
 
 # A parent of its own, whose ranks say who they are and then wait for ever.
@@ -139,7 +139,7 @@ def hear(rank, message):
     print(json.dumps(message), flush=True)
 
 try:
-    run_ranks(body, ranks=2, board=ActivityBoard(2), hear=hear)
+    run_ranks(body, ranks=2, board=ActivityBoard(2), on_message=hear)
 except BaseException as error:
     print(json.dumps({"ended": type(error).__name__}), flush=True)
 """

@@ -230,7 +230,7 @@ def test_weights_without_room_are_a_sentence(files):
         check=False,
     )
     assert done.returncode == 1
-    assert "cannot leave its weights in" in done.stderr
+    assert "cannot write its weights to" in done.stderr
     assert "Traceback" not in done.stderr
     assert list((files / "out").iterdir()) == []
 

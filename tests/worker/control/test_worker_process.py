@@ -214,7 +214,7 @@ def test_what_is_nowhere_is_said_and_the_worker_can_go_on(agents):
     agents.start(ALONE, 1, {"step": 7, "generation": 3, "source": "memory"})
     agents.wait_taking(1, "failed")
     (process,) = agents.gang(1)
-    assert process.word["failure"].startswith("nobody has piece")
+    assert process.word["failure"].startswith("no source has piece")
     assert not process.word["is_bug"]
     leave(agents, 1)
     agents.start(ALONE, 2)
@@ -237,7 +237,7 @@ def test_a_device_that_is_too_small_is_told_before_the_first_step(agents):
     agents.wait_taking(1, "failed")
     (process,) = agents.gang(1)
     assert process.word["failure"].startswith(
-        "device 0: memory: 100.0 MiB are needed at the peak, as predicted, and 100.0 MiB are there"
+        "device 0: memory: the predicted peak is 100.0 MiB, and the device has 100.0 MiB"
     )
     assert process.word["step"] == 0
     leave(agents, 1)
@@ -267,7 +267,7 @@ def test_a_worker_ends_when_no_agent_comes_back_and_only_then(agents):
     while Path("/proc", str(process.pid)).exists():
         assert time.monotonic() < deadline, "it did not end"
         time.sleep(0.05)
-    assert agents.output(process).endswith("no agent came back\n")
+    assert agents.output(process).endswith("no agent reconnected\n")
 
 
 def test_the_last_step_is_sealed_and_ends_in_a_stop(agents, expected):

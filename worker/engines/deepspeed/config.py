@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: the user's configuration, and from the job what that leaves out."""
+"""DeepSpeed's configuration: the user's, completed from the job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from simulator.spec.plan import Plan
 from worker.training.optimizer import BETA_1, BETA_2, EPSILON, MOMENTUM, WEIGHT_DECAY
 
 _LEFT_OPEN = "auto"
-"""Stands in a configuration for what another program is to fill in."""
+"""Marks settings that are to be filled in."""
 _NEVER_CLIPPED = 1e30
-"""DeepSpeed tells the norm of gradients only where it may have to clip them."""
+"""DeepSpeed reports the gradient norm only if it may have to clip, so this limit is never
+reached."""
 
-# Names that deepspeed 0.19 knows; of optimizers it takes torch's as well.
+# Names that deepspeed 0.19 knows; it accepts torch's optimizers as well.
 _OPTIMIZERS = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "MuAdam", "MuAdamW", "Muon", "MuSGD")
 _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
@@ -29,7 +30,7 @@ class DeepSpeedConfigError(Exception):
 
 
 def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
-    """The configuration of DeepSpeed: the user's, and from the job what the user does not say."""
+    """Return DeepSpeed's configuration: the user's settings, and the job's for the others."""
     given = {} if path is None else load_document(path).data
     batch = {
         "train_batch_size": job.global_batch,
@@ -42,7 +43,7 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         **batch,
         "steps_per_print": 10**9,
-        # Without ZeRO, what its fp16 keeps of a parameter cannot be told apart.
+        # Without ZeRO, DeepSpeed's fp16 state cannot be assigned to parameters.
         "zero_optimization": {"stage": 1 if job.precision == "fp16" else job.zero},
         "gradient_clipping": job.clip_norm or _NEVER_CLIPPED,
         "optimizer": optimizer_of(job),
@@ -51,12 +52,14 @@ def read_config(path: Path | None, plan: Plan, job: Job) -> dict[str, Any]:
         defaults[job.precision] = {"enabled": True}
     named = given.get("optimizer", {}).get("type", _LEFT_OPEN)
     if named not in (_LEFT_OPEN, defaults["optimizer"]["type"]):
-        del defaults["optimizer"]  # Its numbers mean nothing to another.
+        del defaults["optimizer"]  # Its parameters do not fit another optimizer.
     return _filled(given, defaults)
 
 
 def optimizer_of(job: Job) -> dict[str, Any]:
-    """The job's optimizer as DeepSpeed names it; one of torch's, for which nothing is compiled."""
+    """Return the job's optimizer by DeepSpeed's name; torch's implementation, which is not
+    compiled.
+    """
     rate = {"lr": job.learning_rate}
     if job.optimizer == "sgd":
         return {"type": "SGD", "params": {**rate, "momentum": MOMENTUM}}
@@ -69,7 +72,7 @@ def optimizer_of(job: Job) -> dict[str, Any]:
 def _contradictions(
     given: Mapping[str, Any], batch: Mapping[str, int], job: Job
 ) -> Iterator[tuple[str, str]]:
-    """What a configuration says otherwise than the plan and the job, and a cure for each."""
+    """Yield each contradiction between the configuration and the plan or the job, with a cure."""
     for key, value in batch.items():
         if given.get(key, _LEFT_OPEN) not in (_LEFT_OPEN, value):
             yield f"{key} is {given[key]!r}, but the plan says {value}", "leave it out"
@@ -96,7 +99,7 @@ def _contradictions(
 
 
 def _unknown_names(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Optimizers and schedulers that DeepSpeed would fail on, deep inside, on every rank."""
+    """Yield unknown optimizers and schedulers; DeepSpeed would report them late, on every rank."""
     for key, known in (("optimizer", _OPTIMIZERS), ("scheduler", _SCHEDULERS)):
         part = given.get(key, {})
         name = part.get("type", _LEFT_OPEN) if isinstance(part, dict) else _LEFT_OPEN
@@ -110,7 +113,7 @@ def _unknown_names(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, and where nothing is given or it is left open, the default."""
+    """Merge the given settings over the defaults; "auto" means the default."""
     result = dict(defaults)
     for key, value in given.items():
         default = defaults.get(key, {})

@@ -1,7 +1,7 @@
-"""The other engine: DeepSpeed's pipelines, for plans whose pipelines are all alike.
+"""The DeepSpeed engine: trains plans whose pipelines are all alike.
 
-The layers, their first weights, the samples, the loss and what is saved are those of our own
-engine; what happens between them is DeepSpeed's, and a user's configuration of it is honoured.
+Layers, initial weights, samples, loss and saved state are those of the sailor engine. DeepSpeed
+does everything in between, and the user's DeepSpeed configuration is honoured.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from worker.training.trainer import (
 
 
 class DeepSpeedTrainer:
-    """One rank of a plan, trained by DeepSpeed; it is stepped like our own trainer."""
+    """One rank of a plan, trained by DeepSpeed; has the interface of ``Trainer``."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class DeepSpeedTrainer:
         local = rank if device.index is None else device.index
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(count)}
         backend = "nccl" if device.type == "cuda" else "gloo"
-        # DeepSpeed knows only torch's global group; it says much that nobody asked for.
-        with _quiet():
+        # DeepSpeed needs torch's global group; its own messages are suppressed.
+        with _without_messages():
             wait = timedelta(seconds=deadline_s)
             dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=wait)
             self._layers = self._build(weights)
@@ -84,10 +84,10 @@ class DeepSpeedTrainer:
             _keep_norm(self._engine)
         self._dtype = next(t.parameter.dtype for layer in self._layers for t in layer.tensors)
         self._layers[0].module.register_forward_pre_hook(self._advance_micro_batch)
-        # Which layers have put out what is no number, noted without waiting for a device.
+        # Which layers had a non-finite output, recorded without waiting for the device.
         self._bad = torch.zeros(len(job.model.layers), dtype=torch.bool, device=device)
         for layer in self._layers:
-            layer.module.register_forward_hook(partial(self._look_at, layer.index))
+            layer.module.register_forward_hook(partial(self._check_output, layer.index))
 
     def step(self) -> StepReport:
         """Train on the next batch."""
@@ -98,7 +98,7 @@ class DeepSpeedTrainer:
                 group["lr"] = learning_rate(self.job, before.step)
         batches, digest_sum, labels, wishes = self._read()
         count = len(batches) * len(self.plan.pipelines)
-        # DeepSpeed takes the mean over micro batches; what it shall take is that over labels.
+        # DeepSpeed averages over micro batches; the loss must be averaged over labels.
         self._per_label = count / max(labels, 1)
         self._number = 0
         self._bad.zero_()
@@ -106,7 +106,7 @@ class DeepSpeedTrainer:
         norm = self._engine.get_global_grad_norm()
         skipped = bool(getattr(self._engine.optimizer, "overflow", False))
         if not math.isfinite(loss) and self.job.precision != "fp16":
-            self._refuse_what_is_no_number()
+            self._raise_if_not_finite()
         self.progress = replace(
             before,
             step=before.step + 1,
@@ -128,17 +128,17 @@ class DeepSpeedTrainer:
         )
 
     def close(self) -> None:
-        """Leave the other ranks in peace, and this process as it was before."""
+        """Leave the process groups, so that this process can join others."""
         leave_groups()
 
-    def pieces(self) -> RankTensors:
-        """What this rank holds of the state, named as our own engine names it; all ranks ask."""
+    def rank_tensors(self) -> RankTensors:
+        """Return this rank's state under the sailor engine's names; a collective."""
         return pieces_of_engine(self._engine, self.job, self._layers)
 
     def restore(self, logical: Mapping[TensorKey, Tensor], progress: TrainingProgress) -> None:
-        """Go on from whole tensors, as another engine may have left them.
+        """Continue from full tensors, which any engine may have produced.
 
-        In fp16 the loss scale begins anew.
+        In fp16 the loss scale starts anew.
         """
         load_engine(self._engine, self.job, self._layers, logical, updates=progress.updates)
         self.progress = progress
@@ -166,10 +166,10 @@ class DeepSpeedTrainer:
         topology: Any = importlib.import_module("deepspeed.runtime.pipe.topology")
         stages, count = self.plan.pipelines[0].stages, len(self.job.model.layers)
         local = {layer.index: layer.module for layer in self._layers}
-        tied = _tied_apart(self.job, [stage.layers for stage in stages])
+        tied = _tied_across_stages(self.job, [stage.layers for stage in stages])
 
         class _PrebuiltLayer(pipe.LayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
-            """A layer that is there already, where this rank holds it."""
+            """A layer that this rank has already built."""
 
             def __init__(self, index: int) -> None:
                 super().__init__(nn.Module)
@@ -179,7 +179,7 @@ class DeepSpeedTrainer:
                 return local[self.index]
 
         class _PrebuiltTiedLayer(pipe.TiedLayerSpec):  # type: ignore[misc]  # DeepSpeed is not typed
-            """One of two that share a weight, and stand in different stages."""
+            """One of two layers that share a weight and are in different stages."""
 
             def __init__(self, index: int, name: str) -> None:
                 super().__init__("tied", nn.Module, tied_weight_attr=name)
@@ -189,7 +189,7 @@ class DeepSpeedTrainer:
                 return local[self.index]
 
         class _PlannedPipelines(pipe.PipelineModule):  # type: ignore[misc]  # DeepSpeed is not typed
-            """Cut where the plan says."""
+            """Split into the plan's stages."""
 
             def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - as there
                 self.parts = [*(stage.layers[0] for stage in stages), count]
@@ -201,7 +201,7 @@ class DeepSpeedTrainer:
                 _PrebuiltTiedLayer(i, tied[i]) if i in tied else _PrebuiltLayer(i)
                 for i in range(count)
             ],
-            # Our ranks count the stages of one pipeline before those of the next.
+            # Our ranks are numbered by pipeline first, then by stage.
             topology=topology.ProcessTopology(
                 ["data", "pipe"], [len(self.plan.pipelines), len(stages)]
             ),
@@ -211,10 +211,10 @@ class DeepSpeedTrainer:
         for index, name in tied.items():
             for own, parameter in local[index].named_parameters() if index in local else ():
                 if own != name:
-                    # Only the shared weight is held twice; the rest counts in the norm.
+                    # Only the shared weight is held twice; the other parameters count in the norm.
                     parameter.ds_pipe_replicated = False  # type: ignore[attr-defined]  # theirs alone
         for parameter in model.parameters():
-            # Without this mark the first stage's gradients alone would make the norm.
+            # Without this mark only the first stage's gradients would count in the norm.
             replicated = getattr(parameter, "ds_pipe_replicated", False)
             parameter.model_parallel = not replicated  # type: ignore[attr-defined]  # theirs alone
         return model
@@ -225,8 +225,8 @@ class DeepSpeedTrainer:
         return loss
 
     def _read(self) -> tuple[list[tuple[Tensor, Tensor]], int, int, int]:
-        """The micro batches of this pipeline; of all ranks: the sum of digests, how many labels,
-        and how many wish that this is the last step.
+        """Return this pipeline's micro batches, and summed over all ranks: digests, labels, stop
+        requests.
         """
         place = self.place
         batches: list[tuple[Tensor, Tensor]] = []
@@ -234,7 +234,7 @@ class DeepSpeedTrainer:
         told[2] = int(self.snapshot_hook.wants_to_stop(self.progress.step))
         for number in range(self.plan.pipelines[place.pipeline].micro_batches):
             if not (place.is_first or place.is_last):
-                batches.append((torch.empty(0), torch.empty(0)))  # Nobody looks at them.
+                batches.append((torch.empty(0), torch.empty(0)))  # Middle stages do not read them.
                 continue
             positions = sample_positions(self.plan, pipeline=place.pipeline, micro_batch=number)
             samples = self.data.batch(self.progress.step, positions)
@@ -250,7 +250,7 @@ class DeepSpeedTrainer:
         return batches, digest_sum, labels, wishes
 
     def _advance_micro_batch(self, *_: Any) -> None:
-        """Passes begin in the order of their micro batches, which dropout must know."""
+        """Set the next micro batch for dropout; forward passes run in this order."""
         positions = sample_positions(
             self.plan, pipeline=self.place.pipeline, micro_batch=self._number
         )
@@ -258,11 +258,13 @@ class DeepSpeedTrainer:
         samples = torch.arange(positions.start, positions.stop, device=self.device)
         self._context.current = MicroBatch(self.job.data.seed, self.progress.step, samples)
 
-    def _look_at(self, layer: int, _: nn.Module, __: Any, output: Tensor) -> None:
+    def _check_output(self, layer: int, _: nn.Module, __: Any, output: Tensor) -> None:
         self._bad[layer] |= ~torch.isfinite(output.detach()).all()
 
-    def _refuse_what_is_no_number(self) -> NoReturn:
-        """Name the first layer that left the numbers, and its rank; all ranks say the same."""
+    def _raise_if_not_finite(self) -> NoReturn:
+        """Raise ``NotANumberError`` with the first non-finite layer and its rank, on all ranks
+        alike.
+        """
         ranks, layers = dist.get_world_size(), len(self._bad)
         first = int(self._bad.nonzero()[0]) if self._bad.any() else layers
         found = torch.tensor(first * ranks + self.place.rank, device=self.device)
@@ -273,15 +275,15 @@ class DeepSpeedTrainer:
 
 
 def leave_groups() -> None:
-    """Close what torch and DeepSpeed have opened for all of this process, so that it may again."""
+    """Destroy the global groups of torch and DeepSpeed, so that new ones can be made."""
     if dist.is_initialized():
         dist.destroy_process_group()
     comm: Any = importlib.import_module("deepspeed.comm.comm")
     comm.cdb = None
 
 
-def _tied_apart(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
-    """The layers that share a weight though no stage has both, and what they call it."""
+def _tied_across_stages(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
+    """Return the tied layers, with the name of their weight, if no stage holds both."""
     for index in range(len(job.model.layers)):
         for tensor in table_of(job, index):
             if tensor.tied_name is not None and stages[0][1] <= index:
@@ -290,12 +292,12 @@ def _tied_apart(job: Job, stages: list[tuple[int, int]]) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what DeepSpeed tells of itself; its warnings stay."""
+def _without_messages() -> Iterator[None]:
+    """Suppress DeepSpeed's messages; its warnings remain."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # It sends what autograd knows of, and torch tells so at each start.
+    # It broadcasts tensors that require gradients, about which torch warns.
     warnings.filterwarnings("ignore", "c10d::broadcast_")
-    # It calls what torch has given another name.
+    # It calls functions that torch has renamed.
     warnings.filterwarnings("ignore", "`torch.distributed.\\w+` is deprecated", FutureWarning)
     with open(os.devnull, "w", encoding="ascii") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
@@ -303,7 +305,7 @@ def _quiet() -> Iterator[None]:
 
 def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
     deepspeed: Any = importlib.import_module("deepspeed")
-    # An extension that serves inference, and would be compiled first.
+    # An extension for inference, which would be compiled at start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False)
     load_ops(ops_needed(config))
@@ -311,14 +313,14 @@ def _engine(make: Callable[[], nn.Module], config: Mapping[str, Any]) -> Any:
     try:
         engine, *_ = deepspeed.initialize(model=model, config=dict(config))
     except (AssertionError, TypeError, ValueError) as error:
-        # So it says what it thinks of a configuration, at lengths.
-        said = " ".join(str(error).partition("For further information")[0].split())
-        raise DeepSpeedConfigError(f"DeepSpeed rejects its configuration: {said}") from None
+        # DeepSpeed reports configuration errors this way, with long explanations.
+        text = " ".join(str(error).partition("For further information")[0].split())
+        raise DeepSpeedConfigError(f"DeepSpeed rejects its configuration: {text}") from None
     return engine
 
 
 def _keep_norm(engine: Any) -> None:
-    """Have the norm told in fp32 too, where DeepSpeed computes it to clip, and forgets it."""
+    """Keep the gradient norm in fp32 too; DeepSpeed computes it for clipping and drops it."""
     utils: Any = importlib.import_module("deepspeed.runtime.utils")
 
     def clip() -> None:

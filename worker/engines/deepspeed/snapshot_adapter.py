@@ -1,9 +1,8 @@
-"""DeepSpeed as one that trains for a while: what it keeps is laid down, and taken up again.
+"""Adapter that exports and imports DeepSpeed's state for snapshots.
 
-DeepSpeed has its state in places of its own, which depend on precision and ZeRO. So each rank has
-beside it, in the host's memory, its layers as the sailor engine keeps them. They are filled when a
-snapshot is due, and the snapshot is a copy of them; the other way round, what was fetched is put
-into them, and from there into DeepSpeed.
+Where DeepSpeed keeps its state depends on precision and ZeRO. So each rank also has its layers as
+buffers of the sailor engine, in host memory. They are filled before a snapshot, which copies them;
+a restored snapshot is loaded into them and from there into DeepSpeed.
 """
 
 from __future__ import annotations
@@ -52,22 +51,22 @@ _PREFIX = "deepspeed"
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedStore:
-    """Where the ranks of a generation meet."""
+    """The store of a generation's ranks."""
 
     store: Store | None
-    """``None``: there is but one."""
+    """``None``: there is a single rank."""
     generation: int
     deadline_s: float
 
-    def of_its_own(self) -> Store:
-        """The part of it that torch and DeepSpeed may fill."""
+    def for_deepspeed(self) -> Store:
+        """Return a part of it for torch and DeepSpeed."""
         if self.store is None:
             return HashStore()
         return PrefixStore(f"{_PREFIX}/{self.generation}", self.store)
 
 
 class DeepSpeedEngine:
-    """One rank that DeepSpeed trains, as a keeper of snapshots sees it."""
+    """One rank trained by DeepSpeed, as a ``TrainingEngine``."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class DeepSpeedEngine:
         plan: Plan,
         rank: int,
         transport: Transport,
-        place: DeepSpeedStore,
+        store: DeepSpeedStore,
         data: Data,
         *,
         device: torch.device,
@@ -99,10 +98,8 @@ class DeepSpeedEngine:
         shared: dict[str, Any] = {"device": device, "weights": weights}
 
         def build() -> DeepSpeedTrainer:
-            store, wait_s = place.of_its_own(), place.deadline_s
-            return DeepSpeedTrainer(
-                job, plan, rank, store, data, config, deadline_s=wait_s, **shared
-            )
+            own, wait_s = store.for_deepspeed(), store.deadline_s
+            return DeepSpeedTrainer(job, plan, rank, own, data, config, deadline_s=wait_s, **shared)
 
         try:
             self._trainer: DeepSpeedTrainer = self._guarded(build)
@@ -128,9 +125,9 @@ class DeepSpeedEngine:
         self._trainer.snapshot_hook = hook
 
     def step(self) -> StepReport:
-        """Train on the next batch; every rank takes the same steps at the same time."""
+        """Train on the next batch; all ranks take the same steps together."""
         self.recorder.at_step(self.progress.step)
-        # What a step that is broken off has changed cannot be told: the last snapshot counts.
+        # An interrupted step may have changed anything, so only the last snapshot counts.
         self.update_complete = False
         with self.recorder.span("step"):
             report: StepReport = self._guarded(self._trainer.step)
@@ -142,7 +139,7 @@ class DeepSpeedEngine:
 
     def export_state(self) -> float:
         begin_s = time.perf_counter()
-        held = self._guarded(self._trainer.pieces)
+        held = self._guarded(self._trainer.rank_tensors)
         logical = {key: whole for key, ((_, whole),) in held.items()}
         for buffer in self.buffers.values():
             load_full_tensors(buffer, logical, self.precision)
@@ -157,7 +154,7 @@ class DeepSpeedEngine:
         self._trainer.close()
 
     def _buffers(self) -> dict[int, LayerBuffer]:
-        """Empty ones for the layers of this rank, in the host's memory."""
+        """Return empty buffers for this rank's layers, in host memory."""
         job, rank = self.job, self.rank
         layers = [
             build_layer(
@@ -185,7 +182,7 @@ class DeepSpeedEngine:
         )
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
-        """Do something with DeepSpeed; a connection that breaks is told as who has gone."""
+        """Call DeepSpeed; report a broken connection as the loss of a rank."""
         try:
             return act()
         except NotANumberError:
@@ -196,7 +193,7 @@ class DeepSpeedEngine:
                 raise
             if not _is_connection_error(error) and not transport.wait_failed():
                 raise
-            return transport.run_guarded(partial(_reraise, error), "training by DeepSpeed")
+            return transport.run_guarded(partial(_reraise, error), "a DeepSpeed step")
 
 
 def _check_available(job: Job, device: torch.device) -> None:
@@ -209,7 +206,7 @@ def _check_available(job: Job, device: torch.device) -> None:
 
 
 def _opened_backends() -> Iterator[Any]:
-    """Those of torch's own groups, which are the ones that DeepSpeed has opened."""
+    """Yield the backends of torch's global groups, which DeepSpeed has opened."""
     world: Any = dist.distributed_c10d._world
     for group in tuple(world.pg_map):
         for device in group._device_types:

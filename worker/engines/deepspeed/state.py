@@ -1,7 +1,7 @@
-"""What DeepSpeed keeps of a model, as whole tensors and back, so that a run may change engines.
+"""Converts DeepSpeed's state to full tensors and back, so that a run can change engines.
 
-Where DeepSpeed divides masters and moments among replicas (ZeRO, bf16), a parameter's are a piece
-of some flat tensor on each of those that keep any of it.
+If DeepSpeed shards masters and moments over replicas (ZeRO, bf16), each rank keeps a fragment of a
+parameter's state in a flat tensor.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MOMENTS: Mapping[type, tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
     torch.optim.SGD: ("momentum_buffer",),
 }
-"""What torch calls our moments; other optimizers have none that we know."""
+"""torch's names for our moments; other optimizers have none that we know."""
 
 
 def pieces_of_engine(engine: Any, job: Job, layers: Sequence[LocalLayer]) -> RankTensors:
-    """Copies of all that the layers of this rank consist of; all replicas ask at once."""
+    """Copy the state of this rank's layers; a collective of all replicas."""
     found: RankTensors = {}
     for layer, name, atoms, parameter in _named(job, layers):
         place, kept = _kept(engine, parameter)
@@ -49,7 +49,7 @@ def load_engine(
     *,
     updates: int,
 ) -> None:
-    """Fill what DeepSpeed keeps from whole tensors, as any engine may have left them."""
+    """Load full tensors, which any engine may have produced, into DeepSpeed."""
     with torch.no_grad():
         for layer, name, _, parameter in _named(job, layers):
             place, kept = _kept(engine, parameter)
@@ -64,7 +64,7 @@ def load_engine(
 def _named(
     job: Job, layers: Sequence[LocalLayer]
 ) -> Iterator[tuple[int, str, range | None, nn.Parameter]]:
-    """Each parameter with its layer, name and atoms in the logical state."""
+    """Yield each parameter with its layer, name and atoms."""
     tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shared = {spec.name for spec in tables[TIED]}
     for layer in layers:
@@ -76,14 +76,14 @@ def _named(
 
 
 def _kept(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[StateKind, Tensor]]:
-    """The master and the moments that this rank keeps, and which part of the parameter it is."""
+    """Return the master and moments that this rank keeps, and which part of the parameter."""
     optimizer = _torch_optimizer(engine)
     flat: Tensor = parameter
     place, there = slice(0, parameter.numel()), slice(None)
     if hasattr(parameter, "_hp_mapping"):
         mapping: Any = parameter._hp_mapping
         if mapping is None:
-            # Others keep all of it; a piece of no length is asked for as any other.
+            # Other ranks keep all of it; use a fragment of length 0.
             flat, place, there = optimizer.param_groups[0]["params"][0], slice(0, 0), slice(0, 0)
         else:
             flat = optimizer.param_groups[mapping.param_group_index]["params"][0]
@@ -93,7 +93,7 @@ def _kept(engine: Any, parameter: nn.Parameter) -> tuple[slice, dict[StateKind, 
     for number, name in enumerate(_MOMENTS.get(type(optimizer), ())):
         state = optimizer.state[flat]
         if state.get(name) is None:
-            # No step has been made yet, and the moments are zero.
+            # No step has run yet, so the moments are zero.
             state[name] = torch.zeros_like(flat, requires_grad=False)
             state.setdefault("step", torch.zeros(()))
         found[f"moment {number}"] = state[name].flatten()[there]
@@ -105,7 +105,7 @@ def _slice(address: Any) -> slice:
 
 
 def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
-    """The optimizer itself; ZeRO and 16-bit precision put another around it."""
+    """Return torch's optimizer, which ZeRO and 16-bit precision wrap."""
     optimizer: Any = engine.optimizer
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner
