@@ -168,10 +168,10 @@ def test_layers_that_are_not_those_of_the_description_are_told() -> None:
 
 def test_cuts_that_cannot_be_made_are_told() -> None:
     found = problems_of(job_of("odd", like="odd"))
-    assert "up is to be cut by 'shards'" in found[0]
+    assert "up has the unknown split kind 'shards'" in found[0]
     assert "norm is a LayerNorm; columns needs nn.Linear" in found[1]
     found = problems_of(job_of("layers", max_tp=3))
-    assert "query.weight has 4 pieces, which TP 3 does not divide" in found[0]
+    assert "query.weight has 4 pieces, not divisible by TP degree 3" in found[0]
 
 
 def test_layers_that_share_a_parameter_in_silence_are_told() -> None:

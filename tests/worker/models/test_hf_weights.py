@@ -273,12 +273,12 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     held["model.layers.2.mlp.up_proj.weight"] = torch.zeros(40, 16)
     safetensors.save_file(held, path)
     assert problems_of(path, job) == [
-        f"{path}: model.layers.0.mlp.up_proj.weight: is missing; it is no checkpoint of this model",
+        f"{path}: model.layers.0.mlp.up_proj.weight: is missing; use a checkpoint of this model",
         f"{path}: model.layers.1.mlp.up_proj.weight: has shape 41 x 16, the model's is 40 x 16; "
         "give the model's own numbers in the job, or its config.json",
         f"{path}: model.norm.weight: holds I8, not floating-point numbers; "
         "dequantise the checkpoint first",
-        f"{path}: model.layers.2.mlp.up_proj.weight: is no tensor of the model; "
+        f"{path}: model.layers.2.mlp.up_proj.weight: is not a tensor of the model; "
         "use a checkpoint of exactly this model",
     ]
 
@@ -295,8 +295,8 @@ def test_a_tied_checkpoint_for_an_untied_model_gets_its_cure(tmp_path: Path) -> 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     job = job_of(saved(theirs("vit"), tmp_path))
-    assert "is not there" in problems_of(tmp_path / "none.safetensors", job)[0]
-    assert "is not there" in problems_of(tmp_path / "empty", job)[0]
+    assert "does not exist" in problems_of(tmp_path / "none.safetensors", job)[0]
+    assert "does not exist" in problems_of(tmp_path / "empty", job)[0]
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     assert "cannot be read" in problems_of(tmp_path, job)[0]

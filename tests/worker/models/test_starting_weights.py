@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_checkpoint_is_told_before_anything_starts(
 ) -> None:
     write_model(tmp_path, f'{FAMILY}\nweights = "none"')
     (line,) = refusal(warm, tmp_path)
-    assert line.endswith("is not there; name a safetensors file or its folder")
+    assert line.endswith("does not exist; name a safetensors file or its folder")
     write(tmp_path)
     run(warm, tmp_path, "--save", tmp_path / "none", "--steps", "1")
     held = load_file(tmp_path / "none" / "model.safetensors")
