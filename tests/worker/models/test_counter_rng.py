@@ -125,9 +125,9 @@ def test_dropout_gives_the_gradient_of_what_it_kept() -> None:
     assert torch.autograd.gradcheck(dropout, (x,))
 
 
-def test_dropout_without_a_moment_is_our_mistake() -> None:
+def test_dropout_needs_a_micro_batch() -> None:
     dropout = KeyedDropout(0.5, layer=0, site="a", index=0, context=MicroBatchContext())
-    with pytest.raises(AssertionError, match="which samples"):
+    with pytest.raises(AssertionError, match="no micro batch"):
         dropout(torch.ones(1, 4))
 
 
