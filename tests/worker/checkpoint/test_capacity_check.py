@@ -22,7 +22,7 @@ def sharing(buddies: dict[tuple[int, int], str], *, waits: bool) -> SnapshotPlac
     return SnapshotPlacement(KEYS, holders, dict.fromkeys(KEYS, 0), nodes, buddies, waits)
 
 
-def test_a_node_needs_room_for_all_its_ranks_and_for_what_others_bring():
+def test_node_needs_room_for_all_its_ranks_and_for_replicas():
     shared = sharing({(0, 1): "b", (1, 0): "b"}, waits=True)
     assert node_need(shared, "a") == NodeNeed(own=1000 + 2 * 200 + 30, copies=0, files=3)
     assert node_need(shared, "b") == NodeNeed(own=1000, copies=230, files=3)
@@ -54,7 +54,7 @@ def put(folder: Path, name: str, mib: int) -> None:
     ],
     ids=["fits", "no change", "reserved", "left", "full of what is left", "too little left"],
 )
-def test_what_is_there_already_counts(tmp_path, monkeypatch, free_mib, ours, left, missing):
+def test_existing_files_count(tmp_path, monkeypatch, free_mib, ours, left, missing):
     monkeypatch.setattr(capacity_check, "free_bytes", lambda _: free_mib * MIB)
     put(tmp_path, ".4.0.77.0.part", ours)
     put(tmp_path, "3-20/0.snap", left)
@@ -72,7 +72,7 @@ def test_what_is_there_already_counts(tmp_path, monkeypatch, free_mib, ours, lef
     assert f"{there}.0 MiB are free; enlarge that file system" in text
 
 
-def test_a_folder_in_memory_has_what_its_limit_leaves_and_no_more_than_the_machine(tmp_path):
+def test_folder_in_memory_is_bounded_by_its_limit_and_the_machine(tmp_path):
     """In a file system of its own, one without a limit, and on a disk."""
     program = (
         "import sys; from pathlib import Path\n"

@@ -54,7 +54,7 @@ def as_bytes(bodies) -> dict[tuple[int, int], bytes]:
     return {key: bytes(body) for key, body in bodies.items()}
 
 
-def test_ones_own_files_are_enough(tmp_path, peer):
+def test_own_files_are_used_first(tmp_path, peer):
     found = write(tmp_path / "own", header_of(*SIZES))
     write(peer[1], header_of(*SIZES))
     got = fetch(KEYS, [[own(tmp_path / "own")], [peer[0]]], model=MODEL)
@@ -63,7 +63,7 @@ def test_ones_own_files_are_enough(tmp_path, peer):
     assert got.header.progress == found.header.progress
 
 
-def test_a_peer_makes_good_what_is_damaged_here(tmp_path, peer):
+def test_damaged_piece_is_fetched_from_a_peer(tmp_path, peer):
     found = write(tmp_path / "own", header_of(*SIZES))
     want = expected(found)
     write(peer[1], header_of(*SIZES, rank=5))
@@ -76,14 +76,14 @@ def test_a_peer_makes_good_what_is_damaged_here(tmp_path, peer):
     )
 
 
-def test_who_is_gone_holds_up_nobody(tmp_path, peer):
+def test_dead_source_does_not_delay_the_others(tmp_path, peer):
     found = write(peer[1], header_of(*SIZES))
     gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
     got = fetch(KEYS, [[own(tmp_path / "nothing")], [gone, peer[0]]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
 
-def test_what_nobody_has_is_named(peer):
+def test_missing_pieces_are_named(peer):
     write(peer[1], header_of(100, 0))
     gone = PeerSource.at("gone", "127.0.0.1:1", "t", "j1", **POINT)
     with pytest.raises(
@@ -93,7 +93,7 @@ def test_what_nobody_has_is_named(peer):
     assert "gone: " in str(told.value)
 
 
-def test_a_wanted_end_ends_the_search(tmp_path):
+def test_cancellation_ends_the_search(tmp_path):
     found = write(tmp_path, header_of(*SIZES))
     assert found.path.exists()
 
@@ -122,13 +122,13 @@ def committed(tmp_path: Path) -> tuple[str, snapshot_file.SealedFile]:
     return f"file://{folder}/manifest-1.json", found
 
 
-def test_a_checkpoint_is_read_where_no_memory_has_it(tmp_path):
+def test_durable_checkpoint_is_read_if_no_memory_has_the_state(tmp_path):
     manifest, found = committed(tmp_path)
     got = fetch(KEYS, [[own(tmp_path / "gone")], [DurableSource(manifest)]], model=MODEL)
     assert as_bytes(got.bodies) == expected(found)
 
 
-def test_a_damaged_object_is_named(tmp_path):
+def test_damaged_object_is_named(tmp_path):
     manifest, found = committed(tmp_path)
     damage(found.path, found.header.pieces[3])
     where = r"2-life\.snap: piece 1 of layer 1 is damaged"
@@ -137,7 +137,7 @@ def test_a_damaged_object_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["gone", "cut", "other", "manifest", "scheme"])
-def test_what_is_no_checkpoint_is_said(tmp_path, case):
+def test_invalid_checkpoints_are_reported(tmp_path, case):
     manifest, found = committed(tmp_path)
     match case:
         case "gone":
@@ -176,7 +176,7 @@ class Slow:
         return
 
 
-def test_of_two_that_have_it_the_one_that_answers_gives(tmp_path):
+def test_first_source_that_answers_is_used(tmp_path):
     found = write(tmp_path, header_of(*SIZES))
     gate = threading.Event()
     got = fetch(KEYS, [[Slow(own(tmp_path), gate), own(tmp_path)]], model=MODEL)

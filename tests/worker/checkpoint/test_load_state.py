@@ -39,7 +39,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_any_plan_takes_up_what_any_other_has_sealed(name, tmp_path, examples):
+def test_any_plan_restores_what_any_other_sealed(name, tmp_path, examples):
     """The state is not changed by going from plan to plan; nothing is trained in between."""
     job, draw = JOBS[name], drawn(f"restore {name}")
     first = on_nodes(any_plan(draw, job), draw)
@@ -56,7 +56,7 @@ def test_any_plan_takes_up_what_any_other_has_sealed(name, tmp_path, examples):
 
 
 @pytest.mark.parametrize("name", ["exact", "exact-zero"])
-def test_training_goes_on_as_if_nothing_had_happened(name, tmp_path, examples):
+def test_training_continues_bit_equal_after_a_restore(name, tmp_path, examples):
     job, draw = JOBS[name], drawn(f"go on {name}")
     expected = []
     after = None
@@ -72,7 +72,7 @@ def test_training_goes_on_as_if_nothing_had_happened(name, tmp_path, examples):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_each_piece_is_kept_written_once_and_on_two_nodes(name, tmp_path, examples):
+def test_each_piece_has_a_holder_one_writer_and_two_nodes(name, tmp_path, examples):
     job, draw = JOBS[name], drawn(f"cover {name}")
     layers, atoms = len(job.model.layers), job.max_tp
     everything = {(n, p) for n in range(layers + 1) for p in range(atoms + 1)}
@@ -96,7 +96,7 @@ def files(root: Path, done) -> list:
     return [found for source in folders(root, done) for found in sealed_files(source.folder)]
 
 
-def test_one_flipped_byte_is_named_and_another_holder_is_asked(tmp_path):
+def test_flipped_byte_is_named_and_another_holder_is_used(tmp_path):
     job, draw = JOBS["exact"], drawn("flip")
     plan = on_nodes(any_plan(draw, job, stages_max=1), draw)
     while len(plan.pipelines) < 2:
@@ -118,7 +118,7 @@ def test_one_flipped_byte_is_named_and_another_holder_is_asked(tmp_path):
         train(job, plan, tmp_path, number=3, steps=0, after=before)
 
 
-def test_another_model_is_not_taken_up(tmp_path):
+def test_snapshot_of_another_model_is_refused(tmp_path):
     job, draw = JOBS["tied"], drawn("another")
     plan = on_nodes(any_plan(draw, job), draw)
     before = train(job, plan, tmp_path, number=1, steps=1)

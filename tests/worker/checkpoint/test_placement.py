@@ -28,7 +28,7 @@ def buddy(holders: tuple[int, ...], zones: str, survive: str) -> str | None:
         ((0, 1), "xxx", None, ANY_NODE),  # Somebody may stand by elsewhere, who is no member.
     ],
 )
-def test_a_copy_outlives_what_the_job_is_to_survive(holders, zones, node, zone):
+def test_replica_survives_what_the_job_must_survive(holders, zones, node, zone):
     assert buddy(holders, zones, "node") == node
     assert buddy(holders, zones, "zone") == zone
 
@@ -37,7 +37,7 @@ ALONE = {0: "a", 1: "a"}
 
 
 @pytest.mark.parametrize("survive", ["node", "zone"])
-def test_who_trains_alone_has_a_copy_on_whoever_stands_by(survive):
+def test_single_node_job_has_its_replica_on_any_other_node(survive):
     found = buddies_of({KEY: (0, 1)}, {KEY: 0}, {KEY: 8}, ALONE, {"a": "x"}, survive)
     assert found == {KEY: ANY_NODE}
 
@@ -54,6 +54,6 @@ def test_who_trains_alone_has_a_copy_on_whoever_stands_by(survive):
     ],
     ids=["safe", "named", "nobody else", "one stands by", "told nothing", "told of another"],
 )
-def test_training_waits_for_copies_alike_on_all_nodes(buddies, nodes, known, waits):
+def test_all_nodes_agree_on_waiting_for_replicas(buddies, nodes, known, waits):
     """Nodes read at other moments who stands by: a plan of several waits, whatever they know."""
     assert waits_for_replicas(buddies, nodes, dict.fromkeys(known, "x")) is waits

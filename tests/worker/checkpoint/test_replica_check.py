@@ -69,22 +69,22 @@ def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99)
     return run_as_threads(len(plan.pipelines), body)
 
 
-def test_replicas_that_agree_are_let_alone(tmp_path):
+def test_equal_replicas_pass(tmp_path):
     assert said(tmp_path, plan_on("a", "a"), flipped_at=None) == ["", ""]
 
 
 @pytest.mark.parametrize(("flipped_at", "seen_at"), [(1, 2), (2, 2)])
-def test_one_wrong_bit_of_a_weight_is_named_before_the_next_snapshot(tmp_path, flipped_at, seen_at):
+def test_wrong_bit_is_named_before_the_next_snapshot(tmp_path, flipped_at, seen_at):
     first, second = said(tmp_path, plan_on("a", "a"), flipped_at=flipped_at)
     assert f"of layer 1 sealed at step {seen_at} differs between" in first
     assert second == first.replace("rank 0", "rank 1")
 
 
-def test_it_is_named_as_training_stops_there(tmp_path):
+def test_wrong_bit_is_named_at_a_stop(tmp_path):
     first, second = said(tmp_path, plan_on("a", "a"), flipped_at=2, stop_at=2)
     assert "sealed at step 2" in first
     assert "sealed at step 2" in second
 
 
-def test_devices_of_other_kinds_may_round_differently(tmp_path):
+def test_other_gpu_kinds_may_round_differently(tmp_path):
     assert said(tmp_path, plan_on("a", "b"), flipped_at=2) == ["", ""]

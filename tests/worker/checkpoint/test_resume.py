@@ -63,7 +63,7 @@ def checkpoint(folder: Path, steps: int, *, generation: int = 1) -> Made:
 
 
 @pytest.mark.parametrize("engine", list(PLANS))
-def test_it_goes_on_as_if_nothing_had_happened(warm, files, engine):
+def test_resumed_run_matches_an_uninterrupted_one(warm, files, engine):
     if engine == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed")
     made = checkpoint(files, 2)
@@ -80,7 +80,7 @@ def test_it_goes_on_as_if_nothing_had_happened(warm, files, engine):
     assert [s["sample_hash"] for s in done.steps] == [r.sample_hash for r in expected]
 
 
-def test_points_are_chosen_and_the_end_is_the_jobs(warm, files):
+def test_resume_selects_the_point_and_ends_with_the_job(warm, files):
     checkpoint(files, 2)
     checkpoint(files, 6, generation=2)
     folder = files / "kept" / "j"
@@ -97,7 +97,7 @@ def test_points_are_chosen_and_the_end_is_the_jobs(warm, files):
     assert "nowhere holds no checkpoint; give a manifest" in done.err
 
 
-def test_a_flipped_byte_is_named_and_the_next_older_whole_one_offered(warm, files):
+def test_flipped_byte_is_named_with_the_next_older_intact_checkpoint(warm, files):
     made = [checkpoint(files, steps) for steps in (2, 3, 4)]
     for each in made[1:]:
         path = files / "kept" / "j" / f"1-{each.manifest.point.step}" / "1-n1.1.snap"

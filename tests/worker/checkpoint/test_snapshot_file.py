@@ -59,7 +59,7 @@ def write(memory: Path, header: snapshot_file.Header, *, seed: int = 0) -> snaps
     return snapshot_file.SealedFile(path, snapshot_file.read_header(path))
 
 
-def test_what_was_sealed_is_read_again(tmp_path):
+def test_sealed_file_round_trips(tmp_path):
     found = write(tmp_path, header_of(100, 0, 4097, 5))
     (seen,) = snapshot_file.sealed_files(found.path.parent)
     assert seen == found
@@ -73,7 +73,7 @@ def test_what_was_sealed_is_read_again(tmp_path):
     assert list(snapshot_file.point_folders(tmp_path)) == [("j1", 4, 7, found.path.parent)]
 
 
-def test_the_listing_says_what_the_headers_say(tmp_path):
+def test_listing_matches_the_headers(tmp_path):
     found = [write(tmp_path, header_of(9, 8, rank=rank), seed=rank) for rank in (0, 3)]
     read = snapshot_file.listing_from(snapshot_file.listing(found), name="node b")
     assert read == {each.path.name: each.header for each in found}
@@ -81,7 +81,7 @@ def test_the_listing_says_what_the_headers_say(tmp_path):
         snapshot_file.listing_from(b'[{"file": "0.snap"}]', name="node b")
 
 
-def test_a_file_counts_only_once_it_is_sealed(tmp_path):
+def test_unsealed_file_is_ignored(tmp_path):
     found = write(tmp_path, header_of(100, 50))
     with found.path.open("r+b") as file:
         snapshot_file.unseal(file.fileno())
@@ -94,7 +94,7 @@ def test_a_file_counts_only_once_it_is_sealed(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 10, 31, 32, 200, 4096, 4195])
-def test_a_file_that_was_cut_short_is_passed_over(tmp_path, keep):
+def test_truncated_file_is_skipped(tmp_path, keep):
     found = write(tmp_path, header_of(100))
     os.truncate(found.path, keep)
     assert list(snapshot_file.sealed_files(found.path.parent)) == []
@@ -103,7 +103,7 @@ def test_a_file_that_was_cut_short_is_passed_over(tmp_path, keep):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_flipped_bit_is_named(tmp_path, seed):
+def test_flipped_bit_is_named(tmp_path, seed):
     draw = random.Random(seed)
     found = write(tmp_path, header_of(300, 1, 2000, 64), seed=seed)
     content = bytearray(found.path.read_bytes())
@@ -120,7 +120,7 @@ def test_one_flipped_bit_is_named(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_damaged_header_is_no_header(tmp_path, seed):
+def test_damaged_header_is_refused(tmp_path, seed):
     draw = random.Random(seed)
     found = write(tmp_path, header_of(10, 20))
     content = bytearray(found.path.read_bytes())
@@ -130,7 +130,7 @@ def test_a_damaged_header_is_no_header(tmp_path, seed):
     assert list(snapshot_file.sealed_files(found.path.parent)) == []
 
 
-def test_a_copy_has_the_pieces_that_were_asked_for(tmp_path):
+def test_copy_has_the_requested_pieces(tmp_path):
     found = write(tmp_path / "a", header_of(100, 0, 30, 70))
     keys = [(0, 1), (1, 1)]
     bodies = {
@@ -145,7 +145,7 @@ def test_a_copy_has_the_pieces_that_were_asked_for(tmp_path):
     assert list(snapshot_file.unfinished_files(tmp_path / "b")) == []
 
 
-def test_a_copy_of_damaged_bytes_is_not_made(tmp_path):
+def test_damaged_bytes_are_not_copied(tmp_path):
     found = write(tmp_path / "a", header_of(100))
     folder = snapshot_file.point_folder(tmp_path / "b", "j1", generation=4, step=7)
     folder.parent.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_a_copy_of_damaged_bytes_is_not_made(tmp_path):
     )
 
 
-def test_no_room_is_said_with_what_is_needed(tmp_path):
+def test_missing_room_is_reported_with_the_bytes(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
@@ -169,14 +169,14 @@ def test_no_room_is_said_with_what_is_needed(tmp_path):
     assert list((tmp_path / "j").iterdir()) == []
 
 
-def test_unfinished_files_are_known_by_their_writer(tmp_path):
+def test_unfinished_files_name_their_writer(tmp_path):
     path = tmp_path / "j1" / snapshot_file.part_name(4, 2, 1234, 0)
     os.close(snapshot_file.create(path, 10))
     assert path.stat().st_blocks > 0
     assert list(snapshot_file.unfinished_files(tmp_path)) == [(1234, path)]
 
 
-def test_a_fingerprint_tells_models_apart():
+def test_fingerprints_differ_between_models():
     spec = LogicalTensor("a", (4, 4), 0)
     one = snapshot_file.fingerprint([[spec]], atoms=2, dtype="float32", moments=2)
     assert one == snapshot_file.fingerprint(((spec,),), atoms=2, dtype="float32", moments=2)

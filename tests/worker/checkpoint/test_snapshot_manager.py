@@ -62,7 +62,7 @@ def sealed(memory: Path) -> dict[int, snapshot_file.SealedFile]:
     return found
 
 
-def test_two_files_are_enough_where_nothing_is_copied(keeper, tmp_path):
+def test_two_files_suffice_without_replicas(keeper, tmp_path):
     train(keeper, 7)
     found = sealed(tmp_path)
     assert set(found) == {6, 7}
@@ -72,7 +72,7 @@ def test_two_files_are_enough_where_nothing_is_copied(keeper, tmp_path):
     assert sealed(tmp_path)[8].header.persist
 
 
-def test_what_somebody_holds_by_a_link_is_not_written_over(keeper, tmp_path):
+def test_linked_file_is_not_overwritten(keeper, tmp_path):
     train(keeper, 3)
     held = tmp_path / "held.snap"
     os.link(sealed(tmp_path)[3].path, held)
@@ -82,7 +82,7 @@ def test_what_somebody_holds_by_a_link_is_not_written_over(keeper, tmp_path):
     assert set(sealed(tmp_path)) == {7, 8}
 
 
-def test_what_the_agent_has_removed_is_not_missed(keeper, tmp_path):
+def test_file_removed_by_the_agent_is_replaced(keeper, tmp_path):
     train(keeper, 3)
     for found in sealed(tmp_path).values():
         found.path.unlink()
@@ -90,7 +90,7 @@ def test_what_the_agent_has_removed_is_not_missed(keeper, tmp_path):
     assert set(sealed(tmp_path)) == {5, 6}
 
 
-def test_no_more_room_than_for_one_is_too_little(tmp_path):
+def test_room_for_one_file_is_too_little(tmp_path):
     transport = ThreadWorld(1).transport(0)
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, None, {})
@@ -109,7 +109,7 @@ def test_no_more_room_than_for_one_is_too_little(tmp_path):
     assert list(snapshot_file.unfinished_files(tmp_path)) == []
 
 
-def test_an_update_waits_for_the_copy_and_the_copy_has_the_state_before_it(keeper, tmp_path):
+def test_update_waits_for_the_copy_of_the_state_before_it(keeper, tmp_path):
     train(keeper, 1)
     first = {
         p.key: snapshot_file.read_piece(sealed(tmp_path)[1].path, p) for p in _pieces(tmp_path, 1)
@@ -135,7 +135,7 @@ def _pieces(memory: Path, step: int):
 
 
 @pytest.mark.parametrize(("survive", "buddies"), [("node", {"c"}), ("zone", {"b"})])
-def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive, buddies):
+def test_header_names_buddies_by_what_the_job_must_survive(tmp_path, survive, buddies):
     job = replace(JOB, checkpoint=Checkpoint(survive=survive))
     last = len(job.model.layers)
     plan = plan_of(job.global_batch, (1, [(0, 1, 1), (1, 2, 1), (2, last, 1)]))
@@ -157,6 +157,6 @@ def test_a_header_names_buddies_by_what_the_job_is_to_survive(tmp_path, survive,
     assert run_as_threads(3, body)[0] == buddies
 
 
-def test_nothing_that_a_step_may_wait_for_here_counts_as_a_standstill():
+def test_waits_of_a_step_are_shorter_than_the_stall_limit():
     """A copy that nobody takes, and then a full memory."""
     assert PATIENCE_S + SnapshotWriter.room_wait_s < min(Options().stall_s, Options().stop_s)

@@ -47,7 +47,7 @@ def _leaves_nothing():
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_all_are_heard_in_the_order_in_which_each_speaks():
+def test_messages_of_a_rank_arrive_in_order():
     def body(_rank, say, _board):
         for turn in range(3):
             say({"kind": "hello", "turn": turn, "filling": "x" * 100_000})
@@ -57,7 +57,7 @@ def test_all_are_heard_in_the_order_in_which_each_speaks():
         assert [message["turn"] for number, message in heard if number == rank] == [0, 1, 2]
 
 
-def test_a_killed_rank_is_named_with_what_it_did():
+def test_killed_rank_is_named_with_its_activity():
     def body(rank, _say, board):
         board.write(rank, 5, "backward")
         if rank == 1:
@@ -72,7 +72,7 @@ def test_a_killed_rank_is_named_with_what_it_did():
     assert "; ranks 0, 2 noticed within 0." in str(e.value)
 
 
-def test_who_does_not_notice_is_not_waited_for():
+def test_rank_that_does_not_report_is_not_waited_for():
     def body(rank, _say, _board):
         if rank == 0:
             os._exit(3)
@@ -84,7 +84,7 @@ def test_who_does_not_notice_is_not_waited_for():
     assert time.monotonic() - begin < FOREVER_S / 10
 
 
-def test_the_cause_is_told_even_when_its_victims_speak_first():
+def test_cause_is_reported_even_if_its_victims_report_first():
     def body(rank, _say, _board):
         if rank == 2:
             time.sleep(0.2)
@@ -95,7 +95,7 @@ def test_the_cause_is_told_even_when_its_victims_speak_first():
         run(body)
 
 
-def test_a_sentence_that_says_all_is_repeated_as_it_is():
+def test_complete_message_is_repeated_unchanged():
     def body(_rank, _say, _board):
         raise RunFailedError("step 3: the loss is no number")
 
@@ -103,7 +103,7 @@ def test_a_sentence_that_says_all_is_repeated_as_it_is():
         run(body)
 
 
-def test_a_mistake_of_the_users_arrives_whole():
+def test_input_error_of_a_rank_arrives_with_all_problems():
     def body(rank, _say, _board):
         if rank == 1:
             raise InputError([Problem("a.bin", "is short", "make it longer")])
@@ -113,7 +113,7 @@ def test_a_mistake_of_the_users_arrives_whole():
         run(body)
 
 
-def test_what_the_listener_raises_ends_all_ranks():
+def test_exception_in_the_message_handler_ends_all_ranks():
     def body(_rank, say):
         say({"kind": "hello"})
         time.sleep(FOREVER_S)
@@ -161,7 +161,7 @@ def test_no_rank_outlives_its_parent(number):
         wait_for_death(life)
 
 
-def test_a_hang_up_that_was_ignored_stays_so():
+def test_ignored_sighup_stays_ignored():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     body = ignore + PARENT.replace("time.sleep(600)", "sys.stdin.readline()")
     parent = subprocess.Popen(

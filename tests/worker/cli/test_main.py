@@ -41,7 +41,7 @@ def refusal(done) -> str:
 # -- training -------------------------------------------------------------------------------------
 
 
-def test_each_step_is_a_line_and_the_plan_changes_no_loss(warm, files):
+def test_each_step_prints_a_line_and_losses_do_not_depend_on_the_plan(warm, files):
     alone, many = run(warm, files, plan=False), run(warm, files)
     assert (alone.code, many.code) == (0, 0), many.err
     for one, other in zip(alone.steps, many.steps, strict=True):
@@ -53,7 +53,7 @@ def test_each_step_is_a_line_and_the_plan_changes_no_loss(warm, files):
     assert len({step["sample_hash"] for step in many.steps}) == 3
 
 
-def test_the_exact_model_trains_to_the_same_bits_under_both_plans(warm, files):
+def test_exact_model_is_bit_equal_under_both_plans(warm, files):
     write(files, family="exact")
     results = []
     for plan in (False, True):
@@ -67,12 +67,12 @@ def test_the_exact_model_trains_to_the_same_bits_under_both_plans(warm, files):
         assert torch.equal(tensor, weights[1][name]), name
 
 
-def test_a_run_repeats_itself_bit_by_bit(warm, files):
+def test_repeated_run_prints_the_same_bits(warm, files):
     losses = [[step["loss"] for step in run(warm, files).steps] for _ in range(2)]
     assert losses[0] == losses[1]
 
 
-def test_weights_are_saved_as_published_models_have_them(warm, files):
+def test_weights_are_saved_under_hugging_face_names(warm, files):
     assert run(warm, files, "--save", files / "out", "--steps", "1").code == 0
     weights = load_file(files / "out" / "model.safetensors")
     assert weights["transformer.wte.weight"].shape == (64, 16)
@@ -80,7 +80,7 @@ def test_weights_are_saved_as_published_models_have_them(warm, files):
     assert [path.name for path in (files / "out").iterdir()] == ["model.safetensors"]
 
 
-def test_the_summary_tells_each_ranks_place_and_peak(warm, files):
+def test_summary_has_each_ranks_position_and_peak_memory(warm, files):
     (line,) = run(warm, files).err.splitlines()
     ranks = json.loads(line)["ranks"]
     places = [(rank["pipeline"], rank["stage"], rank["tp_index"]) for rank in ranks]
@@ -88,7 +88,7 @@ def test_the_summary_tells_each_ranks_place_and_peak(warm, files):
     assert all(2**20 < rank["peak_memory_bytes"] < 2**30 for rank in ranks)
 
 
-def test_the_timeline_has_every_pass_of_every_rank(warm, files):
+def test_timeline_has_every_pass_of_every_rank(warm, files):
     assert run(warm, files, "--timeline", files / "t.json").code == 0
     events = json.loads((files / "t.json").read_text())["traceEvents"]
     drawn = [event["name"] for event in events if event["ph"] == "X"]
@@ -100,7 +100,7 @@ def test_the_timeline_has_every_pass_of_every_rank(warm, files):
     assert drawn.count("optimizer step") == 3 * 4
 
 
-def test_tokens_from_a_text_are_trained_on(warm, files):
+def test_converted_text_can_be_trained_on(warm, files):
     (files / "a.txt").write_text("abcdefgh" * 40)
     (files / "v.json").write_text(json.dumps({letter: i for i, letter in enumerate("abcdefgh")}))
     done = warm.run(
@@ -118,7 +118,7 @@ def test_tokens_from_a_text_are_trained_on(warm, files):
     assert done.steps[-1]["loss"] < done.steps[0]["loss"]
 
 
-def test_people_read_words(warm, files):
+def test_default_output_is_text(warm, files):
     done = warm.run("run", "--job", files / "job.toml")
     assert done.code == 0
     assert [line.split()[:3] for line in done.out.splitlines()] == [
@@ -146,7 +146,7 @@ def test_a_plan_of_too_many_ranks_is_refused(warm, files):
     )
 
 
-def test_unusable_tokens_are_refused_before_anything_starts(warm, files):
+def test_invalid_tokens_are_refused_before_any_rank_starts(warm, files):
     write(files, more='[data]\ntokens = "c.bin"\n')
     assert "c.bin: " in refusal(run(warm, files))
     np.save(files / "c.npy", np.arange(100, dtype=np.uint16))
@@ -157,17 +157,17 @@ def test_unusable_tokens_are_refused_before_anything_starts(warm, files):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_the_right_to_write_is_refused(warm, files):
+def test_read_only_folder_is_refused(warm, files):
     (files / "closed").mkdir(mode=0o500)
     assert "cannot be written" in refusal(run(warm, files, "--save", files / "closed"))
 
 
-def test_unwritable_outputs_are_refused_before_anything_starts(warm, files):
+def test_unwritable_outputs_are_refused_before_any_rank_starts(warm, files):
     for option, place in (("--save", files / "plan.json"), ("--timeline", files / "no" / "t.json")):
         assert f"{place}: cannot be written" in refusal(run(warm, files, option, place))
 
 
-def test_other_mistakes_are_sentences(warm, files):
+def test_other_input_errors_are_sentences(warm, files):
     write(files, change=("steps = 3\n", ""))
     assert "how long to train" in refusal(run(warm, files))
     write(files, family="exact", change=("vocab = 64", "vocab = 32768"))
@@ -178,18 +178,18 @@ def test_other_mistakes_are_sentences(warm, files):
     assert "Missing option" in warm.run("run").err
 
 
-def test_a_refused_run_leaves_an_older_timeline_alone(warm, files):
+def test_refused_run_keeps_an_older_timeline(warm, files):
     (files / "t.json").write_text("older")
     refusal(run(warm, files, "--timeline", files / "t.json", "--ranks-max", "3"))
     assert (files / "t.json").read_text() == "older"
 
 
 @pytest.mark.parametrize("text", ["garbage", "4:backward:0", "0:sleep:0", "0:backward:-1", ""])
-def test_a_failure_that_cannot_happen_is_no_failure_to_wish_for(warm, files, text):
+def test_impossible_fail_points_are_refused(warm, files, text):
     assert f"SAILOR_FAIL_AT: is {text!r}" in refusal(run(warm, files, SAILOR_FAIL_AT=text))
 
 
-def test_all_mistakes_are_told_at_once(warm, files):
+def test_all_input_errors_are_reported_at_once(warm, files):
     write(files, change=("steps = 3\n", ""), more='[data]\ntokens = "c.bin"\n')
     told = refusal(run(warm, files, "--ranks-max", "1", "--save", files / "job.toml"))
     assert [line.split(":")[1].strip() for line in told.splitlines()] == [
@@ -203,20 +203,20 @@ def test_all_mistakes_are_told_at_once(warm, files):
 # -- ends -----------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_goes_ends_all_ranks(warm, files):
+def test_closed_output_pipe_ends_all_ranks(warm, files):
     command = ["run", "--job", files / "job.toml", "--plan", files / "plan.json", "--json"]
     done = warm.run(*command, "--steps", "1000000", reader_is_gone=True)
     assert (done.code, done.err, done.left) == (128 + signal.SIGPIPE, "", [])
 
 
-def test_an_output_without_room_is_a_sentence(warm, files):
+def test_full_disk_is_reported_in_a_sentence(warm, files):
     done = run(warm, files, "--steps", "1", "--timeline", "/dev/full")
     said = done.err.splitlines()[-1]
     assert (done.code, said) == (1, "error: /dev/full: cannot be written: No space left on device")
 
 
 @pytest.mark.slow
-def test_weights_without_room_are_a_sentence(files):
+def test_full_disk_for_weights_is_reported_in_a_sentence(files):
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -236,7 +236,7 @@ def test_weights_without_room_are_a_sentence(files):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_ends_all_ranks(warm, files, number):
+def test_signal_ends_all_ranks(warm, files, number):
     plan = ["--plan", files / "plan.json"]
     pid = warm.start("run", "--job", files / "job.toml", *plan, "--json", "--steps", "1000000")
     warm.wait_for_output()

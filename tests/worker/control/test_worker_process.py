@@ -115,7 +115,7 @@ def leave(agents: Agents, generation: int) -> None:
 
 
 @pytest.mark.slow
-def test_plan_after_plan_in_place_trains_what_one_plan_trains(agents, expected):
+def test_successive_plans_in_one_process_match_a_single_plan(agents, expected):
     restore, pids = None, []
     for generation, plan in enumerate((TWO, MIXED, ALONE, MIXED), start=1):
         agents.start(plan, generation, restore)
@@ -139,7 +139,7 @@ def memory_of(agents: Agents, generation: int) -> dict[str, set[int]]:
     return found
 
 
-def test_a_killed_rank_costs_no_step_that_the_others_have_done(agents, expected):
+def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
     """Snapshots would be far between: what is there is sealed when the connection breaks."""
     agents.start(TWO, 1, memory_every=1000)
     agents.wait_taking(1, "running", step=4)
@@ -161,7 +161,7 @@ def test_a_killed_rank_costs_no_step_that_the_others_have_done(agents, expected)
 
 
 @pytest.mark.slow
-def test_a_rank_that_stands_still_is_given_up_after_the_time_that_the_generation_sets(agents):
+def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
     """No connection breaks when a process is stopped: only the clock says that it is silent."""
     agents.start(TWO, 1, memory_every=1000, wait_s=10.0)
     agents.wait_taking(1, "running", step=4)
@@ -176,7 +176,7 @@ def test_a_rank_that_stands_still_is_given_up_after_the_time_that_the_generation
     assert memory_of(agents, 1)["a"] == {survivor.word["step"]}
 
 
-def test_a_step_in_whose_middle_somebody_dies_is_not_half_done(agents, expected):
+def test_step_interrupted_by_a_death_is_not_applied(agents, expected):
     """The fail point is the optimizer's step: the others have the vote, and may have applied it."""
     agents.start(TWO, 1, fail_at="1:step:3@1")
     survivor, victim = agents.gang(1)
@@ -191,7 +191,7 @@ def test_a_step_in_whose_middle_somebody_dies_is_not_half_done(agents, expected)
     assert losses_of(agents, expected) > 4
 
 
-def test_a_damaged_snapshot_is_made_good_by_a_peer_and_named(agents, expected):
+def test_damaged_snapshot_is_named_and_fetched_from_a_peer(agents, expected):
     agents.start(TWO, 1)
     at = stop(agents, 1, after=3)
     folder = snapshot_file.point_folder(agents.memory("a"), "j", generation=1, step=at)
@@ -210,7 +210,7 @@ def test_a_damaged_snapshot_is_made_good_by_a_peer_and_named(agents, expected):
     assert losses_of(agents, expected) > 3
 
 
-def test_what_is_nowhere_is_said_and_the_worker_can_go_on(agents):
+def test_missing_state_is_reported_and_the_worker_stays_usable(agents):
     agents.start(ALONE, 1, {"step": 7, "generation": 3, "source": "memory"})
     agents.wait_taking(1, "failed")
     (process,) = agents.gang(1)
@@ -222,7 +222,7 @@ def test_what_is_nowhere_is_said_and_the_worker_can_go_on(agents):
     assert agents.gang(2) == [process]
 
 
-def test_no_room_is_said_before_training_and_with_the_number(agents):
+def test_missing_room_is_reported_before_training_with_the_bytes(agents):
     agents.memory("c").parent.mkdir(parents=True, exist_ok=True)
     agents.start(ALONE, 1, memory="/dev/full/none")
     agents.wait_taking(1, "failed")
@@ -231,7 +231,7 @@ def test_no_room_is_said_before_training_and_with_the_number(agents):
     assert process.word["is_bug"]
 
 
-def test_a_device_that_is_too_small_is_told_before_the_first_step(agents):
+def test_too_small_device_is_reported_before_the_first_step(agents):
     peak = {"tensors": 90 << 20, "context": 10 << 20}
     agents.start(ALONE, 1, peak=peak, device_bytes=(100 << 20) - 1)
     agents.wait_taking(1, "failed")
@@ -245,7 +245,7 @@ def test_a_device_that_is_too_small_is_told_before_the_first_step(agents):
     agents.wait_taking(2, "running", step=2)
 
 
-def test_an_abort_ends_a_wait_for_ranks_that_never_come(agents):
+def test_abort_ends_a_wait_for_ranks_that_never_arrive(agents):
     agents.start(TWO, 1, is_meeting=False, fail_at="1:joined:0@1")
     waiting, victim = agents.gang(1)
     agents.forget(victim)
@@ -254,7 +254,7 @@ def test_an_abort_ends_a_wait_for_ranks_that_never_come(agents):
     agents.wait(lambda: waiting.word["taking"] == "idle", needs=[waiting])
 
 
-def test_a_worker_ends_when_no_agent_comes_back_and_only_then(agents):
+def test_worker_exits_only_if_no_agent_reconnects(agents):
     agents.start(ALONE, 1, orphan_s=1.0)
     agents.wait_taking(1, "running", step=2)
     (process,) = agents.gang(1)
@@ -270,7 +270,7 @@ def test_a_worker_ends_when_no_agent_comes_back_and_only_then(agents):
     assert agents.output(process).endswith("no agent reconnected\n")
 
 
-def test_the_last_step_is_sealed_and_ends_in_a_stop(agents, expected):
+def test_last_step_is_sealed_and_stops_the_job(agents, expected):
     agents.job = JOB + "steps = 5\n"
     agents.start(MIXED, 1, memory_every=3, persist_every=3)
     agents.wait_taking(1, "stopped")
@@ -296,7 +296,7 @@ FEW = ("verified", "copied", "sealing", "stopped")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arrow", ARROWS)
-def test_wherever_a_rank_dies_the_last_sealed_point_is_whole(agents, expected, arrow, examples):
+def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, arrow, examples):
     """And nothing half-written is taken for a snapshot."""
     if examples <= 50 and arrow not in FEW:
         pytest.skip("`make chaos` goes through all of them")

@@ -69,7 +69,7 @@ def source(request, tmp_path):
     return jobs[request.param], tmp_path
 
 
-def test_a_batch_is_the_same_in_pieces_again_and_after_opening_again(source):
+def test_batch_is_the_same_in_parts_repeated_and_reopened(source):
     job, folder = source
     data = open_data(job, folder)
     whole = data.batch(5, range(8))
@@ -82,14 +82,14 @@ def test_a_batch_is_the_same_in_pieces_again_and_after_opening_again(source):
     assert not torch.equal(data.batch(6, range(8)).inputs, whole.inputs)
 
 
-def test_another_seed_is_another_order(source):
+def test_seed_changes_the_order(source):
     job, folder = source
     other = replace(job, data=replace(job.data, seed=1))
     batches = [open_data(each, folder).batch(0, range(8)) for each in (job, other)]
     assert not torch.equal(batches[0].inputs, batches[1].inputs)
 
 
-def test_text_is_labelled_with_what_follows_and_images_with_a_class(source):
+def test_labels_are_next_tokens_or_classes(source):
     job, folder = source
     batch = open_data(job, folder).batch(0, range(8))
     assert batch.labels.dtype == torch.int64
@@ -110,7 +110,7 @@ def test_text_is_labelled_with_what_follows_and_images_with_a_class(source):
 @given(
     count=st.integers(1, 300), batch=st.integers(1, 50), seed=st.integers(0, 2**40), data=st.data()
 )
-def test_every_sample_comes_once_an_epoch(count, batch, seed, data):
+def test_every_sample_occurs_once_per_epoch(count, batch, seed, data):
     epochs = data.draw(st.integers(1, 3))
     steps = -(-count * epochs // batch)
     order = np.concatenate(
@@ -124,7 +124,7 @@ def test_every_sample_comes_once_an_epoch(count, batch, seed, data):
         assert sorted(taken.tolist()) == list(range(count))
 
 
-def test_epochs_differ_and_are_not_the_order_of_the_file():
+def test_epochs_are_shuffled_differently():
     first, second = (
         sample_numbers(epoch, range(100), global_batch=100, count=100, seed=0) for epoch in (0, 1)
     )
@@ -132,7 +132,7 @@ def test_epochs_differ_and_are_not_the_order_of_the_file():
     assert not np.array_equal(first, np.arange(100))
 
 
-def test_samples_that_change_places_change_the_hash(tmp_path):
+def test_exchanged_samples_change_the_hash(tmp_path):
     data = open_data(job_of(), tmp_path)
     digests = data.batch(3, range(8)).digests
     assert 0 <= int(digests.min()) <= int(digests.max()) < 2**32
@@ -144,7 +144,7 @@ def test_samples_that_change_places_change_the_hash(tmp_path):
     assert not torch.equal(moved.batch(8, [0]).digests, moved.batch(7, [1]).digests)
 
 
-def test_the_hash_rolls_over_steps():
+def test_hash_covers_all_steps():
     once = next_hash(FIRST_HASH, step=0, digest_sum=5)
     assert len(once) == len(FIRST_HASH)
     assert once != next_hash(FIRST_HASH, step=0, digest_sum=6)
@@ -155,14 +155,14 @@ def test_the_hash_rolls_over_steps():
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_pieces_of_the_text_come_whole(tmp_path, dtype):
+def test_samples_are_consecutive_pieces_of_the_text(tmp_path, dtype):
     write_tokens(tmp_path, np.arange(33), dtype)
     batch = open_data(tokens_job(), tmp_path).batch(0, range(8))
     assert sorted(batch.inputs[:, 0].tolist()) == list(range(0, 32, 4))
     assert torch.equal(batch.labels, batch.inputs + 1)
 
 
-def test_bad_files_of_tokens_are_told(tmp_path):
+def test_invalid_token_files_are_reported(tmp_path):
     job = tokens_job()
     assert problem_of(job, tmp_path) == (
         f"corpus.bin: {tmp_path / 'corpus.bin'} cannot be read: No such file or directory; "
@@ -185,7 +185,7 @@ def test_bad_files_of_tokens_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 3, 9, 60, 127, 129, 200])
-def test_a_truncated_file_is_told(tmp_path, size):
+def test_truncated_file_is_reported(tmp_path, size):
     write_tokens(tmp_path, np.arange(40))
     whole = (tmp_path / "corpus.bin").read_bytes()
     (tmp_path / "corpus.bin").write_bytes(whole[:size])
@@ -193,7 +193,7 @@ def test_a_truncated_file_is_told(tmp_path, size):
     assert "truncated" in told if size >= 6 else "not an array" in told
 
 
-def test_a_stray_token_that_was_not_looked_at_is_told_when_it_comes(tmp_path):
+def test_unchecked_invalid_token_is_reported_when_it_is_read(tmp_path):
     write_tokens(tmp_path, [*range(32), 300])
     sizes = {"global_batch": 8, "sequence": 4, "vocabulary": 256, "seed": 0}
     data = open_tokens(tmp_path / "corpus.bin", checked=16, **sizes)
@@ -204,7 +204,7 @@ def test_a_stray_token_that_was_not_looked_at_is_told_when_it_comes(tmp_path):
 # -- from text to tokens --------------------------------------------------------------------------
 
 
-def test_bytes_are_tokens(tmp_path):
+def test_without_a_vocabulary_bytes_are_tokens(tmp_path):
     (tmp_path / "a.txt").write_text("Grüße\n", encoding="utf-8")
     assert convert_text(tmp_path / "a.txt", tmp_path / "corpus.bin", None) == 8
     assert np.load(tmp_path / "corpus.bin").tolist() == list("Grüße\n".encode())
@@ -213,7 +213,7 @@ def test_bytes_are_tokens(tmp_path):
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(9, np.uint16), (70_000, np.uint32)])
-def test_a_vocabulary_is_matched_by_its_longest_texts(tmp_path, largest, dtype):
+def test_vocabulary_matches_the_longest_entries(tmp_path, largest, dtype):
     (tmp_path / "v.json").write_text(f'{{"a": 0, "ab": 1, "b": 2, "abba": {largest}, "\\n": 4}}')
     (tmp_path / "a.txt").write_text("ababba\nba")
     count = convert_text(tmp_path / "a.txt", tmp_path / "t.bin", tmp_path / "v.json")
@@ -221,7 +221,7 @@ def test_a_vocabulary_is_matched_by_its_longest_texts(tmp_path, largest, dtype):
     assert (count, tokens.dtype, tokens.tolist()) == (5, dtype, [1, largest, 4, 2, 0])
 
 
-def test_what_cannot_be_converted_is_told(tmp_path):
+def test_unconvertible_text_is_reported(tmp_path):
     text, out, vocabulary = (tmp_path / name for name in ("a.txt", "t.bin", "v.json"))
     cases = [
         ("a?", '{"a": 1}', "a.txt: line 1: '?' is not in the vocabulary"),
@@ -249,7 +249,7 @@ def test_what_cannot_be_converted_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_arrays_of_bytes_become_numbers_around_zero(tmp_path, channels_last):
+def test_byte_images_are_scaled_to_minus_one_to_one(tmp_path, channels_last):
     write_images(tmp_path)
     if channels_last:
         images = np.load(tmp_path / "images.npy").transpose(0, 2, 3, 1)
@@ -260,7 +260,7 @@ def test_arrays_of_bytes_become_numbers_around_zero(tmp_path, channels_last):
     assert first[0, 0, 0, :3].tolist() == pytest.approx([-1.0, 1 / 127.5 - 1, 2 / 127.5 - 1])
 
 
-def test_bad_images_are_told(tmp_path):
+def test_invalid_images_are_reported(tmp_path):
     write_images(tmp_path)
     assert "there are no labels" in problem_of(images_job(labels=None), tmp_path)
     np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 0, 3, 1]))
@@ -273,7 +273,7 @@ def test_bad_images_are_told(tmp_path):
     assert "bytes or 32-bit floats" in problem_of(images_job(), tmp_path)
 
 
-def test_a_folder_of_images_has_a_folder_for_each_class(tmp_path):
+def test_image_folder_has_one_subfolder_per_class(tmp_path):
     pillow = pytest.importorskip("PIL.Image")
     for number, name in enumerate(["cat", "dog"]):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -290,7 +290,7 @@ def test_a_folder_of_images_has_a_folder_for_each_class(tmp_path):
     assert "no folders with images" in problem_of(images_job("pets/dog", None), tmp_path)
 
 
-def test_data_of_the_wrong_kind_is_told(tmp_path):
+def test_wrong_kind_of_data_is_reported(tmp_path):
     write_tokens(tmp_path, range(40))
     assert "is trained on images" in problem_of(replace(tokens_job(), model=VISION), tmp_path)
     assert "is not trained on images" in problem_of(replace(images_job(), model=TEXT), tmp_path)

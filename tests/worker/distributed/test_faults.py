@@ -41,7 +41,7 @@ def files(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("phase", "rank"), CASES)
-def test_the_death_of_a_rank_is_heard_by_all(warm, files, phase, rank):
+def test_all_ranks_learn_of_a_death(warm, files, phase, rank):
     done = run(warm, files, SAILOR_FAIL_AT=f"{rank}:{phase}:1")
     assert done.code == 1
     others = ", ".join(str(other) for other in range(4) if other != rank)
@@ -56,13 +56,13 @@ def test_the_death_of_a_rank_is_heard_by_all(warm, files, phase, rank):
     assert steps in ([0], [0, 1])
 
 
-def test_a_death_before_the_ranks_have_met_is_told(warm, files):
+def test_death_before_the_rendezvous_is_reported(warm, files):
     done = run(warm, files, SAILOR_FAIL_AT="0:start:0")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: rank 0 was killed by SIGKILL in the start of step 0")
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_its_place(warm, files):
+def test_non_finite_loss_ends_the_run_with_step_and_layer(warm, files):
     write(files, change=("learning_rate = 0.01", "learning_rate = 1e30"))
     done = run(warm, files)
     assert done.code == 1

@@ -14,7 +14,7 @@ from worker.distributed.interface import AbortedError, DeadlineError, PeerLostEr
 pytestmark = pytest.mark.torch
 
 
-def test_a_sum_has_the_same_bits_everywhere_and_in_every_run():
+def test_sums_are_bit_equal_on_all_ranks_and_in_every_run():
     def body(transport):
         own = torch.tensor([1e16, 1.0, -1e16, 3.0][transport.rank :][:1], dtype=torch.float64)
         return transport.group((0, 1, 2, 3)).all_reduce(own).item()
@@ -23,7 +23,7 @@ def test_a_sum_has_the_same_bits_everywhere_and_in_every_run():
     assert run_as_threads(4, body) == run_as_threads(4, body)
 
 
-def test_groups_that_overlap_do_not_mix():
+def test_overlapping_groups_do_not_mix():
     def body(transport):
         first = transport.group((0, 1)) if transport.rank < 2 else None
         last = transport.group((1, 2)) if transport.rank > 0 else None
@@ -39,7 +39,7 @@ def test_groups_that_overlap_do_not_mix():
     assert run_as_threads(3, body) == [[3.0], [3.0, 5.0], [5.0]]
 
 
-def test_the_largest_and_a_broadcast():
+def test_max_reduction_and_broadcast():
     def body(transport):
         group = transport.group((0, 1, 2))
         largest = group.all_reduce(torch.tensor([float(transport.rank)]), "max").item()
@@ -50,7 +50,7 @@ def test_the_largest_and_a_broadcast():
     assert run_as_threads(3, body) == [(2.0, 10.0)] * 3
 
 
-def test_mail_arrives_in_order_whoever_comes_first():
+def test_messages_arrive_in_order_whichever_rank_is_first():
     def body(transport):
         if transport.rank == 0:
             for number in range(10):
@@ -67,7 +67,7 @@ def test_mail_arrives_in_order_whoever_comes_first():
     assert run_as_threads(2, body)[1] == [float(number) for number in range(10)]
 
 
-def test_a_failure_of_one_ends_the_waits_of_all_and_is_the_one_that_is_told():
+def test_first_failure_ends_all_waits_and_is_raised():
     def body(transport):
         if transport.rank == 2:
             raise ValueError("bad sample")
@@ -89,7 +89,7 @@ def test_abort_from_another_thread_ends_a_wait():
         world.transport(1).send(torch.zeros(1), to=0)
 
 
-def test_a_lost_rank_is_named():
+def test_lost_rank_is_named():
     world = ThreadWorld(2)
     pending = world.transport(0).receive(torch.zeros(1), source=1)
     world.lose(1, "a test")
@@ -97,7 +97,7 @@ def test_a_lost_rank_is_named():
         pending.wait()
 
 
-def test_no_wait_is_for_ever():
+def test_every_wait_has_a_deadline():
     world = ThreadWorld(2, deadline_s=0.05)
     with pytest.raises(DeadlineError, match=r"receiving from rank 1 did not finish within 0\.05 s"):
         world.transport(0).receive(torch.zeros(1), source=1).wait()

@@ -18,7 +18,7 @@ JOB = small_job(dropout=0.1)
 RANKS = 5
 
 
-def test_any_plan_trains_as_it_does_with_threads_one_generation_after_the_other(tmp_path, examples):
+def test_processes_match_threads_across_generations(tmp_path, examples):
     plans = [
         any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
         for n in range(max(3, examples // 10))
@@ -44,7 +44,7 @@ def test_any_plan_trains_as_it_does_with_threads_one_generation_after_the_other(
 @pytest.mark.parametrize(
     "phase", ["forward", "backward", "send", "receive", "sync", "vote", "step"]
 )
-def test_the_death_of_a_rank_in_any_phase_is_noticed_by_all(tmp_path, phase):
+def test_all_ranks_notice_a_death_in_any_phase(tmp_path, phase):
     plan = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
     killed = {"send": 0, "receive": 4}.get(phase, 2)
     results = crew.as_processes(
@@ -62,17 +62,17 @@ def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
         assert message.startswith("rank 0 is lost (noticed in ")
 
 
-def test_no_group_waits_for_a_member_that_is_gone(tmp_path):
+def test_opening_a_group_fails_if_a_member_is_lost(tmp_path):
     results = crew.as_processes(tmp_path, 3, crew.wait_for_one_who_never_joins)
     assert results == [None, ("PeerLostError", 0), ("PeerLostError", 0)]
 
 
-def test_who_gives_up_tells_the_others_why(tmp_path):
+def test_abort_tells_the_peers_the_reason(tmp_path):
     results = crew.as_processes(tmp_path, 3, crew.abort_while_others_wait)
     assert results == ["rank 1: bad sample"] * 3
 
 
-def test_a_peer_that_lives_and_says_nothing_is_waited_for_until_the_deadline(tmp_path):
+def test_silent_peer_is_waited_for_until_the_deadline(tmp_path):
     results = crew.as_processes(tmp_path, 2, crew.outlast_the_deadline)
     assert ("DeadlineError", None) in results
     assert {kind for kind, _ in results} <= {"DeadlineError", "AbortedError"}

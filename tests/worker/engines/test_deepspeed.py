@@ -56,7 +56,7 @@ def check_steps(ours, theirs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pipelines", "cut"), [(1, [1]), (2, []), (2, [1])], ids=str)
-def test_twenty_steps_with_clipping_are_those_of_our_engine(warm, files, pipelines, cut):
+def test_twenty_steps_with_clipping_match_the_sailor_engine(warm, files, pipelines, cut):
     # The norm is 1 at first, of which the first stage has a half; DeepSpeed alone would miss that.
     write(files, change=("steps = 3", "steps = 20\nclip_norm = 0.5"))
     bounds = [0, *cut, 4]
@@ -68,7 +68,7 @@ def test_twenty_steps_with_clipping_are_those_of_our_engine(warm, files, pipelin
 
 
 @pytest.mark.parametrize("case", ["tied apart", "tied in one stage", "dropout", "zero"])
-def test_losses_samples_and_weights_are_those_of_our_engine(warm, files, case):
+def test_losses_samples_and_weights_match_the_sailor_engine(warm, files, case):
     if case == "tied in one stage":
         # DeepSpeed has no pipelines of one stage in two; this is the whole model, twice.
         give_plan(
@@ -101,7 +101,7 @@ def test_a_users_configuration_is_honoured(warm, files):
     assert all(bool((saved[0][name] == saved[1][name]).all()) for name in saved[0])
 
 
-def test_what_it_cannot_do_is_refused(warm, files):
+def test_unsupported_plans_are_refused(warm, files):
     uneven = {"micro_batches": 1, "stages": [stage(0, 4, tp=2, recompute="full")]}
     give_plan(files, {**ALIKE, "micro_batches": 3}, uneven)
     done = run(warm, files, "--engine", "deepspeed", "--timeline", files / "t.json")
@@ -115,7 +115,7 @@ def test_what_it_cannot_do_is_refused(warm, files):
         assert told in done.err
 
 
-def test_what_a_configuration_says_otherwise_than_the_job_is_named(warm, files):
+def test_contradictions_between_configuration_and_job_are_named(warm, files):
     wrong = {"train_batch_size": 7, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     (files / "ds.json").write_text(json.dumps(wrong | {"fp16": True}))
     config = ["--deepspeed-config", files / "ds.json"]
@@ -131,7 +131,7 @@ def test_what_a_configuration_says_otherwise_than_the_job_is_named(warm, files):
     assert "give --engine deepspeed" in run(warm, files, *config).err
 
 
-def test_names_that_deepspeed_does_not_have_are_told_before_any_rank_starts(warm, files):
+def test_unknown_optimizers_and_schedulers_are_reported_before_any_rank_starts(warm, files):
     wrong = {
         "optimizer": {"type": "Adan"},
         "scheduler": {"type": "Warmup"},
@@ -145,7 +145,7 @@ def test_names_that_deepspeed_does_not_have_are_told_before_any_rank_starts(warm
     assert "gradient_clipping is 7.0, but the job has" in done.err
 
 
-def test_a_configuration_that_deepspeed_refuses_is_no_stack_trace(warm, files):
+def test_configuration_rejected_by_deepspeed_is_reported_without_a_stack_trace(warm, files):
     (files / "ds.json").write_text('{"zero_optimization": {"stage": 1, "foo": 2}}')
     done = run(warm, files, "--engine", "deepspeed", "--deepspeed-config", files / "ds.json")
     assert done.code == 1
@@ -155,7 +155,7 @@ def test_a_configuration_that_deepspeed_refuses_is_no_stack_trace(warm, files):
 
 
 @pytest.mark.slow
-def test_what_a_configuration_leaves_open_follows_the_job(warm, files):
+def test_auto_settings_follow_the_job(warm, files):
     parameters = {"lr": "auto", "betas": "auto"}
     left_open = {
         "train_batch_size": "auto",
@@ -173,7 +173,7 @@ def test_what_a_configuration_leaves_open_follows_the_job(warm, files):
     check_steps(ours, theirs)
 
 
-def test_sixteen_bits_that_it_lacks_on_cpus_are_refused_before_any_rank_starts(warm, files):
+def test_fp16_on_cpus_is_refused_before_any_rank_starts(warm, files):
     write(files, change=('"fp32"', '"fp16"'))
     give_plan(files, ALIKE, ALIKE)
     done = run(warm, files, "--engine", "deepspeed", "--device", "cpu")
@@ -182,7 +182,7 @@ def test_sixteen_bits_that_it_lacks_on_cpus_are_refused_before_any_rank_starts(w
 
 
 @pytest.mark.slow
-def test_bf16_trains_about_as_our_engine_does(warm, files):
+def test_bf16_is_close_to_the_sailor_engine(warm, files):
     write(files, change=('"fp32"', '"bf16"'))
     give_plan(files, ALIKE, ALIKE)
     ours, theirs = both(warm, files)
@@ -191,7 +191,7 @@ def test_bf16_trains_about_as_our_engine_does(warm, files):
         assert other["grad_norm"] == pytest.approx(mine["grad_norm"], rel=2e-2)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(warm, files):
+def test_non_finite_loss_ends_the_run(warm, files):
     write(files, change=("learning_rate = 0.01", "learning_rate = 1e30"))
     give_plan(files, ALIKE, ALIKE)
     ended = [run(warm, files, "--engine", engine) for engine in ("sailor", "deepspeed")]
@@ -201,7 +201,7 @@ def test_a_loss_that_is_no_number_ends_the_run(warm, files):
     assert "step 1: the output of layer 1 is not finite on rank 1" in theirs
 
 
-def test_a_rank_that_dies_ends_the_run(warm, files):
+def test_killed_rank_ends_the_run(warm, files):
     done = run(warm, files, "--engine", "deepspeed", SAILOR_FAIL_AT="2:step:1")
     assert done.code == 1
     last = done.err.splitlines()[-1]

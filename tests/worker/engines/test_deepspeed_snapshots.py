@@ -128,7 +128,7 @@ def stop(agents: Agents, generation: int, *, after: int) -> int:
     return step
 
 
-def test_a_killed_rank_costs_no_step_that_was_sealed(make_agents, expected):
+def test_killed_rank_loses_no_sealed_step(make_agents, expected):
     """What waits for the dead is broken off; the survivors' snapshot is taken up by DeepSpeed."""
     agents = make_agents()
     agents.start(FOUR, 1)
@@ -150,7 +150,7 @@ def test_a_killed_rank_costs_no_step_that_was_sealed(make_agents, expected):
 
 
 @pytest.mark.parametrize("changes", ["", "zero = 1"], ids=["plain", "zero"])
-def test_plans_change_engines_and_the_curve_goes_on(make_agents, expected, changes):
+def test_loss_curve_continues_across_engines(make_agents, expected, changes):
     """By the sailor engine, DeepSpeed's on four ranks, two and one, and the sailor engine again."""
     agents = make_agents(JOB + changes)
     restore, at, outputs = None, 0, []

@@ -44,7 +44,7 @@ def leg(folder: Path, engine: str, job: Job, steps: int, begin=None):
 
 
 @pytest.mark.parametrize("changes", [{}, {"zero": 1}, {"optimizer": "sgd"}], ids=str)
-def test_engines_take_over_from_each_other(tmp_path, changes):
+def test_engines_continue_from_each_others_state(tmp_path, changes):
     job = replace(JOB, **changes)
     straight, (whole, _) = leg(tmp_path, "sailor", job, 6)
     losses, state = [], None

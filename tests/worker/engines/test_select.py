@@ -24,7 +24,7 @@ def one(stage: Stage, **changes) -> Plan:
     return Plan(2, (Pipeline(4, (stage,)),), **changes)
 
 
-def test_deepspeed_trains_what_it_can_and_each_rank_keeps_all_that_it_holds():
+def test_deepspeed_trains_what_it_supports_and_each_rank_snapshots_all_it_holds():
     assert engine_for(JOB, ALIKE) == ("deepspeed", "")
     assert snapshot_job(JOB, ALIKE) == replace(JOB, zero=0)
 
@@ -44,14 +44,14 @@ def test_deepspeed_trains_what_it_can_and_each_rank_keeps_all_that_it_holds():
     ],
     ids=["tp", "recompute", "schedule", "uneven"],
 )
-def test_the_sailor_engine_trains_the_rest_and_says_why(plan, why):
+def test_sailor_engine_trains_other_plans_and_gives_the_reason(plan, why):
     told = f"the sailor engine trains this plan, which DeepSpeed cannot: {why}"
     assert engine_for(JOB, plan) == ("sailor", told)
     assert snapshot_job(JOB, plan) is JOB
     assert engine_for(replace(JOB, engine="sailor"), plan) == ("sailor", "")
 
 
-def test_an_exact_model_is_refused_with_deepspeed_before_any_plan():
+def test_exact_model_is_refused_with_deepspeed():
     text = """
 [model]
 family = "exact"

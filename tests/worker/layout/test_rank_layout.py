@@ -53,7 +53,7 @@ def test_every_replica_holds_every_atom_once(examples):
             assert held == dict.fromkeys(range(job.max_tp), len(plan.pipelines))
 
 
-def test_each_atom_is_summed_once_over_all_that_hold_it(examples):
+def test_each_atom_is_summed_once_over_all_holders(examples):
     for _, _, holdings in cases(examples):
         units = sync_buckets(holdings)
         for layer, holders in holdings.holders.items():
@@ -67,7 +67,7 @@ def test_each_atom_is_summed_once_over_all_that_hold_it(examples):
             assert whole == ([tuple(h.rank for h in holders)] if several else [])
 
 
-def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
+def test_no_rank_holds_part_of_a_bucket(examples):
     for _, _, holdings in cases(examples):
         for unit in sync_buckets(holdings):
             for holder in holdings.holders[unit.layer]:
@@ -75,7 +75,7 @@ def test_nobody_holds_part_of_what_is_summed_in_one_piece(examples):
                 assert common in (set(), set(unit.atoms))
 
 
-def test_all_ranks_share_one_order_that_follows_the_backward_pass(examples):
+def test_all_ranks_sum_in_one_order_that_follows_the_backward_pass(examples):
     for _, _, holdings in cases(examples):
         units = sync_buckets(holdings)
         assert [unit.layer for unit in units] == sorted((u.layer for u in units), reverse=True)
@@ -85,7 +85,7 @@ def test_all_ranks_share_one_order_that_follows_the_backward_pass(examples):
                 assert other.with_unsplit or one.atoms.stop <= other.atoms.start
 
 
-def test_exactly_one_holder_speaks_for_each_atom(examples):
+def test_exactly_one_holder_reports_the_norm_of_each_atom(examples):
     for job, _, holdings in cases(examples):
         spoken = Counter(
             (share.layer, atom)
@@ -102,7 +102,7 @@ def test_exactly_one_holder_speaks_for_each_atom(examples):
             assert {(rank, s.layer, a) for s in shares for a in s.atoms} <= held
 
 
-def test_each_rank_takes_activations_from_one_that_sends_them_to_it(examples):
+def test_sender_and_receiver_of_activations_agree(examples):
     for _, plan, _ in cases(examples):
         places = rank_places(plan)
         for place in places:
@@ -115,7 +115,7 @@ def test_each_rank_takes_activations_from_one_that_sends_them_to_it(examples):
                     assert sends == takes
 
 
-def test_pipelines_divide_the_batch(examples):
+def test_pipelines_partition_the_batch(examples):
     for job, plan, _ in cases(examples):
         positions = [
             position
@@ -134,7 +134,7 @@ def test_every_group_is_opened_before_it_is_needed(examples):
         assert {s.tp_ranks for s in rank_places(plan) if s.tp > 1} <= set(groups)
 
 
-def test_segments_are_as_coarse_as_the_cuts_allow():
+def test_segments_are_as_coarse_as_possible():
     job = replace(small_job(), max_tp=4)
     tables = [table_of(job, index) for index in range(5)]
     plan = plan_of(4, (1, [(0, 5, 2)]), (1, [(0, 5, 4)]))
@@ -145,7 +145,7 @@ def test_segments_are_as_coarse_as_the_cuts_allow():
     assert segments(holders, atoms=4) == (range(2), range(2, 4))
 
 
-def test_layers_that_nobody_cuts_are_one_message():
+def test_unsplit_layers_are_one_bucket():
     job = small_job(tied=False)
     tables = [table_of(job, index) for index in range(5)]
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
@@ -155,7 +155,7 @@ def test_layers_that_nobody_cuts_are_one_message():
     ]
 
 
-def test_a_shared_tensor_belongs_to_both_ends_and_is_summed_last():
+def test_tied_tensor_is_held_by_both_ends_and_summed_last():
     job = small_job(tied=True)
     tables = [table_of(job, index) for index in range(5)]
     plan = plan_of(4, (2, [(0, 1, 2), (1, 4, 1), (4, 5, 4)]))
@@ -167,7 +167,7 @@ def test_a_shared_tensor_belongs_to_both_ends_and_is_summed_last():
     assert (last.layer, last.atoms, last.ranks) == (TIED, range(3, 4), (1, 6))
 
 
-def test_flat_memory_is_aligned_and_holds_each_element_once():
+def test_flat_layout_is_aligned_and_holds_each_element_once():
     specs = (
         LogicalTensor("w", (6, 8), 1),
         LogicalTensor("n", (5,), None),
@@ -195,7 +195,7 @@ def test_flat_memory_is_aligned_and_holds_each_element_once():
         ({"micro_batches": 3}, "12 samples, 4 too many for the global batch of 8"),
     ],
 )
-def test_plans_that_cannot_run_are_refused_with_a_word(change, said):
+def test_unsupported_plans_are_refused_with_a_reason(change, said):
     job = replace(
         small_job(), max_tp=change.get("max_tp", 4), schedule=change.get("decay", "constant")
     )

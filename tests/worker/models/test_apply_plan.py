@@ -26,25 +26,27 @@ def assert_equal_passes(many, one) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("tp", "atoms"), SPLITS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_ranks_compute_what_one_computes(name: str, tp: int, atoms: int, dropout: float) -> None:
+def test_tp_ranks_compute_what_one_rank_computes(
+    name: str, tp: int, atoms: int, dropout: float
+) -> None:
     job = job_of(name, max_tp=atoms, dropout=dropout)
     assert_equal_passes(together(job, tp), together(job, 1))
 
 
 @pytest.mark.parametrize("name", ["gpt-neo", "llama-grouped", "vit"])
-def test_scores_in_memory_give_what_fused_attention_gives(name: str) -> None:
+def test_unfused_attention_matches_fused_attention(name: str) -> None:
     fused, eager = (job_of(name, flash_attention=flash) for flash in (True, False))
     assert_equal_passes(together(eager, 1), together(fused, 1))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
-def test_computing_a_block_again_changes_nothing(name: str) -> None:
+def test_recomputation_changes_nothing(name: str) -> None:
     job = job_of(name, max_tp=2, dropout=0.3)
     assert_equal_passes(together(job, 2, recompute=True), together(job, 2))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_largest_degree_changes_no_loss(name: str) -> None:
+def test_max_tp_does_not_change_the_loss(name: str) -> None:
     """It pads, but what is padded is never predicted and never learns."""
     losses = [together(job_of(name, max_tp=atoms, dropout=0.2), 1).loss for atoms in (1, 2, 4)]
     assert all(torch.equal(loss, losses[0]) for loss in losses)
@@ -52,7 +54,7 @@ def test_the_largest_degree_changes_no_loss(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_half_precision_computes_about_the_same(name: str, dropout: float) -> None:
+def test_half_precision_is_close_to_fp32(name: str, dropout: float) -> None:
     job = job_of(name, dropout=dropout)
     exact = together(job, 1).loss
     layers = layers_of(job, tp=1, index=0, group=None, dtype=torch.bfloat16)
@@ -67,7 +69,7 @@ def test_half_precision_computes_about_the_same(name: str, dropout: float) -> No
     assert loss.item() == pytest.approx(exact.item(), rel=0.01)
 
 
-def test_rows_that_pad_the_vocabulary_are_zero_and_never_learn() -> None:
+def test_vocabulary_padding_is_zero_and_gets_no_gradient() -> None:
     job = job_of("gpt2-untied", max_tp=4)
     layers = layers_of(job, tp=1, index=0, group=None)
     one_pass(job, layers)
@@ -88,7 +90,7 @@ def test_tied_layers_share_one_parameter() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_those_of_the_table(name: str) -> None:
+def test_parameters_match_the_tensor_table(name: str) -> None:
     job = job_of(name, max_tp=4)
     for layer in layers_of(job, tp=1, index=0, group=None):
         table = table_of(job, layer.index)
@@ -98,7 +100,7 @@ def test_parameters_are_those_of_the_table(name: str) -> None:
         assert all(held[spec.name].shape == spec.shape for spec in table)
 
 
-def test_keys_with_fewer_heads_than_atoms_are_whole_and_their_gradient_is_a_sum() -> None:
+def test_key_heads_fewer_than_atoms_are_unsplit_with_partial_gradients() -> None:
     job = job_of("llama-grouped", max_tp=4)
     specs = {spec.name: spec for spec in table_of(job, 1)}
     assert (specs["attention.key.weight"].split_dim, specs["attention.key.weight"].gradient) == (

@@ -40,25 +40,25 @@ def reference_words(index: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [1, 7, 63, 64, 65, 1000, 40_000])
 @pytest.mark.parametrize("first", [0, 5, 2**31 - 20, 2**32 - 500])
-def test_words_are_those_of_unsigned_arithmetic(first: int, count: int) -> None:
+def test_random_words_match_unsigned_arithmetic(first: int, count: int) -> None:
     key = stream_key("a purpose", count)
     found = random_words(places(first, count), key).numpy().view(np.uint32)
     assert np.array_equal(found, reference_words(np.arange(first, first + count), key))
 
 
-def test_a_number_does_not_depend_on_which_others_are_made() -> None:
+def test_random_number_depends_on_its_index_alone() -> None:
     key = stream_key("weights", 1, "x")
     whole = random_words(places(0, 1000), key)
     for first, count in ((0, 1), (3, 64), (999, 1), (17, 911)):
         assert torch.equal(random_words(places(first, count), key), whole[first : first + count])
 
 
-def test_every_part_of_a_purpose_matters_and_its_joints_too() -> None:
+def test_stream_key_depends_on_every_part_and_its_boundaries() -> None:
     purposes = [("a", 1, 2), ("a", 12), ("a", 2, 1), ("b", 1, 2), ("a1", 2), ("a", "1", 2, ""), ()]
     assert len({stream_key(*purpose) for purpose in purposes}) == len(purposes)
 
 
-def test_masks_keep_what_they_should_in_every_row_and_column() -> None:
+def test_dropout_masks_keep_the_right_fraction_in_every_row_and_column() -> None:
     keys = sample_keys(stream_key("dropout", 0), torch.arange(300))
     for probability in (0.1, 0.5, 0.9):
         mask = dropout_mask(keys, places(0, 300), probability).double()
@@ -86,7 +86,7 @@ def test_samples_layers_sites_steps_and_seeds_are_independent() -> None:
     assert shifted.abs().max() < 5 / 20_000**0.5
 
 
-def test_initial_numbers_are_centred_spread_and_bounded() -> None:
+def test_normal_numbers_have_the_right_mean_deviation_and_bound() -> None:
     drawn = approx_normal(
         places(0, 200_000), stream_key("weights"), spread=0.02, dtype=torch.float64
     )
@@ -118,7 +118,7 @@ def test_dropout_follows_the_sample_and_not_its_row() -> None:
     assert not torch.equal(dropout(x[:1])[0], many[2])
 
 
-def test_dropout_gives_the_gradient_of_what_it_kept() -> None:
+def test_dropout_gradient_uses_the_forward_mask() -> None:
     context = MicroBatchContext(MicroBatch(seed=1, step=2, samples=torch.tensor([7, 2])))
     dropout = KeyedDropout(0.25, layer=3, site="mlp", index=0, context=context)
     x = torch.randn(2, 50, dtype=torch.float64, requires_grad=True)
@@ -133,7 +133,7 @@ def test_dropout_needs_a_micro_batch() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("first", [0, 2**32 - 500])
-def test_a_gpu_makes_the_same_bits(first: int) -> None:
+def test_gpu_and_cpu_random_numbers_are_bit_equal(first: int) -> None:
     index = places(first, 100_000)
     key = stream_key("weights", 1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):

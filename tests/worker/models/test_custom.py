@@ -71,14 +71,14 @@ def job_of(name: str, *, like: str = "layers", **training: Any) -> Job:
 
 @pytest.mark.parametrize("name", ["layers", "recipes"])
 @pytest.mark.parametrize(("tp", "atoms"), [(2, 2), (2, 4), (4, 4)])
-def test_ranks_compute_what_one_computes(name: str, tp: int, atoms: int) -> None:
+def test_tp_ranks_compute_what_one_rank_computes(name: str, tp: int, atoms: int) -> None:
     job = job_of(name, max_tp=atoms)
     check_factory(job)
     assert_equal_passes(together(job, tp), together(job, 1))
 
 
 @pytest.mark.parametrize("name", ["layers", "recipes"])
-def test_weights_are_those_of_the_users_code_and_of_the_seed(name: str) -> None:
+def test_weights_follow_the_users_code_and_the_seed(name: str) -> None:
     job = job_of(name)
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -94,7 +94,7 @@ def test_weights_are_those_of_the_users_code_and_of_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["layers", "recipes"])
-def test_a_head_apart_from_its_embedding_begins_as_the_embedding(name: str) -> None:
+def test_tied_head_on_another_rank_starts_equal_to_the_embedding(name: str) -> None:
     job = job_of(name)
     first, last = (
         build_layer(
@@ -127,23 +127,23 @@ def problems_of(job: Job) -> list[str]:
         ("WORDS", "failed (TypeError: 'int' object is not callable)"),
     ],
 )
-def test_a_factory_that_makes_nothing_is_told(name: str, said: str) -> None:
+def test_factory_without_layers_is_refused(name: str, said: str) -> None:
     (found,) = problems_of(job_of(name))
     assert said in found
 
 
-def test_a_module_that_is_not_there_is_told() -> None:
+def test_missing_module_is_reported() -> None:
     job = replace(job_of("layers"), factory="no_such_module:layers")
     (found,) = problems_of(job)
     assert "No module named 'no_such_module'" in found
 
 
-def test_all_that_are_no_layers_are_told() -> None:
+def test_all_entries_that_are_not_layers_are_reported() -> None:
     found = problems_of(job_of("numbers"))
     assert ["as layer 2" in found[0], "as layer 3" in found[1], len(found)] == [True, True, 2]
 
 
-def test_layers_that_do_not_chain_are_told() -> None:
+def test_layers_that_do_not_chain_are_reported() -> None:
     (found,) = problems_of(job_of("unchained", like="unchained"))
     assert found.startswith(
         "model.factory: layer 2: does not take what layer 1 returns, 1 x 6 x 16"
@@ -154,7 +154,7 @@ def test_layers_that_do_not_chain_are_told() -> None:
     assert "layer 1: returns tuple" in found
 
 
-def test_layers_that_are_not_those_of_the_description_are_told() -> None:
+def test_layers_that_differ_from_the_description_are_reported() -> None:
     found = problems_of(job_of("layers", like="unchained"))
     assert len(found) == 16
     assert found[0] == (
@@ -166,7 +166,7 @@ def test_layers_that_are_not_those_of_the_description_are_told() -> None:
     assert "makes 4 layers, the description has 3" in problems_of(short)[0]
 
 
-def test_cuts_that_cannot_be_made_are_told() -> None:
+def test_impossible_splits_are_reported() -> None:
     found = problems_of(job_of("odd", like="odd"))
     assert "up has the unknown split kind 'shards'" in found[0]
     assert "norm is a LayerNorm; columns needs nn.Linear" in found[1]
@@ -174,6 +174,6 @@ def test_cuts_that_cannot_be_made_are_told() -> None:
     assert "query.weight has 4 pieces, not divisible by TP degree 3" in found[0]
 
 
-def test_layers_that_share_a_parameter_in_silence_are_told() -> None:
+def test_undeclared_shared_parameters_are_reported() -> None:
     (found,) = problems_of(job_of("sharing", like="sharing"))
     assert "project.weight is also a parameter of layer 0" in found

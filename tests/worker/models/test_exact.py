@@ -109,7 +109,7 @@ def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1
 )
 # Far beyond what training reaches, where bounds cut values off.
 @pytest.mark.parametrize("spread", [1.0, 10.0])
-def test_cuts_and_orders_change_no_bit(more, spread) -> None:
+def test_splits_and_orders_do_not_change_the_bits(more, spread) -> None:
     job = job_of(max_tp=4, **more)
     loss, one = gradients(job, tp=1, pieces=(range(6),), spread=spread)
     assert loss > 0
@@ -125,13 +125,13 @@ def test_cuts_and_orders_change_no_bit(more, spread) -> None:
             assert torch.equal(other[key], gradient), (tp, key)
 
 
-def test_an_untrained_model_guesses() -> None:
+def test_untrained_model_has_the_loss_of_a_guess() -> None:
     job = job_of()
     loss, _ = gradients(job, tp=1, pieces=(range(6),))
     assert loss > (6 * 12 - 5) / 2, "half a label is the loss of who says 0 to everything"
 
 
-def test_weights_are_rounded_to_their_grid_and_stay_there() -> None:
+def test_weights_stay_on_their_grid() -> None:
     masters = torch.linspace(-9, 9, 1001, dtype=torch.float64)
     once, twice = torch.empty_like(masters), torch.empty_like(masters)
     EXACT.derive(masters, into=once)
@@ -141,7 +141,7 @@ def test_weights_are_rounded_to_their_grid_and_stay_there() -> None:
     assert torch.equal((once * 2**12).round(), once * 2**12)
 
 
-def test_jobs_that_would_not_stay_exact_are_told() -> None:
+def test_jobs_that_would_not_stay_exact_are_refused() -> None:
     assert exact_problems(job_of()) == ()
     large = replace(job_of(), global_batch=2**14)
     numbers, logits = exact_problems(large)
@@ -186,7 +186,7 @@ EXACT_JOBS = {
 
 
 @pytest.mark.parametrize("name", EXACT_JOBS)
-def test_any_plans_one_after_another_train_what_one_rank_trains(name, examples) -> None:
+def test_any_sequence_of_plans_matches_one_rank(name, examples) -> None:
     """Losses, norms, order of samples, gradients, weights and moments: the same bits."""
     job = job_of(max_tp=4, **{"learning_rate": 0.01, **EXACT_JOBS[name]})
     draw = Random(name)

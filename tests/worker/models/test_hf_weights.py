@@ -167,7 +167,7 @@ def inputs_of(job: Job) -> Any:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_theirs_from_the_same_file(name: str, tmp_path: Path) -> None:
+def test_logits_match_hugging_face(name: str, tmp_path: Path) -> None:
     model = theirs(name)
     folder = saved(model, tmp_path)
     job = job_of(folder)
@@ -181,7 +181,7 @@ def test_logits_are_theirs_from_the_same_file(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_read_is_written_back(name: str, tmp_path: Path) -> None:
+def test_checkpoint_round_trips(name: str, tmp_path: Path) -> None:
     folder = saved(theirs(name), tmp_path)
     job = job_of(folder, max_tp=4 if "gpt2-un" not in name else 2)
     checkpoint = open_checkpoint(folder, job)
@@ -206,7 +206,7 @@ def test_what_is_read_is_written_back(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(after[key], before[key]) for key in before)
 
 
-def test_a_checkpoint_in_several_files_is_read(tmp_path: Path) -> None:
+def test_sharded_checkpoint_is_read(tmp_path: Path) -> None:
     model = theirs("llama")
     one = saved(model, tmp_path / "one")
     many = saved(model, tmp_path / "many", max_shard_size="4KB")
@@ -216,7 +216,7 @@ def test_a_checkpoint_in_several_files_is_read(tmp_path: Path) -> None:
     assert torch.equal(logits_of(job, one, inputs), logits_of(job, many, inputs))
 
 
-def test_a_body_saved_without_its_head_is_read_with_its_buffers(tmp_path: Path) -> None:
+def test_headless_checkpoint_with_buffers_is_read(tmp_path: Path) -> None:
     folder = saved(theirs("gpt2"), tmp_path)
     job = job_of(folder)
     inputs = inputs_of(job)
@@ -229,7 +229,7 @@ def test_a_body_saved_without_its_head_is_read_with_its_buffers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "vit"])
-def test_training_begins_from_a_checkpoint_under_any_plan(name: str, tmp_path: Path) -> None:
+def test_any_plan_starts_from_the_checkpoints_weights(name: str, tmp_path: Path) -> None:
     model = theirs(name)
     folder = saved(model, tmp_path)
     job = replace(job_of(folder, max_tp=2), precision="fp32", global_batch=4)
@@ -262,7 +262,7 @@ def problems_of(path: Path, job: Job) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mismatches_are_reported_at_once(tmp_path: Path) -> None:
     folder = saved(theirs("llama"), tmp_path)
     job = job_of(folder)
     path = folder / "model.safetensors"
@@ -283,7 +283,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_tied_checkpoint_for_an_untied_model_gets_its_cure(tmp_path: Path) -> None:
+def test_tied_checkpoint_for_an_untied_model_suggests_the_cure(tmp_path: Path) -> None:
     folder = saved(theirs("gpt2"), tmp_path)
     config = {**json.loads((folder / "config.json").read_text()), "tie_word_embeddings": False}
     job = Job(name="job", model=model_from_config(config), global_batch=1, sequence=8)
@@ -293,7 +293,7 @@ def test_a_tied_checkpoint_for_an_untied_model_gets_its_cure(tmp_path: Path) -> 
     ]
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     job = job_of(saved(theirs("vit"), tmp_path))
     assert "does not exist" in problems_of(tmp_path / "none.safetensors", job)[0]
     assert "does not exist" in problems_of(tmp_path / "empty", job)[0]
@@ -304,7 +304,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert "does not say which file" in problems_of(tmp_path, job)[0]
 
 
-def test_a_model_that_hugging_face_does_not_know_is_told(tmp_path: Path) -> None:
+def test_family_unknown_to_hugging_face_is_refused(tmp_path: Path) -> None:
     folder = saved(theirs("gpt2"), tmp_path)
     gated = build_model("gpt2", layers=1, hidden=16, heads=4, activation="swiglu")
     job = Job(name="job", model=gated, global_batch=1, sequence=8)

@@ -53,7 +53,7 @@ def by_ranks(ranks: int, logits, labels, vocabulary: int):
 @pytest.mark.parametrize(("vocabulary", "padded"), [(12, 12), (9, 12), (5, 8), (3, 8), (1, 4)])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_loss_and_gradient_are_their_definition(
+def test_loss_and_gradient_match_the_definition(
     vocabulary: int, padded: int, ranks: int, scale: float
 ) -> None:
     logits, labels = case(vocabulary, padded, scale=scale)
@@ -84,9 +84,7 @@ def test_half_precision_logits_are_summed_in_fp32(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_logit_that_is_no_number_shows_in_the_loss_of_every_rank(
-    ranks: int, wrong: float
-) -> None:
+def test_non_finite_logit_shows_in_the_loss_of_every_rank(ranks: int, wrong: float) -> None:
     logits, labels = case(8, 8)
     logits[0, 0, 6] = wrong
     loss, _ = by_ranks(ranks, logits, labels, 8)

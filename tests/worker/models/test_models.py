@@ -26,9 +26,7 @@ def job_named(name: str) -> Job:
 
 
 @pytest.mark.parametrize("name", [*MODELS, "own"])
-def test_a_step_under_any_plan_is_that_of_one_rank(
-    name: str, tmp_path: Path, examples: int
-) -> None:
+def test_step_under_any_plan_matches_one_rank(name: str, tmp_path: Path, examples: int) -> None:
     job = job_named(name)
     data = open_data(job, tmp_path)
     one = trained(job, alone(job), precision=FP64, data=data)

@@ -55,7 +55,7 @@ def own_files(folder: Path, factory: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_where_any_plan_begins(warm: Warm, tmp_path: Path) -> None:
+def test_any_plan_starts_from_a_checkpoint(warm: Warm, tmp_path: Path) -> None:
     write(tmp_path)
     fresh = losses(warm, tmp_path, plan=False)
     assert run(warm, tmp_path, "--save", tmp_path / "trained").code == 0
@@ -66,7 +66,7 @@ def test_a_checkpoint_is_where_any_plan_begins(warm: Warm, tmp_path: Path) -> No
     assert alone[0] < fresh[0] - 0.01
 
 
-def test_what_is_wrong_with_a_checkpoint_is_told_before_anything_starts(
+def test_checkpoint_problems_are_reported_before_any_rank_starts(
     warm: Warm, tmp_path: Path
 ) -> None:
     write_model(tmp_path, f'{FAMILY}\nweights = "none"')
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_checkpoint_is_told_before_anything_starts(
 
 
 @pytest.mark.parametrize("factory", ["mine:layers", "mine:recipes"])
-def test_a_users_own_layers_train_under_any_plan(warm: Warm, tmp_path: Path, factory: str) -> None:
+def test_custom_layers_train_under_any_plan(warm: Warm, tmp_path: Path, factory: str) -> None:
     own_files(tmp_path, factory)
     alone, many = (losses(warm, tmp_path, plan=plan) for plan in (False, True))
     assert many == pytest.approx(alone, rel=1e-5)
@@ -92,7 +92,9 @@ def test_a_users_own_layers_train_under_any_plan(warm: Warm, tmp_path: Path, fac
     assert saved["1/key.weight"].shape == (8, 16)
 
 
-def test_mistakes_in_a_users_own_layers_are_sentences(warm: Warm, tmp_path: Path) -> None:
+def test_custom_layer_problems_are_reported_without_a_stack_trace(
+    warm: Warm, tmp_path: Path
+) -> None:
     own_files(tmp_path, "mine:missing")
     (line,) = refusal(warm, tmp_path)
     assert "mine:missing cannot be imported" in line

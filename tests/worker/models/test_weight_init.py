@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_layers_hold_what_the_simulator_counts(name: str) -> None:
+def test_layers_hold_the_parameters_that_the_simulator_counts(name: str) -> None:
     """Names, shapes and order: memory predictions and the runtime stand on one table."""
     job = Job(name=name, model=preset(name), global_batch=1, sequence=128)
     for index in {0, 1, len(job.model.layers) - 1}:
@@ -48,7 +48,7 @@ def test_only_the_vocabulary_is_padded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_shards_are_cut_from_one_tensor(name: str) -> None:
+def test_shards_are_parts_of_one_tensor(name: str) -> None:
     job = job_of(name, max_tp=4)
     for index in range(len(job.model.layers)):
         for spec in table_of(job, index):
@@ -61,7 +61,7 @@ def test_shards_are_cut_from_one_tensor(name: str) -> None:
                 assert torch.equal(torch.cat(shares, spec.split_dim), whole)
 
 
-def test_portions_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of("llama", max_tp=2)
     specs = {spec.name: spec for spec in table_of(job, 1)}
     whole = initial_shard(job, 1, specs["mlp.down.weight"], range(1))
@@ -69,7 +69,7 @@ def test_portions_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(initial_shard(job, 1, specs["mlp.down.weight"], range(1)), whole)
 
 
-def test_weights_begin_small_norms_as_nothing_and_biases_at_zero() -> None:
+def test_initial_weights_are_small_norms_identity_and_biases_zero() -> None:
     wide = preset("gpt2")
     job = Job(name="wide", model=wide, global_batch=1, sequence=8, data=Data(seed=1))
     made = {s.name: initial_shard(job, 3, s, range(1)) for s in table_of(job, 3)}
@@ -80,7 +80,7 @@ def test_weights_begin_small_norms_as_nothing_and_biases_at_zero() -> None:
     assert not made["mlp.up.bias"].any()
 
 
-def test_tensors_layers_and_seeds_differ_and_tied_tensors_do_not() -> None:
+def test_initial_weights_differ_by_tensor_layer_and_seed_unless_tied() -> None:
     job, other = job_of("gpt2"), job_of("gpt2", data=Data(seed=6))
     specs = {spec.name: spec for spec in table_of(job, 1)}
 
@@ -101,7 +101,7 @@ def test_tensors_layers_and_seeds_differ_and_tied_tensors_do_not() -> None:
     )
 
 
-def test_a_head_apart_from_its_embedding_begins_as_the_embedding() -> None:
+def test_tied_head_on_another_rank_starts_equal_to_the_embedding() -> None:
     layers = layers_of(job_of("gpt2", max_tp=2), tp=1, index=0, group=None)
     spec = layers[-1].tensors[-1].spec
     alone = initial_shard(job_of("gpt2", max_tp=2), 3, spec, range(2), dtype=torch.float64)

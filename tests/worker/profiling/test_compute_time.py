@@ -38,28 +38,28 @@ def step(account: ComputeTimer, clock: Clock, *work_s: float) -> None:
     account.end_step()
 
 
-def test_what_is_waited_for_does_not_count(clock):
+def test_waits_do_not_count_as_compute_time(clock):
     account = ComputeTimer()
     for _ in range(STEPS_KEPT):
         step(account, clock, 1.0, 2.0, 0.5)
     assert account.typical_s == 3.5
 
 
-def test_one_step_that_was_held_up_says_nothing(clock):
+def test_one_delayed_step_does_not_change_the_median(clock):
     account = ComputeTimer()
     for number in range(STEPS_KEPT):
         step(account, clock, 100.0 if number == 3 else 1.0)
     assert account.typical_s == 1.0
 
 
-def test_nothing_is_said_of_the_first_steps(clock):
+def test_no_compute_time_is_reported_for_the_first_steps(clock):
     account = ComputeTimer()
     for _ in range(STEPS_KEPT // 2):
         step(account, clock, 1.0)
     assert account.typical_s is None
 
 
-def test_work_that_was_broken_off_belongs_to_no_step(clock):
+def test_interrupted_work_counts_for_no_step(clock):
     account = ComputeTimer()
     for _ in range(STEPS_KEPT):
         account.begin_step()
@@ -69,7 +69,7 @@ def test_work_that_was_broken_off_belongs_to_no_step(clock):
     assert account.typical_s == 1.0
 
 
-def test_a_test_makes_one_node_slow_while_it_runs(clock, tmp_path, monkeypatch):
+def test_slowdown_file_slows_one_node_while_it_exists(clock, tmp_path, monkeypatch):
     slow = tmp_path / "slow"
     monkeypatch.setenv(SLOW, str(slow))
     mine, other = (ComputeTimer(times_slower=slowed_by_file(f"{name}.1d0c.17")) for name in "ab")
@@ -82,6 +82,6 @@ def test_a_test_makes_one_node_slow_while_it_runs(clock, tmp_path, monkeypatch):
     assert (mine.typical_s, other.typical_s) == (3.0, 1.0)
 
 
-def test_nobody_is_slow_where_nothing_says_so(monkeypatch):
+def test_no_node_is_slowed_without_the_variable(monkeypatch):
     monkeypatch.delenv(SLOW, raising=False)
     assert slowed_by_file("a.1d0c.17") is None

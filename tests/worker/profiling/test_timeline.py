@@ -24,14 +24,14 @@ def test_spans_nest_and_carry_their_step():
     assert outer.start_ns <= inner.start_ns <= inner.end_ns <= outer.end_ns
 
 
-def test_nothing_is_kept_where_nobody_asked():
+def test_no_spans_are_kept_unless_requested():
     recorder = Recorder()
     with recorder.span("forward"):
         recorder.end(recorder.begin("sync", layer=0))
     assert recorder.spans == []
 
 
-def test_the_board_shows_what_a_rank_does_and_what_it_failed_in():
+def test_board_shows_the_activity_in_which_a_rank_failed():
     board = ActivityBoard(2)
     recorder = Recorder(rank=1, board=board)
     recorder.at_step(7)
@@ -46,7 +46,7 @@ def test_the_board_shows_what_a_rank_does_and_what_it_failed_in():
     assert board.read(0) == (0, "start")
 
 
-def test_a_fail_point_kills_its_rank_in_its_step_only():
+def test_fail_point_kills_its_rank_in_its_step_only():
     board = ActivityBoard(1)
     child = os.fork()
     if child == 0:
@@ -76,11 +76,11 @@ def test_a_fail_point_kills_its_rank_in_its_step_only():
         ("*:sealing:*@*", True),
     ],
 )
-def test_rank_and_step_of_a_fail_point_may_be_left_open(text, is_hit):
+def test_fail_point_accepts_any_rank_and_any_step(text, is_hit):
     assert FailPoint.parse(text).is_at(3, "sealing", 7, 2) is is_hit
 
 
-def test_a_fail_point_may_be_written_beside_the_agents_file_and_is_taken_once(tmp_path):
+def test_fail_file_kills_one_rank_once(tmp_path):
     point = parse_fail_point(str(tmp_path / "fails"))
     assert not point.is_at(3, "sealing", 7, 2)
     (tmp_path / "fails.worker").write_text("*:sealing:*@2")
@@ -93,7 +93,7 @@ def rank(number, *spans, pipeline=0, stage=0, tp=1):
     return RankTimeline(number, pipeline, stage, number % tp, tp, (stage, stage + 2), spans)
 
 
-def test_a_picture_has_a_process_a_pipeline_and_rows_that_never_overlap():
+def test_trace_has_one_process_per_pipeline_and_rows_without_overlap():
     passes = (
         Span("forward", 1, 1_000, 2_000, None, 0),
         Span("backward", 1, 3_000, 5_000, None, 0),

@@ -32,7 +32,7 @@ JOBS = {
 
 @pytest.mark.sim
 @pytest.mark.slow
-def test_gradients_are_those_of_one_process_under_any_plan(examples):
+def test_gradients_under_any_plan_equal_those_of_one_process(examples):
     oracles = {}
     for name, job in JOBS.items():
         oracles[name] = PlainLoop(job, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_gradients_are_those_of_one_process_under_any_plan(examples):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(JOBS))
-def test_twenty_steps_in_single_precision_follow_the_plain_loop(name):
+def test_twenty_fp32_steps_follow_the_plain_loop(name):
     job = replace(JOBS[name], clip_norm=0.5, schedule="cosine", steps=20, warmup_steps=5)
     wanted = _plain_curve(job, steps=20)
     plans = [any_plan(drawn(f"{name} {n}"), job, ranks_max=6) for n in range(2)]
@@ -98,7 +98,7 @@ def test_replicas_with_different_tp_stay_bit_equal():
     assert run.disagreements == []
 
 
-def test_the_same_run_twice_has_the_same_bits():
+def test_repeated_run_is_bit_equal():
     job = JOBS["post norm"]
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 4, 1), (4, 5, 2)]))
     first, second = (trained(job, plan, steps=4, compare=False) for _ in range(2))
@@ -108,7 +108,7 @@ def test_the_same_run_twice_has_the_same_bits():
         assert torch.equal(values, second.state[key]), key
 
 
-def test_each_sample_is_consumed_once_whatever_the_plan():
+def test_each_sample_is_consumed_once_under_any_plan():
     job = JOBS["untied"]
     reports = [
         trained(job, plan, steps=3, compare=False).reports

@@ -79,7 +79,7 @@ def synced(job, plan, *, fill):
     return run_as_threads(len(places), body)
 
 
-def test_every_holder_has_the_sum_over_replicas():
+def test_every_holder_gets_the_sum_over_replicas():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1, [(0, 5, 1)]))
     replicas = {0: 1.0, 1: 10.0, 2: 100.0}
     for rank in synced(TIED_JOB, plan, fill=lambda place, _: replicas[place.pipeline]):
@@ -90,7 +90,7 @@ def test_every_holder_has_the_sum_over_replicas():
                 assert torch.all(view == wanted), (buffer.layer, slot.spec.name)
 
 
-def test_of_gradients_that_a_stage_has_alike_one_counts_and_parts_are_added():
+def test_equal_gradients_of_a_stage_count_once_and_partial_ones_are_summed():
     plan = plan_of(4, (1, [(0, 5, 4)]), (1, [(0, 5, 1)]))
     for rank in synced(LLAMA, plan, fill=lambda *_: 1.0):
         for buffer in rank.values():
@@ -99,7 +99,7 @@ def test_of_gradients_that_a_stage_has_alike_one_counts_and_parts_are_added():
                 assert torch.all(view == (5.0 if partial else 2.0)), (buffer.layer, slot.spec)
 
 
-def test_atoms_leave_and_enter_flat_memory_unchanged():
+def test_gather_and_scatter_of_atoms_round_trip():
     plan = plan_of(8, (1, [(0, 5, 1)]))
     buffer = buffers(TIED_JOB, plan, rank_places(plan)[0], None)[2]
     flat = torch.zeros_like(buffer.master)
@@ -120,7 +120,7 @@ def test_atoms_leave_and_enter_flat_memory_unchanged():
 
 
 @pytest.mark.parametrize("job", [TIED_JOB, LLAMA], ids=["tied", "grouped heads"])
-def test_whole_tensors_survive_from_plan_to_plan(job):
+def test_full_tensors_survive_a_change_of_plan(job):
     one, other = (
         plan_of(2, (2, [(0, 2, 2), (2, 5, 4)]), (2, [(0, 5, 1)])),
         plan_of(4, (1, [(0, 4, 4), (4, 5, 1)]), (1, [(0, 3, 1), (3, 5, 2)])),

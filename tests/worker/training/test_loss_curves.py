@@ -26,7 +26,7 @@ JOB = small_job(
 )
 
 
-def test_a_llama_under_twelve_plans_follows_the_undisturbed_curve(tmp_path):
+def test_llama_under_twelve_plans_follows_the_uninterrupted_loss_curve(tmp_path):
     """Each plan takes up from files what the one before it has sealed."""
     data, draw = open_data(JOB, tmp_path), drawn("curve")
     after, losses, hashes = None, [], []

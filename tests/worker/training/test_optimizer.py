@@ -20,7 +20,7 @@ def numbers(count: int, *, dtype: torch.dtype = torch.float32):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_ten_updates_are_those_of_torch(name):
+def test_ten_updates_match_torch(name):
     job = small_job(optimizer=name)
     start, *gradients = numbers(1000, dtype=torch.float64)
     reference = torch.nn.Parameter(start.clone())
@@ -42,7 +42,7 @@ def test_ten_updates_are_those_of_torch(name):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_a_weight_gets_the_same_bits_wherever_it_stands(name):
+def test_update_of_a_weight_does_not_depend_on_its_offset(name):
     """Torch's fused AdamW fails this: the second moment rounds differently at a tensor's end."""
     weight, gradient, m, v = numbers(5000)
     v = v.abs()
@@ -67,7 +67,7 @@ def test_a_weight_gets_the_same_bits_wherever_it_stands(name):
             assert torch.equal(piece, all_of_it[begin:end]), (begin, end)
 
 
-def test_memory_beyond_one_portion_is_updated_too():
+def test_buffers_larger_than_one_chunk_are_updated():
     start, gradient, m, v = numbers(2**17 + 5)
     update = OptimizerStep("adam", 1e-3, gradient_factor=1.0, count=1)
     weight = start.clone()
@@ -75,7 +75,7 @@ def test_memory_beyond_one_portion_is_updated_too():
     torch.testing.assert_close(weight, start - 1e-3 * gradient.sign(), rtol=0, atol=1e-5)
 
 
-def test_the_rate_is_a_function_of_the_step():
+def test_learning_rate_is_a_function_of_the_step():
     job = small_job(learning_rate=1.0, warmup_steps=4, steps=12)
     warm_up = [learning_rate(job, step) for step in range(4)]
     assert warm_up == [0.25, 0.5, 0.75, 1.0]
@@ -87,6 +87,6 @@ def test_the_rate_is_a_function_of_the_step():
     assert rates == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, 0.0, 0.0])
 
 
-def test_gradients_are_cut_to_the_norm_that_the_job_allows():
+def test_gradients_are_clipped_to_the_jobs_norm():
     assert clip_factor(10.0, None) == clip_factor(10.0, 10.0) == clip_factor(1.0, 2.0) == 1.0
     assert clip_factor(10.0, 2.5) == 0.25

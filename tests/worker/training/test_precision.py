@@ -39,7 +39,7 @@ MIXED = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 1, 1), (1, 5, 4)]), (1,
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "exact"])
-def test_what_is_told_of_a_job_without_torch_is_what_it_is_trained_in(precision):
+def test_dtype_without_torch_matches_the_trainer(precision):
     family, told = ("exact", "fp32") if precision == "exact" else ("gpt2", precision)
     job = small_job(precision=told)
     job = replace(job, model=replace(job.model, family=family))
@@ -47,7 +47,7 @@ def test_what_is_told_of_a_job_without_torch_is_what_it_is_trained_in(precision)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.02), ("fp16", 0.003)])
-def test_low_precision_trains_as_single_precision_does_but_for_rounding(precision, tolerance):
+def test_low_precision_matches_fp32_up_to_rounding(precision, tolerance):
     job = small_job(learning_rate=3e-3)
     wanted = trained(job, alone(job), steps=12, compare=False).reports
     run = trained(replace(job, precision=precision), MIXED, steps=12)
@@ -79,7 +79,7 @@ def test_every_family_trains_in_low_precision_under_a_mixed_plan(family, precisi
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_masters_keep_what_low_precision_would_lose(precision):
+def test_master_weights_keep_updates_that_low_precision_would_lose(precision):
     job = small_job(precision=precision, learning_rate=1e-5)
     (trainer,) = trained(job, alone(job), steps=3).trainers
     buffer = trainer.buffers[2]
@@ -89,7 +89,7 @@ def test_masters_keep_what_low_precision_would_lose(precision):
     assert not torch.equal(buffer.compute.float(), buffer.master)
 
 
-def test_an_overflow_skips_the_update_on_all_ranks_and_lowers_the_scale():
+def test_overflow_skips_the_update_on_all_ranks_and_halves_the_scale():
     job = small_job(precision="fp16")
     scale = LossScale(2.0**24)
 
@@ -114,7 +114,7 @@ def test_an_overflow_skips_the_update_on_all_ranks_and_lowers_the_scale():
         assert progress.scale == LossScale(2.0**23)
 
 
-def test_the_scale_falls_with_each_overflow_and_rises_after_many_good_steps():
+def test_loss_scale_halves_on_overflow_and_doubles_after_many_good_steps():
     scale = LossScale(4.0)
     assert scale.after(overflow=True) == LossScale(2.0)
     assert LossScale(1.0).after(overflow=True) == LossScale(1.0)
@@ -123,7 +123,7 @@ def test_the_scale_falls_with_each_overflow_and_rises_after_many_good_steps():
     assert scale == LossScale(8.0)
 
 
-def test_the_scale_does_not_show_in_what_is_learned():
+def test_loss_scale_does_not_change_the_weights():
     job = small_job(precision="fp16")
     results = []
     for factor in (1.0, 64.0):
@@ -139,7 +139,7 @@ def test_the_scale_does_not_show_in_what_is_learned():
     assert torch.equal(weights, same_weights)
 
 
-def test_precisions_by_their_names():
+def test_precision_follows_its_name():
     assert precision_of(small_job(precision="bf16")).compute == torch.bfloat16
     assert loss_seed(small_job(), EXACT, LossScale()) == 1.0
     master = torch.tensor([1.00001, -0.33333, 7.0], dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_precisions_by_their_names():
 
 
 @pytest.mark.parametrize("layer", [0, 2, 4])
-def test_a_loss_that_is_no_number_names_the_step_the_rank_and_the_layer(layer):
+def test_non_finite_loss_names_step_rank_and_layer(layer):
     job = small_job(tied=False)
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 2, 1), (2, 5, 1)]))
 
@@ -173,7 +173,7 @@ def test_a_loss_that_is_no_number_names_the_step_the_rank_and_the_layer(layer):
         assert said.startswith(wanted)
 
 
-def test_a_gradient_that_is_no_number_names_its_layer():
+def test_non_finite_gradient_names_its_layer():
     job = small_job(tied=False)
 
     def body(transport):

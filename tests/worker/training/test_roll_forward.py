@@ -66,7 +66,7 @@ def until_the_loss(job, *, zero: int = 0):
     return run_as_threads(3, body)
 
 
-def test_who_did_not_hear_the_result_ends_the_step_by_what_others_heard():
+def test_rank_that_missed_the_vote_rolls_forward_by_a_peers_result():
     (done, _, state), _, (rolled, report, same) = until_the_loss(JOB)
     assert report.step == LAST
     assert rolled == done, "the steps of who did not hear are not those of who did"
@@ -79,7 +79,7 @@ def test_who_did_not_hear_the_result_ends_the_step_by_what_others_heard():
             assert torch.equal(parts[0][1], plain.state[key]), key
 
 
-def test_who_has_not_its_gradients_does_not_end_the_step():
+def test_rank_without_complete_gradients_does_not_roll_forward():
     all_done = threading.Barrier(3)
 
     def body(transport: ThreadTransport):
@@ -93,6 +93,6 @@ def test_who_has_not_its_gradients_does_not_end_the_step():
     assert run_as_threads(3, body) == [(None, 1)] * 3
 
 
-def test_where_the_update_needs_the_others_it_is_not_made():
+def test_zero1_does_not_roll_forward():
     _, _, (rolled, report, _) = until_the_loss(JOB, zero=1)
     assert (report, rolled.step) == (None, LAST)

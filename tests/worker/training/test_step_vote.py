@@ -41,7 +41,7 @@ def totals(plan, *, contribution):
     return run_as_threads(len(places), body)
 
 
-def test_the_norm_has_the_same_bits_under_every_plan(examples):
+def test_norm_is_bit_equal_under_every_plan(examples):
     norms = set()
     for seed in range(examples // 5):
         plan = any_plan(drawn(f"vote {seed}"), JOB)
@@ -51,7 +51,7 @@ def test_the_norm_has_the_same_bits_under_every_plan(examples):
     assert len(norms) == 1
 
 
-def test_a_shared_tensor_counts_once_in_the_norm():
+def test_tied_tensor_counts_once_in_the_norm():
     plan = plan_of(8, (1, [(0, 5, 1)]))
     (totals_from,) = totals(plan, contribution=lambda _: StepContribution())
     kept = buffers(JOB, plan, rank_places(plan)[0], None)
@@ -69,7 +69,7 @@ def test_a_shared_tensor_counts_once_in_the_norm():
     ), "the vocabulary of 30 is padded to 32 rows"
 
 
-def test_what_ranks_tell_is_added():
+def test_contributions_are_summed():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
     big = 2**52 // 4
     found = totals(
@@ -84,7 +84,7 @@ def test_what_ranks_tell_is_added():
         assert not totals_from.stop
 
 
-def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
+def test_one_stop_request_stops_all_ranks_at_the_same_step():
     plan = plan_of(2, (1, [(0, 2, 2), (2, 5, 1)]), (3, [(0, 5, 1)]))
 
     class Wish(NoSnapshots):
@@ -100,7 +100,7 @@ def test_one_wish_to_stop_is_heard_by_all_at_the_same_step():
     assert run_as_threads(4, body) == [[False, True, False]] * 4
 
 
-def test_what_is_not_finite_is_told():
+def test_non_finite_totals_are_reported():
     plan = plan_of(2, (1, [(0, 5, 2)]), (3, [(0, 5, 1)]))
     for loss in (math.nan, math.inf):
         found = totals(
@@ -111,7 +111,7 @@ def test_what_is_not_finite_is_told():
     assert all(v.is_finite for v in totals(plan, contribution=lambda _: StepContribution(1.0)))
 
 
-def test_squares_are_summed_in_double_precision():
+def test_squares_are_summed_in_fp64():
     large = torch.tensor([1e30, 3.0, 1e-30])
     assert square_sum(large).item() == (large.double() ** 2).sum().item()
     many = torch.full((200_001,), 0.1)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 JOB = small_job(tied=True, clip_norm=1.0)
 
 
-def test_any_plan_learns_the_same_bits(examples):
+def test_zero1_is_bit_equal_under_any_plan(examples):
     for seed in range(examples // 8):
         plan = any_plan(drawn(f"zero {seed}"), JOB)
         plain, sharded = (trained(replace(JOB, zero=zero), plan, steps=3) for zero in (0, 1))
@@ -27,7 +27,7 @@ def test_any_plan_learns_the_same_bits(examples):
             assert torch.equal(values, sharded.state[key]), (plan, key)
 
 
-def test_moments_are_kept_once():
+def test_moments_are_kept_by_one_rank():
     plan = plan_of(1, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 2, 2), (2, 5, 1)]), (4, [(0, 5, 1)]))
     held = {}
     for zero in (0, 1):
@@ -47,7 +47,7 @@ def test_moments_are_kept_once():
     assert held[1] < 0.6 * held[0]
 
 
-def test_owners_take_turns():
+def test_ownership_is_balanced():
     plan = plan_of(4, (1, [(0, 5, 1)]), (1, [(0, 5, 1)]))
     run = trained(replace(JOB, zero=1), plan)
     owned = [
