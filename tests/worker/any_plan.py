@@ -1,4 +1,4 @@
-"""Plans drawn at random: uneven in everything that a plan may be uneven in."""
+"""Random plans, uneven in stages, TP degrees and micro batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def any_plan(
     stages_max: int = 4,
     ranks_max: int = 10,
 ) -> Plan:
-    """A plan that trains the job's batch on at most so many ranks."""
+    """Return a plan for the job's batch on at most so many ranks."""
     batch = job.global_batch
     size = draw.choice([n for n in range(1, batch + 1) if batch % n == 0])
     micro_batches = batch // size

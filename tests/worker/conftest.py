@@ -1,4 +1,4 @@
-"""What tests of the runtime share."""
+"""Fixtures of the worker's tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.worker.warm import Warm
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """``python -m worker``, ready to run as often as one likes."""
+    """``python -m worker`` as a server process that has imported torch."""
     process = Warm(tmp_path_factory.mktemp("warm"))
     yield process
     process.close()
@@ -20,9 +20,9 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread_each() -> Iterator[None]:
-    """Ranks are threads or processes already, and torch's own would only stand in their way.
+    """Limit torch to one thread, since ranks are threads or processes already.
 
-    What other tests measure depends on how many there are, so they get them back.
+    Restored afterwards: what other tests measure depends on the number of threads.
     """
     torch = sys.modules.get("torch")
     if torch is None:

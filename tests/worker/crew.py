@@ -1,4 +1,4 @@
-"""Ranks as real processes: forked from one that has loaded torch, gone when the test is over."""
+"""Ranks as real processes, forked from a server that has imported torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Body = Callable[..., Any]
 
 
 def as_processes(folder: Path, size: int, body: Body, *args: Any) -> list[Any]:
-    """Run ``body(rank, size, store, *args)`` in a process each; a killed rank returns ``None``."""
+    """Run ``body(rank, size, store, *args)`` in processes; a killed rank returns ``None``."""
     path = folder / f"store {time.monotonic_ns()}"
     processes, ends = [], []
     for rank in range(size):
@@ -67,7 +67,7 @@ def _be(end: Connection, rank: int, size: int, path: str, body: Body, args: Any)
 
 
 def noticed(failure: TransportError) -> tuple[str, int | None]:
-    """A failure as something to compare."""
+    """Return a failure's type and rank, to compare."""
     rank = failure.rank if isinstance(failure, PeerLostError | AbortedError) else None
     return type(failure).__name__, rank
 
@@ -79,7 +79,7 @@ def open_files() -> int:
 def train_generations(
     rank: int, _: int, store: FileStore, job: Job, plans: list[Plan], steps: int
 ) -> tuple[list[Any], list[int]]:
-    """Train under one plan after the other; tell what each came to, and what it left open."""
+    """Train under one plan after the other; return the results and the open files after each."""
     results, left = [], []
     for generation, plan in enumerate(plans):
         size = plan.device_count
@@ -99,7 +99,7 @@ def train_generations(
 def train_until_lost(
     rank: int, size: int, store: FileStore, job: Job, plan: Plan, fail_at: FailPoint
 ) -> Any:
-    """Train until somebody dies."""
+    """Train until a rank is lost."""
     transport = ProcessTransport(store, rank, size)
     recorder = Recorder(rank, fail_at=fail_at)
     trainer = Trainer(job, plan, rank, transport, SomeLabels(job), recorder=recorder)
@@ -113,14 +113,14 @@ def train_until_lost(
 
 
 def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
-    """Wait for rank 0 in some way, while it dies."""
+    """Wait for rank 0 in some way while it is killed."""
     transport = ProcessTransport(store, rank, size)
     tensor = torch.ones(2**22)
     everybody = transport.group(tuple(range(size)))
     others = transport.group(tuple(range(1, size))) if rank > 0 else None
     everybody.all_reduce(torch.zeros(1))
     if rank == 0:
-        time.sleep(0.1)  # Most often the others wait by now; if not, they notice as they begin.
+        time.sleep(0.1)  # The others usually wait by now; if not, they notice when they start to.
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         match what:
@@ -131,7 +131,7 @@ def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
             case "receive":
                 transport.receive(tensor, source=0).wait()
             case "others":
-                # Rank 1 never comes: those who wait for it do not wait for the dead one.
+                # Rank 1 never joins: ranks that wait for it do not wait for the dead rank.
                 assert others is not None
                 if rank == 1:
                     transport.receive(tensor, source=0).wait()
@@ -144,7 +144,7 @@ def wait_for_the_dead(rank: int, size: int, store: FileStore, what: str) -> Any:
 
 
 def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
-    """Rank 0 dies before it opens the groups that others open with it."""
+    """Rank 0 is killed before it opens the groups that others open with it."""
     transport = ProcessTransport(store, rank, size)
     if rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -158,7 +158,7 @@ def wait_for_one_who_never_joins(rank: int, size: int, store: FileStore) -> Any:
 
 
 def abort_while_others_wait(rank: int, size: int, store: FileStore) -> Any:
-    """Rank 1 gives up; all others are in the middle of something."""
+    """Rank 1 aborts while the others wait."""
     transport = ProcessTransport(store, rank, size)
     try:
         if rank == 1:
@@ -172,7 +172,7 @@ def abort_while_others_wait(rank: int, size: int, store: FileStore) -> Any:
 
 
 def outlast_the_deadline(rank: int, size: int, store: FileStore) -> Any:
-    """Rank 0 waits for a message that nobody sends."""
+    """Rank 0 waits for a message that is never sent."""
     transport = ProcessTransport(store, rank, size, deadline_s=2.0)
     try:
         if rank == 0:

@@ -1,4 +1,4 @@
-"""Ranks that train by one engine or the other, from where either left off."""
+"""Ranks that train with either engine, continuing from either one's state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ State = tuple[dict[TensorKey, Any], TrainingProgress]
 def train(
     rank: int, _: int, store: FileStore, engine: str, job: Job, plan: Plan, steps: int, begin: State
 ) -> Any:
-    """Take some steps; tell their losses, and what this rank then holds, as arrays."""
+    """Train some steps; return the losses and the rank's state as arrays."""
     data = open_data(job, Path())
     trainer: Any
     if engine == "sailor":
@@ -48,7 +48,7 @@ def train(
 
 
 def state_of(job: Job, results: list[Any]) -> State:
-    """What all ranks hold, put together."""
+    """Merge the state of all ranks."""
     tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shares = [
         {key: [(atoms, torch.from_numpy(a)) for atoms, a in held] for key, held in arrays.items()}

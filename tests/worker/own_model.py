@@ -1,4 +1,4 @@
-"""A user's own model, as one would write it: no word of parallelism but what may be cut."""
+"""A custom model as a user would write it, without parallelism except for ``splits``."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Answer(nn.Module):
 
 
 def layers() -> list[nn.Module]:
-    """Whole layers."""
+    """Return full layers."""
     return [Words(), Mixer(dropout=0.2), Mixer(dropout=0.2), Answer()]
 
 
 def recipes() -> list[object]:
-    """Functions that make layers, so that a rank makes only its own."""
+    """Return functions that make layers, so that a rank makes only its own."""
     return [Words, Mixer, lambda: Mixer(dropout=0.2), Answer]
 
 

@@ -1,4 +1,4 @@
-"""A small job and a plan of four ranks for it, as files, for tests of the command."""
+"""A small job and a plan of four ranks, as files, for tests of the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ learning_rate = 0.01
 
 
 def stage(first: int, end: int, *, tp: int = 1, recompute: str = "none") -> dict[str, Any]:
-    """A stage of a plan, somewhere."""
+    """Return a stage of a plan."""
     where = {"gpu": "any", "machine": "this", "zone": "here"}
     return {"layers": [first, end], "tp": tp, "recompute": recompute, **where}
 
@@ -45,14 +45,14 @@ PLAN = {
 def write(
     folder: Path, *, family: str = "gpt2", change: tuple[str, str] = ("", ""), more: str = ""
 ) -> None:
-    """Put the job, with a change to its text, and the plan into a folder."""
+    """Write the job, with a change to its text, and the plan to a folder."""
     assert change[0] in JOB
     (folder / "job.toml").write_text(JOB.replace("FAMILY", family).replace(*change, 1) + more)
     (folder / "plan.json").write_text(json.dumps(PLAN))
 
 
 def run(warm: Warm, folder: Path, *args: str | Path, plan: bool = True, **env: str) -> Done:
-    """Train, and see that no process is left behind."""
+    """Run ``python -m worker run`` and check that no process is left behind."""
     given = ["--plan", folder / "plan.json"] if plan else []
     done = warm.run("run", "--job", folder / "job.toml", *given, "--json", *args, **env)
     assert done.left == [], "processes were left behind"

@@ -19,7 +19,7 @@ from worker.models.apply_plan import LocalLayer, build_layer, tie
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
 
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 4, "ffn": 24}
-# 37 words are no multiple of any number of ranks.
+# A vocabulary of 37 is not a multiple of any number of ranks.
 TEXT: dict[str, Any] = {**SMALL, "vocab": 37, "sequence": 12}
 MODELS: dict[str, Callable[..., Model]] = {
     "gpt2": lambda **more: build_model("gpt2", **{**TEXT, **more}),
@@ -42,7 +42,7 @@ BATCH = 3
 
 
 def job_of(name: str, **training: Any) -> Job:
-    """A job on one of the models; ``training`` are the job's other fields."""
+    """Return a job for one of the models; ``training`` sets the job's other fields."""
     dropout = training.get("dropout", 0.0)
     model = MODELS[name](dropout=dropout > 0)
     fixed = {"global_batch": 8, "sequence": model.sequence_max, "data": Data(seed=5)}
@@ -50,7 +50,7 @@ def job_of(name: str, **training: Any) -> Job:
 
 
 def batch_of(job: Job, *, batch: int = BATCH) -> tuple[Tensor, Tensor]:
-    """Inputs and labels, some of which are not to be learned."""
+    """Return inputs and labels, some of them ``NO_LABEL``."""
     draw = torch.Generator().manual_seed(11)
     architecture = job.model.architecture
     if architecture is not None and architecture.image:
@@ -65,7 +65,7 @@ def batch_of(job: Job, *, batch: int = BATCH) -> tuple[Tensor, Tensor]:
 
 @dataclass(slots=True)
 class Pass:
-    """What one rank, or all of them together, made of one micro batch."""
+    """The result of one micro batch, on one rank or merged."""
 
     states: list[Tensor]
     loss: Tensor
@@ -80,7 +80,7 @@ def layers_of(
     group: Collective | None,
     dtype: torch.dtype = torch.float64,
 ) -> list[LocalLayer]:
-    """All layers as one of the ranks holds them, the tied ones tied."""
+    """Build all layers as one rank holds them, with tied layers tied."""
     now = MicroBatch(seed=3, step=7, samples=torch.tensor([4, 0, 6]))
     layers = [
         build_layer(
@@ -100,7 +100,7 @@ def layers_of(
 
 
 def one_pass(job: Job, layers: list[LocalLayer], *, recompute: bool = False) -> Pass:
-    """Forward and backward; the gradients are this rank's own."""
+    """Run forward and backward; the gradients are this rank's own."""
     x, labels = batch_of(job)
     states = []
     for layer in layers:
@@ -119,7 +119,7 @@ def one_pass(job: Job, layers: list[LocalLayer], *, recompute: bool = False) -> 
 
 
 def together(job: Job, tp: int, *, recompute: bool = False) -> Pass:
-    """What ``tp`` ranks make of one micro batch, their shares put together."""
+    """Run one micro batch on ``tp`` ranks and merge their results."""
 
     def body(transport: ThreadTransport) -> Pass:
         group = transport.group(tuple(range(tp))) if tp > 1 else None

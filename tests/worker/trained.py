@@ -1,4 +1,4 @@
-"""Jobs small enough for hundreds of plans, runs of them, and a plain loop to compare with."""
+"""Jobs small enough for hundreds of plans, their training runs, and a plain loop to compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = Place("cpu", "local", "local")
 
 
 def small_job(family: str = "gpt2", **changes: Any) -> Job:
-    """Four or five layers, eight samples, four atoms; ``changes`` are of the job."""
+    """Return a job with 4 or 5 layers, 8 samples and 4 atoms; ``changes`` sets fields."""
     numbers: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 30}
     if family == "llama":
         numbers |= {"kv_heads": 2, "ffn": 32}
@@ -48,7 +48,7 @@ def small_job(family: str = "gpt2", **changes: Any) -> Job:
 
 
 def plan_of(size: int, *pipelines: tuple[int, Sequence[tuple[int, int, int]]]) -> Plan:
-    """A plan from (micro batches, [(first layer, end, TP degree), ...])."""
+    """Build a plan from (micro batches, [(first layer, end, TP degree), ...])."""
     return Plan(
         size,
         tuple(
@@ -59,18 +59,18 @@ def plan_of(size: int, *pipelines: tuple[int, Sequence[tuple[int, int, int]]]) -
 
 
 def alone(job: Job) -> Plan:
-    """The whole job on one rank."""
+    """Return a plan with the whole job on one rank."""
     return plan_of(job.global_batch, (1, [(0, len(job.model.layers), 1)]))
 
 
 class SomeLabels:
-    """Random tokens, of which some are not learned from; more in some samples than in others."""
+    """Random tokens, of which a varying number has no label."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:
-        """A sample depends on its place alone."""
+        """Return samples that depend on their position alone."""
         job, rows = self._job, []
         for position in positions:
             generator = torch.Generator().manual_seed(1000 * step + position)
@@ -84,17 +84,17 @@ class SomeLabels:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run came to, as all ranks together know it."""
+    """The result of a run, merged over all ranks."""
 
     reports: list[StepReport]
     state: dict[TensorKey, torch.Tensor]
     disagreements: list[str]
-    """Who holds other bits than another holder, after which step."""
+    """Holders with different bits, and after which step."""
     trainers: list[Trainer]
 
 
 def tables_of(job: Job) -> Tables:
-    """The tensors of the job's layers."""
+    """Return the tensors of the job's layers."""
     return tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
 
 
@@ -107,7 +107,7 @@ def trained(
     compare: bool = True,
     data: Any = None,
 ) -> Run:
-    """Train under a plan, all ranks as threads."""
+    """Train under a plan with all ranks as threads."""
     data = data or SomeLabels(job)
 
     def body(transport: ThreadTransport) -> tuple[Any, ...]:
@@ -140,7 +140,7 @@ def trained(
 
 
 class PlainLoop:
-    """The job in a plain loop: whole layers, one batch, torch's own autograd and optimizer."""
+    """A plain training loop: full layers, one batch, torch's autograd and optimizer."""
 
     def __init__(self, job: Job, *, dtype: torch.dtype, data: Any = None) -> None:
         self.job, self.data = job, data or SomeLabels(job)
@@ -164,7 +164,7 @@ class PlainLoop:
         )
 
     def backward(self, step: int) -> float:
-        """Differentiate the mean loss of the batch; return it."""
+        """Differentiate the mean loss of the batch and return it."""
         everything = range(self.job.global_batch)
         samples = self.data.batch(step, everything)
         self._context.current = MicroBatch(self.job.data.seed, step, torch.tensor(list(everything)))
@@ -179,7 +179,7 @@ class PlainLoop:
         return loss.item()
 
     def gradients(self) -> dict[tuple[int, str], torch.Tensor]:
-        """The gradient of each tensor by its layer and name, without second uses."""
+        """Return the gradient of each tensor by layer and name; tied tensors once."""
         return {
             (layer.index, tensor.spec.name): tensor.parameter.grad
             for layer in self.layers
@@ -189,7 +189,7 @@ class PlainLoop:
 
 
 def mean_gradients(run: Run, job: Job) -> dict[tuple[int, str], torch.Tensor]:
-    """A run's gradients of its last step, as means over the labels, shared ones in layer 0."""
+    """Return a run's last gradients as means over the labels, tied ones in layer 0."""
     scale = job.global_batch * job.sequence / run.reports[-1].label_tokens
     return {
         (max(layer, 0), name): values * scale
@@ -199,5 +199,5 @@ def mean_gradients(run: Run, job: Job) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def drawn(seed: int) -> Random:
-    """Chance that is the same everywhere."""
+    """Return a seeded random generator."""
     return Random(f"plans {seed}")

@@ -1,8 +1,7 @@
-"""``python -m worker`` many times over, from one process that has loaded torch already.
+"""Runs ``python -m worker`` many times from one process that has imported torch.
 
-A start takes seconds, nearly all of it for torch; a fork of who has it takes milliseconds. So a
-process of our own waits for arguments, forks for each, and tells what came of it, including
-whatever process was left behind.
+Starting Python with torch takes seconds, a fork milliseconds. The server process reads arguments,
+forks for each command, and reports its result and any process that it left behind.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What one command came to."""
+    """The result of one command."""
 
     code: int
     out: str
@@ -84,7 +83,7 @@ class Done:
 
 
 class Warm:
-    """The process that has torch loaded."""
+    """The server process."""
 
     def __init__(self, folder: Path) -> None:
         self._out, self._err = folder / "out", folder / "err"
@@ -104,8 +103,8 @@ class Warm:
         return self.end()
 
     def start(self, *args: str | Path, reader_is_gone: bool = False, **env: str) -> int:
-        """Begin to run a command, and return its process."""
-        if self._running is not None:  # A test that failed has not waited for its end.
+        """Start a command and return its process id."""
+        if self._running is not None:  # A failed test did not wait for it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._running, signal.SIGKILL)
             self._heard()
@@ -119,12 +118,12 @@ class Warm:
         return self._running
 
     def wait_for_output(self) -> None:
-        """Return when the command has written a line."""
+        """Wait until the command has written a line."""
         while not (self._out.exists() and "\n" in self._out.read_text()):
             time.sleep(0.01)
 
     def end(self) -> Done:
-        """Return what the command came to."""
+        """Wait for the command and return its result."""
         answer = self._heard()
         self._running = None
         return Done(out=self._out.read_text(), err=self._err.read_text(), **answer)

@@ -1,4 +1,6 @@
-"""Jobs trained by threads, sealed into folders of emulated nodes, and taken up by other plans."""
+"""Training runs by threads whose snapshots are sealed per emulated node and restored by other
+plans.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ NODES = ("n0", "n1", "n2")
 
 
 def on_nodes(plan: Plan, draw: Random) -> Plan:
-    """The plan with each stage on one of the nodes."""
+    """Return the plan with each stage on a random node."""
     pipelines = tuple(
         replace(
             pipeline,
@@ -56,7 +58,7 @@ def target(root: Path, plan: Plan, rank: int, *, generation: int, **changes: Any
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What one generation came to."""
+    """The result of one generation."""
 
     number: int
     step: int
@@ -75,7 +77,7 @@ def train(
     sources: Sequence[Source] | None = None,
     data: Any = None,
 ) -> Generation:
-    """Take up what the generation before sealed, train, and seal at a stop."""
+    """Restore what the previous generation sealed, train, and seal at a stop."""
     data = data or SomeLabels(job)
 
     def body(transport: ThreadTransport) -> Any:
@@ -108,7 +110,7 @@ def train(
 def restore(
     trainer: Trainer, root: Path, after: Generation, sources: Sequence[Source] | None = None
 ) -> Any:
-    """Fill a trainer from all nodes' folders."""
+    """Load a trainer from all nodes' folders."""
     found = fetch(
         pieces_needed(trainer.holdings, trainer.rank),
         [sources or folders(root, after)],
@@ -119,7 +121,7 @@ def restore(
 
 
 def folders(root: Path, after: Generation) -> list[Source]:
-    """Each node's folder as a source."""
+    """Return each node's folder as a source."""
     return [
         replace(
             LocalSource.at(root / node, "job", generation=after.number, step=after.step), name=node
@@ -129,5 +131,5 @@ def folders(root: Path, after: Generation) -> list[Source]:
 
 
 def state_only(generation: Generation) -> dict[TensorKey, Any]:
-    """Without gradients, which no snapshot has."""
+    """Return the state without gradients, which snapshots do not hold."""
     return {key: values for key, values in generation.state.items() if key[2] != "gradient"}

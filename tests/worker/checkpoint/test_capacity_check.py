@@ -1,4 +1,4 @@
-"""Whether a node can hold its snapshots is said before training, with the number of bytes."""
+"""The check whether a node has room for its snapshots, before training and with the bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def sharing(buddies: dict[tuple[int, int], str], *, waits: bool) -> SnapshotPlacement:
-    """Ranks 0 and 1 on ``a``, rank 2 on ``b``; rank 2 keeps the first piece too."""
+    """Ranks 0 and 1 on ``a``, rank 2 on ``b``; rank 2 also holds the first piece."""
     holders = {(0, 0): (0, 2), (0, 1): (0, 1), (1, 0): (1,)}
     nodes = {0: "a", 1: "a", 2: "b"}
     return SnapshotPlacement(KEYS, holders, dict.fromkeys(KEYS, 0), nodes, buddies, waits)
@@ -32,7 +32,7 @@ def test_node_needs_room_for_all_its_ranks_and_for_replicas():
 
 
 MIB = 1 << 20
-NEED = NodeNeed(own=10 * MIB, copies=2 * MIB, files=2)  # 26 MiB now, 46 with a change of plan
+NEED = NodeNeed(own=10 * MIB, copies=2 * MIB, files=2)  # 26 MiB now, 46 in a reconfiguration
 
 
 def put(folder: Path, name: str, mib: int) -> None:
@@ -48,7 +48,7 @@ def put(folder: Path, name: str, mib: int) -> None:
         (46, 0, 0, None),
         (45, 0, 0, (46, 45)),
         (26, 20, 0, None),  # Other ranks of this node have reserved theirs.
-        (26, 0, 20, None),  # What the generation before has left is there already.
+        (26, 0, 20, None),  # The previous generation's files exist already.
         (25, 0, 21, (26, 25)),
         (26, 0, 10, (36, 26)),
     ],
@@ -73,7 +73,7 @@ def test_existing_files_count(tmp_path, monkeypatch, free_mib, ours, left, missi
 
 
 def test_folder_in_memory_is_bounded_by_its_limit_and_the_machine(tmp_path):
-    """In a file system of its own, one without a limit, and on a disk."""
+    """Measured on a small tmpfs, one without a limit, and a disk."""
     program = (
         "import sys; from pathlib import Path\n"
         "from worker.checkpoint.snapshot_file import free_bytes\n"

@@ -1,4 +1,4 @@
-"""Pieces come from whoever has them unharmed, near ones first, and what was wrong is said."""
+"""Fetching pieces: the nearest intact copy is used, and problems are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own(memory: Path) -> LocalSource:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[tuple[PeerSource, Path]]:
-    """Another node, and its folder."""
+    """Another node and its folder."""
     memory = tmp_path / "peer"
     with memory_door(memory) as port:
         yield PeerSource.at("b", f"127.0.0.1:{port}", "t", "j1", **POINT), memory
@@ -159,7 +159,7 @@ def test_invalid_checkpoints_are_reported(tmp_path, case):
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A peer that does not answer before it is told to."""
+    """A peer that does not answer until it is released."""
 
     inner: LocalSource
     gate: threading.Event

@@ -1,4 +1,4 @@
-"""What was sealed under one plan is the same state under any other, bit for bit."""
+"""State that one plan sealed is restored bit-equal under any other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_any_plan_restores_what_any_other_sealed(name, tmp_path, examples):
-    """The state is not changed by going from plan to plan; nothing is trained in between."""
+    """Plans follow each other without training in between."""
     job, draw = JOBS[name], drawn(f"restore {name}")
     first = on_nodes(any_plan(draw, job), draw)
     before = train(job, first, tmp_path, number=1, steps=2)

@@ -1,4 +1,4 @@
-"""Copies of what one loss would take stand where that loss does not reach."""
+"""Replicas are placed where the loss that they guard against does not reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = (0, 0)
 
 
 def buddy(holders: tuple[int, ...], zones: str, survive: str) -> str | None:
-    """Where the copy goes of a piece that rank 0 writes; each node's zone is a letter."""
+    """Return the buddy of a piece that rank 0 writes; each letter is a node's zone."""
     named = dict(zip("abc", zones, strict=True))
     found = buddies_of({KEY: holders}, {KEY: 0}, {KEY: 8}, NODES, named, survive)
     return found.get(KEY)
@@ -21,11 +21,11 @@ def buddy(holders: tuple[int, ...], zones: str, survive: str) -> str | None:
 @pytest.mark.parametrize(
     ("holders", "zones", "node", "zone"),
     [
-        ((0,), "xyx", "c", "b"),  # Near, where a node may be lost; far, where a zone may.
-        ((0, 2), "xyx", None, "b"),  # Two nodes of one zone go together.
+        ((0,), "xyx", "c", "b"),  # Same zone if a node may be lost; another zone if a zone may.
+        ((0, 2), "xyx", None, "b"),  # Both holders are in one zone.
         ((0, 1), "xyx", None, None),
         ((0,), "xxx", "b", "b"),  # There is no other zone: another node is better than none.
-        ((0, 1), "xxx", None, ANY_NODE),  # Somebody may stand by elsewhere, who is no member.
+        ((0, 1), "xxx", None, ANY_NODE),  # A node outside of the plan may be elsewhere.
     ],
 )
 def test_replica_survives_what_the_job_must_survive(holders, zones, node, zone):
@@ -55,5 +55,5 @@ def test_single_node_job_has_its_replica_on_any_other_node(survive):
     ids=["safe", "named", "nobody else", "one stands by", "told nothing", "told of another"],
 )
 def test_all_nodes_agree_on_waiting_for_replicas(buddies, nodes, known, waits):
-    """Nodes read at other moments who stands by: a plan of several waits, whatever they know."""
+    """Agents may have read the list of nodes at different times."""
     assert waits_for_replicas(buddies, nodes, dict.fromkeys(known, "x")) is waits

@@ -1,4 +1,4 @@
-"""What is to last is compared between all that hold it; a difference is told before it spreads."""
+"""Holders of durable state are compared, and a difference is reported before it spreads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAST = len(JOB.model.layers)
 
 
 def plan_on(*kinds: str) -> Plan:
-    """A whole replica on one device of each kind."""
+    """Return a plan with one replica on each GPU kind."""
     plan = plan_of(JOB.global_batch // len(kinds), *[(1, [(0, LAST, 1)]) for _ in kinds])
     pipelines = tuple(
         replace(line, stages=(replace(line.stages[0], places=(Place(kind, "m", "z", node=kind),)),))
@@ -33,7 +33,7 @@ def plan_on(*kinds: str) -> Plan:
 
 
 def said(memory: Path, plan: Plan, *, flipped_at: int | None, stop_at: int = 99) -> list[str]:
-    """What each rank says of four steps of which each second is to last; one has a wrong bit."""
+    """Return each rank's error in 4 steps, every second one durable; one rank has a wrong bit."""
 
     def body(transport: ThreadTransport) -> str:
         rank = transport.rank

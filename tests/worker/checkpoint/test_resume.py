@@ -1,4 +1,4 @@
-"""A run goes on by hand from a checkpoint, under any plan, or is told why it cannot."""
+"""``--resume`` continues from a checkpoint under any plan, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def files(tmp_path: Path) -> Path:
 
 
 def trained_for(steps: int):
-    """One rank that trained the job so far."""
+    """Return a trainer of one rank after so many steps."""
     job = read_job(SPEC)
     return trained(job, alone(job), steps=steps, compare=False, data=open_data(job, Path()))
 
 
 def checkpoint(folder: Path, steps: int, *, generation: int = 1) -> Made:
-    """What training has come to after so many steps, as a committed checkpoint."""
+    """Commit a checkpoint after so many steps."""
     done = trained_for(steps)
     now = done.trainers[0].progress
     progress = SavedProgress(
@@ -69,7 +69,7 @@ def test_resumed_run_matches_an_uninterrupted_one(warm, files, engine):
     made = checkpoint(files, 2)
     expected = trained_for(6).reports[2:]
     (files / "plan.json").write_text(json.dumps(PLANS[engine]))
-    # All names of it: the job's folder, the point's, the manifest.
+    # All forms of its name: the job's folder, the point's folder, the manifest.
     folder = files / "kept" / "j"
     named = {"sailor": folder, "deepspeed": made.durable.manifest}[engine]
     done = run(warm, files, "--resume", named, "--engine", engine)

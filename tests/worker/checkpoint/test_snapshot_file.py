@@ -1,4 +1,4 @@
-"""Snapshot files: sealed or not there, readable a piece at a time, and exact about damage."""
+"""The snapshot file format: sealing, reading single pieces, and detecting damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRESS = snapshot_file.SavedProgress(7, 6, 65536.0, 3, "ab" * 16, 56, 448)
 
 
 def header_of(*sizes: int, rank: int = 2, **changes) -> snapshot_file.Header:
-    """A header with pieces of these sizes, one layer for each two of them."""
+    """Return a header with pieces of these sizes, two for each layer."""
     pieces = tuple(
         snapshot_file.Piece(
             n // 2, n % 2, 0, size, is_written=n % 3 == 0, buddy="n9" if n % 2 else None
@@ -44,7 +44,7 @@ def header_of(*sizes: int, rank: int = 2, **changes) -> snapshot_file.Header:
 
 
 def write(memory: Path, header: snapshot_file.Header, *, seed: int = 0) -> snapshot_file.SealedFile:
-    """A sealed file with random pieces."""
+    """Write a sealed file with random pieces."""
     draw = random.Random(seed)
     bodies = {piece.key: draw.randbytes(piece.bytes) for piece in header.pieces}
     summed = tuple(

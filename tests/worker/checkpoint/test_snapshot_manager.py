@@ -1,4 +1,4 @@
-"""Files of snapshots: reused when nobody needs them, left to whoever holds them, never cut off."""
+"""Snapshot files are reused when unneeded, kept when linked, and never truncated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = JOBS["tied"]
 
 @pytest.fixture
 def keeper(tmp_path: Path):
-    """Of one rank that trains alone."""
+    """The snapshot manager of a single rank."""
     transport = ThreadWorld(1).transport(0)
     trainer = Trainer(JOB, alone(JOB), 0, transport, SomeLabels(JOB))
     target = SnapshotTarget("j", 1, 1, "n", tmp_path, 1, 4, {})
@@ -49,7 +49,7 @@ def train(keeper: SnapshotManager, steps: int) -> None:
 
 
 def sealed(memory: Path) -> dict[int, snapshot_file.SealedFile]:
-    """The sealed files by their step; each one's pieces are as they were sealed."""
+    """Return the sealed files by step, with their checksums verified."""
     found = {
         step: each
         for _, _, step, folder in snapshot_file.point_folders(memory)
@@ -116,7 +116,7 @@ def test_update_waits_for_the_copy_of_the_state_before_it(keeper, tmp_path):
     }
     keeper.trainer.step()
     keeper.after_step()
-    keeper.trainer.step()  # Changes what the copy is of, at once.
+    keeper.trainer.step()  # Would change the buffers during the copy.
     keeper.writer.wait_sealed()
     second = {
         p.key: snapshot_file.read_piece(sealed(tmp_path)[2].path, p) for p in _pieces(tmp_path, 2)
@@ -158,5 +158,5 @@ def test_header_names_buddies_by_what_the_job_must_survive(tmp_path, survive, bu
 
 
 def test_waits_of_a_step_are_shorter_than_the_stall_limit():
-    """A copy that nobody takes, and then a full memory."""
+    """Waiting for a replica, and then for room in a full memory."""
     assert PATIENCE_S + SnapshotWriter.room_wait_s < min(Options().stall_s, Options().stop_s)

@@ -1,4 +1,4 @@
-"""Ranks as processes: heard, watched, and gone afterwards however it ends. No torch is needed."""
+"""The local launcher: messages and exits of forked ranks, and no process left behind; no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def children() -> list[int]:
 
 
 def run(body, ranks=3):
-    """Run ranks and return what they said."""
+    """Run ranks and return their messages."""
     heard = []
     board = ActivityBoard(ranks)
     run_ranks(
@@ -125,7 +125,7 @@ def test_exception_in_the_message_handler_ends_all_ranks():
         run_ranks(body, ranks=2, board=ActivityBoard(2), on_message=hear)
 
 
-# A parent of its own, whose ranks say who they are and then wait for ever.
+# A separate parent, whose ranks report their pids and then wait.
 PARENT = """
 import json, os, sys, time
 from worker.cli.local_launcher import run_ranks
@@ -177,7 +177,7 @@ def test_ignored_sighup_stays_ignored():
     assert (rest, parent.returncode) == (b"", 0)
 
 
-# Interrupted in the midst of loading torch, which would make of an exception what it likes.
+# Interrupted while torch is imported, which may turn an exception into anything.
 LOADING = """
 import os, signal, sys
 
@@ -200,7 +200,7 @@ def test_an_interrupt_while_torch_is_loaded_ends_at_once():
 
 
 def wait_for_death(life: int) -> None:
-    """Wait until a process that is not our child is gone."""
+    """Wait for the exit of a process that is not our child."""
     try:
         assert select.select([life], [], [], 10.0)[0], "a rank outlived its parent"
     finally:

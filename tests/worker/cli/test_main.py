@@ -1,4 +1,4 @@
-"""``python -m worker`` as scripts and people meet it."""
+"""``python -m worker`` as scripts and people use it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The agents of some nodes in one object, as small as workers let them be: for tests of workers.
+"""The agents of several nodes in one object, reduced to what workers need.
 
-Workers are forked by the real warm parent. Snapshots are given to other nodes over HTTP.
+Workers are forked by the real fork server. Snapshots are served to other nodes over HTTP.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Word = dict[str, Any]
 
 
 class Nursery:
-    """The warm parent, for as long as the tests take."""
+    """The fork server, for the duration of the tests."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "nursery.sock"
@@ -55,12 +55,12 @@ class Nursery:
             time.sleep(0.02)
 
     def fork(self, home: Path, spec: dict[str, Any]) -> int:
-        """Have a worker."""
+        """Fork a worker and return its process id."""
         home.mkdir(parents=True, exist_ok=True)
         return int(self._ask({"ask": "fork", "folder": str(home), "spec": spec})["pid"])
 
     def end(self) -> None:
-        """Let it go."""
+        """Stop the server."""
         self._ask({"ask": "end"})
         self._process.wait(10)
         self._log.close()
@@ -74,7 +74,7 @@ class Nursery:
 
 @dataclass(eq=False)
 class Process:
-    """One worker process, and its seat."""
+    """One worker process and its assignment."""
 
     pid: int
     node: str
@@ -96,7 +96,7 @@ class Process:
 
 
 class Agents:
-    """All nodes of a small cluster; each has a folder for snapshots and a door for others."""
+    """All nodes of a small cluster; each has a snapshot folder and an HTTP server."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Agents:
         self._socket.listen(32)
 
     def memory(self, node: str) -> Path:
-        """Where the node's snapshots are."""
+        """Return the node's snapshot folder."""
         return self.root / "memory" / node
 
     def start(
@@ -128,7 +128,7 @@ class Agents:
         is_meeting: bool = True,
         **changes: Any,
     ) -> None:
-        """Give out the seats of a plan: idle workers on their devices first, then new ones."""
+        """Assign the ranks of a plan: to idle workers on their devices first, then to new ones."""
         folder = self.root / "generation" / str(generation)
         folder.mkdir(parents=True)
         (folder / "plan.json").write_text(plan_text(plan))
@@ -185,7 +185,7 @@ class Agents:
         self.processes.append(Process(pid, spec["node"], spec["device"], home, spec))
 
     def gang(self, generation: int) -> list[Process]:
-        """The processes of a generation, by rank."""
+        """Return the processes of a generation by rank."""
         found = [p for p in self.processes if p.spec["generation"] == generation]
         return sorted(found, key=lambda process: process.spec["rank"])
 
@@ -202,7 +202,7 @@ class Agents:
     # ---- hearing --------------------------------------------------------------------------------
 
     def wait(self, is_so: Callable[[], Any], *, needs: list[Process] | None = None) -> None:
-        """Hear workers until it is so; those that are needed may not end."""
+        """Receive reports until the condition holds; needed processes must not exit."""
         deadline = time.monotonic() + self.wait_s
         while not is_so():
             self._hear(0.05)
@@ -214,7 +214,7 @@ class Agents:
             ]
 
     def wait_taking(self, generation: int, taking: str, *, step: int = 0) -> None:
-        """Wait until all of the generation say so."""
+        """Wait until all workers of the generation report this state."""
         gang = self.gang(generation)
         self.wait(
             lambda: all(
@@ -226,21 +226,21 @@ class Agents:
         )
 
     def order(self, generation: int, **order: Any) -> None:
-        """Tell all of a generation something."""
+        """Send a command to all workers of a generation."""
         for process in self.gang(generation):
             process.tell(**order)
 
     def output(self, process: Process) -> str:
-        """What it has printed."""
+        """Return its output."""
         return (process.home / "output").read_text(errors="replace")
 
     def kill(self, process: Process) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL."""
         os.kill(process.pid, signal.SIGKILL)
         self.forget(process)
 
     def forget(self, process: Process) -> None:
-        """It is gone."""
+        """Remove an exited process."""
         self.processes.remove(process)
         if process.line is not None:
             process.line.close()
@@ -269,7 +269,7 @@ class Agents:
                 process.words.append(word)
 
     def _replicate(self, process: Process, point: dict[str, int]) -> None:
-        """Bring copies where the pieces say they belong, and say so."""
+        """Copy pieces to their buddies and report it."""
         about = (self.memory(process.node), "j")
         folder = snapshot_file.point_folder(*about, **point)
         for found in snapshot_file.sealed_files(folder):
@@ -298,7 +298,7 @@ class Agents:
             line.close()
 
     def unlisten(self) -> None:
-        """Be gone, for the workers."""
+        """Close the socket that the workers connect to."""
         self._socket.close()
         for process in self.processes:
             if process.line is not None:
@@ -306,7 +306,7 @@ class Agents:
                 process.line = None
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         for process in self.processes:
             if process.line is not None:
                 process.line.close()
@@ -322,7 +322,7 @@ class Agents:
 
 @contextmanager
 def memory_door(memory: Path) -> Iterator[int]:
-    """A node's door alone; its port."""
+    """Serve one node's snapshots; yields the port."""
     server = _door(memory)
     try:
         yield server.server_port
@@ -332,7 +332,7 @@ def memory_door(memory: Path) -> Iterator[int]:
 
 
 def _door(memory: Path) -> ThreadingHTTPServer:
-    """Give others the snapshots of a node."""
+    """Return an HTTP server for a node's snapshots."""
 
     class Door(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""Real worker processes from generation to generation: stopped, killed, told wrong things."""
+"""Real worker processes across generations: stopped, killed and given wrong input."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def agents(tmp_path: Path, nursery: Nursery) -> Iterator[Agents]:
 
 
 def plan_of(*pipelines: tuple[int, list[tuple[int, int, int, str]]]) -> Plan:
-    """A plan from (micro batches, [(first layer, end, TP degree, node), ...])."""
+    """Build a plan from (micro batches, [(first layer, end, TP degree, node), ...])."""
     return Plan(
         1,
         tuple(
@@ -79,7 +79,7 @@ ALONE = plan_of((8, [(0, 4, 1, "c")]))
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Losses of a run that nobody disturbs."""
+    """Losses of an uninterrupted run."""
     path = tmp_path_factory.mktemp("job") / "job.toml"
     path.write_text(JOB)
     job = load_job(path)
@@ -88,7 +88,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def losses_of(agents: Agents, expected: list[float]) -> int:
-    """See that each loss that was ever said is the one of an uninterrupted run."""
+    """Check that every logged loss is that of an uninterrupted run."""
     seen = 0
     for process in agents.processes:
         for word in process.words:
@@ -99,7 +99,7 @@ def losses_of(agents: Agents, expected: list[float]) -> int:
 
 
 def stop(agents: Agents, generation: int, *, after: int) -> int:
-    """Let a generation stop at a boundary; returns the step."""
+    """Stop a generation and return the step."""
     agents.wait_taking(generation, "running", step=after)
     agents.gang(generation)[0].tell(order="stop", stop_at=after)
     agents.wait_taking(generation, "stopped")
@@ -130,7 +130,7 @@ def test_successive_plans_in_one_process_match_a_single_plan(agents, expected):
 
 
 def memory_of(agents: Agents, generation: int) -> dict[str, set[int]]:
-    """For each node the steps of which it has sealed snapshots."""
+    """Return the steps of the sealed snapshots on each node."""
     found: dict[str, set[int]] = {}
     for node in NODES:
         for _, g, step, folder in snapshot_file.point_folders(agents.memory(node)):
@@ -140,7 +140,7 @@ def memory_of(agents: Agents, generation: int) -> dict[str, set[int]]:
 
 
 def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
-    """Snapshots would be far between: what is there is sealed when the connection breaks."""
+    """Snapshots are rare here: the state is sealed when the connection breaks."""
     agents.start(TWO, 1, memory_every=1000)
     agents.wait_taking(1, "running", step=4)
     survivor, victim = agents.gang(1)
@@ -162,7 +162,7 @@ def test_killed_rank_loses_no_step_that_survivors_completed(agents, expected):
 
 @pytest.mark.slow
 def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
-    """No connection breaks when a process is stopped: only the clock says that it is silent."""
+    """A stopped process breaks no connection, so only the deadline detects it."""
     agents.start(TWO, 1, memory_every=1000, wait_s=10.0)
     agents.wait_taking(1, "running", step=4)
     survivor, victim = agents.gang(1)
@@ -177,7 +177,7 @@ def test_stuck_rank_is_given_up_after_the_generations_deadline(agents):
 
 
 def test_step_interrupted_by_a_death_is_not_applied(agents, expected):
-    """The fail point is the optimizer's step: the others have the vote, and may have applied it."""
+    """The fail point is the optimizer step: the others have the vote and may have applied it."""
     agents.start(TWO, 1, fail_at="1:step:3@1")
     survivor, victim = agents.gang(1)
     agents.wait(lambda: survivor.word["taking"] == "broken", needs=[survivor])
@@ -285,7 +285,7 @@ def test_last_step_is_sealed_and_stops_the_job(agents, expected):
     assert losses_of(agents, expected) > 0
 
 
-# What one rank passes by that trains three steps and stops; what only several pass by is above.
+# Points that a single rank passes in three steps and a stop; those of several ranks are above.
 ARROWS = {
     **dict.fromkeys(("joined", "met", "fetched", "filled", "reserved", "verified"), 0),
     **dict.fromkeys(("copying", "copied", "sealing", "sealed"), 2),
@@ -297,7 +297,7 @@ FEW = ("verified", "copied", "sealing", "stopped")
 @pytest.mark.slow
 @pytest.mark.parametrize("arrow", ARROWS)
 def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, arrow, examples):
-    """And nothing half-written is taken for a snapshot."""
+    """A half-written file is not taken for a snapshot."""
     if examples <= 50 and arrow not in FEW:
         pytest.skip("`make chaos` goes through all of them")
     agents.start(ALONE, 1, fail_at=f"0:{arrow}:{ARROWS[arrow]}@1")
@@ -319,7 +319,7 @@ def test_last_sealed_point_is_intact_wherever_a_rank_dies(agents, expected, arro
     steps = memory_of(agents, 1).get("c", {0})
     at = max(steps)
     if arrow == "stopping":
-        assert at in {2, 3}  # The last one may still be being written.
+        assert at in {2, 3}  # The last one may be unfinished.
     else:
         assert at in ({0}, {1, 2}, {3})[(ARROWS[arrow] + 1) // 2]
     source = "memory" if at else "start"

@@ -1,4 +1,4 @@
-"""Batches are functions of the step, whatever they are read from; bad files are told."""
+"""Batches are functions of the step, whatever their source; invalid files are reported."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_exchanged_samples_change_the_hash(tmp_path):
     digests = data.batch(3, range(8)).digests
     assert 0 <= int(digests.min()) <= int(digests.max()) < 2**32
     assert len(set(digests.tolist())) == 8
-    # The same content at other positions, or in another step, has other digests.
+    # The same content at another position or step has another digest.
     one = replace(job_of(), global_batch=1)
     moved = open_data(one, tmp_path)
     assert torch.equal(moved.batch(8, [0]).inputs, moved.batch(7, [1]).inputs)

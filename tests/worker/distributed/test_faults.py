@@ -1,4 +1,6 @@
-"""A rank dies: the others hear of it at once, a sentence says who and where, nothing is left."""
+"""After a rank's death the others notice at once, one sentence says which and where, and no process
+is left.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_all_ranks_learn_of_a_death(warm, files, phase, rank):
         rf"ranks {others} noticed within (\d\.\d\d) s\n",
         done.err,
     )
-    # Who takes longer than a second is not in the sentence.
+    # Ranks that take longer than 1 s are not in the sentence.
     assert told, done.err
     steps = [json.loads(line)["step"] for line in done.out.splitlines()]
     assert steps in ([0], [0, 1])

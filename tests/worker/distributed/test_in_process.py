@@ -1,4 +1,4 @@
-"""The transport by threads: sums in one order, mail in order, and failures that reach everybody."""
+"""The transport by threads: order of sums and messages, and failures that reach all ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_messages_arrive_in_order_whichever_rank_is_first():
             for number in range(10):
                 tensor = torch.tensor([float(number)])
                 transport.send(tensor, to=1).wait()
-                tensor.fill_(-1)  # What was sent is what it was when it was sent.
+                tensor.fill_(-1)  # The message keeps the values from when it was sent.
             return []
         targets = [torch.zeros(1) for _ in range(10)]
         waits = [transport.receive(target, source=0) for target in targets]

@@ -1,4 +1,4 @@
-"""Ranks as processes: the same training as with threads, and no wait for the dead."""
+"""Ranks as processes train as threads do, and do not wait for dead peers."""
 
 from __future__ import annotations
 

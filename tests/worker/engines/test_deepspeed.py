@@ -1,4 +1,4 @@
-"""The deepspeed engine trains what our own trains, where pipelines are alike."""
+"""The deepspeed engine matches the sailor engine on plans whose pipelines are alike."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def give_plan(folder: Path, *pipelines) -> None:
 
 
 def both(warm, files: Path, *args):
-    """The same job by both engines; DeepSpeed's start is not silent on the standard error."""
+    """Run the job with both engines; DeepSpeed writes to stderr at start."""
     runs = [
         run(warm, files, "--engine", engine, "--save", files / engine, *args)
         for engine in ("sailor", "deepspeed")
@@ -57,7 +57,7 @@ def check_steps(ours, theirs):
 @pytest.mark.slow
 @pytest.mark.parametrize(("pipelines", "cut"), [(1, [1]), (2, []), (2, [1])], ids=str)
 def test_twenty_steps_with_clipping_match_the_sailor_engine(warm, files, pipelines, cut):
-    # The norm is 1 at first, of which the first stage has a half; DeepSpeed alone would miss that.
+    # The norm starts at 1, half of it from the first stage, which DeepSpeed alone would miss.
     write(files, change=("steps = 3", "steps = 20\nclip_norm = 0.5"))
     bounds = [0, *cut, 4]
     stages = [stage(*part) for part in itertools.pairwise(bounds)]
@@ -70,7 +70,7 @@ def test_twenty_steps_with_clipping_match_the_sailor_engine(warm, files, pipelin
 @pytest.mark.parametrize("case", ["tied apart", "tied in one stage", "dropout", "zero"])
 def test_losses_samples_and_weights_match_the_sailor_engine(warm, files, case):
     if case == "tied in one stage":
-        # DeepSpeed has no pipelines of one stage in two; this is the whole model, twice.
+        # Two replicas of the whole model: both uses of the tied tensor are in one stage.
         give_plan(
             files, {"micro_batches": 2, "stages": [stage(0, 4)]}, WHOLE | {"micro_batches": 2}
         )
@@ -84,7 +84,7 @@ def test_losses_samples_and_weights_match_the_sailor_engine(warm, files, case):
     assert weights[0].keys() == weights[1].keys()
     for name, tensor in weights[0].items():
         assert tensor.shape == weights[1][name].shape
-        # Adam's first steps blow up differences of gradients that are nearly 0.
+        # Adam's first steps amplify differences of gradients that are nearly 0.
         assert (tensor - weights[1][name]).abs().max() < 2e-3, name
 
 

@@ -1,4 +1,4 @@
-"""DeepSpeed in workers that go from plan to plan: stopped, killed, and followed by our engine."""
+"""DeepSpeed in workers that change plans: stopped, killed, and followed by the sailor engine."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ engine = "deepspeed"
 """
 NODES = ("a", "b", "c", "d")
 WAIT_S = 120.0
-"""For one thing to happen; each process loads DeepSpeed first."""
+"""Seconds for one event; each process imports DeepSpeed first."""
 TOLERANCE = 1e-5
-"""Relative, of each loss against the uninterrupted run of one rank by the sailor engine."""
+"""Relative difference of each loss from an uninterrupted run of one rank with the sailor engine."""
 
 
 def plan_of(*pipelines: tuple[int, list[tuple[int, int, int, str]]]) -> Plan:
-    """A plan from (micro batches, [(first layer, end, TP degree, node), ...])."""
+    """Build a plan from (micro batches, [(first layer, end, TP degree, node), ...])."""
     return Plan(
         2,
         tuple(
@@ -96,7 +96,7 @@ def make_agents(tmp_path: Path, nursery: Nursery) -> Iterator:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Losses of a run that nobody disturbs, by the sailor engine on one rank."""
+    """Losses of an uninterrupted run by the sailor engine on one rank."""
     path = tmp_path_factory.mktemp("job") / "job.toml"
     path.write_text(JOB)
     job = load_job(path)
@@ -105,7 +105,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def check_losses(agents: Agents, expected: list[float]) -> set[int]:
-    """Each loss that was ever said is that of the uninterrupted run; the steps told of."""
+    """Check every logged loss against the uninterrupted run; return the logged steps."""
     seen = set()
     for process in agents.processes:
         for word in process.words:
@@ -117,7 +117,7 @@ def check_losses(agents: Agents, expected: list[float]) -> set[int]:
 
 
 def stop(agents: Agents, generation: int, *, after: int) -> int:
-    """Let a generation stop at a boundary; returns the step."""
+    """Stop a generation and return the step."""
     agents.wait_taking(generation, "running", step=after)
     agents.gang(generation)[-1].tell(order="stop", stop_at=after)
     agents.wait_taking(generation, "stopped")
@@ -129,7 +129,7 @@ def stop(agents: Agents, generation: int, *, after: int) -> int:
 
 
 def test_killed_rank_loses_no_sealed_step(make_agents, expected):
-    """What waits for the dead is broken off; the survivors' snapshot is taken up by DeepSpeed."""
+    """Waits for the dead rank end; DeepSpeed restores the survivors' snapshot."""
     agents = make_agents()
     agents.start(FOUR, 1)
     agents.wait_taking(1, "running", step=3)
@@ -137,7 +137,7 @@ def test_killed_rank_loses_no_sealed_step(make_agents, expected):
     agents.kill(victim)
     agents.wait(lambda: all(p.word["taking"] == "broken" for p in survivors), needs=survivors)
     assert {tuple(p.word["broken_peers"]) for p in survivors} == {("d",)}
-    # Nodes a and b have all layers, and the same point.
+    # Nodes a and b have all layers of the same point.
     at = min(p.word["sealed_at"]["step"] for p in survivors[:2])
     assert at >= 3
     agents.order(1, order="abort")
@@ -151,7 +151,7 @@ def test_killed_rank_loses_no_sealed_step(make_agents, expected):
 
 @pytest.mark.parametrize("changes", ["", "zero = 1"], ids=["plain", "zero"])
 def test_loss_curve_continues_across_engines(make_agents, expected, changes):
-    """By the sailor engine, DeepSpeed's on four ranks, two and one, and the sailor engine again."""
+    """The sailor engine, DeepSpeed on four ranks, two and one, and the sailor engine again."""
     agents = make_agents(JOB + changes)
     restore, at, outputs = None, 0, []
     for generation, plan in enumerate((MIXED, FOUR, TWO, ALONE, MIXED), start=1):

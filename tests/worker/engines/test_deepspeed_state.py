@@ -1,4 +1,4 @@
-"""A run goes from one engine to the other and back as if nothing had happened."""
+"""A run changes from one engine to the other and back without a difference."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def test_engines_continue_from_each_others_state(tmp_path, changes):
         2 if job.optimizer == "sgd" else 3
     )
     for key in masters:
-        # What moments of nearly 0 differ by, Adam's first steps blow up.
+        # Adam's first steps amplify differences of moments that are nearly 0.
         assert abs(logical[key] - whole[key]).max() < 1e-3, key

@@ -1,4 +1,4 @@
-"""Which engine trains a plan is told by the job and the plan alone, with the reason."""
+"""The engine of a plan follows from the job and the plan alone, with a reason."""
 
 from __future__ import annotations
 

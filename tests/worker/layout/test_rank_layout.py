@@ -1,4 +1,4 @@
-"""Who holds what and who sums with whom, on random plans: nothing is missed, nothing is twice."""
+"""Holders and gradient sums of random plans: complete and without duplicates."""
 
 from __future__ import annotations
 

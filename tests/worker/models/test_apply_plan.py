@@ -1,4 +1,4 @@
-"""Any number of ranks computes what one does: states, loss and every gradient, to rounding."""
+"""Any number of ranks computes the same states, loss and gradients as one, up to rounding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_recomputation_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_max_tp_does_not_change_the_loss(name: str) -> None:
-    """It pads, but what is padded is never predicted and never learns."""
+    """It adds padding, which is never predicted and gets no gradient."""
     losses = [together(job_of(name, max_tp=atoms, dropout=0.2), 1).loss for atoms in (1, 2, 4)]
     assert all(torch.equal(loss, losses[0]) for loss in losses)
 

@@ -1,4 +1,4 @@
-"""Random numbers as a function of their purpose: exact, independent, and spread as they should."""
+"""Counter-based random numbers are exact, independent and correctly distributed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def places(first: int, count: int):
 
 
 def reference_words(index: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """The same function, written in unsigned numbers as its publication has it."""
+    """The same function in unsigned arithmetic, as published."""
 
     def mixed(x: np.ndarray) -> np.ndarray:
         x = x ^ (x >> np.uint32(16))
@@ -78,7 +78,7 @@ def test_samples_layers_sites_steps_and_seeds_are_independent() -> None:
     base = masks("dropout", 1, 2, 3, "a")
     others = [("dropout", 2, 2, 3, "a"), ("dropout", 1, 3, 3, "a"), ("dropout", 1, 2, 4, "a")]
     for other in (*others, ("dropout", 1, 2, 3, "b")):
-        # Four times the mean product of independent masks is 0 to within 1 / sqrt(20000).
+        # Four times the mean product of independent masks is 0 within 1 / sqrt(20000).
         assert (4 * (base * masks(*other)).mean(1)).abs().max() < 5 / 20_000**0.5
     between = 4 * base @ base.T / 20_000
     assert (between - torch.eye(4)).abs().max() < 5 / 20_000**0.5
@@ -94,7 +94,7 @@ def test_normal_numbers_have_the_right_mean_deviation_and_bound() -> None:
     assert drawn.std() == pytest.approx(0.02, rel=0.01)
     assert drawn.abs().max() < 3.47 * 0.02
     within = (drawn.abs() < 0.02).double().mean()
-    assert within == pytest.approx(0.675, abs=0.02)  # A normal distribution has 0.683.
+    assert within == pytest.approx(0.675, abs=0.02)  # 0.683 for a normal distribution.
     half = approx_normal(
         places(0, 200_000), stream_key("weights"), spread=0.02, dtype=torch.bfloat16
     )

@@ -1,4 +1,4 @@
-"""A user's own layers: cut as they say, the same under every degree, and their mistakes told."""
+"""Custom layers: split as declared, equal under every TP degree, and checked for problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TERM = (Term("all", per_token=1),)
 
 
 def described(name: str) -> Model:
-    """The model's description, with costs that nobody asks for here."""
+    """Return the model's description, with arbitrary costs."""
     kinds = ("embedding", "block", "block", "head")
     return Model(
         name="own",
@@ -63,7 +63,7 @@ def made(name: str) -> list[Any]:
 
 
 def job_of(name: str, *, like: str = "layers", **training: Any) -> Job:
-    """A job whose factory has this name and whose description is of another one."""
+    """Return a job with this factory and the description of another one."""
     factory = f"{own_model.__name__}:{name}"
     fixed = {"global_batch": 8, "sequence": 6, "max_tp": 4}
     return Job(name="own", model=described(like), factory=factory, **{**fixed, **training})

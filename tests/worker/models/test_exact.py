@@ -1,4 +1,4 @@
-"""The exact model gives the same bits however it is cut and in whatever order it is summed."""
+"""The exact model is bit-equal however it is split and in whatever order it is summed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job_of(**more) -> Job:
 
 
 def weights(job, index, spec, atoms):
-    """Initial weights; what begins as 0 or 1 everywhere is made uneven, as training makes it."""
+    """Return initial weights, with constant ones made uneven as by training."""
     initial = initial_shard(job, index, spec, atoms, dtype=torch.float64)
     if spec.split_dim is None and len(spec.shape) == 1:
         initial += torch.arange(len(initial)) / 37
@@ -46,7 +46,7 @@ def weights(job, index, spec, atoms):
 
 
 def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1.0):
-    """Losses and gradients of the samples 0-5, as ``tp`` ranks sum them piece by piece."""
+    """Return losses and gradients of samples 0-5, summed by ``tp`` ranks piece by piece."""
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(job.model.vocab, (6, job.sequence + 1), generator=draw)
     labels = tokens[:, 1:].clone()
@@ -107,7 +107,7 @@ def gradients(job: Job, *, tp: int, pieces: tuple[range, ...], spread: float = 1
     [{}, {"tied": False, "dropout": 0.3}, {"kv_heads": 2, "dropout": 0.1}, {"kv_heads": 1}],
     ids=["tied", "untied", "grouped", "one-kv"],
 )
-# Far beyond what training reaches, where bounds cut values off.
+# Far beyond what training reaches, so that values are clamped.
 @pytest.mark.parametrize("spread", [1.0, 10.0])
 def test_splits_and_orders_do_not_change_the_bits(more, spread) -> None:
     job = job_of(max_tp=4, **more)
@@ -154,7 +154,7 @@ def test_jobs_that_would_not_stay_exact_are_refused() -> None:
 
 
 def train(job: Job, plan: Plan, steps: int, state=None):
-    """Train under one plan; returns the reports and the state that another plan goes on from."""
+    """Train under one plan; return the reports and the state for the next plan."""
     assert plan_problems(plan, job) == ()
 
     def body(transport):
@@ -187,7 +187,7 @@ EXACT_JOBS = {
 
 @pytest.mark.parametrize("name", EXACT_JOBS)
 def test_any_sequence_of_plans_matches_one_rank(name, examples) -> None:
-    """Losses, norms, order of samples, gradients, weights and moments: the same bits."""
+    """Losses, norms, sample order, gradients, weights and moments are bit-equal."""
     job = job_of(max_tp=4, **{"learning_rate": 0.01, **EXACT_JOBS[name]})
     draw = Random(name)
     plans = [any_plan(draw, job) for _ in range(max(4, examples // 8))]

@@ -1,4 +1,4 @@
-"""Hugging Face models and ours, from the same config and the same file, compute the same."""
+"""Hugging Face's models and ours compute the same from the same config and file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def theirs(name: str) -> Any:
-    """Their model in fp64, every parameter random, so that no two could be mistaken."""
+    """Return Hugging Face's model in fp64 with random parameters, so that none can be confused."""
     model_type, numbers = CONFIGS[name]
     if "n_positions" in numbers:
         numbers = {**numbers, "vocab_size": 37}

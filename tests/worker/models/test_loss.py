@@ -1,4 +1,4 @@
-"""The loss is a sum over labels, the same however the vocabulary is cut."""
+"""The loss is a sum over labels, the same however the vocabulary is split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def case(vocabulary: int, padded: int, *, scale: float = 3.0, seed: int = 0):
 
 
 def oracle(logits, labels, vocabulary: int) -> tuple[float, np.ndarray]:
-    """Loss and gradient from their definition, in numpy."""
+    """Return loss and gradient by their definition, in numpy."""
     flat, wanted = logits.flatten(0, 1).numpy(), labels.flatten().numpy()
     loss, gradient = 0.0, np.zeros_like(flat)
     for row, label in enumerate(wanted):

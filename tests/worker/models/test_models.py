@@ -1,4 +1,4 @@
-"""Every family, and a user's own layers, under plans drawn at random: one step as of one rank."""
+"""Every family and custom layers under random plans: one step matches one rank."""
 
 from __future__ import annotations
 

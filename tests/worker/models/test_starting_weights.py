@@ -1,4 +1,4 @@
-"""A run begins from the user's own code, or from a checkpoint, under any plan."""
+"""A run starts from custom code or from a checkpoint, under any plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refusal(warm: Warm, folder: Path) -> list[str]:
 
 
 def write_model(folder: Path, model: str) -> None:
-    """The small run, but with these lines in the place of its model's."""
+    """Write the small run with these lines for its model."""
     write(folder)
     text = (folder / "job.toml").read_text()
     assert FAMILY in text
@@ -62,7 +62,7 @@ def test_any_plan_starts_from_a_checkpoint(warm: Warm, tmp_path: Path) -> None:
     write_model(tmp_path, f'{FAMILY}\nweights = "trained"')
     alone, many = (losses(warm, tmp_path, plan=plan) for plan in (False, True))
     assert many == pytest.approx(alone, rel=1e-5)
-    # The first batch has been learned from already.
+    # After the update on the first batch.
     assert alone[0] < fresh[0] - 0.01
 
 

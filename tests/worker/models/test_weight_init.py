@@ -1,4 +1,4 @@
-"""Every rank begins with its share of one model, whatever the plan."""
+"""Every rank starts with its shard of one model, whatever the plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_layers_hold_the_parameters_that_the_simulator_counts(name: str) -> None:
-    """Names, shapes and order: memory predictions and the runtime stand on one table."""
+    """Names, shapes and order: memory predictions and the runtime share one table."""
     job = Job(name=name, model=preset(name), global_batch=1, sequence=128)
     for index in {0, 1, len(job.model.layers) - 1}:
         layer = job.model.layers[index]

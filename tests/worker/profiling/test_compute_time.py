@@ -1,4 +1,4 @@
-"""A rank's own work is told apart from what it waits for."""
+"""A rank's compute time is separated from its waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.profiling.compute_time import SLOW, STEPS_KEPT, ComputeTimer, slowed
 
 
 class Clock:
-    """Stands still unless somebody works, waits or sleeps."""
+    """A clock that moves only when the test works, waits or sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def step(account: ComputeTimer, clock: Clock, *work_s: float) -> None:
-    """One step with pieces of work, and as much waiting after each."""
+    """Run one step with pieces of work, and as much waiting after each."""
     account.begin_step()
     for seconds in work_s:
         with account:
@@ -64,7 +64,7 @@ def test_interrupted_work_counts_for_no_step(clock):
     for _ in range(STEPS_KEPT):
         account.begin_step()
         with account:
-            clock.advance(50.0)  # The step is not ended: a peer was lost.
+            clock.advance(50.0)  # The step does not end: a peer was lost.
         step(account, clock, 1.0)
     assert account.typical_s == 1.0
 

@@ -1,4 +1,4 @@
-"""What ranks write down of their doings, and the picture that is made of it."""
+"""The spans that ranks record, and the trace made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any plan, the same training: against a plain loop over the whole batch on one device."""
+"""Training under any plan matches a plain loop over the whole batch on one device."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_twenty_fp32_steps_follow_the_plain_loop(name):
 
 
 def _plain_curve(job, *, steps):
-    """Loss and gradient norm of each step, with torch's own optimizer, clipping and schedule."""
+    """Return loss and gradient norm of each step with torch's optimizer, clipping and schedule."""
     oracle = PlainLoop(job, dtype=torch.float32)
     if job.optimizer == "adamw":
         optimizer = torch.optim.AdamW(oracle.parameters, lr=job.learning_rate, weight_decay=0.01)

@@ -1,4 +1,4 @@
-"""Gradient sums between replicas that cut a layer differently, and the flat memory beneath them."""
+"""Gradient sums between replicas that split a layer differently, and the flat buffers beneath."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def buffers(job, plan, place, group):
 
 
 def synced(job, plan, *, fill):
-    """Give every rank gradients, sum them, and return what each then has."""
+    """Give every rank gradients, sum them, and return the result of each rank."""
     tables = [table_of(job, index) for index in range(len(job.model.layers))]
     holdings = holdings_of(plan, tables, atoms=job.max_tp)
     places = rank_places(plan)
@@ -85,7 +85,8 @@ def test_every_holder_gets_the_sum_over_replicas():
     for rank in synced(TIED_JOB, plan, fill=lambda place, _: replicas[place.pipeline]):
         for buffer in rank.values():
             for slot, view in zip(buffer.slots, buffer.views(buffer.gradient), strict=True):
-                # Both ends of pipelines 0 and 1 use what they share; the one rank of 2 once.
+                # Both ends of pipelines 0 and 1 hold the tied tensor; the single rank of pipeline 2
+                # once.
                 wanted = 122.0 if buffer.layer == TIED else 111.0
                 assert torch.all(view == wanted), (buffer.layer, slot.spec.name)
 
@@ -134,7 +135,7 @@ def test_full_tensors_survive_a_change_of_plan(job):
 
 
 def merged(job, plan, logical):
-    """The whole tensors of all ranks of a plan, which began with the given ones."""
+    """Load full tensors into all ranks of a plan and merge them again."""
     places = rank_places(plan)
 
     def body(transport):

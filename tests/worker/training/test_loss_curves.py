@@ -1,4 +1,4 @@
-"""Losses after many changes of plan stay beside those of a run that nobody disturbs."""
+"""Losses after many reconfigurations stay close to those of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.data.open_data import open_data
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 TOLERANCE = 1e-5
-"""Relative, of each loss in fp32; docs/training.md states it."""
+"""Relative difference of each fp32 loss, as stated in docs/training.md."""
 PLANS, STEPS = 12, 3
 JOB = small_job(
     "llama",
@@ -27,7 +27,7 @@ JOB = small_job(
 
 
 def test_llama_under_twelve_plans_follows_the_uninterrupted_loss_curve(tmp_path):
-    """Each plan takes up from files what the one before it has sealed."""
+    """Each plan restores the files that the previous one sealed."""
     data, draw = open_data(JOB, tmp_path), drawn("curve")
     after, losses, hashes = None, [], []
     for number in range(1, 1 + PLANS):

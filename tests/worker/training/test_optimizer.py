@@ -1,4 +1,4 @@
-"""The optimizer against torch's, its bits wherever a weight stands, and what a step's rate is."""
+"""The optimizer against torch's, its bit-equality at any offset, and the learning rate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_ten_updates_match_torch(name):
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_update_of_a_weight_does_not_depend_on_its_offset(name):
-    """Torch's fused AdamW fails this: the second moment rounds differently at a tensor's end."""
+    """torch's fused AdamW fails this: the second moment rounds differently at a tensor's end."""
     weight, gradient, m, v = numbers(5000)
     v = v.abs()
     moments = (m, v) if name != "sgd" else (m,)

@@ -1,4 +1,4 @@
-"""Low precision, loss scales, and what is no number any more."""
+"""Low precision, loss scales, and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_low_precision_matches_fp32_up_to_rounding(precision, tolerance):
     wanted = trained(job, alone(job), steps=12, compare=False).reports
     run = trained(replace(job, precision=precision), MIXED, steps=12)
     assert run.disagreements == []
-    # The loss scale begins high and comes down over the first steps, which are skipped.
+    # The loss scale starts high and falls over the first steps, which are skipped.
     taken = [report for report in run.reports if not report.skipped]
     assert taken[0].loss == pytest.approx(wanted[0].loss, rel=tolerance)
     if precision == "bf16":

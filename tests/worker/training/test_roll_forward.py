@@ -1,4 +1,4 @@
-"""A step that some have ended and others have not, when somebody dies: all end it, or nobody."""
+"""A step that only some ranks completed when one died is completed by all survivors or by none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAST = 2
 
 
 class Unheard:
-    """The vote's group as rank 2 has it: it is broken off just before its last result."""
+    """The vote's group as rank 2 sees it: aborted just before its last result."""
 
     def __init__(self, trainer: Trainer, world: ThreadWorld, group) -> None:
         self._trainer, self._world, self._group = trainer, world, group
@@ -46,7 +46,7 @@ class Unheard:
 
 
 def until_the_loss(job, *, zero: int = 0):
-    """What each rank comes to that lives: steps done, report of the last, state."""
+    """Return the completed steps, last report and state of each survivor."""
     job = replace(job, zero=zero)
     worlds = []
 
@@ -85,8 +85,8 @@ def test_rank_without_complete_gradients_does_not_roll_forward():
     def body(transport: ThreadTransport):
         trainer = Trainer(JOB, PLAN, transport.rank, transport, SomeLabels(JOB))
         trainer.step()
-        all_done.wait()  # Who aborts before another has done its step ends that one, too.
-        transport.record_vote((1, [0.0] * 35))  # As if somebody had the next one, which cannot be.
+        all_done.wait()  # An abort before a peer has completed its step would abort that one, too.
+        transport.record_vote((1, [0.0] * 35))  # A result of the next step, which is impossible.
         transport.abort("over")
         return trainer.roll_forward(), trainer.progress.step
 

@@ -1,4 +1,4 @@
-"""The vote: norms that no plan shows in, and sums that everybody has."""
+"""The vote: norms that do not depend on the plan, and totals that all ranks get."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = small_job(tied=True)
 
 
 def totals(plan, *, contribution):
-    """What all ranks hear when every logical gradient is the initial weight."""
+    """Return every rank's totals when each gradient is the initial weight."""
     tables = [table_of(JOB, index) for index in range(len(JOB.model.layers))]
     holdings = holdings_of(plan, tables, atoms=JOB.max_tp)
     places = rank_places(plan)

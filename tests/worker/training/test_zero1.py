@@ -1,4 +1,4 @@
-"""ZeRO-1 changes where moments are kept, and not one bit of what is learned."""
+"""ZeRO-1 changes where moments are kept and no bit of the result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_moments_are_kept_by_one_rank():
         if zero:
             assert len({part for _, part in parts}) == len(parts), "two ranks own one part"
             assert all(rank == part.owner for rank, part in parts)
-    # A rank that owns one part of a layer has room for all that it holds of the layer.
+    # A rank that owns one bucket of a layer allocates moments for all of the layer.
     assert held[1] < 0.6 * held[0]
 
 
