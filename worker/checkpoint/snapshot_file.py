@@ -362,7 +362,7 @@ def create(path: Path, size: int) -> int:
 def no_room(folder: Path, size: int) -> str:
     """Return a message with the needed and the free bytes."""
     free = free_bytes(folder)
-    return f"a snapshot needs {in_mib(size)}, and {in_mib(free)} are free"
+    return f"{in_mib(size)} are needed for snapshots, and {in_mib(free)} are free"
 
 
 def in_mib(size: int) -> str:

@@ -102,7 +102,7 @@ class SnapshotWriter:
                 self._slots.append(self._new())
         except NoRoomError as error:
             self.close()
-            text = f"{count} of them at once; {no_room(self.memory, size * count)}"
+            text = f"{count} files at once: {no_room(self.memory, size * count)}"
             raise NoRoomError.of(error.errno, text, self.memory, size * count) from None
 
     def begin(self, progress: SavedProgress, *, persist: bool, safe_step: int) -> None:

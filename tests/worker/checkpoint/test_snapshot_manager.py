@@ -98,7 +98,7 @@ def test_room_for_one_file_is_too_little(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
         with pytest.raises(
-            snapshot_file.NoRoomError, match=r"2 of them at once; .* MiB are needed"
+            snapshot_file.NoRoomError, match=r"2 files at once: .* MiB are needed"
         ) as told:
             SnapshotManager.open(
                 trainer, target, transport, on_sealed=lambda _: None, on_milestone=lambda _: None

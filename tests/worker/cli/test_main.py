@@ -169,7 +169,7 @@ def test_unwritable_outputs_are_refused_before_any_rank_starts(warm, files):
 
 def test_other_input_errors_are_sentences(warm, files):
     write(files, change=("steps = 3\n", ""))
-    assert "how long to train" in refusal(run(warm, files))
+    assert "is missing, and the job has no number of steps" in refusal(run(warm, files))
     write(files, family="exact", change=("vocab = 64", "vocab = 32768"))
     assert "more than sum up exactly" in refusal(run(warm, files))
     write(files)
