@@ -1,1 +1,1 @@
-"""One agent per node: it watches the machine, its neighbours and its workers."""
+"""The agent, one per node: runs workers, keeps their snapshots and reports to the leader."""

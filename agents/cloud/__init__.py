@@ -1,1 +1,1 @@
-"""The cloud's metadata server, and the notices that it gives."""
+"""Google's metadata server, and the notices of a departure."""

@@ -1,12 +1,11 @@
-"""Named places at which a daemon dies, so that tests can see what the others make of it.
+"""Fail points: named places at which a daemon kills itself, so that tests can see the others react.
 
-``SAILOR_FAIL_AT=NAME`` names one, or ``NAME@GENERATION`` one as a generation passes it. The names
-are those of commands, which are the arrows from one state to the next: ``WriteGeneration`` dies
-before that is carried out, ``after WriteGeneration`` as soon as it is. An agent may also die in
-the middle of what lasts: ``uploading`` an object, ``receiving`` a copy, ``serving`` a piece.
-``SAILOR_FAIL_AT=/FILE`` names a file in which the place may be written while the daemon runs:
-whoever comes by removes the file and dies, so that nobody dies twice. An agent's workers look at
-``/FILE.worker``.
+``SAILOR_FAIL_AT=NAME`` names one, ``NAME@GENERATION`` one of a generation. Names are those of
+commands: ``WriteGeneration`` fails before the command is carried out, ``after WriteGeneration`` as
+soon as it is. An agent also has fail points within long operations: ``uploading`` an object,
+``receiving`` a replica, ``serving`` a piece. ``SAILOR_FAIL_AT=/FILE`` names a file into which a
+test may write a fail point while the daemon runs; the daemon deletes the file before it kills
+itself. An agent's workers read ``/FILE.worker``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FAIL_AT = "SAILOR_FAIL_AT"
 
 
 def failpoint(name: str, generation: int | None = None) -> None:
-    """Die here, if that is what is wanted."""
+    """Kill this process with SIGKILL, if this fail point is set."""
     wanted = os.environ.get(FAIL_AT)
     if wanted is not None and _is_meant(wanted, (name, f"{name}@{generation}")):
         sys.stderr.write(f"{FAIL_AT}={name}@{generation}\n")
@@ -37,5 +36,5 @@ def _is_meant(wanted: str, names: tuple[str, ...]) -> bool:
             return False
         file.unlink()
     except FileNotFoundError:
-        return False  # Nothing is wanted of anybody, or another came first.
+        return False  # Nothing is set, or another process was faster.
     return True

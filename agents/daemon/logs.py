@@ -1,4 +1,4 @@
-"""What the services write to their logs: one line an event, as JSON or for a person's eyes."""
+"""The services' logs: one line per event, as JSON or for a terminal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from simulator.documents.problems import InputError
 
 FAILED = 1
 FIELDS = ("job", "generation", "term", "step", "node", "cause")
-"""Every line has these, so that each can be searched for."""
+"""Fields of every line in JSON, so that each can be searched for."""
 
 Form = Literal["json", "terminal"]
 Standing = Callable[[], Mapping[str, object]]
 
 
 def begin_log(form: Form, standing: Standing = dict) -> None:
-    """Write to standard error from now on.
+    """Log to standard error from now on.
 
-    ``standing`` says which job, generation, term, step and node it is about, where a line itself
-    does not.
+    ``standing`` returns the fields that lines do not set themselves: job, generation, term, step,
+    node.
     """
     is_json = form == "json"
 
@@ -53,7 +53,7 @@ def begin_log(form: Form, standing: Standing = dict) -> None:
 
 
 class _Others(logging.Handler):
-    """What libraries log in Python's own way becomes a line as ours are."""
+    """Passes on what libraries log with Python's own module."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log, text = structlog.get_logger(), record.getMessage()
@@ -62,12 +62,12 @@ class _Others(logging.Handler):
 
 @contextlib.contextmanager
 def log_crash() -> Iterator[None]:
-    """A bug of ours ends the service with a line as all others; who started it may try again."""
+    """Log an unexpected exception as critical and exit with 1; systemd restarts the service."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
         cause = type(error).__name__
-        structlog.get_logger().critical("the service failed", cause=cause, exc_info=error)
+        structlog.get_logger().critical("the service crashed", cause=cause, exc_info=error)
         raise SystemExit(FAILED) from None

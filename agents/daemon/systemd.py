@@ -1,4 +1,4 @@
-"""What a service tells systemd, and what it asks of it; without systemd, nothing and nobody."""
+"""Notifications to systemd, and a query of the system's state; without systemd they do nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def notify(text: str) -> None:
         try:
             out.sendto(text.encode(), address)
         except OSError:
-            return  # It hears the next one; a loop must not end for that.
+            return  # Lost; the next notification follows soon.
 
 
 async def is_shutting_down() -> bool:
-    """Whether the whole machine goes down, and not only one service."""
+    """Return whether the whole system shuts down, and not this service alone."""
     try:
         asked = await asyncio.create_subprocess_exec(
             *("systemctl", "is-system-running"),

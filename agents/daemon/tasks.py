@@ -1,4 +1,4 @@
-"""Work that runs by itself; a fault in it is our own bug, and ends the process."""
+"""Background tasks whose unexpected failure ends the process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BEGUN_AT_ONCE = 16
 
 
 async def run_in_batches(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of them at once, but begin a few at each turn of the loop.
+    """Run all works concurrently, but start only a few per turn of the event loop.
 
-    To begin a thousand calls in one turn would hold up everything else for half a second.
+    To start a thousand calls in one turn would block the loop for half a second.
     """
     tasks: list[asyncio.Task[None]] = []
     for work in works:
@@ -25,26 +25,26 @@ async def run_in_batches(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @dataclass(eq=False)
 class Tasks:
-    """What was started and has not ended yet."""
+    """The background tasks that have not ended."""
 
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let it run; nobody need wait for it."""
+        """Start a task; the caller need not wait for it."""
         task = asyncio.create_task(work)
-        self._running.add(task)  # The loop itself keeps no task alive.
+        self._running.add(task)  # The event loop alone holds no reference to it.
         task.add_done_callback(self._end)
         return task
 
     def cancel(self) -> None:
-        """End all of it."""
+        """Cancel all tasks."""
         for task in self._running:
             task.cancel()
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            # The next start reads everything anew.
+            # The process ends, and its successor reads all state anew.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a task failed", "exception": task.exception(), "task": task}
             )

@@ -1,1 +1,1 @@
-"""The GPUs of a node: found, tested, watched."""
+"""The GPUs of a node: found, tested, monitored."""

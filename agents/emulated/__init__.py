@@ -1,1 +1,1 @@
-"""Pretended workers, for tests and demonstrations."""
+"""Emulated workers, for tests and demonstrations."""

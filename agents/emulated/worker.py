@@ -1,9 +1,9 @@
-"""A worker that trains nothing: it counts steps, in lockstep with all workers of its generation.
+"""An emulated worker: trains nothing, but counts steps in lockstep with its generation.
 
-It speaks the protocol of ``agents.workers.gang``, so that all around a worker can be tried without
-a model or a device. Workers meet in a folder: their node's own, or the one that the environment
-names for all nodes of a machine. Each step ends in a vote there, as a real one's does: it counts
-once all have entered it, and all stop at its end if one of them wished so.
+It speaks the protocol of ``agents.workers.gang``, so that everything around a worker can be tested
+without a model or a device. The ranks meet in a folder: that of their node, or the one that the
+environment names for all nodes of a machine. Each step ends in a vote there, like a real one: the
+step counts once all ranks have entered it, and all stop at its end if one of them wants to.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MEETING = "SAILOR_FAKE_MEETING"
 
 
 SEAL_EVERY = 10
-"""Steps from one snapshot to the next, at least."""
+"""The smallest number of steps between two snapshots."""
 
 
 @dataclass(eq=False)
 class Part:
-    """What a worker does in one generation."""
+    """One rank in one generation."""
 
     spec: dict[str, Any]
     step: int
@@ -40,7 +40,7 @@ class Part:
     meeting: str = ""
     stop_at: int | None = None
     votes: dict[int, bool] = field(default_factory=dict)
-    """By step: it was entered, with the wish to stop at its end or without."""
+    """By step that was entered: whether to stop at its end."""
     sealed_at: int | None = None
 
     @property
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def seat(self) -> Path:
-        """Where the others see what this one does."""
+        """The file in the shared folder in which the other ranks read its votes."""
         shared = os.environ.get(MEETING)
         home = self.folder.parent / "meeting"
         if shared is not None:
@@ -58,7 +58,7 @@ class Part:
         return home / str(self.spec["rank"])
 
     def begin(self) -> None:
-        """Fetch what was left by others; rank 0 opens the place where all meet."""
+        """Fetch the state; rank 0 opens the rendezvous."""
         self.failure = fetch(self.share)
         self.taking = "failed" if self.failure else "rebuilding"
         if self.spec["rank"] == 0:
@@ -66,7 +66,7 @@ class Part:
         self.write_step()
 
     def go_on(self) -> None:
-        """Enter the next step; and once all are in it, end it."""
+        """Enter the next step, and end it once all ranks have entered it."""
         following = self.step + 1
         if following not in self.votes:
             self.vote(following)
@@ -84,18 +84,18 @@ class Part:
             self.sealed_at = self.step
 
     def vote(self, step: int) -> None:
-        """Enter a step; who is still in the one before needs the vote on that, too."""
+        """Enter a step; ranks that are still in the step before need that vote too."""
         is_wished = self.stop_at is not None and self.stop_at <= step
         self.votes = {s: wish for s, wish in self.votes.items() if s == step - 1}
         self.votes[step] = is_wished
         _write(self.seat, json.dumps(self.votes))
 
     def write_step(self) -> None:
-        """Let people see how far this one is."""
+        """Write the step to a file, for people and tests."""
         _write(self.folder / "step", str(self.step))
 
     def word(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Return its status."""
         generation = self.spec["generation"]
         word = {
             "generation": generation,
@@ -113,7 +113,7 @@ class Part:
 
 @dataclass(eq=False)
 class FakeWorker:
-    """One process: it goes from one generation to the next."""
+    """One worker process, over all its generations."""
 
     part: Part
     waiting: bytes = b""
@@ -121,7 +121,8 @@ class FakeWorker:
     agent_seen_s: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
-        """Count until nobody has asked for long; the agent ends it otherwise."""
+        """Count steps until no agent has answered for ``orphan_s``; otherwise the agent kills
+        it."""
         self._begin(self.part.spec)
         while time.monotonic() < self.agent_seen_s + self.part.spec["orphan_s"]:
             self._speak()
@@ -172,7 +173,7 @@ class FakeWorker:
                 self._begin(order["spec"])
             return
         if order["generation"] != part.spec["generation"]:
-            return  # It was meant for what is over.
+            return  # For an earlier generation.
         match order["order"]:
             case "meet":
                 part.meeting = order["address"]
@@ -184,7 +185,7 @@ class FakeWorker:
             case "replicated":
                 pass
             case _:
-                print(f"an order that nobody knows: {order}", flush=True)
+                print(f"unknown order: {order}", flush=True)
 
     def _hang_up(self) -> None:
         if self.line is not None:
@@ -193,7 +194,7 @@ class FakeWorker:
 
 
 def main(spec: dict[str, Any]) -> int:
-    """Be one worker; the return value is the process's exit code."""
+    """Run one worker; return the exit code of the process."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return FakeWorker(Part(spec, spec["restore"]["step"], share_of(spec))).run()
 

@@ -1,4 +1,4 @@
-"""Asks other agents and sailord over HTTP, signed both ways."""
+"""The client of signed HTTP: calls agents and sailord, and checks their answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TIMEOUT_S = 2.0
 
 
 class CallFailed(Exception):  # noqa: N818 - an answer like any other: nobody was reached
-    """Nobody was reached, or who answered was not one of this cluster."""
+    """The peer was not reached, or its answer was not signed with the cluster's key."""
 
 
 @dataclass(eq=False)
 class SignedClient:
-    """All that have the cluster's key."""
+    """Calls peers with signed requests."""
 
     session: aiohttp.ClientSession
     key: bytes
@@ -39,7 +39,7 @@ class SignedClient:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> tuple[int, bytes]:
-        """Ask; return the status and the answer, which one with the key has given."""
+        """Send a request; return the status and body of the answer, whose signature is valid."""
         header, nonce = sign_request(self.key, method, path, body, at=time.time())
         try:
             async with self.session.request(
@@ -59,7 +59,7 @@ class SignedClient:
 
 
 async def read_answer(reply: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Read an answer to its end; aiohttp's own ``read(n)`` returns what has come so far."""
+    """Read an answer to its end, up to a limit; aiohttp's ``read(n)`` returns what has arrived."""
     answer = bytearray()
     async for chunk in reply.content.iter_any():
         answer += chunk

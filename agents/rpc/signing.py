@@ -1,8 +1,8 @@
-"""How agents and sailord know each other: every request and every answer is signed.
+"""Authentication between agents and sailord: every request and every answer is signed.
 
-All of a cluster share one key. A request's signature covers the method, the path, the moment, a
-number used once, and the body; the answer's covers that number, the status and its own body, so
-that neither can be made up, changed, or used a second time.
+All processes of a cluster share one key. A request's signature covers the method, the path, the
+time, a nonce and the body; the answer's covers that nonce, the status and its body. So neither can
+be forged, changed or replayed.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ REQUEST_HEADER = "Sailor-Signature"
 REPLY_HEADER = "Sailor-Reply"
 TICKET_HEADER = "Sailor-Ticket"
 AGE_S_MAX = 60.0
-"""How far two clocks may be apart, the way between them included."""
+"""The largest difference between two clocks, with the time in transit."""
 NONCES_MAX = 200_000
 KEY_BYTES_MIN = 16
 _FORM = re.compile(r"time=(\d{1,12}(?:\.\d{1,6})?), nonce=([0-9a-f]{32}), mac=([0-9a-f]{64})\Z")
 
 
 class SignatureError(ValueError):
-    """A message was not signed by one who has the key, or was seen before; it says which."""
+    """A message is not signed with the key, is too old, or was received before; the text says
+    which."""
 
 
 def read_key(path: Path) -> bytes:
-    """Read the cluster's key from a file: any text of 16 bytes or more, without its line end."""
+    """Read the cluster's key from a file: any text of 16 bytes or more, without the end of line."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
         what = f"the cluster's key cannot be read: {error.strerror}"
         raise InputError(Problem(str(path), what, "make one with: openssl rand -hex 32")) from None
     if len(key) < KEY_BYTES_MIN:
-        what = f"the cluster's key has {len(key)} bytes; that is too short"
+        what = f"the cluster's key has {len(key)} bytes; it needs {KEY_BYTES_MIN}"
         raise InputError(Problem(str(path), what, "make one with: openssl rand -hex 32"))
     return key
 
 
 def sign_request(key: bytes, method: str, path: str, body: bytes, *, at: float) -> tuple[str, str]:
-    """Return the header's value and the nonce, by which the answer will be known.
+    """Return the header's value, and the nonce with which the answer is checked.
 
-    ``path`` is what stands behind the host, with the query.
+    ``path`` is the path with the query.
     """
     moment, nonce = f"{at:.3f}", secrets.token_hex(16)
     mac = _mac(key, "request", method.upper(), path, moment, nonce, body)
@@ -60,19 +61,20 @@ def sign_reply(key: bytes, nonce: str, status: int, body: bytes) -> str:
 
 
 def ticket(key: bytes, job: str) -> str:
-    """What an agent gives a job's workers, so that other agents let them read its snapshots."""
+    """Return the ticket of a job's workers, which lets them read the job's snapshots from other
+    agents."""
     return _mac(key, "ticket", job)
 
 
 def is_ticket(key: bytes, job: str, shown: str | None) -> bool:
-    """Say whether one with the key has given this for the job."""
+    """Return whether ``shown`` is the job's ticket."""
     return shown is not None and hmac.compare_digest(
         ticket(key, job).encode(), shown.encode("utf-8", "replace")
     )
 
 
 def check_reply(key: bytes, nonce: str, status: int, body: bytes, header: str | None) -> None:
-    """Raise ``SignatureError`` unless the answer is one to our request from one with the key."""
+    """Raise ``SignatureError`` unless this is a signed answer to our request."""
     if header is None or not hmac.compare_digest(
         sign_reply(key, nonce, status, body).encode(), header.encode("utf-8", "replace")
     ):
@@ -81,15 +83,15 @@ def check_reply(key: bytes, nonce: str, status: int, body: bytes, header: str | 
 
 @dataclass(slots=True)
 class Verifier:
-    """Checks what comes in, and remembers what it has seen."""
+    """Checks requests, and remembers their nonces."""
 
     key: bytes
     _seen: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def check_header(self, header: str | None, *, at: float) -> tuple[str, str, str]:
-        """What can be said before the body is there; ``SignatureError`` if it cannot be any good.
+        """Check a header before the body is read; raises ``SignatureError``.
 
-        Returns the header's moment, nonce and signature.
+        Returns the header's time, nonce and signature.
         """
         form = _FORM.match(header or "")
         if form is None:
@@ -98,25 +100,25 @@ class Verifier:
         if abs(at - float(moment)) > AGE_S_MAX:
             raise SignatureError("the request is too old, or a clock is wrong")
         if nonce in self._seen:
-            raise SignatureError("the request was seen before")
+            raise SignatureError("the request was received before")
         return moment, nonce, mac
 
     def check_request(
         self, method: str, path: str, body: bytes, header: str | None, *, at: float
     ) -> str:
-        """Return the request's nonce; ``SignatureError`` if it is not to be trusted."""
+        """Return the request's nonce; raises ``SignatureError`` if the request is not valid."""
         self._forget(at)
         moment, nonce, mac = self.check_header(header, at=at)
         expected = _mac(self.key, "request", method.upper(), path, moment, nonce, body)
         if not hmac.compare_digest(expected, mac):
             raise SignatureError("the request is not signed with the cluster's key")
         if len(self._seen) >= NONCES_MAX:
-            raise SignatureError("too many requests at once")
+            raise SignatureError("too many requests in a short time")
         self._seen[nonce] = at
         return nonce
 
     def _forget(self, at: float) -> None:
-        # A request may be dated ahead by as much as it may be late.
+        # The sender's clock may be ahead by as much as it may be late.
         while self._seen and next(iter(self._seen.values())) < at - 2 * AGE_S_MAX:
             self._seen.popitem(last=False)
 

@@ -1,1 +1,1 @@
-"""Snapshots in memory: kept, served, replicated and uploaded."""
+"""Snapshots in memory: sealed, served, replicated, uploaded and deleted."""

@@ -1,4 +1,4 @@
-"""What outlives every process: one small interface, kept in etcd or in a file of sailord's own."""
+"""The store of the cluster's records: one interface, in etcd or embedded in sailord."""
 
 from __future__ import annotations
 

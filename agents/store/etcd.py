@@ -1,4 +1,4 @@
-"""The store in etcd: version 3's API, as one small asynchronous client."""
+"""The store in etcd, over the API of version 3."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ WATCH, WATCH_REQUEST = method("Watch", "Watch"), message("WatchRequest")
 WATCH_CREATE_REQUEST = message("WatchCreateRequest")
 
 EVERYTHING = b"\0"
-"""As a key: the first there can be. As an end: none."""
+"""As a key: the first possible one. As an end: no end."""
 DELETED = 1
-"""The type of an event that says so; the other one is a put."""
+"""The type of a deletion event."""
 
 
 def open_etcd(place: Etcd) -> EtcdStore:
-    """Prepare the way to a cluster; ``InputError`` if a certificate cannot be read."""
+    """Return a client of a cluster; ``InputError`` if a certificate cannot be read."""
     return EtcdStore(EtcdMembers(place), timeout_s=place.timeout_s)
 
 
 class EtcdStore:
-    """A way to an etcd cluster."""
+    """A client of an etcd cluster."""
 
     def __init__(self, members: EtcdMembers, *, timeout_s: float) -> None:
-        """Take over the members; ``open_etcd`` is what to call."""
+        """Use these members; call ``open_etcd`` instead."""
         self._members, self._timeout_s = members, timeout_s
 
     async def close(self) -> None:
-        """Hang up; watches end."""
+        """Close the connections; watches end."""
         await self._members.close()
 
     async def get(self, key: str) -> Entry | None:
@@ -74,17 +74,17 @@ class EtcdStore:
         return _entry(response.kvs[0]) if response.kvs else None
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys that begin so, at one revision."""
+        """Read all keys with this prefix, at one revision."""
         key, range_end = _range(prefix)
         response = await self._members.ask(RANGE, RANGE_REQUEST(key=key, range_end=range_end))
         return Snapshot(response.header.revision, tuple(map(_entry, response.kvs)))
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key whatever was there, and return the revision."""
+        """Set a key, and return the revision."""
         return (await self.transact((), [Put(key, value, lease)])).revision
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Carry out all orders if all compares hold, and none otherwise, in one revision."""
+        """Apply all operations if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         request = TXN_REQUEST(
             compare=[each for compare in compares for each in _compares(compare)],
@@ -94,14 +94,14 @@ class EtcdStore:
         return Outcome(response.succeeded, response.header.revision)
 
     async def grant(self, ttl_s: float) -> Lease:
-        """Open a lease; etcd counts in whole seconds, and has a shortest one of its own."""
+        """Open a lease; etcd rounds up to seconds, and has a minimum of its own."""
         if not 0 < ttl_s < 1e9:
-            raise StoreRefused(f"a lease of {ttl_s} s")
+            raise StoreRefused(f"a lease of {ttl_s} s is not possible")
         granted = await self._members.ask(GRANT, GRANT_REQUEST(TTL=math.ceil(ttl_s)))
         return Lease(granted.ID, float(granted.TTL))
 
     async def keep(self, lease: int) -> bool:
-        """Give a lease its full time again; ``False``: it is gone."""
+        """Renew a lease; ``False``: it has expired."""
         end_s = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             member = await self._members.reach(end_s)
@@ -113,7 +113,7 @@ class EtcdStore:
                     response = await stream.read()
                 if response is not grpc.aio.EOF:
                     return bool(response.TTL > 0)
-                problem = "it ended the stream"
+                problem = "it closed the stream"
             except grpc.aio.AioRpcError as error:
                 problem = error.details() or str(error.code())
                 if self._members.drop_token(token, problem):
@@ -137,7 +137,7 @@ class EtcdStore:
             return
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key which begins so."""
+        """Yield each revision above ``after`` that changes a key with this prefix."""
         while not self._members.is_closed:
             try:
                 end_s = asyncio.get_running_loop().time() + self._timeout_s
@@ -147,7 +147,7 @@ class EtcdStore:
                 continue
             stream = self._stream(member, WATCH)
             token = self._members.token
-            problem = "it ended the stream"
+            problem = "it closed the stream"
             try:
                 await stream.write(_watch_request(prefix, after))
                 while (response := await self._next(member, stream)) is not grpc.aio.EOF:
@@ -158,7 +158,7 @@ class EtcdStore:
                         problem = response.cancel_reason
                         break
                     if response.created and response.header.revision < after:
-                        # Perhaps this member only lags; the cluster knows how far it is.
+                        # This member may lag; the cluster's revision decides.
                         revision = (await self.snapshot(prefix)).revision
                         if revision < after:
                             yield Compacted(revision)
@@ -166,7 +166,7 @@ class EtcdStore:
                     for changed in _grouped(response.events):
                         after = changed.revision
                         yield changed
-                    if not response.created:  # Also word that nothing happened up to here.
+                    if not response.created:  # Progress: nothing changed up to here.
                         after = max(after, response.header.revision)
             except grpc.aio.AioRpcError as error:
                 problem = error.details() or str(error.code())
@@ -177,15 +177,15 @@ class EtcdStore:
             finally:
                 stream.cancel()
             if "permission denied" in problem:
-                raise StoreRefused(f"etcd refused to show {prefix}: {problem}")
+                raise StoreRefused(f"etcd denied a watch of {prefix}: {problem}")
             if not self._members.drop_token(token, problem):
                 self._members.leave(member, problem)
             await asyncio.sleep(RETRY_S)
 
     async def _next(self, member: int, stream: Any) -> Any:
-        """Wait for the next response; while there is none, see that the member still lives.
+        """Wait for the next response; meanwhile check regularly that the member still answers.
 
-        A connection to a machine that has gone silent looks whole for minutes.
+        A connection to a silent machine looks healthy for minutes.
         """
         reading = asyncio.ensure_future(stream.read())
         try:
@@ -220,7 +220,7 @@ def _entry(kv: Any) -> Entry:
 
 
 def _grouped(events: Any) -> list[Changed]:
-    """One response may hold several revisions, and never a part of one."""
+    """Group events by revision; a response may hold several revisions, each complete."""
     found: dict[int, list[Change]] = {}
     for event in events:
         entry = None if event.type == DELETED else _entry(event.kv)
@@ -243,7 +243,7 @@ def _compares(compare: Compare) -> list[Any]:
         case ValueIs(value=value):
             return [_equal(key, "VALUE", value=value)]
         case LeaseIs(lease=lease):
-            # A key that is not there has lease 0 to etcd.
+            # etcd compares the lease of a missing key as 0.
             there = COMPARE(key=key, result="GREATER", target="CREATE", create_revision=0)
             return [there, _equal(key, "LEASE", lease=lease)]
 

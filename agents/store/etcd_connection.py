@@ -1,4 +1,5 @@
-"""The members of an etcd cluster: which of them to ask, for how long, and what a failure means."""
+"""The connection to an etcd cluster: which member to ask, for how long, and what a failure
+means."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from agents.store.locations import Etcd
 from simulator.documents.problems import Problems
 
 OPTIONS = (
-    # etcd hangs up on those who ping more often than every 5 s, or with nothing to wait for.
+    # etcd closes connections with pings more often than every 5 s, or without open calls.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -27,7 +28,7 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 256 << 20),
-    # Members that name the same addresses would otherwise share a connection and its troubles.
+    # Otherwise clients of the same addresses would share a connection and its failures.
     ("grpc.use_local_subchannel_pool", 1),
 )
 RETRY_S = 0.05
@@ -44,7 +45,7 @@ REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 NOT_TAKEN = ("etcdserver: no leader", "etcdserver: too many requests", "database space exceeded")
-"""What a member says of a write that it did not even propose to the others."""
+"""Errors of a write that the member has not proposed to the cluster."""
 STALE_TOKEN = (
     "invalid auth token",
     "revision of auth store is old",
@@ -54,10 +55,10 @@ STALE_TOKEN = (
 
 
 class EtcdMembers:
-    """One channel to each member; one of them is asked until it fails."""
+    """A channel to each member; one member is asked until it fails."""
 
     def __init__(self, place: Etcd) -> None:
-        """Prepare the channels; they connect when they are first used."""
+        """Prepare the channels, which connect on first use."""
         credentials = _credentials(place)
         self._place = place
         self._channels = [
@@ -68,22 +69,22 @@ class EtcdMembers:
         ]
         self._at = 0
         self.token = ""
-        """What says that we were let in, where there is a user."""
+        """The authentication token, if there is a user."""
         self._entering = asyncio.Lock()
         self._last_problem = ""
         self.is_closed = False
 
     async def close(self) -> None:
-        """Hang up; whoever still waits is told so."""
+        """Close the channels; pending calls fail."""
         self.is_closed = True
         for channel in self._channels:
             await channel.close()
 
     async def ask(self, method: Method, request: Any, *, is_write: bool = False) -> Any:
-        """Return the response, or raise one of the store's errors before the time is up."""
+        """Send a request and return the response, or raise a ``StoreError`` within the timeout."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._place.timeout_s
-        # One member that is silent must not use up all of the time, unless it has our write.
+        # A silent member may not use up the timeout, unless it has received our write.
         share_s = self._place.timeout_s / max(2, len(self._channels))
         while True:
             member = await self.reach(end_s)
@@ -109,9 +110,9 @@ class EtcdMembers:
             await asyncio.sleep(RETRY_S)
 
     async def reach(self, end_s: float) -> int:
-        """Find a member that answers and knows a leader, and be let in; or say that none is there.
+        """Return a member that answers and knows a leader, with a valid token.
 
-        After this a write may be sent, and not before: of what was never sent, the fate is known.
+        Only then is a write sent: if this fails, nothing was written.
         """
         loop = asyncio.get_running_loop()
         share_s = self._place.timeout_s / max(2, len(self._channels))
@@ -139,29 +140,29 @@ class EtcdMembers:
         )
 
     async def check(self, member: int, *, limit_s: float) -> None:
-        """Raise if a member does not answer, or answers that it knows no leader."""
+        """Raise if a member does not answer or knows no leader."""
         ask = self._channels[member].unary_unary(STATUS.path, STATUS.serialize, STATUS.read)
         if not (await ask(STATUS_REQUEST(), timeout=limit_s)).leader:
-            raise StoreUnavailable("it knows no leader")
+            raise StoreUnavailable("it has no leader")
 
     def leave(self, member: int, problem: str) -> None:
-        """Ask another member from now on, unless that was decided already."""
+        """Ask the next member from now on."""
         self._last_problem = f"{self._place.endpoints[member]}: {problem}"
         if self._at == member:
             self._at = (member + 1) % len(self._channels)
 
     def channel(self, member: int) -> Any:
-        """For streams, whose failures are the caller's."""
+        """Return a member's channel, for streams, whose failures the caller handles."""
         return self._channels[member]
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with each call: that we were let in, and that a member without a leader
-        is to end streams rather than be silent on them."""
+        """Return the metadata of each call: the token, and that a member without a leader must end
+        streams."""
         leader = (("hasleader", "true"),)
         return (*leader, ("token", self.token)) if self.token else leader
 
     def drop_token(self, token: str, problem: str) -> bool:
-        """Whether etcd's complaint is about this token; if so another is fetched next."""
+        """Return whether the error means a stale token; if so, the next call fetches another."""
         is_stale = bool(token) and any(each in problem for each in STALE_TOKEN)
         if is_stale and self.token == token:
             self.token = ""
@@ -176,7 +177,7 @@ class EtcdMembers:
             try:
                 password = file.read_text(encoding="utf-8").removesuffix("\n")
             except (OSError, UnicodeDecodeError) as error:
-                raise StoreRefused(f"the password of etcd cannot be read: {error}") from None
+                raise StoreRefused(f"the password file of etcd cannot be read: {error}") from None
             request = AUTHENTICATE_REQUEST(name=self._place.user, password=password)
             ask = channel.unary_unary(AUTHENTICATE.path, AUTHENTICATE.serialize, AUTHENTICATE.read)
             try:
@@ -187,7 +188,7 @@ class EtcdMembers:
 
 
 def raise_refusal(error: grpc.aio.AioRpcError) -> None:
-    """Raise what etcd said for certain, if it did."""
+    """Raise ``LeaseGone`` or ``StoreRefused`` if etcd's answer is final."""
     text = error.details() or ""
     if "requested lease not found" in text:
         raise LeaseGone(text)
@@ -196,9 +197,10 @@ def raise_refusal(error: grpc.aio.AioRpcError) -> None:
 
 
 def raise_own_cancellation() -> None:
-    """Go on with a cancellation that somebody asked of this task.
+    """Re-raise the cancellation if this task was cancelled.
 
-    gRPC also says so to those who wait on a channel that is closed; that is no cancellation.
+    gRPC also raises ``CancelledError`` for calls on a channel that is closed, which is no
+    cancellation.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -1,8 +1,8 @@
-"""etcd's messages and methods, taken from the ``etcd3`` package without importing it.
+"""etcd's messages and methods, built from descriptors in the ``etcd3`` package.
 
-What ``protoc`` wrote into etcd3 0.12.0 does not load with protobuf 4 and later. The descriptions
-of the messages stand in it as plain text, though, and of these everything is built here, in a
-pool of descriptors of its own.
+The generated modules of etcd3 0.12.0 cannot be imported with protobuf 4 and later. They contain the
+serialized descriptors as plain text, though, from which the messages are built here in a descriptor
+pool of their own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 FILES = ("kv_pb2.py", "auth_pb2.py", "rpc_pb2.py")
-"""In the order in which each needs those before."""
+"""Each file needs those before it."""
 PACKAGE = "etcdserverpb"
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One call that etcd answers."""
+    """One method of etcd's API."""
 
     path: str
     serialize: Callable[[Any], bytes]
@@ -31,12 +31,12 @@ class Method:
 
 
 def message(name: str) -> Any:
-    """The class of one of etcd's messages."""
+    """Return the class of a message."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 def method(service: str, name: str) -> Method:
-    """One method of one of etcd's services."""
+    """Return a method of a service."""
     found = _POOL.FindServiceByName(f"{PACKAGE}.{service}").FindMethodByName(name)
     request = message_factory.GetMessageClass(found.input_type)
     response = message_factory.GetMessageClass(found.output_type)
@@ -55,7 +55,7 @@ def _load() -> Any:
 
 
 def _description(path: Path) -> bytes:
-    """Find ``serialized_pb=_b('...')``, in which each character stands for one byte."""
+    """Find ``serialized_pb=_b('...')``, in which each character is one byte."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.keyword(
@@ -64,7 +64,7 @@ def _description(path: Path) -> bytes:
                 return text.encode("latin-1")
             case _:
                 pass
-    raise ImportError(f"{path.name} of the package etcd3 describes no messages; 0.12.0 does")
+    raise ImportError(f"no descriptors in {path.name} of the package etcd3; install etcd3 0.12.0")
 
 
 _POOL = _load()

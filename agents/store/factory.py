@@ -11,15 +11,15 @@ from agents.store.sqlite_store import EmbeddedStore
 
 
 async def open_store(url: str) -> Store:
-    """Open the store that a line names; ``InputError`` says all that is wrong with the line.
+    """Open the store at an address; ``InputError`` lists all that is wrong with the address.
 
-    An embedded file is opened at once, or ``StoreUnavailable`` raised if another process has it;
-    the others are connected to when they are first asked something.
+    An embedded file is opened at once; ``StoreUnavailable`` if another process has it open. Other
+    stores are connected to on first use.
     """
     address = read_address(url)
     if isinstance(address, Etcd):
-        # gRPC takes long to load, and most installations need none of it. What it would write on
-        # its own between the lines of a log is told by errors, too.
+        # gRPC is slow to import, and only this store needs it. Its own log lines would repeat our
+        # errors.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from agents.store.etcd import open_etcd  # noqa: PLC0415 - see above
 

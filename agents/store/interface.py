@@ -1,7 +1,7 @@
-"""The store as everybody sees it: entries with revisions, transactions, leases, watches.
+"""The interface of the store: entries with revisions, transactions, leases and watches.
 
-Whatever changes the store raises its revision by one. Nobody depends on seeing every change: a
-snapshot says what is, and a watch only says that it is time to look.
+Each change raises the store's revision by one. Clients must not rely on seeing every change: a
+snapshot gives the present state, and a watch only says when to read again.
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ from dataclasses import dataclass
 from typing import Protocol
 
 CHANGES_MAX = 120
-"""In one transaction; etcd allows 128 operations unless told otherwise."""
+"""Per transaction; etcd allows 128 operations by default."""
 TRANSACTION_BYTES_MAX = 1 << 20
-"""Keys and values of one transaction; etcd allows 1.5 MiB unless told otherwise."""
+"""Keys and values of a transaction; etcd allows 1.5 MiB by default."""
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked; the message says what happened."""
+    """The store has not carried out a request; the message says why."""
 
 
 class StoreUnavailable(StoreError):  # noqa: N818 - says how the store stands
-    """The store cannot be reached, and nothing was changed; another time it may answer."""
+    """The store does not answer, and nothing was changed; a retry may succeed."""
 
 
 class WriteUnknown(StoreError):  # noqa: N818 - says how the store stands
-    """The write may have been applied, or not, or may yet be: only the store itself can tell."""
+    """The write may have been applied, or may still be; only a read of the store can tell."""
 
 
 class StoreRefused(StoreError):  # noqa: N818 - says how the store stands
-    """The store will not do this however often it is asked: a wrong password, no permission."""
+    """The store refuses the request for good: a wrong password, a missing permission."""
 
 
 class LeaseGone(StoreError):  # noqa: N818 - says how the store stands
-    """A key was to be put under a lease that has run out; nothing was changed."""
+    """The lease of a write has expired; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key's value, and the revisions at which it was created and last modified."""
+    """A key's value, and the revisions at which it was created and last modified."""
 
     key: str
     value: bytes
     created: int
     modified: int
     lease: int = 0
-    """The lease with which the entry goes; 0: it stays."""
+    """The lease with which the entry is deleted; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All entries below a prefix, ordered by key, as they were at one revision."""
+    """All entries with a prefix, ordered by key, at one revision."""
 
     revision: int
     entries: tuple[Entry, ...]
@@ -58,7 +58,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ModifiedAt:
-    """Holds if the key was last modified at this revision; 0: if there is no such key."""
+    """Holds if the key was last modified at this revision; 0: if it does not exist."""
 
     key: str
     revision: int
@@ -66,7 +66,7 @@ class ModifiedAt:
 
 @dataclass(frozen=True, slots=True)
 class CreatedAt:
-    """Holds if the key was created at this revision; 0: if there is no such key."""
+    """Holds if the key was created at this revision; 0: if it does not exist."""
 
     key: str
     revision: int
@@ -74,7 +74,7 @@ class CreatedAt:
 
 @dataclass(frozen=True, slots=True)
 class ValueIs:
-    """Holds if the key is there with just this value."""
+    """Holds if the key has this value."""
 
     key: str
     value: bytes
@@ -82,7 +82,7 @@ class ValueIs:
 
 @dataclass(frozen=True, slots=True)
 class LeaseIs:
-    """Holds if the key is there, under this lease (0: under none)."""
+    """Holds if the key exists under this lease; 0: under none."""
 
     key: str
     lease: int
@@ -93,7 +93,7 @@ Compare = ModifiedAt | CreatedAt | ValueIs | LeaseIs
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Set a key, under a lease or (0) to stay; what lease it had before counts no more."""
+    """Set a key, under a lease or under none (0); this replaces the lease that it had."""
 
     key: str
     value: bytes
@@ -102,7 +102,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key; none there is no mistake and no change."""
+    """Delete a key; a missing one is no error and no change."""
 
     key: str
 
@@ -112,7 +112,7 @@ Operation = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether a transaction's compares held, so that it was applied, and the revision then."""
+    """Whether a transaction was applied, and the revision then."""
 
     is_applied: bool
     revision: int
@@ -120,16 +120,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Keys put under it are deleted when it is not kept alive for ``ttl_s``."""
+    """A lease: its keys are deleted if it is not renewed within ``ttl_s``."""
 
     id: int
     ttl_s: float
-    """As granted; a store may give a longer one than was asked for."""
+    """As granted, which may be longer than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of one key: its new entry, or nothing where it was deleted."""
+    """A key's new entry; ``None``: it was deleted."""
 
     key: str
     entry: Entry | None
@@ -137,7 +137,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """One revision's changes below the watched prefix, ordered by key."""
+    """The changes of one revision under a watched prefix, ordered by key."""
 
     revision: int
     changes: tuple[Change, ...]
@@ -145,19 +145,19 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The store no longer knows the changes that the watch would have to show.
+    """The store has compacted changes that the watch would have to show.
 
-    The watch ends with it; whoever watched takes a new snapshot and watches from there.
+    The watch ends with this; the client reads a new snapshot and watches from there.
     """
 
     revision: int
-    """The store's own now, as far as is known."""
+    """The store's present revision, as far as known."""
 
 
 class Store(Protocol):
-    """One way to the store; every call ends within its deadline, a watch excepted.
+    """A client of the store; every call but ``watch`` ends within the timeout.
 
-    All may raise ``StoreUnavailable`` or ``StoreRefused``.
+    All calls may raise ``StoreUnavailable`` or ``StoreRefused``.
     """
 
     async def get(self, key: str) -> Entry | None:
@@ -165,58 +165,58 @@ class Store(Protocol):
         ...
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys that begin so, at one revision."""
+        """Read all keys with this prefix, at one revision."""
         ...
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key whatever was there, and return the revision: ``transact`` without compares."""
+        """Set a key and return the revision: a transaction without compares."""
         ...
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Carry out all orders if all compares hold, and none otherwise, in one revision.
+        """Apply all operations if all compares hold, and none otherwise, in one revision.
 
-        ``WriteUnknown`` if it cannot be told; ``LeaseGone`` if a lease that is named is gone.
+        Raises ``WriteUnknown`` if the result is unknown, ``LeaseGone`` if a lease has expired.
         """
         ...
 
     async def grant(self, ttl_s: float) -> Lease:
-        """Open a lease. One whose grant was not heard of holds no key, and runs out."""
+        """Open a lease. If the answer is lost, the lease has no keys and expires."""
         ...
 
     async def keep(self, lease: int) -> bool:
-        """Give a lease its full time again; ``False``: it is gone, with its keys."""
+        """Renew a lease; ``False``: it has expired, and its keys are deleted."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys; one that is gone already is no mistake."""
+        """End a lease and delete its keys; an expired one is no error."""
         ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key which begins so, in order, once.
+        """Yield each revision above ``after`` that changes a key with this prefix, in order, once.
 
-        It goes on over outages. It ends with ``Compacted``, or when this way to the store is
-        closed; close it with ``contextlib.aclosing``.
+        Survives outages. Ends with ``Compacted``, or when the client is closed; use
+        ``contextlib.aclosing``.
         """
         ...
 
     async def close(self) -> None:
-        """Give everything back; watches end. Leases stay: they run out, or are revoked before."""
+        """Close the client; watches end. Leases stay until they are revoked or expire."""
         ...
 
 
 def check_transaction(orders: Sequence[Operation]) -> None:
-    """Refuse what one of the stores could not take, in the same words for all of them."""
+    """Refuse a transaction that is too large for any of the stores."""
     keys = [order.key for order in orders]
     assert len(keys) == len(set(keys)), f"a transaction changes a key twice: {keys}"
     if len(orders) > CHANGES_MAX:
-        raise StoreRefused(f"{len(orders)} changes at once; a transaction takes {CHANGES_MAX}")
+        raise StoreRefused(f"a transaction of {len(orders)} changes; the limit is {CHANGES_MAX}")
     size = sum(len(order.key.encode()) for order in orders)
     size += sum(len(order.value) for order in orders if isinstance(order, Put))
     if size > TRANSACTION_BYTES_MAX:
-        raise StoreRefused(f"{size} bytes at once; a transaction takes {TRANSACTION_BYTES_MAX}")
+        raise StoreRefused(f"a transaction of {size} bytes; the limit is {TRANSACTION_BYTES_MAX}")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key behind all those that begin so; ``None``: there is no such key."""
+    """Return the first key after all keys with this prefix; ``None``: there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None

@@ -1,4 +1,4 @@
-"""Where the store is, written as one line: ``etcd://``, ``embedded://`` or ``unix://``."""
+"""The address of the store, as a URL: ``etcd://``, ``embedded://`` or ``unix://``."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ TIMEOUT_S = 5.0
 TIMEOUT_S_MAX = 600.0
 CURE = "write etcd://HOST,HOST:PORT, embedded:///FOLDER/store.db or unix:///FOLDER/store.sock"
 ETCD_PORT = 2379
-FILE_CURE = "name a file by its whole path, which the service's user may read"
+FILE_CURE = "give an absolute path that the service's user may read"
 PATHS = ("password_file", "ca", "cert", "key")
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A file of this process's own, or the socket of the process that has it."""
+    """A database file of this process, or the Unix socket of the process that has it."""
 
     kind: Literal["embedded", "unix"]
     path: Path
     timeout_s: float = TIMEOUT_S
-    """Within which each call ends, over a socket."""
+    """The timeout of each call over the socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
-    """The members of an etcd cluster, and how to be let in."""
+    """The members of an etcd cluster, and the credentials."""
 
     endpoints: tuple[str, ...]
     user: str = ""
@@ -42,12 +42,12 @@ class Etcd:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether to speak TLS: where there is anything to do it with."""
+        """Whether to use TLS: if there is a certificate."""
         return self.ca is not None or self.cert is not None
 
 
 def check_address(url: str, problems: Problems, place: str) -> None:
-    """Add what is wrong with the line, and with the files that it names."""
+    """Add what is wrong with the address, and with the files that it names."""
     try:
         address = read_address(url)
     except InputError as error:
@@ -64,8 +64,8 @@ def check_address(url: str, problems: Problems, place: str) -> None:
 
 
 def read_address(url: str) -> OnDisk | Etcd:
-    """Read the line, without looking at what it names."""
-    # A password that was written into it by mistake is not to end in a log.
+    """Read the address, without the files that it names."""
+    # A password in the URL must not end in a log.
     shown = re.sub(r"//[^/?]*@", "//...@", url)
     place = f'the store\'s address "{shown}"'
     try:
@@ -84,24 +84,24 @@ def read_address(url: str) -> OnDisk | Etcd:
             path = _read_path(parts, problems, place)
             address = OnDisk("unix", path, _take_timeout(options, problems, place))
         case _:
-            raise InputError(Problem(place, "names no kind of store", CURE))
+            raise InputError(Problem(place, "has an unknown scheme", CURE))
     for name in options:
-        problems.add(place, f"has an option {name}, which a store of this kind has not")
+        problems.add(place, f"has an unknown option for this kind of store: {name}")
     problems.raise_if_any()
     return address
 
 
 def _read_path(parts: SplitResult, problems: Problems, place: str) -> Path:
     if parts.netloc:
-        problems.add(place, f'has a host, "{parts.netloc}"', "a path begins with a third slash")
+        problems.add(place, f'has a host, "{parts.netloc}"', "write three slashes before the path")
     elif not parts.path.startswith("/") or parts.path.endswith("/"):
-        problems.add(place, "names no file by its whole path", CURE)
+        problems.add(place, "has no absolute path of a file", CURE)
     return Path(parts.path)
 
 
 def _read_etcd(parts: SplitResult, options: dict[str, str], problems: Problems, place: str) -> Etcd:
     if "@" in parts.netloc:
-        problems.add(place, "holds a user", "give user=NAME and password_file=FILE behind a ?")
+        problems.add(place, "contains a user", "write ?user=NAME&password_file=FILE instead")
     if parts.path not in ("", "/"):
         problems.add(place, f'has a path, "{parts.path}"', CURE)
     endpoints = tuple(_read_endpoint(each, problems, place) for each in parts.netloc.split(","))
@@ -123,10 +123,10 @@ def _read_endpoint(text: str, problems: Problems, place: str) -> str:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port or ETCD_PORT
     except ValueError as error:
-        problems.add(place, f'"{text}" is no host and port: {error}', CURE)
+        problems.add(place, f'"{text}" is not HOST:PORT: {error}', CURE)
         return text
     if not host:
-        problems.add(place, f'"{text}" names no host', CURE)
+        problems.add(place, f'"{text}" has no host', CURE)
     return f"[{host}]:{port}" if host and ":" in host else f"{host}:{port}"
 
 
@@ -135,7 +135,7 @@ def _take_path(name: str, options: dict[str, str], problems: Problems, place: st
         return None
     path = Path(options.pop(name))
     if not path.is_absolute():
-        problems.add(place, f'{name} is "{path}"', "give the file's whole path")
+        problems.add(place, f'{name} is "{path}"', "give an absolute path")
     return path
 
 

@@ -1,4 +1,5 @@
-"""The embedded store as other processes of the machine see it, through sailord's Unix socket."""
+"""The client of the embedded store, for other processes of the machine, over sailord's Unix
+socket."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ RETRY_S = 0.05
 
 
 class ConnectionLost(Exception):  # noqa: N818 - names what happened to the connection
-    """The connection went before an answer came."""
+    """The connection was lost before an answer came."""
 
 
 class Line:
-    """One connection: questions out, answers back to whoever asked."""
+    """One connection: sends requests, and passes each answer to its caller."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take over both directions."""
+        """Use this connection."""
         self._reader, self._writer = reader, writer
         self._ids = itertools.count(1)
         self._answers: dict[int, asyncio.Queue[Any]] = {}
@@ -52,7 +53,7 @@ class Line:
                 if frame.get("id") in self._answers:
                     self._answers[frame["id"]].put_nowait(frame)
         except FrameError:
-            pass  # As good as a line that broke.
+            pass  # Handled like a lost connection.
         finally:
             self.is_up = False
             self._writer.close()
@@ -60,21 +61,21 @@ class Line:
                 answers.put_nowait(None)
 
     async def close(self) -> None:
-        """Hang up; whoever still waits is told that the line is lost."""
+        """Close the connection; pending requests fail with ``ConnectionLost``."""
         self._task.cancel()
         await asyncio.wait([self._task])
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
     async def ask(self, **question: object) -> Any:
-        """Return the result; raise the store's error, or ``LostError``."""
+        """Return the result; raises the store's error, or ``ConnectionLost``."""
         async with contextlib.aclosing(self.follow(**question)) as results:
             async for result in results:
                 return result
         raise ConnectionLost
 
     async def follow(self, **question: object) -> AsyncGenerator[Any, None]:
-        """Yield result after result; raise the store's error, or ``LostError``."""
+        """Yield each result; raises the store's error, or ``ConnectionLost``."""
         id_ = next(self._ids)
         answers = self._answers[id_] = asyncio.Queue()
         try:
@@ -98,19 +99,19 @@ class Line:
 
 
 class SocketStore:
-    """A store at the other end of a Unix socket."""
+    """A store behind a Unix socket."""
 
     def __init__(self, path: Path, *, timeout_s: float) -> None:
-        """Connect when first asked; each call ends within ``timeout_s``."""
+        """Connect on first use; each call ends within ``timeout_s``."""
         self._path, self._timeout_s = path, timeout_s
         self._line: Line | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
 
     async def close(self) -> None:
-        """Hang up; watches end."""
+        """Close the connection; watches end."""
         self._is_closed = True
-        async with self._connecting:  # Whoever is connecting gives up first.
+        async with self._connecting:  # A pending attempt to connect ends first.
             if self._line is not None:
                 await self._line.close()
 
@@ -119,15 +120,15 @@ class SocketStore:
         return socket_frames.read_entry(await self._repeat(do="get", key=key))
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys that begin so, at one revision."""
+        """Read all keys with this prefix, at one revision."""
         return socket_frames.read_snapshot(await self._repeat(do="snapshot", prefix=prefix))
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key whatever was there, and return the revision."""
+        """Set a key, and return the revision."""
         return (await self.transact((), [Put(key, value, lease)])).revision
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Carry out all orders if all compares hold, and none otherwise, in one revision."""
+        """Apply all operations if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         packed = socket_frames.pack_transaction(compares, orders)
         sent = False
@@ -146,7 +147,7 @@ class SocketStore:
         return Lease(id_, granted_s)
 
     async def keep(self, lease: int) -> bool:
-        """Give a lease its full time again; ``False``: it is gone."""
+        """Renew a lease; ``False``: it has expired."""
         return bool(await self._repeat(do="keep", lease=lease))
 
     async def revoke(self, lease: int) -> None:
@@ -154,7 +155,7 @@ class SocketStore:
         await self._repeat(do="revoke", lease=lease)
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key which begins so."""
+        """Yield each revision above ``after`` that changes a key with this prefix."""
         while not self._is_closed:
             try:
                 line = await self._connect()
@@ -170,7 +171,7 @@ class SocketStore:
                 await asyncio.sleep(RETRY_S)
 
     async def _repeat(self, **question: object) -> Any:
-        """Ask what may be asked twice, until there is an answer or time is up."""
+        """Send an idempotent request until there is an answer, or until the timeout."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
@@ -182,7 +183,7 @@ class SocketStore:
             raise self._silence(StoreUnavailable) from None
 
     async def _connect(self) -> Line:
-        """Wait until there is a connection, as long as the caller may wait."""
+        """Return a connection; waits until there is one, under the caller's timeout."""
         async with self._connecting:
             while not self._is_closed:
                 if self._line is not None and self._line.is_up:
@@ -190,7 +191,9 @@ class SocketStore:
                 try:
                     self._line = Line(*await asyncio.open_unix_connection(self._path))
                 except PermissionError:
-                    raise StoreRefused(f"{self._path}: no permission to use the store") from None
+                    raise StoreRefused(
+                        f"{self._path}: no permission to connect to the store"
+                    ) from None
                 except OSError:
                     await asyncio.sleep(RETRY_S)
         raise StoreUnavailable("the store is closed")

@@ -1,7 +1,7 @@
-"""How the embedded store and its users on one machine speak: JSON in frames over a Unix socket.
+"""The protocol of the embedded store's socket: frames of JSON.
 
-A frame is four bytes of length, most significant first, and one JSON object. Requests carry an
-``id`` and what to ``do``; answers carry the ``id``, and either a ``result`` or an ``error``.
+A frame is a length of four bytes, big-endian, and one JSON object. A request has an ``id`` and what
+to ``do``; an answer has the ``id``, and either a ``result`` or an ``error``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agents.store.interface import (
 )
 
 FRAME_BYTES_MAX = 256 << 20
-"""Longer is not one of ours; a snapshot of ten thousand nodes is some megabytes."""
+"""Longer frames are refused; a snapshot of ten thousand nodes has some megabytes."""
 
 Frame = dict[str, Any]
 ERRORS: dict[str, type[StoreError]] = {
@@ -50,33 +50,33 @@ COMPARES: dict[str, type[ModifiedAt] | type[CreatedAt] | type[LeaseIs]] = {
 
 
 class FrameError(ValueError):
-    """What came is no frame of ours."""
+    """The data is not a valid frame."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """Wait for the next frame; ``None``: the other side has gone."""
+    """Read the next frame; ``None``: the connection was closed."""
     try:
         length = int.from_bytes(await reader.readexactly(4), "big")
         if length > FRAME_BYTES_MAX:
-            raise FrameError(f"a frame of {length} bytes")
+            raise FrameError(f"a frame of {length} bytes is too long")
         frame = json.loads(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     except (ValueError, RecursionError) as error:
         raise FrameError(str(error)) from None
     if not isinstance(frame, dict):
-        raise FrameError("a frame that is no object")
+        raise FrameError("the frame is not an object")
     return frame
 
 
 def write_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
-    """Hand a frame over in one piece; ``drain`` is the caller's."""
+    """Write a frame; the caller drains."""
     data = json.dumps(frame, separators=(",", ":")).encode()
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
 def pack_transaction(compares: Sequence[Compare], orders: Sequence[Operation]) -> Frame:
-    """Say what a transaction compares and changes."""
+    """Encode a transaction."""
     return {
         "compares": [_pack_compare(each) for each in compares],
         "orders": [_pack_order(each) for each in orders],
@@ -84,13 +84,14 @@ def pack_transaction(compares: Sequence[Compare], orders: Sequence[Operation]) -
 
 
 def read_transaction(frame: Frame) -> tuple[list[Compare], list[Operation]]:
-    """Undo ``pack_transaction``; ``KeyError``, ``TypeError`` or ``ValueError`` if it is none."""
+    """Decode a transaction; raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is
+    invalid."""
     compares = [_read_compare(*each) for each in frame["compares"]]
     return compares, [_read_order(*each) for each in frame["orders"]]
 
 
 def pack_answer(answer: object) -> Any:
-    """Say what a call returned, or what a watch yielded."""
+    """Encode the result of a call, or an item of a watch."""
     match answer:
         case None | bool() | int():
             return answer
@@ -111,7 +112,7 @@ def pack_answer(answer: object) -> Any:
 
 
 def read_entry(packed: Any) -> Entry | None:
-    """Undo ``pack_answer`` of an entry, or of none."""
+    """Decode an entry, or none."""
     if packed is None:
         return None
     key, value, created, modified, lease = packed
@@ -119,14 +120,14 @@ def read_entry(packed: Any) -> Entry | None:
 
 
 def read_snapshot(packed: Any) -> Snapshot:
-    """Undo ``pack_answer`` of a snapshot."""
+    """Decode a snapshot."""
     revision, entries = packed
     found = [read_entry(each) for each in entries]
     return Snapshot(revision, tuple(each for each in found if each is not None))
 
 
 def read_news(packed: Any) -> Changed | Compacted:
-    """Undo ``pack_answer`` of what a watch yielded."""
+    """Decode an item of a watch."""
     if isinstance(packed, int):
         return Compacted(packed)
     revision, changes = packed
@@ -134,12 +135,12 @@ def read_news(packed: Any) -> Changed | Compacted:
 
 
 def pack_error(error: StoreError) -> list[str]:
-    """Say which error it was, and its text."""
+    """Encode an error."""
     return [type(error).__name__, str(error)]
 
 
 def read_error(packed: Any) -> StoreError:
-    """Undo ``pack_error``."""
+    """Decode an error."""
     name, text = packed
     return ERRORS[name](text)
 
@@ -178,7 +179,7 @@ def _read_order(key: str, value: str | None = None, lease: int = 0) -> Operation
 
 def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not {kind.__name__}")
     return value
 
 

@@ -1,6 +1,6 @@
-"""Lets other processes of this machine use a store that one process has: a Unix socket.
+"""Serves a store of this process to other processes of the machine, over a Unix socket.
 
-Who may connect is who may write to the socket's file; nothing else is asked.
+The permissions of the socket's file are the only access control.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from agents.store.socket_frames import Frame, FrameError
 
 
 async def serve(store: Store, path: Path, *, mode: int = 0o600) -> Server:
-    """Answer on the socket from now on; whatever had this name before is replaced.
+    """Serve the store on a socket, which replaces any file of that name.
 
-    That nobody else still serves there is for the caller to know: the store's own file is
-    locked, and its lock is the proof.
+    The caller must know that no other process serves there: the lock of the store's file proves it.
     """
     server = Server(store)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Under its own name it is there only once it answers and only for those who may.
+    # The socket gets its name when it answers and has its permissions.
     early = path.with_name(f".{path.name}.{os.getpid()}")
     early.unlink(missing_ok=True)
     try:
@@ -33,15 +32,17 @@ async def serve(store: Store, path: Path, *, mode: int = 0o600) -> Server:
         early.rename(path)
     except OSError as error:
         await server.close()
-        raise StoreRefused(f"{path} cannot be a socket: {error.strerror or error}") from None
+        raise StoreRefused(
+            f"{path} cannot be used as a socket: {error.strerror or error}"
+        ) from None
     return server
 
 
 class Server:
-    """All connections to one store."""
+    """The connections to one store."""
 
     def __init__(self, store: Store) -> None:
-        """Serve this store, which stays the caller's to close."""
+        """Serve this store, which the caller closes."""
         self._store = store
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -55,7 +56,7 @@ class Server:
             os.umask(umask)
 
     async def close(self) -> None:
-        """Hang up on everybody; the socket's file stays and refuses."""
+        """Close all connections; the socket's file stays, and refuses connections."""
         if self._server is None:
             return
         self._server.close()
@@ -71,7 +72,7 @@ class Server:
         try:
             await Connection(self._store, reader, writer).run()
         except asyncio.CancelledError:
-            pass  # `close` asked for it; asyncio's own server would report it as a mistake.
+            pass  # Asked for by `close`; asyncio's server would log it as an error.
         finally:
             self._connections.discard(task)
             writer.close()
@@ -80,22 +81,22 @@ class Server:
 
 
 class Connection:
-    """One user; each of its requests is a task, so that none waits for another."""
+    """One client's connection; each request is a task, so that none blocks another."""
 
     def __init__(
         self, store: Store, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Take over both directions."""
+        """Use this connection."""
         self._store, self._reader, self._writer = store, reader, writer
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Answer until the user hangs up or says what is no request."""
+        """Answer requests until the client disconnects or sends an invalid frame."""
         try:
             while (frame := await socket_frames.read_frame(self._reader)) is not None:
                 self._begin(frame)
         except FrameError:
-            pass  # Nothing that follows could be understood either.
+            pass  # No later frame could be read either.
         finally:
             tasks = tuple(self._tasks.values())
             for task in tasks:
@@ -106,13 +107,13 @@ class Connection:
     def _begin(self, frame: Frame) -> None:
         id_ = frame.get("id")
         if type(id_) is not int:
-            raise FrameError("a request without a number")
+            raise FrameError("a request without an id")
         if frame.get("do") == "unwatch":
             if id_ in self._tasks:
                 self._tasks[id_].cancel()
             return
         if id_ in self._tasks:
-            raise FrameError("two requests of one number")
+            raise FrameError("two requests with the same id")
         task = self._tasks[id_] = asyncio.create_task(self._answer(id_, frame))
         task.add_done_callback(lambda _: self._tasks.pop(id_, None))
 
@@ -125,7 +126,7 @@ class Connection:
         except StoreError as error:
             await self._send(id_, error=socket_frames.pack_error(error))
         except (KeyError, TypeError, ValueError) as error:
-            refused = StoreRefused(f"no request of this store: {error!r}")
+            refused = StoreRefused(f"invalid request: {error!r}")
             await self._send(id_, error=socket_frames.pack_error(refused))
 
     def _call(self, frame: Frame) -> Awaitable[object]:
@@ -143,7 +144,7 @@ class Connection:
             case {"do": "revoke", "lease": int(lease)}:
                 return self._store.revoke(lease)
             case _:
-                raise StoreRefused(f"nothing that this store does: {str(frame.get('do'))[:40]}")
+                raise StoreRefused(f"unknown request: {str(frame.get('do'))[:40]}")
 
     async def _watch(self, id_: int, prefix: str, *, after: int) -> None:
         async with contextlib.aclosing(self._store.watch(prefix, after=after)) as news:

@@ -1,6 +1,6 @@
-"""The embedded store's file: entries, leases and the last changes in SQLite.
+"""The embedded store's file: entries, leases and the latest changes, in SQLite.
 
-Nothing here waits for anybody or knows the time. One thread at a time may use it.
+Nothing here waits or reads a clock. It must be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from agents.store.interface import (
     prefix_end,
 )
 
-APPLICATION_ID = 0x5361696C  # "Sail": SQLite keeps it in the file's header.
+APPLICATION_ID = 0x5361696C  # "Sail", in the file's header.
 FORMAT = 1
 
 SCHEMA = f"""
@@ -61,7 +61,7 @@ COMMIT;
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Orders that are carried out together if the compares hold."""
+    """Operations that are applied together if the compares hold."""
 
     compares: tuple[Compare, ...]
     orders: tuple[Operation, ...]
@@ -76,7 +76,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """End a lease, with its keys."""
+    """End a lease, and delete its keys."""
 
     lease: int
 
@@ -87,7 +87,7 @@ Result = Outcome | Lease | StoreError
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of a batch of writes: an answer to each, and what watches are to be told."""
+    """The results of a batch of writes, and the changes that watches must show."""
 
     answers: tuple[Result, ...]
     changed: tuple[Changed, ...]
@@ -95,7 +95,7 @@ class Applied:
 
 
 class SqliteFile:
-    """The file, open; nobody else can have it open at the same time."""
+    """The open file; no other process can open it meanwhile."""
 
     def __init__(self, path: Path, *, history_max: int) -> None:
         self._history_max = history_max
@@ -110,25 +110,25 @@ class SqliteFile:
             raise
 
     def _prepare(self, path: Path) -> None:
-        # Held until the process ends, however it ends. Set before WAL, it also spares the
-        # shared-memory file beside the database.
+        # The lock is held until the process ends. Set before WAL, it also avoids the shared-memory
+        # file beside the database.
         self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._base.execute("BEGIN EXCLUSIVE")
         self._base.execute("COMMIT")
         is_new = self._number("SELECT count(*) FROM sqlite_schema") == 0
         found = self._number("PRAGMA application_id"), self._number("PRAGMA user_version")
         if not is_new and found[0] != APPLICATION_ID:
-            raise StoreRefused(f"{path} is a database, but not a store of Sailor's")
+            raise StoreRefused(f"{path} is a database, but not a store of Sailor")
         if not is_new and found[1] != FORMAT:
             raise StoreRefused(f"{path} has format {found[1]}; this release reads {FORMAT}")
         self._base.execute("PRAGMA journal_mode = WAL")
-        # Each commit is on the disk before it is told of, or a power cut would unsay it.
+        # A commit is on the disk before it is acknowledged, and so survives a power failure.
         self._base.execute("PRAGMA synchronous = FULL")
         if is_new:
             self._base.executescript(SCHEMA)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._base.close()
 
     def _number(self, question: str) -> int:
@@ -137,12 +137,12 @@ class SqliteFile:
 
     @property
     def revision(self) -> int:
-        """The last one."""
+        """The present revision."""
         return self._number("SELECT revision FROM head")
 
     @property
     def compacted(self) -> int:
-        """The changes up to this revision are forgotten."""
+        """The revision up to which changes were deleted."""
         return self._number("SELECT compacted FROM head")
 
     def get(self, key: str) -> Entry | None:
@@ -151,7 +151,7 @@ class SqliteFile:
         return None if row is None else _entry(row)
 
     def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys that begin so."""
+        """Read all keys with this prefix."""
         first = prefix.encode()
         end = prefix_end(first)
         question = "SELECT * FROM entries WHERE key >= ? AND (? IS NULL OR key < ?) ORDER BY key"
@@ -159,12 +159,12 @@ class SqliteFile:
         return Snapshot(self.revision, tuple(map(_entry, rows)))
 
     def leases(self) -> tuple[Lease, ...]:
-        """All that were granted and neither revoked nor ended."""
+        """Return all leases that were neither revoked nor have expired."""
         rows = self._base.execute("SELECT id, ttl_s FROM leases ORDER BY id")
         return tuple(Lease(id_, ttl_s) for id_, ttl_s in rows)
 
     def history(self) -> tuple[Changed, ...]:
-        """All changes that are not forgotten, oldest first."""
+        """Return all changes that were not compacted, oldest first."""
         changes: defaultdict[int, list[Change]] = defaultdict(list)
         question = "SELECT revision, key, value, created, lease FROM changes ORDER BY revision, key"
         for revision, key, value, created, lease in self._base.execute(question):
@@ -173,7 +173,7 @@ class SqliteFile:
         return tuple(Changed(revision, tuple(each)) for revision, each in changes.items())
 
     def apply(self, writes: Sequence[Write]) -> Applied:
-        """Carry out several writes in turn with one flush to the disk; all are kept, or none."""
+        """Apply several writes in order, in one SQL transaction: all are stored, or none."""
         answers: list[Result] = []
         changed: list[Changed] = []
         ready = False
@@ -189,7 +189,7 @@ class SqliteFile:
                 self._base.execute("ROLLBACK")
             if not isinstance(error, sqlite3.Error):
                 raise
-            # A commit that failed half-way may still be found when the file is opened again.
+            # A commit that failed may still be found after a restart.
             kind = WriteUnknown if ready else StoreUnavailable
             return Applied((kind(f"the store's file: {error}"),) * len(writes), (), 0)
         return Applied(tuple(answers), tuple(changed), compacted)
@@ -201,7 +201,7 @@ class SqliteFile:
                     return Outcome(False, self.revision)
                 for order in orders:
                     if isinstance(order, Put) and order.lease and not self._has(order.lease):
-                        return LeaseGone(f"{order.key}: lease {order.lease} is gone")
+                        return LeaseGone(f"{order.key}: lease {order.lease} has expired")
                 return Outcome(True, self._change(orders, changed))
             case Grant(ttl_s):
                 row = self._base.execute("INSERT INTO leases (ttl_s) VALUES (?)", (ttl_s,))
@@ -256,7 +256,7 @@ class SqliteFile:
         return revision
 
     def _forget(self) -> int:
-        """Drop old changes, many at a time, so that it is seldom done."""
+        """Delete old changes, in batches."""
         last, compacted = self.revision, self.compacted
         if last - compacted <= 2 * self._history_max:
             return compacted
@@ -268,7 +268,7 @@ class SqliteFile:
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
-        # Autocommit: transactions begin and end where the code says so.
+        # Autocommit: transactions begin and end explicitly.
         return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise _unusable(path, error) from None

@@ -1,7 +1,7 @@
-"""The store inside sailord: nothing to install, and it survives a kill at any moment.
+"""The embedded store: runs inside sailord, needs no installation, and survives SIGKILL.
 
-Leases run by the time during which this process itself runs: while it is down or stopped they
-stand still, and after its start each has its full term.
+Leases count the time in which this process runs: while it is down or stopped they do not expire,
+and after a start each has its full duration.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from agents.store.sqlite_file import Grant, Result, Revoke, SqliteFile, Transact
 T = TypeVar("T")
 
 HISTORY_MAX = 5_000
-"""So many last revisions a watch can go back, at least."""
+"""The minimum number of past revisions that a watch can start from."""
 TICK_S = 0.1
-"""How often leases are looked at."""
+"""How often leases are checked."""
 TICK_S_MAX = 0.5
-"""What one look may take from a lease: what is missing, this process did not run."""
+"""The most that one check may count: of a longer gap, this process was stopped."""
 FILE_MODE = 0o600
 
 
 class EmbeddedStore:
-    """The store's own process; ``serve`` lets others of the machine reach it."""
+    """The store in this process; ``serve`` lets other processes use it."""
 
     def __init__(self, ledger: SqliteFile) -> None:
-        """Take over a ledger that is open; ``open`` is what to call."""
+        """Use an open file; call ``open`` instead."""
         self._ledger = ledger
-        # SQLite waits for the disk; the loop does not. One thread keeps everything in order.
+        # SQLite waits for the disk, in a thread. It is one thread, which keeps the order of calls.
         self._thread = ThreadPoolExecutor(1, "store")
         self._waiting: list[tuple[Write, asyncio.Future[Result]]] = []
         self._is_wanted = asyncio.Event()
@@ -63,11 +63,11 @@ class EmbeddedStore:
 
     @classmethod
     async def open(cls, path: Path, *, history_max: int = HISTORY_MAX) -> EmbeddedStore:
-        """Open the file, or make it; ``StoreUnavailable`` if another process has it."""
+        """Open or create the file; ``StoreUnavailable`` if another process has it open."""
         return cls(await asyncio.to_thread(_open_ledger, path, history_max))
 
     async def close(self) -> None:
-        """Finish what was begun, end the watches and give the file back."""
+        """Finish pending writes, end the watches and close the file."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -84,16 +84,16 @@ class EmbeddedStore:
         return await self._read(partial(self._ledger.get, key))
 
     async def snapshot(self, prefix: str) -> Snapshot:
-        """Read all keys that begin so, at one revision."""
+        """Read all keys with this prefix, at one revision."""
         self._check_open()
         return await self._read(partial(self._ledger.snapshot, prefix))
 
     async def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
-        """Set a key whatever was there, and return the revision."""
+        """Set a key, and return the revision."""
         return (await self.transact((), [Put(key, value, lease)])).revision
 
     async def transact(self, compares: Sequence[Compare], orders: Sequence[Operation]) -> Outcome:
-        """Carry out all orders if all compares hold, and none otherwise, in one revision."""
+        """Apply all operations if all compares hold, and none otherwise, in one revision."""
         check_transaction(orders)
         answer = await self._put_in(Transaction(tuple(compares), tuple(orders)))
         assert isinstance(answer, Outcome)
@@ -102,13 +102,13 @@ class EmbeddedStore:
     async def grant(self, ttl_s: float) -> Lease:
         """Open a lease."""
         if not 0 < ttl_s < 1e9:
-            raise StoreRefused(f"a lease of {ttl_s} s")
+            raise StoreRefused(f"a lease of {ttl_s} s is not possible")
         answer = await self._put_in(Grant(float(ttl_s)))
         assert isinstance(answer, Lease)
         return answer
 
     async def keep(self, lease: int) -> bool:
-        """Give a lease its full time again; ``False``: it is gone."""
+        """Renew a lease; ``False``: it has expired."""
         self._check_open()
         if lease not in self._ends_s:
             return False
@@ -120,11 +120,11 @@ class EmbeddedStore:
         await self._put_in(Revoke(lease))
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Changed | Compacted, None]:
-        """Yield each revision above ``after`` that changes a key which begins so."""
+        """Yield each revision above ``after`` that changes a key with this prefix."""
         while not self._is_closed:
             change = self._change
             last = self._compacted + len(self._history)
-            # A revision yet to come is one of another past: of a file that was there before.
+            # A revision in the future belongs to another file, which was here before.
             if not self._compacted <= after <= last:
                 yield Compacted(last)
                 return
@@ -155,14 +155,14 @@ class EmbeddedStore:
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, answer))
         self._is_wanted.set()
-        # Who gives up waiting must not take the answer from the writer.
+        # A cancelled caller must not cancel the writer's future.
         result = await asyncio.shield(answer)
         if isinstance(result, StoreError):
             raise result
         return result
 
     async def _write(self) -> None:
-        """Carry out whatever waits, all of it with one flush, as long as the store is open."""
+        """Apply the waiting writes in batches, until the store is closed."""
         while not (self._is_closed and not self._waiting):
             await self._is_wanted.wait()
             self._is_wanted.clear()
@@ -171,7 +171,7 @@ class EmbeddedStore:
                 continue
             try:
                 applied = await self._ask(partial(self._ledger.apply, [each for each, _ in batch]))
-            except Exception as error:  # A bug of ours: whoever asked stops over it.
+            except Exception as error:  # A bug; it is raised in the callers.
                 for _, future in batch:
                     future.set_exception(error)
                 continue
@@ -211,8 +211,8 @@ class EmbeddedStore:
             before_s = now_s
             over = [id_ for id_, end_s in self._ends_s.items() if end_s <= self._clock_s]
             for id_ in over:
-                del self._ends_s[id_]  # From here on nobody can keep it.
-            # One whose end could not be stored is tried again with the next look.
+                del self._ends_s[id_]  # From here on it cannot be renewed.
+            # A failed deletion is retried at the next check.
             ended = [id_ for id_ in self._leases if id_ not in self._ends_s]
             await asyncio.gather(*map(self.revoke, ended), return_exceptions=True)
 
@@ -220,7 +220,7 @@ class EmbeddedStore:
 def _open_ledger(path: Path, history_max: int) -> SqliteFile:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # SQLite gives its other files the mode of this one.
+        # SQLite creates its other files with this mode.
         path.touch(mode=FILE_MODE)
         return SqliteFile(path, history_max=history_max)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Worker processes: forked, watched, told their ranks, ended."""
+"""Worker processes: forked, given their ranks, watched, killed."""

@@ -18,7 +18,7 @@ TIMES = int(os.environ.get("EXAMPLES") or os.environ.get("SAILOR_EXAMPLES") or 3
 pytestmark = pytest.mark.asyncio
 
 
-async def test_an_agent_is_killed_and_its_workers_stay(tmp_path):
+async def test_workers_survive_a_killed_agent_and_are_taken_over(tmp_path):
     chance = random.Random(5)
     async with place(tmp_path) as here:
         agent = here.start()
@@ -48,7 +48,7 @@ async def test_an_agent_is_killed_and_its_workers_stay(tmp_path):
         assert here.workers(1) == workers
 
 
-async def test_one_generation_after_the_other(tmp_path):
+async def test_the_next_generation_reuses_the_processes(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -70,7 +70,7 @@ async def test_one_generation_after_the_other(tmp_path):
         assert (await here.ask("GET", "/v1/logs?after=../x"))[0] == 422
 
 
-async def test_only_the_cluster_and_who_leads_is_heard(tmp_path):
+async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -93,7 +93,7 @@ async def test_only_the_cluster_and_who_leads_is_heard(tmp_path):
         assert here.workers(1) == workers, "what waits for the next generation was ended"
 
 
-async def test_a_worker_that_does_not_listen_is_killed_and_the_reason_told(tmp_path):
+async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -108,7 +108,7 @@ async def test_a_worker_that_does_not_listen_is_killed_and_the_reason_told(tmp_p
         await until(lambda: not here.workers(1))
 
 
-async def test_sigterm_drains_and_sigint_leaves(tmp_path):
+async def test_sigterm_drains_and_sigint_leaves_the_workers(tmp_path):
     async with place(tmp_path) as here:
         agent = here.start()
         node = await here.ready()
@@ -137,7 +137,7 @@ async def test_sigterm_drains_and_sigint_leaves(tmp_path):
         assert (await here.ready()).id != node.id
 
 
-async def test_mistakes_are_told_together(tmp_path):
+async def test_all_mistakes_of_the_configuration_are_reported_together(tmp_path):
     (tmp_path / "agent.toml").write_text('state = "s"\nlease_s = 0\nwhat = 1\n', encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "agents.main", "run", "--config", str(tmp_path / "agent.toml")],

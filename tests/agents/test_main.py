@@ -19,7 +19,7 @@ from tests.fakes.systemd import ear
 pytestmark = pytest.mark.asyncio
 
 
-async def test_ready_is_said_once_the_node_stands_in_the_cluster(tmp_path):
+async def test_ready_is_sent_once_the_node_is_registered(tmp_path):
     async with place(tmp_path) as here:
         (tmp_path / "store.sock").rename(tmp_path / "later.sock")
         with ear(tmp_path) as systemd:
@@ -41,7 +41,7 @@ async def test_ready_is_said_once_the_node_stands_in_the_cluster(tmp_path):
             assert agent.returncode == 0
 
 
-async def test_a_loop_that_is_stuck_feeds_no_watchdog(tmp_path):
+async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
     async with place(tmp_path) as here:
         with ear(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
@@ -63,7 +63,7 @@ async def test_a_loop_that_is_stuck_feeds_no_watchdog(tmp_path):
             await until(lambda: here.step(1) > 0)
 
 
-async def test_a_stop_is_said_at_once_and_workers_finish_first(tmp_path):
+async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
     async with place(tmp_path) as here:
         with ear(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
@@ -90,7 +90,7 @@ async def test_a_stop_is_said_at_once_and_workers_finish_first(tmp_path):
             assert (agent.returncode, here.workers(1)) == (0, {})
 
 
-async def test_every_line_of_the_log_says_what_it_is_about(tmp_path):
+async def test_every_log_line_has_the_context_fields(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -104,7 +104,7 @@ async def test_every_line_of_the_log_says_what_it_is_about(tmp_path):
         assert (about["node"], about["step"], about["cause"]) == (node.id, 0, "GenerationRead")
 
 
-async def test_a_person_reads_sentences(tmp_path):
+async def test_the_log_on_a_terminal_is_text(tmp_path):
     """On a terminal there is no JSON."""
     (tmp_path / "key").write_text("k" * 64)
     (tmp_path / "agent.toml").write_text(

@@ -44,7 +44,7 @@ async def where(devices: Devices, zone: str | None, machine: str | None) -> tupl
         (EMULATED, None, "a2-highgpu-1g", ("us-central1-b", "a2-highgpu-1g")),
     ],
 )
-async def test_gce_the_metadata_server_is_believed_before_the_file_of_real_devices(
+async def test_gce_the_metadata_server_wins_over_the_file_for_real_devices(
     devices, zone, machine, expected, monkeypatch
 ):
     async with metadata_server() as server:
@@ -52,7 +52,7 @@ async def test_gce_the_metadata_server_is_believed_before_the_file_of_real_devic
         assert await where(devices, zone, machine) == expected
 
 
-async def test_without_a_server_the_file_says_it_or_is_asked_to(monkeypatch):
+async def test_without_a_metadata_server_the_file_must_give_the_zone(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     assert await where(REAL, "rack-1", "dgx") == ("rack-1", "dgx")
     monkeypatch.setattr(node_identity, "INSTANCE_S", 0.1)

@@ -66,7 +66,7 @@ def kinds(events: list[Event]) -> list[str]:
 
 
 @pytest.mark.asyncio
-async def test_gce_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends():
+async def test_gce_each_departure_has_its_own_notice_and_a_false_alarm_is_withdrawn():
     async with metadata_server() as server, watched(server) as events:
         for count in (1, 2):
             await until(lambda: server.waiting == 2)
@@ -98,7 +98,7 @@ async def test_gce_each_going_has_a_notice_of_its_own_and_each_false_alarm_ends(
     ],
     ids=str,
 )
-async def test_gce_a_server_in_a_bad_mood_is_still_heard(mood):
+async def test_gce_a_faulty_metadata_server_is_still_followed(mood):
     async with metadata_server() as server, watched(server) as events:
         await until(lambda: server.waiting == 2)
         for name, value in mood.items():
@@ -113,7 +113,7 @@ async def test_gce_a_server_in_a_bad_mood_is_still_heard(mood):
 
 
 @pytest.mark.asyncio
-async def test_gce_what_was_told_before_the_agent_began_is_heard_at_once():
+async def test_gce_a_flag_set_before_the_agent_started_gives_a_notice_at_once():
     async with metadata_server() as server:
         server.values[PREEMPTED] = "TRUE"
         async with watched(server) as events:
@@ -122,7 +122,7 @@ async def test_gce_what_was_told_before_the_agent_began_is_heard_at_once():
 
 
 @pytest.mark.asyncio
-async def test_gce_two_words_for_one_going_are_one_notice_until_both_are_taken_back():
+async def test_gce_two_sources_share_one_notice_until_both_withdraw():
     async with metadata_server() as server, watched(server) as events:
         await until(lambda: server.waiting == 2)
         await server.flip(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")  # It stays, elsewhere.
@@ -147,7 +147,7 @@ async def test_gce_two_words_for_one_going_are_one_notice_until_both_are_taken_b
 
 
 @pytest.mark.asyncio
-async def test_gce_an_agent_that_comes_back_goes_on_with_the_notice_that_it_finds():
+async def test_gce_a_restarted_agent_keeps_its_notice():
     id_ = f"going-{NODE}-5"
     async with metadata_server() as server:
         server.values[PREEMPTED] = "TRUE"
@@ -168,7 +168,7 @@ async def test_gce_an_agent_that_comes_back_goes_on_with_the_notice_that_it_find
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "untold"])
-def test_gce_a_shutdown_leaves_less_time_than_a_notice_whether_or_not_one_came(is_told):
+def test_gce_a_shutdown_sets_its_own_deadline_with_or_without_a_preemption_flag(is_told):
     events: list[Event] = []
     now = [100.0]
     clock = SimpleNamespace(now=lambda: now[0])
@@ -183,7 +183,7 @@ def test_gce_a_shutdown_leaves_less_time_than_a_notice_whether_or_not_one_came(i
 
 
 @pytest.mark.asyncio
-async def test_gce_only_the_real_server_is_believed():
+async def test_gce_only_a_server_with_the_metadata_header_is_believed():
     async with metadata_server() as server, aiohttp.ClientSession() as session:
         with asked_of(server):
             machine = await read_instance(session)
@@ -206,7 +206,7 @@ def told(state: State, event: Event) -> tuple[State, list[Intent], list[NodeReco
     return state, intents, [c.node for c in commands if isinstance(c, Register)]
 
 
-def test_a_later_word_may_only_bring_the_end_nearer():
+def test_a_second_notice_can_only_move_the_departure_forward():
     state, intents, _ = told(ready(), NoticeGiven(2.0, "x", None))
     assert [intent.id for intent in intents] == ["x"]
     state, intents, nodes = told(state, NoticeGiven(3.0, "x", 33.0))
@@ -217,7 +217,7 @@ def test_a_later_word_may_only_bring_the_end_nearer():
     assert (intents, state.node.leaves_at) == ([], 20.0)
 
 
-def test_a_stop_of_who_leaves_already_is_no_second_notice():
+def test_a_stop_of_a_draining_node_gives_no_second_notice():
     state, _, _ = told(ready(), NoticeGiven(2.0, "x", 32.0))
     state, intents, _ = told(state, StopRequested(3.0))
     assert intents == []
@@ -226,7 +226,7 @@ def test_a_stop_of_who_leaves_already_is_no_second_notice():
     assert [intent.id for intent in intents] == [f"end-{NODE}"]
 
 
-def test_one_notice_of_two_is_withdrawn_and_the_node_still_leaves():
+def test_a_node_drains_until_all_its_notices_are_withdrawn():
     state, _, _ = told(ready(), NoticeGiven(2.0, "x"))
     state, _, _ = told(state, NoticeGiven(2.0, "y"))
     state, intents, _ = told(state, NoticeWithdrawn(3.0, "x"))
@@ -236,7 +236,7 @@ def test_one_notice_of_two_is_withdrawn_and_the_node_still_leaves():
 
 
 @pytest.mark.asyncio
-async def test_a_withdrawal_never_overtakes_its_notice(tmp_path):
+async def test_a_withdrawal_is_stored_after_its_notice(tmp_path):
     held = await open_store(f"embedded://{tmp_path}/store.db")
     server = await serve(held, tmp_path / "s")
     store = await open_store(f"unix://{tmp_path}/s")
@@ -269,7 +269,7 @@ async def intents(here: Place) -> list[Intent]:
 
 @pytest.mark.asyncio
 @pytest.mark.slow
-async def test_gce_a_real_agent_drains_comes_back_and_drains_anew(tmp_path):
+async def test_gce_a_real_agent_drains_recovers_and_drains_again(tmp_path):
     async with metadata_server() as server, place(tmp_path) as here:
         here.environment["GCE_METADATA_HOST"] = server.address
         agent = here.start()
@@ -303,7 +303,7 @@ async def test_gce_a_real_agent_drains_comes_back_and_drains_anew(tmp_path):
 @pytest.mark.asyncio
 @pytest.mark.slow
 @pytest.mark.parametrize("said", ["stopping", "running"])
-async def test_gce_a_machine_that_shuts_down_says_when_it_goes(tmp_path, said):
+async def test_gce_a_system_shutdown_gives_a_notice_with_its_time(tmp_path, said):
     systemctl = tmp_path / "bin" / "systemctl"
     systemctl.parent.mkdir()
     systemctl.write_text(f"#!/bin/sh\necho {said}\n")

@@ -105,7 +105,7 @@ class Life:
 
 
 @given(lives)
-def test_the_same_life_decides_the_same(history: list[tuple[object, ...]]) -> None:
+def test_equal_histories_give_equal_decisions(history: list[tuple[object, ...]]) -> None:
     one, other = Life(), Life()
     for move in history:
         one.feed(one.event(move))
@@ -114,7 +114,7 @@ def test_the_same_life_decides_the_same(history: list[tuple[object, ...]]) -> No
 
 
 @given(lives)
-def test_an_event_that_comes_twice_changes_nothing(history: list[tuple[object, ...]]) -> None:
+def test_a_repeated_event_changes_nothing(history: list[tuple[object, ...]]) -> None:
     life = Life()
     for move in history:
         event = life.event(move)
@@ -125,7 +125,9 @@ def test_an_event_that_comes_twice_changes_nothing(history: list[tuple[object, .
 
 
 @given(lives)
-def test_devices_have_one_owner_and_nobody_goes_back(history: list[tuple[object, ...]]) -> None:
+def test_devices_have_one_generation_and_no_node_returns_to_an_earlier_one(
+    history: list[tuple[object, ...]],
+) -> None:
     life = Life()
     held: tuple[object, int] | None = None
     joined: set[tuple[object, int]] = set()
@@ -155,7 +157,7 @@ def test_devices_have_one_owner_and_nobody_goes_back(history: list[tuple[object,
 
 
 @given(lives)
-def test_force_comes_after_words(history: list[tuple[object, ...]]) -> None:
+def test_workers_are_aborted_before_they_are_killed(history: list[tuple[object, ...]]) -> None:
     life = Life()
     for move in history:
         life.feed(life.event(move))
@@ -174,7 +176,7 @@ def test_force_comes_after_words(history: list[tuple[object, ...]]) -> None:
 
 
 @given(lives)
-def test_reports_are_numbered_upwards_and_notices_are_raised_once(
+def test_report_numbers_grow_and_each_notice_is_stored_once(
     history: list[tuple[object, ...]],
 ) -> None:
     life = Life()

@@ -311,7 +311,7 @@ SILENCE: list[Row] = [
     ("before", "event", "then", "orders"),
     [pytest.param(*row[1:], id=row[0]) for row in (*JOINS, *ENDS, *WORDS, *FENCES, *SILENCE)],
 )
-def test_one_decision(
+def test_decision(
     before: State, event: Event, then: Gang | None, orders: tuple[Command, ...]
 ) -> None:
     after, commands = act(before, event)
@@ -369,11 +369,11 @@ def test_one_decision(
         "nothing to withdraw",
     ],
 )
-def test_the_node(before: State, event: Event, orders: tuple[Command, ...]) -> None:
+def test_node_decision(before: State, event: Event, orders: tuple[Command, ...]) -> None:
     assert act(before, event)[1] == orders
 
 
-def test_workers_on_a_broken_device_are_ended_and_the_reason_told() -> None:
+def test_workers_on_a_broken_device_are_aborted_and_the_fault_is_reported() -> None:
     after, orders = act(state(), DeviceFailed(NOW, "device 0 is gone"))
     assert orders == (Register(JOINING), AbortGang(3))
     assert after.gang == replace(aborted(), taking="failed", failure="device 0 is gone")
@@ -392,7 +392,7 @@ def test_workers_on_a_broken_device_are_ended_and_the_reason_told() -> None:
 TOO_SMALL = GangReported(NOW, 3, "failed", failure="rank 0: no room", room_needed=100)
 
 
-def test_an_agent_that_stood_still_hears_its_workers_before_it_parks_them() -> None:
+def test_an_agent_that_was_stopped_hears_its_workers_before_it_parks_them() -> None:
     before = state(replace(RUNS, advanced_at=NOW - 29.9), store_silent_since=NOW - 500)
     woken, _ = act(before, Ticked(NOW + 2))
     assert woken.gang is not None
@@ -408,7 +408,7 @@ def test_an_agent_that_stood_still_hears_its_workers_before_it_parks_them() -> N
     assert woken.gang.taking == "failed", "nobody said anything for as long as at any time"
 
 
-def test_a_node_without_room_says_so_until_it_has_had_some_for_a_while() -> None:
+def test_a_shortage_of_memory_is_reported_for_short_s_at_least() -> None:
     (report,) = said(state(), TOO_SMALL)
     assert (report.failure, report.no_room, report.is_bug) == ("rank 0: no room",) * 2 + (False,)
     short, _ = act(state(), TOO_SMALL)
@@ -424,20 +424,20 @@ def test_a_node_without_room_says_so_until_it_has_had_some_for_a_while() -> None
     assert no_room(NOW + 60, 100) == ""
 
 
-def test_room_for_one_job_says_nothing_of_the_next() -> None:
+def test_a_shortage_ends_with_the_job() -> None:
     short, _ = act(state(), TOO_SMALL)
     free = replace(short, gang=None, left=3, record=CLOSED)
     after, _ = act(free, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
     assert (after.job, after.shortage) == (OTHER, None)
 
 
-def test_an_answer_about_an_older_record_does_not_count_as_registered() -> None:
+def test_a_write_of_an_older_node_record_does_not_count_as_registered() -> None:
     after, _ = act(idle(is_registered=False), Registered(NOW, LEAVING))
     assert not after.is_registered
     assert act(after, Registered(NOW, NODE))[0].is_registered
 
 
-def test_an_agent_that_is_to_end_does_so_when_its_workers_are_gone() -> None:
+def test_a_stopped_agent_exits_when_its_workers_have_ended() -> None:
     leaving, orders = act(state(), StopRequested(NOW))
     assert [type(order) for order in orders] == [Register, StoreIntent]
     assert leaving.gang == RUNS

@@ -38,7 +38,7 @@ def vote(step: int, of: int = 3) -> Uploaded:
     return Uploaded(Point(step, of), f"{of}-{step}", 1, "", (Holding(0, 0, 1),))
 
 
-def test_the_agent_keeps_to_one_job_at_a_time() -> None:
+def test_the_next_job_starts_without_the_state_of_the_last() -> None:
     """What it heard, left, sealed and uploaded of one job is nothing to the next."""
     before = idle(record=CLOSED, uploaded=(vote(40),), trouble="it is full")
     after, _ = act(before, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
@@ -52,12 +52,12 @@ def test_the_agent_keeps_to_one_job_at_a_time() -> None:
     assert again.uploaded == ()
 
 
-def test_the_first_job_keeps_what_was_heard_before_it_was_known() -> None:
+def test_the_first_job_keeps_the_fence_that_was_seen_before_it() -> None:
     after, _ = act(idle(job=None, record=None), GenerationRead(NOW, WITHOUT_US))
     assert (after.job, after.left, after.sealed) == (JOB, 3, SEALED)
 
 
-def test_a_higher_term_is_kept_over_jobs() -> None:
+def test_the_highest_term_is_kept_over_jobs() -> None:
     before = idle(heard=Fence(9, 3))
     after, _ = act(before, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
     assert after.heard == Fence(9, 0)
@@ -65,7 +65,7 @@ def test_a_higher_term_is_kept_over_jobs() -> None:
     assert unmoved.gang == RUNS
 
 
-def test_snapshots_are_released_by_who_leads_for_the_job_at_hand() -> None:
+def test_only_the_leader_releases_snapshots_and_only_of_the_present_job() -> None:
     point = Point(40, 3)
     assert act(state(), ReleaseReceived(NOW, TERM, JOB, point))[1] == (
         ReleaseSnapshots(JOB, point, 3),
@@ -77,13 +77,13 @@ def test_snapshots_are_released_by_who_leads_for_the_job_at_hand() -> None:
     assert act(state(), ReleaseReceived(NOW, TERM, OTHER, point))[1] == ()
 
 
-def test_a_job_that_is_over_is_swept_unless_its_workers_are_here() -> None:
+def test_snapshots_of_an_ended_job_are_deleted_unless_its_workers_run() -> None:
     assert act(idle(), JobEnded(NOW, JOB))[1] == (DeleteJobSnapshots(JOB),)
     assert act(state(), JobEnded(NOW, JOB))[1] == ()
     assert act(state(), JobEnded(NOW, OTHER))[1] == (DeleteJobSnapshots(OTHER),)
 
 
-def test_votes_are_told_until_they_are_below_what_is_committed() -> None:
+def test_uploads_are_reported_until_a_newer_checkpoint_is_committed() -> None:
     before = state(uploaded=(vote(30),))
     voted, _ = act(before, UploadDone(NOW, JOB, vote(40)))
     assert voted.uploaded == (vote(30), vote(40))

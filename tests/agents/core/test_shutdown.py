@@ -11,7 +11,7 @@ from tests.agents.core.life import JOB, NOW, PEER, G, act, idle
 NEXT = replace(G, number=4, members=(PEER,), restore=Restore(Point(40, 3), "memory"))
 
 
-def test_an_agent_that_is_to_end_stays_while_others_fetch_from_it() -> None:
+def test_a_stopped_agent_stays_while_other_nodes_fetch_from_it() -> None:
     """It was moved off: the next generation begins from what stands in its memory."""
     leaving = idle(record=NEXT, is_leaving=True, idle_since=NOW)
     after, commands = act(leaving, Ticked(NOW + 59))

@@ -25,7 +25,7 @@ PLACES = ["open 1", "after open 1", "open 2", "after open 2"]
     ("where", "lived"),
     [("open", 0), ("after open", 1), ("open@2", 2), ("after open@2", 3), ("open@3", 4), ("", 4)],
 )
-def test_it_dies_there(where: str, lived: int):
+def test_a_process_dies_at_its_fail_point_and_nowhere_else(where: str, lived: int):
     environment = {**os.environ, FAIL_AT: where} if where else dict(os.environ)
     done = subprocess.run(
         [sys.executable, "-c", LIFE], capture_output=True, text=True, check=False, env=environment
@@ -47,7 +47,7 @@ for generation in (1, 2):
 """
 
 
-def test_where_to_die_may_be_written_while_it_runs_and_holds_once(tmp_path):
+def test_a_fail_point_in_a_file_kills_once(tmp_path):
     file = tmp_path / "fails"
     environment = {**os.environ, FAIL_AT: str(file)}
     words = [sys.executable, "-c", WRITTEN, str(file)]

@@ -20,7 +20,7 @@ async def _waits() -> None:
     await asyncio.Event().wait()
 
 
-def test_a_fault_is_told_and_an_end_is_not():
+def test_a_failed_task_is_reported_and_a_finished_one_is_not():
     told: list[dict[str, Any]] = []
 
     async def play() -> None:

@@ -29,19 +29,19 @@ TWO = Devices("A100-40", 2, 312.0, is_emulated=False)
     ],
     ids=str,
 )
-def test_broken_memory_is_seen_and_nothing_else(changes, said):
+def test_a_device_in_use_is_broken_only_if_its_memory_is(changes, said):
     seen = look(TWO, None, Recorded(A100, replace(A100, **changes)))
     assert seen.startswith(said)
     assert bool(seen) == bool(said)
 
 
-def test_a_device_that_is_gone_is_seen_and_a_silent_driver_says_nothing():
+def test_a_missing_device_is_a_fault_and_a_silent_driver_is_not():
     assert look(TWO, None, Recorded(A100)) == "only 1 of 2 devices are left: reboot the machine"
     assert "lost" in look(TWO, None, Recorded(A100, refuses=pynvml.NVMLError_GpuIsLost))
     assert look(TWO, None, Recorded(A100, refuses=pynvml.NVMLError_LibRmVersionMismatch)) == ""
 
 
-def test_an_xid_is_heard_once_and_stands_unless_a_program_was_wrong():
+def test_an_xid_is_a_lasting_fault_unless_a_program_caused_it():
     driver = Recorded(A100, replace(A100, ecc=None))
     alarms = XidListener(driver)
     assert driver.registered == [A100], "the second one does not know of events"
@@ -56,7 +56,7 @@ def test_an_xid_is_heard_once_and_stands_unless_a_program_was_wrong():
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_workers_on_a_broken_device_are_ended_and_the_node_comes_back_when_it_is_mended(
+async def test_workers_on_a_broken_device_end_and_a_repaired_node_is_ready_again(
     tmp_path,
 ):
     async with place(tmp_path) as here:

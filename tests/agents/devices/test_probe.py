@@ -45,7 +45,7 @@ CATALOGUE = load_catalogue(None)
         (b"TITAN RTX", 24_220, "Titan-RTX"),
     ],
 )
-def test_products_are_known_by_the_names_that_drivers_give_them(name, mib, known):
+def test_products_are_found_by_the_drivers_names(name, mib, known):
     devices = recognise(query_driver(Recorded(*[Device(name, mib)] * 2)), CATALOGUE)
     assert (devices.gpu, devices.count, devices.is_emulated) == (known, 2, False)
     assert devices.tflops == max(CATALOGUE.gpu(known).peak_flops.values()) / 1e12
@@ -66,27 +66,27 @@ def test_products_are_known_by_the_names_that_drivers_give_them(name, mib, known
         ("NVIDIA A100-SXM4-40GB", 20_480, "has 20.0 GiB, but A100-40 has 39.4 GiB"),
     ],
 )
-def test_a_neighbour_is_not_taken_for_what_is_known(name, mib, said):
+def test_a_similar_product_is_not_mistaken_for_a_known_one(name, mib, said):
     with pytest.raises(InputError) as caught:
         recognise(query_driver(Recorded(Device(name, mib))), CATALOGUE)
     assert said in str(caught.value)
     assert "aliases" in str(caught.value)
 
 
-def test_an_operator_says_what_a_product_is_as_fast_as(tmp_path):
+def test_a_catalogue_alias_makes_a_product_known(tmp_path):
     (tmp_path / "own.toml").write_text('[gpu.H100-80]\naliases = ["NVIDIA H100 PCIe"]\n')
     facts = query_driver(Recorded(Device("NVIDIA H100 PCIe", 81_559)))
     assert recognise(facts, load_catalogue(tmp_path / "own.toml")).gpu == "H100-80"
 
 
-def test_what_is_asked_can_be_asked():
+def test_the_recorded_queries_exist_in_the_package():
     """Each question that was written down is one of the package's own."""
     asked = [name for name in vars(Recorded) if name.startswith("nvml")]
     assert len(asked) == 16
     assert [name for name in asked if not callable(getattr(pynvml, name, None))] == []
 
 
-def test_the_driver_is_let_go_of_whatever_happens():
+def test_the_driver_is_shut_down_after_every_query():
     recorded = Recorded(replace(A100, rows=None, retired=1))
     assert query_driver(recorded)[0].repair_pending is True
     assert recorded.open == 0
@@ -111,20 +111,20 @@ def test_the_driver_is_let_go_of_whatever_happens():
     ],
     ids=str,
 )
-def test_what_is_wrong_with_a_device_is_said_with_its_cure(changes, said):
+def test_each_fault_of_a_device_comes_with_its_cure(changes, said):
     (fact,) = query_driver(Recorded(replace(A100, **changes)))
     found = faults(fact, 3, is_working=False)
     assert len(found) == len(said)
     assert all(words in fault for words, fault in zip(said, found, strict=True))
 
 
-def test_memory_that_our_own_workers_use_is_no_fault():
+def test_memory_used_by_our_workers_is_no_fault():
     (fact,) = query_driver(Recorded(replace(A100, used_mib=40_000)))
     assert faults(fact, 0, is_working=True) == []
     assert len(faults(fact, 0, is_working=False)) == 1
 
 
-def test_there_must_be_devices_of_one_kind():
+def test_all_devices_must_be_of_one_kind():
     with pytest.raises(InputError, match="reports no GPU"):
         recognise(query_driver(Recorded()), CATALOGUE)
     mixed = Recorded(A100, Device("Tesla T4", 15_360))
@@ -132,7 +132,7 @@ def test_there_must_be_devices_of_one_kind():
         recognise(query_driver(mixed), CATALOGUE)
 
 
-def test_devices_may_be_emulated():
+def test_emulated_devices_are_read_from_the_option():
     assert read_emulated("2xA100-40", CATALOGUE) == Devices("A100-40", 2, 312.0, True)
     for wrong in ("A100-40", "0xA100-40", "2x", "2xA100-41", "100xT4"):
         with pytest.raises(InputError, match="--emulate"):
@@ -140,7 +140,7 @@ def test_devices_may_be_emulated():
 
 
 @pytest.mark.asyncio
-async def test_the_self_test_needs_a_folder_that_can_be_written(tmp_path):
+async def test_the_self_test_needs_a_writable_state_folder(tmp_path):
     emulated = read_emulated("1xT4", CATALOGUE)
     assert await self_test(emulated, tmp_path, is_working=False) == ""
     gone = await self_test(emulated, tmp_path / "gone", is_working=False)
@@ -156,7 +156,7 @@ def has_driver() -> bool:
 
 
 @pytest.mark.skipif(has_driver(), reason="there is a driver")
-def test_without_a_driver_the_agent_says_so_and_what_to_do(tmp_path):
+def test_without_a_driver_the_error_names_the_cure(tmp_path):
     (tmp_path / "key").write_text("k" * 64)
     config = tmp_path / "agent.toml"
     config.write_text('cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///x"\n')

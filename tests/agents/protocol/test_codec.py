@@ -13,7 +13,7 @@ RECORDS = (NodeRecord, GenerationRecord, Report, Durable, JobRecord, Intent)
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_every_record_comes_back_as_it_was(kind: type) -> None:
+def test_every_record_survives_encoding(kind: type) -> None:
     @given(st.from_type(kind).filter(_is_finite))
     def comes_back(record: object) -> None:
         assert codec.decode(kind, codec.encode(record)) == record
@@ -46,12 +46,12 @@ def _is_finite(record: object) -> bool:
         (b"\xff", "not JSON"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(data: bytes, where: str) -> None:
+def test_invalid_data_is_refused_with_its_place(data: bytes, where: str) -> None:
     with pytest.raises(codec.WireError, match=where):
         codec.decode(Intent, data)
 
 
-def test_the_same_record_gives_the_same_bytes() -> None:
+def test_equal_records_give_equal_bytes() -> None:
     one = Intent(id="a", kind="drain", target="b")
     assert codec.encode(one) == codec.encode(codec.decode(Intent, codec.encode(one)))
     assert b" " not in codec.encode(one)

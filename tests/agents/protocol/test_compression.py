@@ -21,7 +21,7 @@ from sailord.cluster_records import Gateway
 RECORD = GenerationRecord(JobId("j"), 1, "open", "sha", (NodeId("n.1"),), FIRST, 1, "its turn")
 
 
-def test_what_is_short_can_be_read_by_eye_and_what_is_long_is_packed():
+def test_only_long_values_are_compressed():
     short, long = b'{"a": 1}', json.dumps({"a": "b" * PACK_FROM}).encode()
     assert pack(short) == short
     assert len(pack(long)) < len(long) / 10
@@ -29,12 +29,12 @@ def test_what_is_short_can_be_read_by_eye_and_what_is_long_is_packed():
 
 
 @pytest.mark.parametrize("value", [b"[1]", b"\x78\x9c", zlib.compress(b"{}" * 99)[:-3], b"\xff"])
-def test_what_is_damaged_is_told(value):
+def test_a_damaged_value_is_refused(value):
     with pytest.raises(WireError, match=r"neither JSON nor compressed|is truncated"):
         unpack(value)
 
 
-def test_what_would_fill_the_memory_is_not_unpacked(monkeypatch):
+def test_a_value_that_is_too_long_is_not_decompressed(monkeypatch):
     monkeypatch.setattr(compression, "UNPACKED_MAX", 1 << 20)
     assert len(unpack(zlib.compress(bytes(1 << 20)))) == 1 << 20
     with pytest.raises(WireError, match="too long"):
@@ -50,7 +50,7 @@ async def led(store: Store, keys: Keys) -> int:
 
 
 @pytest.mark.asyncio
-async def test_five_thousand_nodes_have_room_in_one_transaction(store, prefix):
+async def test_a_plan_of_five_thousand_nodes_fits_into_one_transaction(store, prefix):
     keys = Keys(prefix.split("/")[-2])
     gateway, term = Gateway(store, keys), await led(store, keys)
     members = tuple(NodeId(f"n{i:05}.1") for i in range(5000))
@@ -72,7 +72,7 @@ async def test_five_thousand_nodes_have_room_in_one_transaction(store, prefix):
 
 
 @pytest.mark.asyncio
-async def test_a_record_that_was_written_otherwise_is_the_same_record(store, prefix):
+async def test_an_uncompressed_record_is_still_read(store, prefix):
     keys = Keys(prefix.split("/")[-2])
     gateway, term = Gateway(store, keys), await led(store, keys)
     record = replace(RECORD, term=term, reason="r" * PACK_FROM)

@@ -48,7 +48,7 @@ print(json.dumps([found, left]))
 """
 
 
-def test_a_place_that_takes_nothing_is_told_with_its_cure_and_left_clean(tmp_path):
+def test_a_full_or_read_only_store_is_reported_with_its_cure_and_left_clean(tmp_path):
     header = write_snapshot(tmp_path / "own", step=5, pieces={(0, 0): bytes(200_000)})
     (tmp_path / "far").mkdir()
     path = tmp_path / "own" / "job" / "1-5" / header.file_name

@@ -31,7 +31,7 @@ def points(memory: SnapshotMemory, job: JobId = JOB) -> list[tuple[int, int]]:
 # ---- what there is ------------------------------------------------------------------------------
 
 
-def test_a_starting_agent_finds_what_is_sealed_and_only_that(tmp_path):
+def test_a_starting_agent_finds_only_sealed_files(tmp_path):
     header = write_snapshot(tmp_path, step=10)
     write_snapshot(tmp_path, step=10, rank=1, pieces={(0, 1): b"more", (0, 2): b"of it"})
     write_snapshot(tmp_path, step=7, job="other")
@@ -54,7 +54,7 @@ def test_a_starting_agent_finds_what_is_sealed_and_only_that(tmp_path):
     assert set(changed) == {"job", "other"}
 
 
-def test_what_a_dead_process_was_writing_is_deleted(tmp_path):
+def test_unfinished_files_of_dead_processes_are_deleted(tmp_path):
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -69,7 +69,7 @@ def test_what_a_dead_process_was_writing_is_deleted(tmp_path):
     assert alive.exists()
 
 
-def test_a_file_that_its_worker_took_for_a_new_point_counts_once(tmp_path):
+def test_a_file_that_a_worker_reused_counts_once(tmp_path):
     memory = SnapshotMemory(tmp_path)
     write_snapshot(tmp_path, step=1)
     memory.open()
@@ -94,7 +94,7 @@ def test_a_file_that_its_worker_took_for_a_new_point_counts_once(tmp_path):
         (Point(9, 1), 2, [(1, 9), (1, 10), (2, 11), (1, 12), (2, 12)]),
     ],
 )
-def test_release_frees_what_a_safe_point_makes_needless(tmp_path, safe, running, left):
+def test_release_deletes_the_points_that_a_safe_point_supersedes(tmp_path, safe, running, left):
     for generation, step in ((1, 9), (1, 10), (1, 12), (2, 11), (2, 12)):
         write_snapshot(tmp_path, generation=generation, step=step)
     write_snapshot(tmp_path, job="other", step=1)
@@ -108,7 +108,7 @@ def test_release_frees_what_a_safe_point_makes_needless(tmp_path, safe, running,
     assert points(again, JobId("other")) == [(1, 1)]
 
 
-def test_later_copies_of_a_rank_make_earlier_ones_needless_without_any_leader(tmp_path):
+def test_later_replicas_of_a_rank_supersede_earlier_ones_without_a_leader(tmp_path):
     for step in range(1, 8):
         write_snapshot(tmp_path, step=step, rank=3)
     write_snapshot(tmp_path, step=1, rank=4)
@@ -125,7 +125,7 @@ def test_later_copies_of_a_rank_make_earlier_ones_needless_without_any_leader(tm
     ]
 
 
-def test_a_job_that_ended_leaves_nothing(tmp_path):
+def test_an_ended_job_leaves_no_files(tmp_path):
     write_snapshot(tmp_path, step=1)
     write_snapshot(tmp_path, step=2, rank=5)
     memory = SnapshotMemory(tmp_path)
@@ -134,7 +134,7 @@ def test_a_job_that_ended_leaves_nothing(tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.name != ".held"] == []
 
 
-def test_what_is_held_stays_as_it_was_whatever_becomes_of_the_file(tmp_path):
+def test_a_link_keeps_the_content_when_the_file_is_deleted_or_reused(tmp_path):
     write_snapshot(tmp_path, step=1)
     memory = SnapshotMemory(tmp_path)
     memory.open()
@@ -192,7 +192,7 @@ async def served(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_workers_of_the_job_read_lists_and_ranges(served):
+async def test_workers_of_the_job_can_list_and_read_ranges(served):
     header = write_snapshot(served.memory.folder, step=3)
     served.memory.open()
     status, listed = await served.get("/v1/memory/job/1-3")
@@ -208,7 +208,7 @@ async def test_workers_of_the_job_read_lists_and_ranges(served):
 
 
 @pytest.mark.asyncio
-async def test_nobody_else_reads_them_and_nothing_else_is_read(served):
+async def test_reads_need_the_jobs_ticket_and_reach_only_its_snapshots(served):
     write_snapshot(served.memory.folder, step=3)
     write_snapshot(served.memory.folder, step=3, job="other")
     served.memory.open()
@@ -222,7 +222,7 @@ async def test_nobody_else_reads_them_and_nothing_else_is_read(served):
 
 
 @pytest.mark.asyncio
-async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
+async def test_a_replica_is_stored_if_it_is_complete_and_signed(served, tmp_path):
     write_snapshot(tmp_path / "away", step=3, rank=7)
     path = tmp_path / "away" / "job" / "1-3" / "7.snap"
     copy = snapshot_file.partial_header(snapshot_file.read_header(path), [(1, 1)])
@@ -251,7 +251,7 @@ async def test_a_copy_is_taken_if_it_is_whole_and_signed(served, tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_copy_that_does_not_fit_is_refused_with_the_numbers(served):
+async def test_a_replica_without_room_is_refused_with_the_sizes(served):
     path = "/v1/memory/job/1-3/7.snap?header=0"
     header, _ = sign_request(KEY, "PUT", path, b"", at=time.time())
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -265,7 +265,7 @@ async def test_a_copy_that_does_not_fit_is_refused_with_the_numbers(served):
     writer.close()
 
 
-def test_what_is_written_over_while_it_is_read_is_no_copy(tmp_path):
+def test_a_file_overwritten_while_it_is_read_gives_no_replica(tmp_path):
     header = write_snapshot(tmp_path, step=1)
     path = tmp_path / "job" / "1-1" / "0.snap"
     with path.open("r+b") as file:

@@ -108,7 +108,7 @@ WHOLE = (Holding(0, 0, 1), Holding(1, 1, 2))
 
 
 @pytest.mark.asyncio
-async def test_the_buddy_gets_what_it_is_named_for_and_nothing_else(world):
+async def test_a_buddy_gets_only_the_pieces_that_name_it(world):
     header = write_snapshot(
         world.folder / "own",
         step=4,
@@ -130,14 +130,14 @@ async def test_the_buddy_gets_what_it_is_named_for_and_nothing_else(world):
 
 
 @pytest.mark.asyncio
-async def test_snapshots_that_have_other_holders_are_not_sent(world):
+async def test_pieces_with_other_holders_are_not_replicated(world):
     await world.run(world.buddies(), world.snapshot(4, buddy=None))
     assert world.held("b") == world.held("c") == []
     assert world.done == [(4, "")]
 
 
 @pytest.mark.asyncio
-async def test_oldest_first_but_newest_first_once_the_node_is_to_go(world):
+async def test_the_oldest_snapshot_is_sent_first_and_the_newest_while_draining(world):
     order = [world.snapshot(step) for step in (2, 3, 1)]
     await world.run(world.buddies(), *order)
     assert [step for step, _ in world.done] == [1, 2, 3]
@@ -148,7 +148,7 @@ async def test_oldest_first_but_newest_first_once_the_node_is_to_go(world):
 
 
 @pytest.mark.asyncio
-async def test_a_buddy_that_is_gone_is_stood_in_for_by_the_same_zone_first(world):
+async def test_a_lost_buddy_is_replaced_by_a_node_of_the_same_zone_first(world):
     await world.add("d", "z1")
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address="127.0.0.1:9")
     await world.run(world.buddies(), world.snapshot(4))
@@ -158,7 +158,7 @@ async def test_a_buddy_that_is_gone_is_stood_in_for_by_the_same_zone_first(world
 
 
 @pytest.mark.asyncio
-async def test_what_is_to_outlive_a_zone_is_stood_in_for_in_another_one(world):
+async def test_a_job_that_survives_zones_replicates_to_another_zone(world):
     world.nodes[NodeId("c")] = replace(world.nodes[NodeId("c")], address="127.0.0.1:9")
     await world.run(world.buddies(survive="zone"), world.snapshot(4, buddy="c"))
     assert world.held("b") == []
@@ -171,7 +171,7 @@ async def test_what_is_to_outlive_a_zone_is_stood_in_for_in_another_one(world):
 
 
 @pytest.mark.asyncio
-async def test_who_stands_by_elsewhere_comes_before_a_buddy_in_the_zone_to_outlive(world):
+async def test_a_ready_node_in_another_zone_comes_before_a_buddy_in_this_zone(world):
     await world.run(world.buddies(survive="zone"), world.snapshot(4))
     assert world.held("b") == []
     assert world.held("c") == [Sealed(Point(4, 1), WHOLE)]
@@ -180,7 +180,7 @@ async def test_who_stands_by_elsewhere_comes_before_a_buddy_in_the_zone_to_outli
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("survive", "taker"), [("node", "b"), ("zone", "c")])
-async def test_where_no_member_is_fit_a_node_that_stands_by_takes_the_copy(world, survive, taker):
+async def test_a_spare_node_takes_the_replica_if_no_member_can(world, survive, taker):
     await world.run(world.buddies(survive=survive), world.snapshot(4, buddy=ANY_NODE))
     assert {name: world.held(name) for name in "bc" if world.held(name)} == {
         taker: [Sealed(Point(4, 1), WHOLE)]
@@ -193,7 +193,7 @@ async def test_where_no_member_is_fit_a_node_that_stands_by_takes_the_copy(world
     ("survive", "said"),
     [("node", ""), ("zone", "replicas stay in z1: no node in another zone is ready")],
 )
-async def test_where_nobody_stands_by_nothing_waits_for_copies(world, survive, said):
+async def test_without_another_node_nothing_waits_for_a_replica(world, survive, said):
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], state="draining")
     del world.nodes[NodeId("c")]
     buddies = world.buddies(patience_s=60.0, survive=survive)
@@ -203,7 +203,7 @@ async def test_where_nobody_stands_by_nothing_waits_for_copies(world, survive, s
 
 
 @pytest.mark.asyncio
-async def test_the_store_is_not_asked_for_each_copy_and_need_not_answer(world):
+async def test_the_list_of_nodes_is_cached_and_survives_an_outage_of_the_store(world):
     asked = []
     buddies = world.buddies()
 
@@ -222,7 +222,7 @@ async def test_the_store_is_not_asked_for_each_copy_and_need_not_answer(world):
 
 
 @pytest.mark.asyncio
-async def test_copies_that_cannot_leave_the_zone_are_made_there_and_it_is_said(world):
+async def test_replicas_that_must_stay_in_the_zone_are_reported(world):
     del world.nodes[NodeId("c")]
     await world.run(world.buddies(survive="zone"), world.snapshot(4))
     assert world.held("b") == [Sealed(Point(4, 1), WHOLE)]
@@ -230,7 +230,7 @@ async def test_copies_that_cannot_leave_the_zone_are_made_there_and_it_is_said(w
 
 
 @pytest.mark.asyncio
-async def test_the_restart_of_a_buddys_agent_is_bridged(world):
+async def test_a_replication_is_retried_while_the_buddys_agent_restarts(world):
     del world.nodes[NodeId("c")]
     there = world.nodes[NodeId("b")]
     world.nodes[NodeId("b")] = replace(there, address="127.0.0.1:9")
@@ -247,7 +247,7 @@ async def test_the_restart_of_a_buddys_agent_is_bridged(world):
 
 
 @pytest.mark.asyncio
-async def test_who_gave_up_waits_no_more_until_a_copy_succeeds(world):
+async def test_after_a_failure_each_snapshot_is_tried_once_until_one_succeeds(world):
     there = world.nodes[NodeId("b")]
     world.nodes = {NodeId("b"): replace(there, address="127.0.0.1:9")}
     buddies = world.buddies(patience_s=60.0)
@@ -262,7 +262,7 @@ async def test_who_gave_up_waits_no_more_until_a_copy_succeeds(world):
 
 
 @pytest.mark.asyncio
-async def test_training_does_not_wait_for_what_nobody_can_take(world):
+async def test_training_does_not_wait_for_a_replica_that_no_node_can_take(world):
     world.nodes[NodeId("b")] = replace(world.nodes[NodeId("b")], address="127.0.0.1:9")
     world.nodes[NodeId("c")] = replace(world.nodes[NodeId("c")], state="draining")
     await world.run(world.buddies(), world.snapshot(4))
@@ -272,7 +272,7 @@ async def test_training_does_not_wait_for_what_nobody_can_take(world):
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_that_was_let_go_or_written_over_is_passed_over(world):
+async def test_a_snapshot_that_was_deleted_or_reused_is_skipped(world):
     gone, changed, good = (world.snapshot(step) for step in (1, 2, 3))
     shutil.rmtree(gone.path.parent)
     with changed.path.open("r+b") as file:
@@ -284,7 +284,7 @@ async def test_a_snapshot_that_was_let_go_or_written_over_is_passed_over(world):
 
 
 @pytest.mark.asyncio
-async def test_the_rate_holds_until_the_node_is_to_go(world):
+async def test_the_rate_is_limited_until_the_node_drains(world):
     pieces = {(0, 0): bytes(3 << 20)}
     slow = world.buddies(rate_bytes_s=1e4)  # It would take minutes.
     slow.add(world.snapshot(1, pieces=pieces))
@@ -305,7 +305,7 @@ async def test_the_rate_holds_until_the_node_is_to_go(world):
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_a_node_is_lost_and_what_only_it_had_is_with_its_buddy(tmp_path):
+async def test_the_pieces_of_a_lost_node_are_on_its_buddy(tmp_path):
     async with place(tmp_path) as here:
         agent = here.start("a")
         here.start("b", zone="us-central1-c")

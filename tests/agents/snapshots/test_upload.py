@@ -46,7 +46,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
-def test_an_object_is_a_sealed_file_of_the_pieces_that_are_meant(tmp_path, kind):
+def test_an_object_is_a_sealed_file_of_the_chosen_pieces(tmp_path, kind):
     snapshot = snapshot_of(tmp_path)
     copy = snapshot_file.partial_header(snapshot.header, [(0, 1), (1, 2)])
     uri = f"{kind}://{tmp_path}/far/job/1-5/0-a.snap"
@@ -62,7 +62,7 @@ def test_an_object_is_a_sealed_file_of_the_pieces_that_are_meant(tmp_path, kind)
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
-def test_what_is_written_over_meanwhile_leaves_no_object(tmp_path, kind):
+def test_a_file_overwritten_during_the_upload_leaves_no_object(tmp_path, kind):
     snapshot = snapshot_of(tmp_path / "memory")
     with snapshot.path.open("r+b") as file:
         file.seek(snapshot.header.pieces[1].offset)
@@ -90,7 +90,7 @@ fsspec.register_implementation("plainmemory", Plain, clobber=True)
 
 
 @pytest.mark.parametrize("kind", ["memory", "plainmemory"])
-def test_the_same_once_more_is_well(tmp_path, kind):
+def test_a_repeated_upload_succeeds(tmp_path, kind):
     """The answer to the first try was lost."""
     snapshot = snapshot_of(tmp_path)
     uri = f"{kind}://{tmp_path}/again/0.snap"
@@ -98,7 +98,7 @@ def test_the_same_once_more_is_well(tmp_path, kind):
         upload_pieces(uri, snapshot.path, snapshot_file.partial_header(snapshot.header, PIECES))
 
 
-def test_what_another_has_written_under_the_name_stays(tmp_path):
+def test_another_object_under_the_name_is_not_overwritten(tmp_path):
     first, second = snapshot_of(tmp_path), snapshot_of(tmp_path, 6)
     uri = f"memory://{tmp_path}/taken/0.snap"
     upload_pieces(uri, first.path, snapshot_file.partial_header(first.header, PIECES))
@@ -109,7 +109,7 @@ def test_what_another_has_written_under_the_name_stays(tmp_path):
     assert system.cat_file(target) == before
 
 
-def test_half_of_an_earlier_try_is_not_in_the_way_for_ever(tmp_path):
+def test_an_incomplete_object_is_deleted_and_the_retry_succeeds(tmp_path):
     snapshot = snapshot_of(tmp_path)
     copy = snapshot_file.partial_header(snapshot.header, PIECES)
     uri = f"memory://{tmp_path}/half/0.snap"
@@ -161,7 +161,7 @@ class Run:
 
 
 @pytest.mark.asyncio
-async def test_a_vote_says_what_is_where(tmp_path):
+async def test_an_upload_is_reported_with_its_uri_size_and_pieces(tmp_path):
     run = Run(f"file://{tmp_path}/far/")
     await run.until(lambda: run.votes, snapshot_of(tmp_path / "memory"))
     (vote,) = run.votes
@@ -174,7 +174,7 @@ async def test_a_vote_says_what_is_where(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_takes_nothing_is_named_and_tried_again(tmp_path):
+async def test_a_failed_upload_is_reported_and_retried(tmp_path):
     (tmp_path / "far").write_text("a file where a folder should be")
     run = Run(f"file://{tmp_path}/far")
     snapshot = snapshot_of(tmp_path / "memory")
@@ -191,14 +191,14 @@ async def test_a_store_that_takes_nothing_is_named_and_tried_again(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_nobody_knows_is_named(tmp_path):
+async def test_an_unknown_store_is_reported_by_name(tmp_path):
     run = Run("nowhere://bucket")
     await run.until(lambda: run.troubles, snapshot_of(tmp_path / "memory"))
     assert "nowhere" in run.troubles[0]
 
 
 @pytest.mark.asyncio
-async def test_what_is_not_wanted_any_more_or_is_gone_is_not_brought(tmp_path):
+async def test_an_unwanted_or_missing_snapshot_is_not_uploaded(tmp_path):
     run = Run(f"file://{tmp_path}/far")
     gone, last = snapshot_of(tmp_path / "memory", 5), snapshot_of(tmp_path / "memory", 7)
     gone.path.unlink()
@@ -213,7 +213,7 @@ async def test_what_is_not_wanted_any_more_or_is_gone_is_not_brought(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_node_that_is_about_to_go_begins_nothing_until_it_stays(tmp_path):
+async def test_a_leaving_node_starts_no_upload_until_the_notice_is_withdrawn(tmp_path):
     run = Run(f"file://{tmp_path}/far", is_leaving=True)
     looks = 0
 
@@ -234,7 +234,7 @@ async def test_a_node_that_is_about_to_go_begins_nothing_until_it_stays(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_votes_outlive_the_agent_and_go_when_something_newer_is_committed(tmp_path):
+async def test_uploads_survive_a_restart_and_are_forgotten_after_a_newer_commit(tmp_path):
     async with place(tmp_path) as here:
         saving = Saving(uri=f"file://{tmp_path}/far")
         job = JobRecord(JOB, "running", layers=5, atoms=3, saving=saving)

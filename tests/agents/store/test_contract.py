@@ -32,7 +32,7 @@ async def next_of(news: AsyncGenerator[Changed | Compacted, None]) -> Changed | 
     return await asyncio.wait_for(anext(news), PATIENCE_S)
 
 
-async def test_what_was_put_is_found_with_its_revisions(store, prefix):
+async def test_a_put_is_read_back_with_its_revisions(store, prefix):
     assert await store.get(prefix + "a") is None
     first = await store.put(prefix + "a", b"1")
     assert await store.get(prefix + "a") == Entry(prefix + "a", b"1", first, first)
@@ -41,7 +41,7 @@ async def test_what_was_put_is_found_with_its_revisions(store, prefix):
     assert await store.get(prefix + "a") == Entry(prefix + "a", b"2", first, second)
 
 
-async def test_any_bytes_and_names_are_kept(store, prefix):
+async def test_keys_and_values_of_any_bytes_are_kept(store, prefix):
     value = bytes(range(256)) * 1000
     key = prefix + "größe/\N{GRINNING FACE} a b%2F"
     await store.put(key, value)
@@ -50,7 +50,7 @@ async def test_any_bytes_and_names_are_kept(store, prefix):
     assert (await store.get(prefix + "empty")).value == b""
 
 
-async def test_a_snapshot_is_all_below_its_prefix_in_order(store, prefix):
+async def test_a_snapshot_holds_all_keys_of_a_prefix_in_order(store, prefix):
     for name in ("b", "a", "a/x", "aa", "\U0010ffff", "\uffee"):
         await store.put(prefix + name, name.encode())
     await store.put(prefix[:-1] + "0", b"the next key behind the prefix")
@@ -73,14 +73,14 @@ async def test_a_transaction_is_applied_in_one_revision(store, prefix):
     assert (x.created, y.created) == (done.revision, done.revision)
 
 
-async def test_what_changes_nothing_has_no_revision(store, prefix):
+async def test_a_transaction_without_changes_has_no_revision(store, prefix):
     revision = await store.put(prefix + "a", b"")
     assert (await store.transact([], [Delete(prefix + "none")])).revision == revision
     assert (await store.transact([], [])).is_applied
     assert await store.put(prefix + "a", b"") == revision + 1
 
 
-async def test_compares_decide(store, prefix):
+async def test_a_transaction_is_applied_only_if_its_compares_hold(store, prefix):
     lease = await store.grant(60)
     made = await store.put(prefix + "a", b"1")
     changed = await store.put(prefix + "a", b"2", lease=lease.id)
@@ -106,7 +106,7 @@ async def test_compares_decide(store, prefix):
     assert await store.get(a) is None
 
 
-async def test_of_many_who_create_one_key_one_does(place, store, prefix):
+async def test_only_one_of_many_concurrent_creations_succeeds(place, store, prefix):
     others = [await place.open() for _ in range(3)]
     key = prefix + "leader"
     done = await asyncio.gather(
@@ -123,23 +123,23 @@ async def test_of_many_who_create_one_key_one_does(place, store, prefix):
         await other.close()
 
 
-async def test_a_key_that_comes_back_is_a_new_one(store, prefix):
+async def test_a_key_that_is_created_again_has_a_new_creation_revision(store, prefix):
     first = await store.put(prefix + "a", b"")
     await store.transact([], [Delete(prefix + "a")])
     again = await store.put(prefix + "a", b"")
     assert (await store.get(prefix + "a")).created == again > first
 
 
-async def test_what_is_too_much_is_refused_in_words(store, prefix):
-    with pytest.raises(StoreRefused, match="a transaction takes"):
+async def test_a_transaction_that_is_too_large_is_refused(store, prefix):
+    with pytest.raises(StoreRefused, match="a transaction of"):
         await store.put(prefix + "a", b"x" * (1 << 20))
-    with pytest.raises(StoreRefused, match="121 changes at once; a transaction takes 120"):
+    with pytest.raises(StoreRefused, match="a transaction of 121 changes; the limit is 120"):
         await store.transact([], [Put(f"{prefix}{i}", b"") for i in range(121)])
     await store.put(prefix + "a", b"x" * ((1 << 20) - 100))
     assert (await store.transact([], [Put(f"{prefix}{i}", b"") for i in range(120)])).is_applied
 
 
-async def test_a_lease_that_is_not_kept_takes_its_keys_along(store, prefix):
+async def test_an_expired_lease_deletes_its_keys(store, prefix):
     lease = await store.grant(1)
     assert lease.ttl_s >= 1
     orders = [Put(prefix + name, b"", lease.id) for name in ("a", "b")]
@@ -151,7 +151,7 @@ async def test_a_lease_that_is_not_kept_takes_its_keys_along(store, prefix):
     assert not await store.keep(lease.id)
 
 
-async def test_a_lease_that_is_kept_stays(store, prefix):
+async def test_a_renewed_lease_does_not_expire(store, prefix):
     lease = await store.grant(2)
     await store.put(prefix + "a", b"", lease=lease.id)
     for _ in range(12):
@@ -161,7 +161,7 @@ async def test_a_lease_that_is_kept_stays(store, prefix):
     await store.revoke(lease.id)
 
 
-async def test_a_revoked_lease_is_gone_with_its_keys(store, prefix):
+async def test_a_revoked_lease_deletes_its_keys(store, prefix):
     lease = await store.grant(60)
     await store.put(prefix + "a", b"", lease=lease.id)
     await store.put(prefix + "b", b"", lease=lease.id)
@@ -178,7 +178,7 @@ async def test_a_revoked_lease_is_gone_with_its_keys(store, prefix):
     assert not await store.keep(2**40 + 7)
 
 
-async def test_a_watch_shows_each_revision_once_from_where_it_was_asked(store, prefix):
+async def test_a_watch_yields_each_revision_after_its_start_once(store, prefix):
     before = await store.put(prefix + "before", b"")
     first = await store.put(prefix + "a", b"1")
     await store.put("/elsewhere", b"")
@@ -231,7 +231,7 @@ async def test_several_watches_see_the_same(place, store, prefix):
     await other.close()
 
 
-async def test_a_watch_of_what_was_compacted_says_so_and_ends(place, store, prefix):
+async def test_a_watch_of_compacted_revisions_ends_with_compacted(place, store, prefix):
     after = await store.put(prefix + "a", b"1")
     await store.put(prefix + "a", b"2")
     await store.put(prefix + "a", b"3")  # The last one is never forgotten.
@@ -248,7 +248,7 @@ async def test_a_watch_of_what_was_compacted_says_so_and_ends(place, store, pref
         assert (await next_of(news)).revision == revision
 
 
-async def test_a_watch_goes_on_while_what_it_has_seen_is_compacted(place, store, prefix):
+async def test_a_watch_survives_the_compaction_of_what_it_has_seen(place, store, prefix):
     after = await store.put(prefix + "a", b"1")
     async with aclosing(store.watch(prefix, after=after)) as news:
         second = await store.put(prefix + "a", b"2")
@@ -260,7 +260,7 @@ async def test_a_watch_goes_on_while_what_it_has_seen_is_compacted(place, store,
         assert (await waiting).revision == third
 
 
-async def test_a_watch_from_the_future_belongs_to_another_past(store, prefix):
+async def test_a_watch_from_a_future_revision_ends_with_compacted(store, prefix):
     revision = await store.put(prefix + "a", b"1")
     async with aclosing(store.watch(prefix, after=revision + 1000)) as news:
         assert isinstance(await next_of(news), Compacted)

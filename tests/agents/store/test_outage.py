@@ -13,7 +13,7 @@ from tests.agents.store.places import PATIENCE_S, wait_answer
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
-async def test_a_server_that_restarts_has_lost_nothing(server, prefix):
+async def test_a_restarted_server_has_lost_nothing(server, prefix):
     store = await server.open()
     await wait_answer(store)
     lease = await store.grant(60)
@@ -27,7 +27,7 @@ async def test_a_server_that_restarts_has_lost_nothing(server, prefix):
     await store.close()
 
 
-async def test_a_watch_goes_on_over_a_restart(server, prefix):
+async def test_a_watch_survives_a_restart(server, prefix):
     store = await server.open()
     after = (await wait_answer(store)).revision
     async with aclosing(store.watch(prefix, after=after)) as news:
@@ -45,7 +45,7 @@ async def test_a_watch_goes_on_over_a_restart(server, prefix):
     await store.close()
 
 
-async def test_a_store_that_is_away_says_so(server, prefix):
+async def test_a_store_that_is_down_is_reported_as_unavailable(server, prefix):
     store = await server.open()
     await wait_answer(store)
     revision = await store.put(prefix + "a", b"1")
@@ -65,7 +65,7 @@ async def test_a_store_that_is_away_says_so(server, prefix):
     await store.close()
 
 
-async def test_a_write_of_unknown_fate_is_settled_by_a_compare(server, prefix):
+async def test_an_unknown_write_is_settled_by_a_compare(server, prefix):
     store = await server.open()
     await wait_answer(store)
     count = 0

@@ -38,7 +38,7 @@ def socket() -> Iterator[Socket]:
     socket.close()
 
 
-async def test_a_kill_at_any_moment_loses_nothing_that_was_told(socket, examples):
+async def test_a_kill_at_any_moment_loses_no_acknowledged_write(socket, examples):
     """Each transaction writes the same number under three keys; each number only once."""
     random = Random(5)
     store = await socket.open()
@@ -67,7 +67,7 @@ async def test_a_kill_at_any_moment_loses_nothing_that_was_told(socket, examples
     await store.close()
 
 
-async def test_leases_stand_still_while_nobody_serves(socket):
+async def test_leases_do_not_expire_while_the_store_is_down(socket):
     store = await socket.open()
     lease = await store.grant(1)
     await store.put("/a", b"", lease=lease.id)
@@ -87,7 +87,7 @@ async def test_leases_stand_still_while_nobody_serves(socket):
     await store.close()
 
 
-async def test_a_full_disk_is_said_and_gotten_over(socket):
+async def test_a_full_disk_is_reported_and_recovered_from(socket):
     store = await socket.open()
     await store.put("/a", b"before")
     watching = store.watch("/", after=1)
@@ -111,7 +111,7 @@ async def _count_up(store, end):
         await store.put("/a", b"x" * 50_000)
 
 
-async def test_a_batch_that_fails_in_its_middle_leaves_no_trace(tmp_path):
+async def test_a_batch_that_fails_is_rolled_back(tmp_path):
     ledger = SqliteFile(tmp_path / "store.db", history_max=HISTORY_MAX)
     good = Transaction((), (Put("/a", b""),))
     with pytest.raises(UnicodeEncodeError):  # As a bug of ours would.
@@ -121,7 +121,7 @@ async def test_a_batch_that_fails_in_its_middle_leaves_no_trace(tmp_path):
     ledger.close()
 
 
-async def test_one_process_at_a_time_has_the_file(socket):
+async def test_one_process_at_a_time_can_open_the_file(socket):
     await wait_answer(store := await socket.open())
     await store.close()
     file = socket.folder / "store.db"
@@ -134,7 +134,7 @@ async def test_one_process_at_a_time_has_the_file(socket):
     await store.close()
 
 
-async def test_only_the_owner_may_read_and_connect(tmp_path, monkeypatch):
+async def test_only_the_owner_can_read_the_file_and_connect(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = await EmbeddedStore.open(tmp_path / "new" / "store.db")
     await store.put("/a", b"")
@@ -149,14 +149,14 @@ async def test_only_the_owner_may_read_and_connect(tmp_path, monkeypatch):
     await store.close()
 
 
-async def test_what_is_no_store_is_refused_and_left_alone(tmp_path):
+async def test_a_file_that_is_no_store_is_refused_and_left_unchanged(tmp_path):
     text = tmp_path / "text"
     text.write_text("Some notes. " * 100)
     with pytest.raises(StoreRefused, match="not a database"):
         await EmbeddedStore.open(text)
     assert text.read_text() == "Some notes. " * 100
     before = _foreign(tmp_path / "foreign")
-    with pytest.raises(StoreRefused, match="not a store of Sailor's"):
+    with pytest.raises(StoreRefused, match="not a store of Sailor"):
         await EmbeddedStore.open(tmp_path / "foreign")
     assert (tmp_path / "foreign").read_bytes() == before
     with pytest.raises(StoreRefused, match="cannot be used as the store"):
@@ -198,7 +198,7 @@ async def test_the_history_is_bounded(tmp_path):
     await store.close()
 
 
-async def test_many_writes_at_once_each_have_their_revision(tmp_path):
+async def test_each_of_many_concurrent_writes_has_a_revision(tmp_path):
     store = await EmbeddedStore.open(tmp_path / "store.db")
     revisions = await asyncio.gather(*(store.put(f"/{i}", b"") for i in range(100)))
     assert sorted(revisions) == list(range(1, 101))
@@ -217,7 +217,7 @@ async def test_many_writes_at_once_each_have_their_revision(tmp_path):
         (9).to_bytes(4, "big") + b'{"id":"a"',
     ],
 )
-async def test_who_speaks_nonsense_is_hung_up_on_and_nobody_else(socket, said):
+async def test_a_client_with_invalid_frames_is_disconnected_and_no_other(socket, said):
     store = await socket.open()
     await wait_answer(store)
     reader, writer = await asyncio.open_unix_connection(socket.socket)
@@ -230,7 +230,7 @@ async def test_who_speaks_nonsense_is_hung_up_on_and_nobody_else(socket, said):
     await store.close()
 
 
-async def test_a_request_that_is_none_is_refused_in_words(socket):
+async def test_an_invalid_request_is_refused_with_a_message(socket):
     store = await socket.open()
     await wait_answer(store)
     reader, writer = await asyncio.open_unix_connection(socket.socket)
@@ -260,9 +260,9 @@ async def test_a_request_that_is_none_is_refused_in_words(socket):
     await store.close()
 
 
-async def test_a_socket_in_a_place_that_cannot_be_is_refused(tmp_path):
+async def test_an_impossible_socket_path_is_refused(tmp_path):
     store = await EmbeddedStore.open(tmp_path / "store.db")
-    with pytest.raises(StoreRefused, match="cannot be a socket"):
+    with pytest.raises(StoreRefused, match="cannot be used as a socket"):
         await serve(store, tmp_path / ("long" * 40))
     (tmp_path / "folder").mkdir()
     await store.close()

@@ -45,7 +45,9 @@ class Others:
 @pytest.mark.parametrize(
     "peers", [{FIRST: {"address": "before:1"}}, {}], ids=["was started anew", "was not there"]
 )
-async def test_the_first_node_is_looked_for_where_it_is_now(peers: dict[str, Any], monkeypatch):
+async def test_the_rendezvous_is_asked_at_the_present_address_of_rank_0s_node(
+    peers: dict[str, Any], monkeypatch
+):
     monkeypatch.setattr(join, "ASK_AGAIN_S", 0.01)
     others = Others("now:2", asyncio.get_running_loop().create_future())
     ours = SimpleNamespace(id=HERE)

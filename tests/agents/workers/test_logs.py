@@ -22,7 +22,7 @@ def texts(output: Output) -> dict[int, str]:
     return {part.rank: part.text for part in output.parts}
 
 
-def test_what_is_followed_comes_whole_and_once(tmp_path: Path) -> None:
+def test_followed_output_comes_complete_and_once(tmp_path: Path) -> None:
     outputs = {0: process(tmp_path, "j.1.0"), 1: process(tmp_path, "j.1.1", "hello\n")}
     said, mark = {0: "", 1: ""}, ""
     for number in range(50):
@@ -35,7 +35,7 @@ def test_what_is_followed_comes_whole_and_once(tmp_path: Path) -> None:
     assert read_output(outputs, None, mark).parts == ()
 
 
-def test_more_than_one_answer_holds_is_told_in_several(tmp_path: Path) -> None:
+def test_long_output_is_split_over_answers(tmp_path: Path) -> None:
     path = process(tmp_path, "j.1.0", "first\n")
     mark = read_output({0: path}, 0, "").mark
     process(tmp_path, "j.1.0", "x" * (BYTES_MAX + 10))
@@ -47,7 +47,7 @@ def test_more_than_one_answer_holds_is_told_in_several(tmp_path: Path) -> None:
     assert sizes == [BYTES_MAX, 10, 0]
 
 
-def test_the_end_of_much_begins_with_a_whole_line(tmp_path: Path) -> None:
+def test_the_end_of_long_output_begins_with_a_whole_line(tmp_path: Path) -> None:
     path = process(tmp_path, "j.1.0", "".join(f"line {n}\n" for n in range(60_000)))
     (text,) = texts(read_output({0: path}, None, "")).values()
     assert text.startswith("line ")
@@ -55,7 +55,7 @@ def test_the_end_of_much_begins_with_a_whole_line(tmp_path: Path) -> None:
     assert BYTES_MAX - 20 < len(text) <= BYTES_MAX
 
 
-def test_half_of_a_character_waits_for_its_rest(tmp_path: Path) -> None:
+def test_an_incomplete_character_is_left_for_the_next_answer(tmp_path: Path) -> None:
     path = process(tmp_path, "j.1.0", "é".encode()[:1])
     first = read_output({0: path}, None, "")
     process(tmp_path, "j.1.0", "é".encode()[1:] + b"\n\xff\n")
@@ -63,13 +63,13 @@ def test_half_of_a_character_waits_for_its_rest(tmp_path: Path) -> None:
     assert texts(read_output({0: path}, None, first.mark)) == {0: "é\n\ufffd\n"}
 
 
-def test_another_process_of_a_rank_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_the_output_of_a_ranks_next_process_is_read_from_its_beginning(tmp_path: Path) -> None:
     mark = read_output({0: process(tmp_path, "j.1.0", "old\n")}, None, "").mark
     outputs = {0: process(tmp_path, "j.2.0", "new\n"), 1: process(tmp_path, "j.2.1", "more\n")}
     assert texts(read_output(outputs, None, mark)) == {0: "new\n", 1: "more\n"}
 
 
-def test_all_ranks_are_named_whichever_is_asked_for(tmp_path: Path) -> None:
+def test_all_ranks_are_listed_whichever_is_requested(tmp_path: Path) -> None:
     outputs = {0: process(tmp_path, "j.1.0", "a\n"), 3: tmp_path / "gone" / "output"}
     found = read_output(outputs, 77, "")
     assert (found.ranks, found.parts) == ((0, 3), ())
@@ -77,12 +77,12 @@ def test_all_ranks_are_named_whichever_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "0:j.1.0:12", "0:j.1.0:12,11:a_b-c.2.11:0"])
-def test_marks_of_ours_are_known(mark: str) -> None:
+def test_valid_marks_are_accepted(mark: str) -> None:
     assert MARK.match(mark)
 
 
 @pytest.mark.parametrize(
     "mark", ["0", "0:../x:1", "0:j:1,", ",0:j:1", "0:j:-1", "x:j:1", "0:j:1\n"]
 )
-def test_other_marks_are_not(mark: str) -> None:
+def test_invalid_marks_are_refused(mark: str) -> None:
     assert not MARK.match(mark)

@@ -15,7 +15,7 @@ from tests.agents.running import ROOT, place, plan_on, until
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_killed_rank_is_forked_anew_and_the_others_go_on(tmp_path):
+async def test_a_killed_rank_is_forked_again_and_the_others_are_reused(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -31,7 +31,7 @@ async def test_a_killed_rank_is_forked_anew_and_the_others_go_on(tmp_path):
         assert after[1] != before[1]
 
 
-async def test_what_is_left_over_ends_and_what_is_missing_is_forked(tmp_path):
+async def test_unused_processes_end_and_missing_ones_are_forked(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -48,7 +48,7 @@ async def test_what_is_left_over_ends_and_what_is_missing_is_forked(tmp_path):
         assert here.workers(3)[1] != two[1]
 
 
-async def test_an_agent_that_comes_back_finds_idle_workers_too(tmp_path):
+async def test_a_restarted_agent_takes_over_idle_workers_too(tmp_path):
     async with place(tmp_path) as here:
         agent = here.start()
         node = await here.ready()
@@ -72,7 +72,7 @@ async def test_an_agent_that_comes_back_finds_idle_workers_too(tmp_path):
         assert here.workers(2) == workers
 
 
-async def test_ranks_of_two_nodes_meet_and_fetch_from_each_other(tmp_path):
+async def test_ranks_of_two_nodes_meet_and_fetch_each_others_snapshots(tmp_path):
     async with place(tmp_path) as here:
         here.start("a")
         here.start("b", zone="us-central1-c")
@@ -92,7 +92,7 @@ async def test_ranks_of_two_nodes_meet_and_fetch_from_each_other(tmp_path):
         assert sorted(here.workers(2, "a")) == [1]
 
 
-async def test_without_its_part_of_the_plan_a_node_fails_in_words(tmp_path):
+async def test_a_plan_without_a_rank_on_the_node_is_reported(tmp_path):
     async with place(tmp_path) as here:
         here.start()
         node = await here.ready()
@@ -101,7 +101,7 @@ async def test_without_its_part_of_the_plan_a_node_fails_in_words(tmp_path):
         assert report.failure == "the plan has no rank on this node"
 
 
-async def test_a_warm_parent_that_nobody_can_ask_any_more_ends(tmp_path):
+async def test_an_orphaned_fork_server_ends(tmp_path):
     def nursery(name: str, orphan_s: float) -> subprocess.Popen[bytes]:
         words = (
             "agents.workers.fork_server",

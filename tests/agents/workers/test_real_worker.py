@@ -35,7 +35,7 @@ async def two_nodes(here: Place, roomless: str = "") -> tuple[NodeRecord, NodeRe
     return await here.ready("a"), await here.ready("b")
 
 
-async def test_it_trains_moves_in_place_and_goes_on_where_it_was(tmp_path):
+async def test_training_continues_after_a_reconfiguration_in_place(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
         both = plan_on(a.id, b.id)
@@ -57,7 +57,7 @@ async def test_it_trains_moves_in_place_and_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands_by(tmp_path):
+async def test_a_single_node_job_survives_its_node_through_a_spare_nodes_replica(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
         await here.open(a, 1, plan=plan_on(a.id), members=(a.id,), memory_every=1)
@@ -73,7 +73,7 @@ async def test_who_trains_alone_loses_nothing_with_its_node_while_another_stands
 
 
 @pytest.mark.slow
-async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_path):
+async def test_missing_room_for_snapshots_is_reported_before_training(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here, roomless="b")
         both = plan_on(a.id, b.id)
@@ -89,7 +89,7 @@ async def test_a_node_without_room_for_snapshots_says_so_before_training(tmp_pat
 
 
 @pytest.mark.slow
-async def test_a_worker_that_hears_nothing_is_killed_and_its_seat_filled_anew(tmp_path):
+async def test_a_worker_that_ignores_an_abort_is_killed_and_its_rank_forked_again(tmp_path):
     """Its peer is dead, and it waits in the kernel, say: being told so does not end that."""
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
@@ -116,7 +116,7 @@ async def holds_all(here: Place, name: str, step: int) -> Point | None:
 
 
 @pytest.mark.slow
-async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
+async def test_training_continues_from_memory_after_a_lost_node(tmp_path):
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
         both = plan_on(a.id, b.id)
@@ -135,7 +135,7 @@ async def test_a_node_is_lost_and_the_other_goes_on_from_memory(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_store_that_is_away_costs_checkpoints_and_never_training(tmp_path):
+async def test_an_outage_of_the_durable_store_costs_checkpoints_and_no_training(tmp_path):
     """The node has the room that it needs, and none for what waits for the store."""
     (tmp_path / "far").write_text("a file where the durable folder should be")
     async with place(tmp_path) as here:
@@ -148,7 +148,7 @@ async def test_a_store_that_is_away_costs_checkpoints_and_never_training(tmp_pat
         often = {"memory_every": 1, "persist_every": 1}
         await here.open(a, 1, plan=plan_on(a.id), members=(a.id,), **often)
         report = await until(lambda: is_past(here, "a", 1, 20))
-        assert "is not made durable: 1.4 MiB were needed in" in report.trouble
+        assert "is not uploaded: the next snapshot needed 1.4 MiB in" in report.trouble
         assert "far/" in report.trouble, "why the store takes nothing is said too"
         # What still waits takes no room from the next generation, either.
         await here.open(a, 2, plan=plan_on(a.id), members=(a.id,), **often)

@@ -21,7 +21,7 @@ def told(tmp_path, record: GenerationRecord, device_bytes: int | None) -> list[d
     return list(specs(site, briefing, RankMap(2, {0: 0, 1: 1}, None), NODE))
 
 
-def test_each_rank_hears_what_it_may_take_and_how_long_it_waits(tmp_path):
+def test_a_spec_holds_the_predicted_peak_and_the_timeout(tmp_path):
     first, second = told(tmp_path, RECORD, 5 << 30)
     assert (first["peak"], second["peak"]) == (
         {"tensors": 1, "context": 2},
@@ -31,6 +31,6 @@ def test_each_rank_hears_what_it_may_take_and_how_long_it_waits(tmp_path):
     assert {seat["device_bytes"] for seat in (first, second)} == {5 << 30}
 
 
-def test_where_nobody_predicted_anything_nothing_is_told(tmp_path):
+def test_a_spec_without_predictions_has_no_peak(tmp_path):
     (seat, _) = told(tmp_path, replace(RECORD, peaks=()), None)
     assert (seat["peak"], seat["device_bytes"]) == (None, None)
