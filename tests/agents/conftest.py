@@ -1,4 +1,4 @@
-"""The stores that the contract is tried on, and a prefix of its own for each test."""
+"""The stores that the contract is tested on, and a key prefix for each test."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # As the store sets it when it 
 
 @pytest.fixture(scope="session")
 def one_socket() -> Iterator[Socket]:
-    """An embedded store's process for all tests."""
+    """The process of an embedded store, for all tests."""
     with closing(Socket()) as place:
         yield place
 
 
 @pytest.fixture(scope="session")
 def one_etcd() -> Iterator[Cluster]:
-    """An etcd for all tests."""
+    """One etcd member, for all tests."""
     with closing(Cluster()) as place:
         yield place
 
 
 @pytest.fixture(scope="session")
 def one_cluster() -> Iterator[Cluster]:
-    """Three of etcd for all tests."""
+    """A cluster of three etcd members, for all tests."""
     with closing(Cluster(3)) as place:
         yield place
 
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Server:
-    """A store in processes of its own, which a test may kill and must start again."""
+    """A store in processes of its own; a test that kills one must restart it."""
     return request.getfixturevalue(f"one_{request.param}")
 
 
 @pytest.fixture(params=["embedded", *SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Any store."""
+    """Each kind of store."""
     if request.param == "embedded":
         return Embedded(tmp_path)
     return request.getfixturevalue(f"one_{request.param}")
@@ -57,7 +57,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest_asyncio.fixture
 async def store(place: Place) -> AsyncIterator[Store]:
-    """A way to the place."""
+    """A client of the store."""
     store = await place.open()
     await wait_answer(store)
     yield store
@@ -66,5 +66,5 @@ async def store(place: Place) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Keys of this test alone."""
+    """A key prefix that no other test uses."""
     return f"/sailor/v1/test-{next(_numbers)}/"

@@ -1,4 +1,4 @@
-"""Real agents as processes of their own, and the store that a test writes generations into."""
+"""Real agents in processes of their own, and the store into which a test writes generations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ max_tp = 2
 
 @dataclass(eq=False)
 class Place:
-    """One cluster; of one node, ``a``, if no other is started."""
+    """A cluster, with one node ``a`` unless others are started."""
 
     folder: Path
     store: EmbeddedStore
@@ -73,7 +73,7 @@ class Place:
     def start(
         self, name: str = "a", *, zone: str = "us-central1-b", memory_mib: int | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start an agent; with ``memory_mib`` its memory is a file system of that size."""
+        """Start an agent; with ``memory_mib`` its snapshots are on a file system of that size."""
         config = self.folder / ("agent.toml" if name == "a" else f"agent-{name}.toml")
         config.write_text(
             f'cluster_name = "test"\nname = "{name}"\nstate = "{self.state(name).name}"\n'
@@ -102,11 +102,11 @@ class Place:
         return [decode(NodeRecord, entry.value) for entry in found.entries]
 
     def state(self, name: str = "a") -> Path:
-        """The state folder of an agent."""
+        """Return the state folder of an agent."""
         return self.folder / ("state" if name == "a" else f"state-{name}")
 
     def memory(self, name: str = "a") -> Path:
-        """Where its snapshots are."""
+        """Return the folder of its snapshots."""
         return self.folder / f"memory-{name}"
 
     async def ready(self, name: str = "a") -> NodeRecord:
@@ -126,7 +126,7 @@ class Place:
         plan: Plan | None = None,
         **changes: Any,
     ) -> GenerationRecord:
-        """Store a generation, on two devices of one node if no plan is given."""
+        """Store a generation; without a plan, on two devices of one node."""
         text = plan_text(plan or plan_on(*[node.id] * ranks)).encode()
         record = GenerationRecord(
             **{
@@ -146,11 +146,11 @@ class Place:
         return record
 
     def workers(self, number: int, name: str = "a") -> dict[int, int]:
-        """Each rank's process, of those that live and have a seat in the generation."""
+        """Return the pid of each living rank of a generation."""
         return processes(self.state(name), number)
 
     def step(self, number: int, *, rank: int = 0, name: str = "a") -> int:
-        """How far a rank is."""
+        """Return the last step of a rank; -1: none."""
         path = self.state(name) / "generation" / str(number) / str(rank) / "step"
         return int(path.read_text(encoding="ascii")) if path.exists() else -1
 
@@ -174,20 +174,20 @@ class Place:
         return None
 
     async def is_taking(self, taking: Taking, name: str = "a") -> Report | None:
-        """The report, if it says so."""
+        """Return the report if ``taking`` is this."""
         report = await self.report(name)
         return report if report is not None and report.taking == taking else None
 
 
 def within_tmpfs(folder: Path, size_mib: int) -> list[str]:
-    """Begin a command that sees a small file system in memory at the folder, and nobody else."""
+    """Return the start of a command that mounts a small file system in memory for itself."""
     folder.mkdir(exist_ok=True)
     mount = f'mount -t tmpfs -o size={size_mib}m none "$0" && exec "$@"'
     return ["unshare", "-m", "sh", "-c", mount, str(folder)]
 
 
 def plan_on(*nodes: NodeId) -> Plan:
-    """One replica of the model on each; a node that is named twice has two."""
+    """Return a plan with one replica of the model per entry; nodes may repeat."""
     devices: Counter[str] = Counter()
     pipelines = []
     for node in nodes:
@@ -198,7 +198,7 @@ def plan_on(*nodes: NodeId) -> Plan:
 
 
 def processes(state: Path, number: int) -> dict[int, int]:
-    """Each rank's process below an agent's state folder, of those that live."""
+    """Return the pid of each living rank below an agent's state folder."""
     found = {}
     for home in state.glob("process/*"):
         born = json.loads((home / "process.json").read_text(encoding="utf-8"))
@@ -210,7 +210,7 @@ def processes(state: Path, number: int) -> dict[int, int]:
 
 
 async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
-    """The first true answer."""
+    """Poll until the answer is true, and return it."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         value = holds()
@@ -224,7 +224,7 @@ async def until(holds: Callable[[], Any], *, within_s: float = 60.0) -> Any:
 
 @contextlib.asynccontextmanager
 async def place(folder: Path) -> AsyncIterator[Place]:
-    """One cluster; whatever it started is over at its end."""
+    """Yield a cluster, and kill all that it started."""
     (folder / "key").write_bytes(KEY)
     store = await open_store(f"embedded://{folder}/store.db")
     assert isinstance(store, EmbeddedStore)
@@ -241,13 +241,13 @@ async def place(folder: Path) -> AsyncIterator[Place]:
                 said = json.loads(path.read_text(encoding="utf-8"))
                 if process_start(said["pid"]) == said["start"]:
                     os.kill(said["pid"], signal.SIGKILL)
-            end_nurseries(folder)
+            kill_fork_servers(folder)
             await server.close()
             await store.close()
 
 
-def end_nurseries(folder: Path) -> None:
-    """Also those that are only coming up."""
+def kill_fork_servers(folder: Path) -> None:
+    """Kill the fork servers below a folder, also while they start."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")

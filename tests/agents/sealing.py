@@ -1,4 +1,4 @@
-"""Real sealed files, made without a worker."""
+"""Writes real sealed snapshot files without a worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_snapshot(
     buddy: str | None = None,
     persist: bool = False,
 ) -> snapshot_file.Header:
-    """Seal a file of these pieces, each with its bytes."""
+    """Write and seal a file with these pieces."""
     contents = pieces or {(0, 0): b"weights and moments" * 100, (1, 1): bytes(5000)}
     header = snapshot_file.with_offsets(
         snapshot_file.Header(

@@ -1,4 +1,4 @@
-"""A real agent with real processes: it comes and goes, and its workers stay."""
+"""A real agent process with emulated workers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_the_next_generation_reuses_the_processes(tmp_path):
         await here.open(node, 2)
         await until(lambda: here.step(2) > 0)
         assert here.workers(1) == {}
-        assert here.workers(2) == old, "the processes that lived were not taken over"
+        assert here.workers(2) == old, "the living processes were not reused"
         await here.open(node, 2, state="stopping", stop_at=here.step(2) + 3)
         report = await until(lambda: here.is_taking("stopped"))
         assert [seal.point.step for seal in report.sealed] == [report.step]
@@ -90,7 +90,7 @@ async def test_an_abort_needs_the_key_and_the_present_term(tmp_path):
             return b"aborted" in (await here.ask("GET", "/v1/logs/1"))[1]
 
         await until(has_left)
-        assert here.workers(1) == workers, "what waits for the next generation was ended"
+        assert here.workers(1) == workers, "idle workers were killed"
 
 
 async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_path):
@@ -103,7 +103,7 @@ async def test_an_unresponsive_worker_is_killed_and_the_failure_reported(tmp_pat
         os.kill(here.workers(1)[1], signal.SIGKILL)
         failed = await until(lambda: here.is_taking("failed"))
         assert failed.failure == "rank 1 was killed by signal 9"
-        await here.open(node, 2)  # The leader moves on; who does not hear of it is killed.
+        await here.open(node, 2)  # The next generation; the stopped worker is killed.
         await until(lambda: here.step(2) > 0)
         await until(lambda: not here.workers(1))
 

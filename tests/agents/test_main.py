@@ -1,4 +1,4 @@
-"""What systemd is told of an agent, how it ends, and what stands in its log."""
+"""A real agent under systemd: notifications, exit and log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_ready_is_sent_once_the_node_is_registered(tmp_path):
         with ear(tmp_path) as systemd:
             here.environment["NOTIFY_SOCKET"] = str(systemd.path)
             agent = here.start()
-            # It lives and asks for time while the store is away, and is not ready.
+            # While the store is down, it extends the timeout and is not ready.
             for _ in range(3):
                 await asyncio.to_thread(systemd.wait_for, "EXTEND_TIMEOUT_USEC=")
             assert not {"READY=1", "WATCHDOG=1"} & set(systemd.heard)
@@ -48,12 +48,12 @@ async def test_a_stuck_loop_does_not_feed_the_watchdog(tmp_path):
             agent = here.start()
             node = await here.ready()
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
-            # The disk hangs: what must be written before it is acted upon cannot be.
+            # The disk hangs, and with it the loop, which writes its state before it acts.
             stuck = tmp_path / "state" / ".life.json.new"
             os.mkfifo(stuck)
             await here.open(node, 1)
             await asyncio.to_thread(systemd.wait_for_silence)
-            # What systemd does then ends it, and the next one does its work.
+            # systemd's SIGABRT ends it, and the next agent process takes over.
             agent.send_signal(signal.SIGABRT)
             await until(lambda: agent.poll() is not None)
             assert agent.returncode == -signal.SIGABRT
@@ -75,7 +75,7 @@ async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
             agent.send_signal(signal.SIGTERM)
             await asyncio.to_thread(systemd.wait_for, "STOPPING=1")
             assert any(line.startswith("STATUS=draining") for line in systemd.heard)
-            # While it drains it is watched as before, and its workers count on.
+            # While it drains, it feeds the watchdog and its workers go on.
             await asyncio.to_thread(systemd.wait_for, "WATCHDOG=1")
             before = here.step(1)
             await until(lambda: here.step(1) > before + 3)
@@ -83,7 +83,7 @@ async def test_stopping_is_sent_at_once_and_workers_finish_first(tmp_path):
             stop_at = here.step(1) + 3
             await here.open(node, 1, state="stopping", stop_at=stop_at)
             await until(lambda: here.step(1) >= stop_at)
-            assert here.workers(1) == workers  # Parked: they hold what they sealed.
+            assert here.workers(1) == workers  # Parked with their snapshots.
             assert agent.poll() is None
             await here.open(node, 1, state="closed")
             await until(lambda: agent.poll() is not None)
@@ -105,7 +105,7 @@ async def test_every_log_line_has_the_context_fields(tmp_path):
 
 
 async def test_the_log_on_a_terminal_is_text(tmp_path):
-    """On a terminal there is no JSON."""
+    """No JSON is written to a terminal."""
     (tmp_path / "key").write_text("k" * 64)
     (tmp_path / "agent.toml").write_text(
         'cluster_name = "c"\nstate = "s"\nkey = "key"\nstore = "unix:///nowhere"\nzone = "z"\n'
@@ -123,7 +123,7 @@ async def test_the_log_on_a_terminal_is_text(tmp_path):
         text = ""
         while "registering as ready" not in text:
             text += (await asyncio.to_thread(os.read, ours, 4096)).decode()
-        # The words alone, in colour, and which event made it say so.
+        # The text, and the event that caused it.
         assert '"event"' not in text
         assert "SelfTested" in text
     finally:

@@ -1,4 +1,4 @@
-"""Where a machine stands and what it is: its cloud knows better than a file from its image."""
+"""A node's zone and machine type, from the metadata server or the configuration."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CATALOGUE = load_catalogue()
 REAL = Devices("A100-40", 2, 312.0, is_emulated=False)
 EMULATED = Devices("A100-40", 2, 312.0, is_emulated=True)
 T4 = Devices("T4", 1, 65.0, is_emulated=False)
-"""Attached to a machine of another name, of which the server speaks."""
+"""A GPU attached to a machine whose type, as the server gives it, does not name it."""
 SERVER = ("us-central1-b", "a2-highgpu-2g")
-"""What the fake metadata server says."""
+"""Zone and machine type of the fake metadata server."""
 
 
 async def where(devices: Devices, zone: str | None, machine: str | None) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What an agent tells its leader at once, and what may wait."""
+"""Which reports are sent at once."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_a_sealed_snapshot_is_news_unless_reports_are_rare():
     fresh = replace(STEP, sealed=sealed(41))
     assert is_news(fresh, HEARD)
     assert not is_news(fresh, HEARD, with_seals=False)
-    parked = replace(fresh, taking="stopped")  # The point at which all stand is waited for.
+    parked = replace(fresh, taking="stopped")  # The leader waits for this point.
     assert is_news(replace(parked, sealed=sealed(42)), parked, with_seals=False)

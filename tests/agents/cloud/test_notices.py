@@ -1,4 +1,4 @@
-"""The machine goes away, or does not after all: one notice for one going, wherever it is told."""
+"""Notices of a departure, from the metadata server and from a shutdown of the system."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def asked_of(server: Metadata) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def watched(server: Metadata, *recalled: str) -> AsyncIterator[list[Event]]:
-    """What an agent is fed while the server is as the test has it."""
+    """Collect the events of an agent that follows the server."""
     events: list[Event] = []
     notices = Notices(NODE, 30.0, 10.0, Clock(), events.append)
     notices.restore(recalled)
@@ -82,7 +82,7 @@ async def test_gce_each_departure_has_its_own_notice_and_a_false_alarm_is_withdr
         assert isinstance(gone, NoticeWithdrawn)
         assert first.id == gone.id != second.id
         assert first.leaves_at == first.at + 30.0
-        # The first question never waits; all others wait for another value.
+        # The first request does not wait; all others wait for a change.
         assert [waits for what, waits in server.asked if what == PREEMPTED][:2] == [False, True]
 
 
@@ -125,7 +125,7 @@ async def test_gce_a_flag_set_before_the_agent_started_gives_a_notice_at_once():
 async def test_gce_two_sources_share_one_notice_until_both_withdraw():
     async with metadata_server() as server, watched(server) as events:
         await until(lambda: server.waiting == 2)
-        await server.flip(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")  # It stays, elsewhere.
+        await server.flip(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")  # A live migration.
         await server.flip(MAINTENANCE, TERMINATE)
         await until(lambda: len(events) == 1)
         await server.flip(PREEMPTED, "TRUE")
@@ -138,7 +138,7 @@ async def test_gce_two_sources_share_one_notice_until_both_withdraw():
         assert late.leaves_at == late.at + 30.0
         asked = len(server.asked)
         await server.flip(MAINTENANCE, "NONE")
-        await until(lambda: len(server.asked) > asked)  # That was heard, and it asks again.
+        await until(lambda: len(server.asked) > asked)  # The change was read.
         await until(lambda: server.waiting == 2)
         assert len(events) == 2
         await server.flip(PREEMPTED, "FALSE")
@@ -159,7 +159,7 @@ async def test_gce_a_restarted_agent_keeps_its_notice():
         async with watched(server, id_) as events:
             await until(lambda: events)
             assert events == [NoticeWithdrawn(events[0].at, id_)]
-        # Nobody says that it stays while one of the two has not been heard.
+        # No withdrawal while one of the two sources was not read.
         events.clear()
         half = Notices(NODE, 30.0, 10.0, Clock(), events.append)
         half.restore([id_])
@@ -284,7 +284,7 @@ async def test_gce_a_real_agent_drains_recovers_and_drains_again(tmp_path):
         first = (await until(lambda: stored(1)))[0]
         assert (first.kind, first.target) == ("preempt", node.id)
         assert first.leaves_at is not None
-        agent.kill()  # Who comes next knows that it is the same going.
+        agent.kill()  # The next agent process knows the notice.
         agent.wait()
         await until(lambda: server.waiting == 0)
         here.start()

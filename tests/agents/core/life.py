@@ -1,4 +1,4 @@
-"""An agent in the middle of something: states for tests of one decision each."""
+"""States of an agent for tests of single decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEALED = (Sealed(Point(40, 3), (Holding(0, 0, 1),)),)
 
 
 def state(gang: Gang | None = RUNS, **others: Any) -> State:
-    """Registered, with the store read, and its workers in the third generation."""
+    """Return a registered agent with workers in the third generation."""
     made = State(
         NODE,
         now=NOW,
@@ -52,17 +52,17 @@ def state(gang: Gang | None = RUNS, **others: Any) -> State:
 
 
 def idle(**others: Any) -> State:
-    """No workers, and nothing to join."""
+    """Return an agent without workers and without a generation to join."""
     return state(None, **{"left": 3, **others})
 
 
 def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Decide, and leave notes and reports out of what is ordered."""
+    """Decide; return the commands without notes and reports."""
     after, commands = decide(before, event)
     return after, tuple(each for each in commands if not isinstance(each, Note | SendReport))
 
 
 def said(before: State, event: Event) -> list[Report]:
-    """What the leader is told of it."""
+    """Return the reports that the event causes."""
     _, commands = decide(before, event)
     return [each.report for each in commands if isinstance(each, SendReport)]

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: what every decision of an agent keeps to."""
+"""Properties of an agent's decisions over any order of events."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ lives = st.lists(moves, min_size=5, max_size=50)
 
 
 class Life:
-    """An agent, and what becomes of what it orders."""
+    """An agent, and the results of its commands."""
 
     def __init__(self) -> None:
         self.state = State(NODE)
@@ -67,13 +67,13 @@ class Life:
         return commands
 
     def event(self, move: tuple[object, ...]) -> Event:
-        """What a move means at this moment."""
+        """Turn a drawn move into an event that is possible now."""
         self.now += 0.01
         gang = self.state.gang
         present = 0 if gang is None else gang.generation
         match move:
             case ("read", int() as number, str() as state, bool() as is_ours, bool() as is_other):
-                # Whose workers it has is the only job that it is shown.
+                # While it has workers, it sees their job only.
                 job = self.state.job if gang is not None else (OTHER if is_other else JOB)
                 record = replace(
                     G,

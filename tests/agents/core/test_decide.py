@@ -1,4 +1,4 @@
-"""One decision each: what an agent makes of one event."""
+"""Single decisions of the agent: one event, its commands and the next state."""
 
 from __future__ import annotations
 

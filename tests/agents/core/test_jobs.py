@@ -1,4 +1,4 @@
-"""Which job an agent serves, and what it keeps of others."""
+"""Decisions about the job that an agent serves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def vote(step: int, of: int = 3) -> Uploaded:
 
 
 def test_the_next_job_starts_without_the_state_of_the_last() -> None:
-    """What it heard, left, sealed and uploaded of one job is nothing to the next."""
+    """Fence, left generation, snapshots and uploads are reset."""
     before = idle(record=CLOSED, uploaded=(vote(40),), trouble="it is full")
     after, _ = act(before, GenerationRead(NOW, replace(WITHOUT_US, job=OTHER, number=1)))
     assert (after.job, after.heard, after.left) == (OTHER, Fence(TERM, 1), 0)

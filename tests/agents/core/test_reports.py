@@ -1,4 +1,4 @@
-"""What an agent reports of its node, and when."""
+"""When an agent reports, and what."""
 
 from __future__ import annotations
 

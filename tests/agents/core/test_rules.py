@@ -1,4 +1,4 @@
-"""Single rules of agents that nothing else would miss: each was found by breaking it."""
+"""Rules that no other test covers; each test was found by breaking its rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITHOUT_US = replace(G, number=4, members=(PEER,))
 
 
 def test_a_generation_that_the_workers_left_is_not_joined_again() -> None:
-    """They wait for the next one; what is read late of the last one names this node still."""
+    """A late read of the old record still names this node."""
     before = state(ABORTED, record=WITHOUT_US)
     after, _ = act(before, GangReported(NOW, 3, "idle"))
     assert (after.gang, after.left, after.idle_since) == (None, 3, NOW)

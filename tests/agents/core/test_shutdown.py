@@ -1,4 +1,4 @@
-"""When an agent that was told to end does so."""
+"""When an agent that was asked to exit does so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEXT = replace(G, number=4, members=(PEER,), restore=Restore(Point(40, 3), "memo
 
 
 def test_a_stopped_agent_stays_while_other_nodes_fetch_from_it() -> None:
-    """It was moved off: the next generation begins from what stands in its memory."""
+    """The next generation restores from its memory."""
     leaving = idle(record=NEXT, is_leaving=True, idle_since=NOW)
     after, commands = act(leaving, Ticked(NOW + 59))
     assert (commands, after.is_leaving) == ((), True)

@@ -1,4 +1,4 @@
-"""A daemon dies at the place that a test names, and nowhere else."""
+"""Fail points kill the process at the named place."""
 
 from __future__ import annotations
 

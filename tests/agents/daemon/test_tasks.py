@@ -1,4 +1,4 @@
-"""Work that runs by itself: its faults are told, its end is not."""
+"""Background tasks and their failures."""
 
 from __future__ import annotations
 

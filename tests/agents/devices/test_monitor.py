@@ -1,4 +1,4 @@
-"""A device that breaks in use: what is heard of it, and what becomes of its workers."""
+"""Faults of devices in use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TWO = Devices("A100-40", 2, 312.0, is_emulated=False)
     ("changes", "said"),
     [
         ({}, ""),
-        ({"used_mib": 40_000}, ""),  # By the workers.
-        ({"mode": 2}, ""),  # Who computes already may go on.
-        ({"rows": (1, 0, 1, 0)}, ""),  # What was put right waits for the next reset.
+        ({"used_mib": 40_000}, ""),  # Used by the workers.
+        ({"mode": 2}, ""),  # Running programs are not affected.
+        ({"rows": (1, 0, 1, 0)}, ""),  # A repair that waits for the next reset.
         ({"ecc": 2}, "device 1 had 2 memory errors that ECC could not correct"),
         ({"rows": (0, 1, 1, 0), "ecc": 2}, "device 1 needs a reset"),
         ({"rows": (0, 9, 0, 1)}, "device 1 has broken memory and no spare memory left"),

@@ -1,4 +1,4 @@
-"""What a driver says becomes devices of the catalogue, or a sentence that says what to do."""
+"""Finding and testing devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CATALOGUE = load_catalogue(None)
 @pytest.mark.parametrize(
     ("name", "mib", "known"),
     [
-        # The names as nvidia-smi prints them, with the memory that it prints.
+        # Names and memory as nvidia-smi prints them.
         ("Tesla V100-SXM2-16GB", 16_384, "V100-16"),
         ("Tesla V100-SXM2-16GB", 16_160, "V100-16"),
         ("Tesla V100-PCIE-16GB", 16_384, "V100-16"),
@@ -54,7 +54,7 @@ def test_products_are_found_by_the_drivers_names(name, mib, known):
 @pytest.mark.parametrize(
     ("name", "mib", "said"),
     [
-        # Neighbours with another speed or another memory.
+        # Similar products with another speed or memory.
         ("Tesla V100-SXM2-32GB", 32_768, 'unknown GPU "Tesla V100-SXM2-32GB"'),
         ("NVIDIA L40S", 46_068, 'unknown GPU "NVIDIA L40S"'),
         ("NVIDIA H100 PCIe", 81_559, 'unknown GPU "NVIDIA H100 PCIe"'),
@@ -80,7 +80,7 @@ def test_a_catalogue_alias_makes_a_product_known(tmp_path):
 
 
 def test_the_recorded_queries_exist_in_the_package():
-    """Each question that was written down is one of the package's own."""
+    """Each recorded query is a function of the package."""
     asked = [name for name in vars(Recorded) if name.startswith("nvml")]
     assert len(asked) == 16
     assert [name for name in asked if not callable(getattr(pynvml, name, None))] == []
@@ -99,7 +99,7 @@ def test_the_driver_is_shut_down_after_every_query():
     [
         ({}, []),
         ({"ecc": None, "rows": None, "retired": None, "mig": None}, []),
-        ({"rows": (3, 1, 0, 0)}, []),  # Replaced already, which is what spare rows are for.
+        ({"rows": (3, 1, 0, 0)}, []),  # Replaced by spare rows.
         ({"rows": (0, 1, 1, 0), "ecc": 2}, ["needs a reset"]),
         ({"rows": (0, 9, 0, 1)}, ["no spare memory left"]),
         ({"rows": None, "retired": 1}, ["needs a reset"]),

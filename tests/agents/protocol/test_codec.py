@@ -1,4 +1,4 @@
-"""Records survive the wire, and nothing else does."""
+"""Encoding and decoding of records."""
 
 from __future__ import annotations
 

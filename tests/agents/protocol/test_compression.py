@@ -1,4 +1,4 @@
-"""Records of thousands of nodes: packed where they are long, and the same whoever wrote them."""
+"""Compression of long records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_value_that_is_too_long_is_not_decompressed(monkeypatch):
 
 
 async def led(store: Store, keys: Keys) -> int:
-    """Hold the leader's key; return the term."""
+    """Write the leader's key; return the term."""
     await store.transact([], [Put(keys.leader, b'{"address": "h:1"}')])
     entry = await store.get(keys.leader)
     assert entry is not None
@@ -76,7 +76,7 @@ async def test_an_uncompressed_record_is_still_read(store, prefix):
     keys = Keys(prefix.split("/")[-2])
     gateway, term = Gateway(store, keys), await led(store, keys)
     record = replace(RECORD, term=term, reason="r" * PACK_FROM)
-    # An earlier version did not pack, and did not know all of today's fields.
+    # As an earlier version wrote it, uncompressed and with fewer fields.
     old = json.loads(encode(record))
     del old["wait_s"]
     await store.transact([], [Put(keys.generation(record.job), json.dumps(old).encode())])

@@ -1,4 +1,4 @@
-"""Requests and answers are known by the cluster's key, and none counts twice."""
+"""Signatures of requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A durable place that is full, or read-only: told with what helps, nothing half-written stays."""
+"""Uploads to a full or read-only file system."""
 
 from __future__ import annotations
 

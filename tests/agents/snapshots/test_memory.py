@@ -1,4 +1,4 @@
-"""Snapshots in memory: what counts as one, who may read it, and when it is let go."""
+"""Snapshots in memory: found, served over HTTP and deleted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def points(memory: SnapshotMemory, job: JobId = JOB) -> list[tuple[int, int]]:
     return [(sealed.point.generation, sealed.point.step) for sealed in memory.sealed(job)]
 
 
-# ---- what there is ------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------
 
 
 def test_a_starting_agent_finds_only_sealed_files(tmp_path):
@@ -37,7 +37,7 @@ def test_a_starting_agent_finds_only_sealed_files(tmp_path):
     write_snapshot(tmp_path, step=7, job="other")
     folder = tmp_path / "job" / "1-20"
     folder.mkdir()
-    (folder / "0.snap").write_bytes(bytes(9000))  # Begun, and never sealed.
+    (folder / "0.snap").write_bytes(bytes(9000))  # Not sealed.
     moved = tmp_path / "job" / "1-30"
     moved.mkdir()
     (tmp_path / "job" / "1-10" / header.file_name).read_bytes()
@@ -79,15 +79,15 @@ def test_a_file_that_a_worker_reused_counts_once(tmp_path):
     assert points(memory) == [(1, 2)]
 
 
-# ---- letting go ---------------------------------------------------------------------------------
+# ---- deletion -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("safe", "running", "left"),
     [
-        # What the older generation did beyond the point where it was left is void too.
+        # Steps of the older generation beyond its end are void too.
         (Point(11, 2), 2, [(2, 11), (2, 12)]),
-        # The last two of the generation that runs stay, however safe a later point is.
+        # The last two points of the running generation are kept.
         (Point(13, 2), 2, [(2, 11), (2, 12)]),
         (Point(13, 2), 0, []),
         (Point(10, 1), 2, [(1, 10), (2, 11), (1, 12), (2, 12)]),
@@ -155,7 +155,7 @@ def test_a_link_keeps_the_content_when_the_file_is_deleted_or_reused(tmp_path):
 
 
 class Served:
-    """One memory behind its door."""
+    """A memory behind its HTTP routes."""
 
     def __init__(self, memory: SnapshotMemory, session: aiohttp.ClientSession, port: int) -> None:
         self.memory, self.session, self.port = memory, session, port

@@ -1,4 +1,4 @@
-"""Copies for safety: where they go, in which order, how fast, and what if nobody takes them."""
+"""Replication of snapshots: to which node, in which order, at which rate, and after failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OWN = NodeRecord(NodeId("a"), "a", "z1", "box", "A100-40", 2, "127.0.0.1:1", "re
 
 @dataclass
 class World:
-    """This node's snapshots, and the other nodes with their doors."""
+    """This node's snapshots, and the HTTP servers of the other nodes."""
 
     folder: Path
     session: aiohttp.ClientSession
@@ -286,7 +286,7 @@ async def test_a_snapshot_that_was_deleted_or_reused_is_skipped(world):
 @pytest.mark.asyncio
 async def test_the_rate_is_limited_until_the_node_drains(world):
     pieces = {(0, 0): bytes(3 << 20)}
-    slow = world.buddies(rate_bytes_s=1e4)  # It would take minutes.
+    slow = world.buddies(rate_bytes_s=1e4)  # The transfer would take minutes.
     slow.add(world.snapshot(1, pieces=pieces))
     task = asyncio.create_task(slow.run())
     with contextlib.suppress(TimeoutError):

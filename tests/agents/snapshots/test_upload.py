@@ -1,4 +1,4 @@
-"""The durable store: objects are there as a whole, under one name, and what fails is said."""
+"""Uploads of snapshots to the durable store."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_file_overwritten_during_the_upload_leaves_no_object(tmp_path, kind):
 
 
 class Plain(MemoryFileSystem):
-    """A store whose client does not tell whether an object is there already."""
+    """A store whose client cannot create an object exclusively."""
 
     protocol = "plainmemory"
 
@@ -91,7 +91,7 @@ fsspec.register_implementation("plainmemory", Plain, clobber=True)
 
 @pytest.mark.parametrize("kind", ["memory", "plainmemory"])
 def test_a_repeated_upload_succeeds(tmp_path, kind):
-    """The answer to the first try was lost."""
+    """As after a lost answer."""
     snapshot = snapshot_of(tmp_path)
     uri = f"{kind}://{tmp_path}/again/0.snap"
     for _ in range(2):
@@ -124,12 +124,12 @@ def test_an_incomplete_object_is_deleted_and_the_retry_succeeds(tmp_path):
         assert system.cat_file(target) == whole
 
 
-# ---- one after the other ------------------------------------------------------------------------
+# ---- the queue ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Run:
-    """An uploading that writes down what it says."""
+    """An uploader, and what it reports."""
 
     uri: str | None
     votes: list[Uploaded] = field(default_factory=list)
@@ -268,9 +268,9 @@ async def test_uploads_survive_a_restart_and_are_forgotten_after_a_newer_commit(
             return report is not None and all(v.point.step >= 40 for v in report.uploaded)
 
         await until(only_newer)
-        # The job ends: nothing of it is kept in memory.
+        # The job ends, and its memory is freed.
         await here.open(node, 1, state="closed")
         ended = JobRecord(JobId(JOB), "done", layers=5, atoms=3, saving=saving)
         await here.store.transact([], [Put(f"{PREFIX}job/{JOB}/state", encode(ended))])
         await until(lambda: names(here.memory()) == [])
-        assert names(tmp_path / "far"), "the durable store is not the agent's to tidy"
+        assert names(tmp_path / "far"), "an agent deletes nothing from the durable store"

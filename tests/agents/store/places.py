@@ -1,4 +1,4 @@
-"""Stores to try the contract on: each can be opened, and most can be killed and started again."""
+"""The stores under test; most can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ ROOT = Path(__file__).resolve().parents[3]
 ETCD = shutil.which("etcd")
 COMPACT = method("KV", "Compact")
 PATIENCE_S = 60.0
-"""After which an answer is taken never to come."""
+"""How long a test waits for an answer."""
 TIMEOUT_S = 1.5
-"""Of every call; what an outage costs the tests that wait for it."""
+"""The timeout of each call, which tests of outages wait for."""
 HISTORY_MAX = 50
-"""Small, so that the embedded stores forget soon."""
+"""Small, so that embedded stores compact soon."""
 
 
 class Place(Protocol):
-    """Somewhere a store is."""
+    """A store under test."""
 
     async def open(self) -> Store:
-        """One more way to it."""
+        """Open another client."""
         ...
 
     async def compact(self, store: Store) -> None:
-        """Make it forget the changes so far."""
+        """Compact all changes so far."""
         ...
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Stop the store and delete its files."""
         ...
 
 
 class Server(Place, Protocol):
-    """A store that runs elsewhere and can die."""
+    """A store in processes of its own, which can be killed."""
 
     def start(self) -> None: ...
 
@@ -57,7 +57,7 @@ class Server(Place, Protocol):
 
 
 class Embedded:
-    """Inside this very process; all that open it have one and the same."""
+    """An embedded store in this process, shared by all clients."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "store.db"
@@ -76,10 +76,10 @@ class Embedded:
 
 
 class Socket:
-    """Inside another process, through its socket."""
+    """An embedded store in another process, behind its socket."""
 
     def __init__(self) -> None:
-        # A socket's path must be short, and those of pytest's folders need not be.
+        # The path of a socket must be short; pytest's folders may be too long.
         self._folder = tempfile.TemporaryDirectory(prefix="sailor-")
         self.folder = Path(self._folder.name)
         self.socket = self.folder / "store.sock"
@@ -108,7 +108,7 @@ class Socket:
 
 
 class Cluster:
-    """One etcd, or several that vote, on free ports of this machine."""
+    """One etcd member or several, on free ports of this machine."""
 
     def __init__(
         self, size: int = 1, *, arguments: Sequence[str] = (), scheme: str = "http"
@@ -136,7 +136,7 @@ class Cluster:
             await ask(message("CompactionRequest")(revision=revision, physical=True))
 
     async def leader(self) -> int:
-        """Which member leads, by its place among the endpoints."""
+        """Return the index of the leading member."""
         while True:
             for i, endpoint in enumerate(self.endpoints):
                 async with grpc.aio.insecure_channel(endpoint) as channel:
@@ -163,7 +163,7 @@ class Cluster:
             *("--listen-peer-urls", self._peers[i]),
             *("--initial-advertise-peer-urls", self._peers[i]),
             *("--initial-cluster", cluster),
-            # The shortest lease follows from these: one second.
+            # These allow leases of one second.
             *("--heartbeat-interval", "60", "--election-timeout", "600"),
         ]
 
@@ -188,13 +188,13 @@ def _free_ports(count: int) -> list[int]:
 
 
 async def write_much(store: Store) -> None:
-    """More changes than an embedded store of these tests remembers."""
+    """Write more changes than an embedded store of these tests keeps."""
     for _ in range(2 * HISTORY_MAX + 2):
         await store.put("/elsewhere", b"")
 
 
 async def wait_answer(store: Store) -> Snapshot:
-    """Wait until the store answers again."""
+    """Return when the store answers."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

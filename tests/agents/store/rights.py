@@ -1,4 +1,4 @@
-"""Has an etcd of the tests ask who is there, and lets users in to parts of it."""
+"""Sets up users and permissions of an etcd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUTH = {
 
 
 async def require_passwords(cluster: Cluster) -> None:
-    """Let in root, who may do anything, and guest, who may do nothing."""
+    """Create root with all permissions and guest with none, and require passwords."""
     await _ask(cluster, "RoleAdd", name="root")
     await _ask(cluster, "UserAdd", name="root", password=ROOT_PASSWORD)
     await _ask(cluster, "UserGrantRole", user="root", role="root")
@@ -36,7 +36,7 @@ async def require_passwords(cluster: Cluster) -> None:
 
 
 async def let_guest(cluster: Cluster, prefix: str) -> None:
-    """Let guest read and write what begins so."""
+    """Let guest read and write the keys with this prefix."""
     entered = await _ask(cluster, "Authenticate", name="root", password=ROOT_PASSWORD)
     end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     perm = {"permType": READ_AND_WRITE, "key": prefix.encode(), "range_end": end.encode()}

@@ -1,4 +1,4 @@
-"""A process that has an embedded store and serves it, to be killed: FILE SOCKET [HISTORY]."""
+"""A process that serves an embedded store, to be killed: FILE SOCKET [HISTORY]."""
 
 from __future__ import annotations
 

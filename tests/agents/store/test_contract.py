@@ -1,4 +1,4 @@
-"""What every store must do, whatever it is made of."""
+"""What every store must do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def next_of(news: AsyncGenerator[Changed | Compacted, None]) -> Changed | Compacted:
-    """The next news; not to come at all is the only mistake."""
+    """Return the next item of a watch."""
     return await asyncio.wait_for(anext(news), PATIENCE_S)
 
 
@@ -165,11 +165,11 @@ async def test_a_revoked_lease_deletes_its_keys(store, prefix):
     lease = await store.grant(60)
     await store.put(prefix + "a", b"", lease=lease.id)
     await store.put(prefix + "b", b"", lease=lease.id)
-    await store.put(prefix + "b", b"")  # Freed from the lease.
+    await store.put(prefix + "b", b"")  # Without the lease from now on.
     await store.revoke(lease.id)
     assert [entry.key for entry in (await store.snapshot(prefix)).entries] == [prefix + "b"]
     assert not await store.keep(lease.id)
-    await store.revoke(lease.id)  # Once more is no mistake.
+    await store.revoke(lease.id)  # A second time is no error.
     with pytest.raises(LeaseGone):
         await store.put(prefix + "a", b"", lease=lease.id)
     with pytest.raises(LeaseGone):
@@ -203,7 +203,7 @@ async def test_a_watch_from_a_snapshot_misses_nothing(place, store, prefix):
     async with aclosing(store.watch(prefix, after=snapshot.revision)) as news:
         while seen[-1] < 199:
             changed = await next_of(news)
-            if isinstance(changed, Compacted):  # An embedded store may have forgotten by now.
+            if isinstance(changed, Compacted):  # An embedded store may have compacted by now.
                 assert seen[-1] == -1
                 break
             seen.append(int(changed.changes[0].entry.value))
@@ -234,7 +234,7 @@ async def test_several_watches_see_the_same(place, store, prefix):
 async def test_a_watch_of_compacted_revisions_ends_with_compacted(place, store, prefix):
     after = await store.put(prefix + "a", b"1")
     await store.put(prefix + "a", b"2")
-    await store.put(prefix + "a", b"3")  # The last one is never forgotten.
+    await store.put(prefix + "a", b"3")  # The last revision is never compacted.
     await place.compact(store)
     async with aclosing(store.watch(prefix, after=after)) as news:
         told = await next_of(news)

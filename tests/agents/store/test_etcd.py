@@ -1,4 +1,4 @@
-"""What only a cluster of etcd can suffer: lost leaders, lost quorums, passwords, certificates."""
+"""Failures of an etcd cluster: lost leaders, lost quorums, passwords, certificates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture
 def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
-    """Three members, all running, whatever the test before did."""
+    """A cluster of three members, all running."""
     yield one_cluster
     for i, process in enumerate(one_cluster.processes):
         process.send_signal(signal.SIGCONT)
@@ -41,7 +41,7 @@ def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
 
 
 async def wait_put(store: Store, key: str, value: bytes) -> int:
-    """Put until it is certain; a key that has the value twice is no harm."""
+    """Put until it is acknowledged; the put is idempotent."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(StoreUnavailable, WriteUnknown):
@@ -68,7 +68,7 @@ async def test_no_write_is_lost_with_the_leader(cluster, prefix):
             cluster.kill([await cluster.leader()])
         await wait_put(store, prefix + "n", str(number).encode())
     await asyncio.wait_for(watching, PATIENCE_S)
-    # A write in doubt was made again, so that a number may come twice, but none is missed.
+    # An unknown write was repeated: a number may come twice, but none is missing.
     assert sorted(set(seen)) == list(range(200))
     assert seen == sorted(seen)
     assert await store.keep(lease.id)
@@ -124,7 +124,7 @@ async def test_a_silent_member_is_left_and_its_write_is_unknown(cluster, prefix)
     store = await open_store(cluster.url)
     await wait_answer(store)
     await wait_put(store, prefix + "a", b"")
-    # Freeze one after the other until the one that is asked is met.
+    # Stop one member after the other until it is the one that is asked.
     for process in cluster.processes:
         process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(StoreUnavailable):
@@ -147,7 +147,7 @@ async def test_a_watch_leaves_a_member_that_falls_silent(cluster, prefix):
     async with aclosing(store.watch(prefix, after=after)) as news:
         told = asyncio.create_task(anext(news))
         await asyncio.sleep(0.2)
-        # All is well with the cluster, so it watches at the first of its endpoints.
+        # The cluster is healthy, so the watch is at the first endpoint.
         cluster.processes[0].send_signal(signal.SIGSTOP)
         revision = await wait_put(store, prefix + "a", b"")
         assert (await asyncio.wait_for(told, PATIENCE_S)).revision <= revision
@@ -186,7 +186,7 @@ async def test_passwords(tmp_path):
             await guest.put("/a", b"2")
         with pytest.raises(StoreRefused, match=r"denied a watch of /a: .*permission denied"):
             await anext(guest.watch("/a", after=after))
-        # A server that restarts knows none of its tokens any more.
+        # A restarted server has forgotten its tokens.
         watcher = await open_as("root", "right")
         async with aclosing(watcher.watch("/a", after=after)) as news:
             told = asyncio.create_task(anext(news))
@@ -202,7 +202,7 @@ async def test_passwords(tmp_path):
 
 
 async def test_a_watch_outlives_its_token(tmp_path):
-    """Nothing else may be asked meanwhile: whoever only watches must fetch another by itself."""
+    """The client makes no other call, so the watch itself must fetch a token."""
     (tmp_path / "right").write_text("secret")
     with closing(Cluster(arguments=("--auth-token-ttl", "1"))) as cluster:
         await wait_answer(await cluster.open())
@@ -220,7 +220,7 @@ async def test_a_watch_outlives_its_token(tmp_path):
 
 
 def _certify(folder: Path) -> None:
-    """One authority, and a certificate for each side."""
+    """Create a certificate authority, and a certificate for server and client."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)

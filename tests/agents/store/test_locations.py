@@ -1,4 +1,4 @@
-"""The line that says where the store is: what is wrong with it is told all at once."""
+"""Addresses of the store, and the mistakes in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that die, stand still or lose their way, and what their users are told."""
+"""Stores that are killed, stopped or unreachable."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_store_that_is_down_is_reported_as_unavailable(server, prefix):
     questions = store.get(prefix + "a"), store.snapshot(prefix), store.keep(lease.id)
     for answer in await asyncio.gather(*questions, return_exceptions=True):
         assert isinstance(answer, StoreUnavailable)
-    # The connection may have been thought good until the write met its end.
+    # The connection may have looked healthy until the write failed.
     with pytest.raises((StoreUnavailable, WriteUnknown)):
         await store.put(prefix + "a", b"2")
     with pytest.raises(StoreUnavailable):
@@ -76,9 +76,9 @@ async def test_an_unknown_write_is_settled_by_a_compare(server, prefix):
         try:
             done = await store.transact([CreatedAt(key, 0)], [Put(key, b"")])
         except StoreUnavailable:
-            continue  # Certainly not applied.
+            continue  # Not applied.
         except WriteUnknown:
-            in_doubt = True  # Asking again with the same compare tells.
+            in_doubt = True  # The same compare settles it.
             continue
         assert done.is_applied or in_doubt, "applied before, and nobody was told"
         count += 1

@@ -1,4 +1,4 @@
-"""The embedded store's own promises: kills, full disks, stopped processes, strangers."""
+"""The embedded store: kills, full disks, stopped processes, invalid clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def socket() -> Iterator[Socket]:
 
 
 async def test_a_kill_at_any_moment_loses_no_acknowledged_write(socket, examples):
-    """Each transaction writes the same number under three keys; each number only once."""
+    """Each transaction writes one number under three keys; no number is used twice."""
     random = Random(5)
     store = await socket.open()
     last = 0
@@ -114,7 +114,7 @@ async def _count_up(store, end):
 async def test_a_batch_that_fails_is_rolled_back(tmp_path):
     ledger = SqliteFile(tmp_path / "store.db", history_max=HISTORY_MAX)
     good = Transaction((), (Put("/a", b""),))
-    with pytest.raises(UnicodeEncodeError):  # As a bug of ours would.
+    with pytest.raises(UnicodeEncodeError):  # As a bug would.
         ledger.apply([good, Transaction((), (Put("\ud800", b""),))])
     assert ledger.snapshot("").entries == ()
     assert ledger.apply([good]).changed[0].revision == 1

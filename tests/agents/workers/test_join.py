@@ -1,4 +1,4 @@
-"""Who seeks rank 0's node finds it, wherever its agent is by then."""
+"""Finding the rendezvous of a generation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def record(id_: NodeId, address: str) -> NodeRecord:
 
 @dataclass
 class Others:
-    """The store, the agent of rank 0's node, and this node's workers."""
+    """Fakes of the store, the agent of rank 0's node, and this node's gang."""
 
     is_at: str
-    """Where that agent answers."""
+    """The present address of that agent."""
     told: asyncio.Future[str]
     asked: list[str] = field(default_factory=list)
 

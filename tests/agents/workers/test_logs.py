@@ -1,4 +1,4 @@
-"""What workers wrote is read to its end once, and nothing of it twice."""
+"""Reading the output of workers."""
 
 from __future__ import annotations
 

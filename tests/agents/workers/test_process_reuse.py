@@ -1,4 +1,4 @@
-"""Worker processes outlive generations: those that are sound are used again, and only those."""
+"""Worker processes are reused by later generations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_ranks_of_two_nodes_meet_and_fetch_each_others_snapshots(tmp_path)
         report = await until(lambda: here.is_taking("stopped"))
         point = Point(report.step, 1)
         assert point in {sealed.point for sealed in report.sealed}
-        # The other node takes the job over; what it needs lies in the first one's memory.
+        # The other node takes over and fetches from the first node's memory.
         restore, both = Restore(point, "memory"), plan_on(b.id, a.id)
         await here.open(a, 2, plan=both, members=(a.id, b.id), restore=restore)
         await until(lambda: here.step(2, name="b") > point.step + 3)
@@ -102,7 +102,7 @@ async def test_a_plan_without_a_rank_on_the_node_is_reported(tmp_path):
 
 
 async def test_an_orphaned_fork_server_ends(tmp_path):
-    def nursery(name: str, orphan_s: float) -> subprocess.Popen[bytes]:
+    def fork_server(name: str, orphan_s: float) -> subprocess.Popen[bytes]:
         words = (
             "agents.workers.fork_server",
             str(tmp_path / name),
@@ -111,7 +111,7 @@ async def test_an_orphaned_fork_server_ends(tmp_path):
         )
         return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT)
 
-    forgotten, unreachable = nursery("late", 0.1), nursery("gone", 1e6)
+    forgotten, unreachable = fork_server("late", 0.1), fork_server("gone", 1e6)
     try:
         await until((tmp_path / "gone").exists)
         (tmp_path / "gone").unlink()

@@ -1,4 +1,4 @@
-"""The real worker under real agents: it trains, moves, loses a node, and goes on."""
+"""The real worker under real agents: it trains, reconfigures, and survives a lost node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def is_past(here: Place, name: str, generation: int, step: int) -> Report | None:
-    """The node trains in this generation, and has done more steps."""
+    """Return the report if the node runs this generation and has passed a step."""
     report = await here.report(name)
     if report is not None and report.taking == "failed":
         raise AssertionError(report.failure)
@@ -90,7 +90,7 @@ async def test_missing_room_for_snapshots_is_reported_before_training(tmp_path):
 
 @pytest.mark.slow
 async def test_a_worker_that_ignores_an_abort_is_killed_and_its_rank_forked_again(tmp_path):
-    """Its peer is dead, and it waits in the kernel, say: being told so does not end that."""
+    """It may be blocked in the kernel, waiting for a dead peer."""
     async with place(tmp_path) as here:
         a, b = await two_nodes(here)
         both = {"plan": plan_on(a.id, b.id), "members": (a.id, b.id)}
@@ -107,10 +107,10 @@ async def test_a_worker_that_ignores_an_abort_is_killed_and_its_rank_forked_agai
 
 
 async def holds_all(here: Place, name: str, step: int) -> Point | None:
-    """The newest point of which the node holds everything, if it is not before that step."""
+    """Return the newest point that the node holds completely, if it is not older than a step."""
     report = await here.report(name)
     held = [] if report is None else [(report.node, sealed) for sealed in report.sealed]
-    # Two layers with embedding and head, and one more for what they share; two atoms, and the rest.
+    # Two layers with embedding and head, one for shared tensors; two atoms, and the uncut piece.
     points = complete_points(held, layers=5, atoms=3)
     return max((point for point in points if point.step >= step), default=None)
 
@@ -136,7 +136,7 @@ async def test_training_continues_from_memory_after_a_lost_node(tmp_path):
 
 @pytest.mark.slow
 async def test_an_outage_of_the_durable_store_costs_checkpoints_and_no_training(tmp_path):
-    """The node has the room that it needs, and none for what waits for the store."""
+    """The node has room for its snapshots, and none for files that wait for upload."""
     (tmp_path / "far").write_text("a file where the durable folder should be")
     async with place(tmp_path) as here:
         here.worker = "worker.control.worker_process"
@@ -150,6 +150,6 @@ async def test_an_outage_of_the_durable_store_costs_checkpoints_and_no_training(
         report = await until(lambda: is_past(here, "a", 1, 20))
         assert "is not uploaded: the next snapshot needed 1.4 MiB in" in report.trouble
         assert "far/" in report.trouble, "why the store takes nothing is said too"
-        # What still waits takes no room from the next generation, either.
+        # Files that still wait take no room from the next generation.
         await here.open(a, 2, plan=plan_on(a.id), members=(a.id,), **often)
         await until(lambda: is_past(here, "a", 2, 3))

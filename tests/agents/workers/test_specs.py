@@ -1,4 +1,4 @@
-"""What a rank is told of its seat, from the generation's record and the node's own words."""
+"""The spec of a rank."""
 
 from __future__ import annotations
 
