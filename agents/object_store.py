@@ -84,7 +84,7 @@ def _create(files: Any, target: str, content: ObjectContent, mode: str) -> None:
                 files.rm_file(target)
         raise
     finally:
-        # fsspec adds files without autocommit to a transaction that nobody ends.
+        # fsspec adds files without autocommit to a transaction that is never ended.
         with contextlib.suppress(AttributeError, ValueError):
             files.transaction.files.remove(out)
 

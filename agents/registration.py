@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 RETRY_S = 0.3
 POLL_S_MAX = 2.5
-"""The longest pause between two polls: a change of the leader wakes nobody."""
+"""The longest pause between two polls: a change of the leader triggers no poll."""
 KNOWN_S = 600.0
 """How long a node is remembered that has left the store."""
 

@@ -58,7 +58,7 @@ def save(path: Path, saved: SavedState) -> None:
 
 
 def updated(saved: SavedState, state: State) -> SavedState:
-    """Return what is to be saved of the state; it does not change with each step."""
+    """Return the part of the state to save, which does not change with each step."""
     gang = state.gang
     return replace(
         saved,

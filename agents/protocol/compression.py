@@ -1,6 +1,6 @@
 """Compression of long values in the store, where a thousand ranks repeat the same words.
 
-Short values stay readable, for whoever inspects the store of a small cluster.
+Short values stay readable, so that the store of a small cluster can be inspected.
 """
 
 from __future__ import annotations

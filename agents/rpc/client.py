@@ -18,7 +18,7 @@ from agents.rpc.signing import (
 TIMEOUT_S = 2.0
 
 
-class CallFailed(Exception):  # noqa: N818 - an answer like any other: nobody was reached
+class CallFailed(Exception):  # noqa: N818 - names the outcome of a call
     """The peer was not reached, or its answer was not signed with the cluster's key."""
 
 

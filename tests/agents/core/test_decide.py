@@ -73,37 +73,49 @@ Row = tuple[str, State, Event, Gang | None, tuple[Command, ...]]
 
 JOINS: list[Row] = [
     (
-        "a generation that counts on this node is joined from its restore point",
+        "an open generation with this node is joined at its restore point",
         idle(),
         GenerationRead(NOW, G4),
         Gang(4, "fetching", step=40, advanced_at=NOW),
         (JoinGeneration(G4),),
     ),
-    ("one of others is not", idle(), GenerationRead(NOW, WITHOUT_US), None, ()),
     (
-        "one that is told to stop is not",
+        "a generation without this node is not joined",
+        idle(),
+        GenerationRead(NOW, WITHOUT_US),
+        None,
+        (),
+    ),
+    (
+        "a stopping generation is not joined",
         idle(),
         GenerationRead(NOW, replace(G4, state="stopping")),
         None,
         (),
     ),
-    ("one that was left is not gone back to", idle(record=None), GenerationRead(NOW, G), None, ()),
     (
-        "one below what was heard of is not",
+        "a generation that was left is not joined again",
+        idle(record=None),
+        GenerationRead(NOW, G),
+        None,
+        (),
+    ),
+    (
+        "a generation below the highest fence is not joined",
         idle(heard=Fence(TERM, 5), left=0),
         GenerationRead(NOW, G4),
         None,
         (),
     ),
     (
-        "none is joined while the store is silent",
+        "no generation is joined while the store is silent",
         idle(record=G4, store_silent_since=NOW - 1),
         Ticked(NOW),
         None,
         (),
     ),
     (
-        "another job counts its generations from one",
+        "generations are counted per job",
         idle(record=CLOSED),
         GenerationRead(NOW, replace(G, job=OTHER, number=1)),
         Gang(1, "fetching", step=10, advanced_at=NOW),
@@ -112,68 +124,80 @@ JOINS: list[Row] = [
 ]
 
 ENDS: list[Row] = [
-    ("workers whose generation goes on are let be", state(), GenerationRead(NOW, G), RUNS, ()),
-    ("a newer one ends it by word", state(), GenerationRead(NOW, G4), aborted(), (AbortGang(3),)),
-    ("so does its end", state(), GenerationRead(NOW, CLOSED), aborted(), (AbortGang(3),)),
-    ("and a job that is gone", state(), GenerationRead(NOW, None), aborted(), (AbortGang(3),)),
+    ("workers of the present generation go on", state(), GenerationRead(NOW, G), RUNS, ()),
     (
-        "an older one that was read late does not",
+        "a newer generation aborts them",
+        state(),
+        GenerationRead(NOW, G4),
+        aborted(),
+        (AbortGang(3),),
+    ),
+    (
+        "a closed generation aborts them",
+        state(),
+        GenerationRead(NOW, CLOSED),
+        aborted(),
+        (AbortGang(3),),
+    ),
+    ("a missing job aborts them", state(), GenerationRead(NOW, None), aborted(), (AbortGang(3),)),
+    (
+        "a late read of an older generation changes nothing",
         state(),
         GenerationRead(NOW, replace(G4, number=2)),
         RUNS,
         (),
     ),
     (
-        "before the store was read, workers that were found are let be",
+        "workers that were found go on until the store is read",
         state(record=None, has_read_store=False),
         Ticked(NOW + 100),
         RUNS,
         (),
     ),
     (
-        "they have some time to go by themselves",
+        "aborted workers are not killed before abort_s",
         state(aborted(NOW - 1.9), record=G4),
         Ticked(NOW),
         aborted(NOW - 1.9),
         (),
     ),
     (
-        "then they are killed",
+        "aborted workers are killed after abort_s",
         state(aborted(NOW - 2), record=G4),
         Ticked(NOW),
         replace(aborted(NOW - 2), kill_sent_at=NOW),
         (KillGang(3),),
     ),
     (
-        "not again at once",
+        "killed workers are not killed again before kill_s",
         state(replace(aborted(NOW - 9), kill_sent_at=NOW - 4.9), record=G4),
         Ticked(NOW),
         replace(aborted(NOW - 9), kill_sent_at=NOW - 4.9),
         (),
     ),
     (
-        "but again",
+        "killed workers are killed again after kill_s",
         state(replace(aborted(NOW - 9), kill_sent_at=NOW - 5), record=G4),
         Ticked(NOW),
         replace(aborted(NOW - 9), kill_sent_at=NOW),
         (KillGang(3),),
     ),
     (
-        "the next generation has the devices only when the last has left them",
+        "the next generation is joined when the workers are idle",
         state(aborted(NOW - 1), record=G4),
         GangReported(NOW, 3, "idle"),
         Gang(4, "fetching", step=40, advanced_at=NOW),
         (JoinGeneration(G4),),
     ),
     (
-        "or is gone",
+        "the next generation is joined when the workers have ended",
         state(aborted(NOW - 1), record=G4),
         GangExited(NOW, 3),
         Gang(4, "fetching", step=40, advanced_at=NOW),
         (JoinGeneration(G4),),
     ),
     (
-        "what another generation's workers say is not meant",
+        "a status of another generation is ignored",
         state(aborted(NOW - 1), record=G4),
         GangExited(NOW, 2),
         aborted(NOW - 1),
@@ -183,42 +207,42 @@ ENDS: list[Row] = [
 
 WORDS: list[Row] = [
     (
-        "they are told once where to stop",
+        "the step to stop at is sent once",
         state(),
         GenerationRead(NOW, STOPPING),
         replace(RUNS, stop_at=41),
         (SendStop(3, 41),),
     ),
     (
-        "and not twice",
+        "the step to stop at is not sent twice",
         state(replace(RUNS, stop_at=41)),
         GenerationRead(NOW, STOPPING),
         replace(RUNS, stop_at=41),
         (),
     ),
     (
-        "their word is what counts",
+        "the workers' status is taken over",
         state(),
         GangReported(NOW, 3, "broken", 41, (PEER,)),
         replace(RUNS, taking="broken", step=41, advanced_at=NOW, broken_peers=(PEER,)),
         (),
     ),
     (
-        "a step that comes again does not advance",
+        "a repeated step is no progress",
         state(),
         GangReported(NOW, 3, "running", 40),
         RUNS,
         (),
     ),
     (
-        "workers that failed are ended, whatever the store says",
+        "failed workers are aborted although the generation is open",
         state(),
         GangReported(NOW, 3, "failed", 40, failure="no memory", is_bug=True),
         replace(FAILED, is_bug=True, abort_sent_at=NOW),
         (AbortGang(3),),
     ),
     (
-        "and do not come back to life",
+        "a failed gang does not recover",
         state(replace(FAILED, abort_sent_at=NOW - 1)),
         GangReported(NOW, 3, "running", 41),
         replace(FAILED, abort_sent_at=NOW - 1),
@@ -228,39 +252,45 @@ WORDS: list[Row] = [
 
 FENCES: list[Row] = [
     (
-        "a leader may say that it is over before the store shows it",
+        "an abort is obeyed before the store shows it",
         state(),
         AbortReceived(NOW, JOB, Fence(TERM, 3)),
         replace(aborted(), taking="failed", failure="aborted by the leader"),
         (AbortGang(3),),
     ),
     (
-        "of an earlier generation it means nothing",
+        "an abort of an earlier generation is ignored",
         state(),
         AbortReceived(NOW, JOB, Fence(TERM, 2)),
         RUNS,
         (),
     ),
     (
-        "of another job it says nothing",
+        "an abort of another job is ignored",
         state(),
         AbortReceived(NOW, OTHER, Fence(TERM, 9)),
         RUNS,
         (),
     ),
-    ("nor from who leads no more", state(), AbortReceived(NOW, JOB, Fence(TERM - 1, 3)), RUNS, ()),
+    (
+        "an abort by a deposed leader is ignored",
+        state(),
+        AbortReceived(NOW, JOB, Fence(TERM - 1, 3)),
+        RUNS,
+        (),
+    ),
 ]
 
 SILENCE: list[Row] = [
     (
-        "cut off, workers whose steps go on are let be",
+        "workers that make progress go on while the store is silent",
         state(replace(RUNS, advanced_at=NOW - 29.9), store_silent_since=NOW - 500),
         Ticked(NOW),
         replace(RUNS, advanced_at=NOW - 29.9),
         (),
     ),
     (
-        "and are parked when none is done",
+        "workers without progress are parked while the store is silent",
         state(replace(RUNS, advanced_at=NOW - 30), store_silent_since=NOW - 500),
         Ticked(NOW),
         replace(
@@ -273,7 +303,7 @@ SILENCE: list[Row] = [
         (AbortGang(3),),
     ),
     (
-        "but not before a few steps could have been done",
+        "workers are not parked before the time of three steps",
         state(
             replace(RUNS, advanced_at=NOW - 59.9),
             store_silent_since=NOW - 500,
@@ -284,21 +314,21 @@ SILENCE: list[Row] = [
         (),
     ),
     (
-        "a store that was away for a moment changes nothing",
+        "a short silence of the store changes nothing",
         state(replace(RUNS, advanced_at=NOW - 500), store_silent_since=NOW - 29),
         Ticked(NOW),
         replace(RUNS, advanced_at=NOW - 500),
         (),
     ),
     (
-        "one that answers is not silent",
+        "an answer ends the silence of the store",
         state(replace(RUNS, advanced_at=NOW - 500), store_silent_since=NOW - 500),
         GenerationRead(NOW, G),
         replace(RUNS, advanced_at=NOW - 500),
         (),
     ),
     (
-        "its first silence is what counts",
+        "the silence counts from the first failure",
         state(store_silent_since=NOW - 29),
         StoreFailed(NOW),
         RUNS,
@@ -353,20 +383,20 @@ def test_decision(
         (idle(), NoticeWithdrawn(NOW, "n1"), ()),
     ],
     ids=[
-        "tested",
-        "tested while it leaves",
-        "not ready",
-        "a device breaks",
-        "a device breaks while it leaves",
-        "a device was mended",
-        "the lease is gone",
-        "a notice",
-        "a notice twice",
-        "a notice that it goes sooner",
-        "a false alarm",
-        "a false alarm at a node that failed its self-test",
-        "one of two alarms was false",
-        "nothing to withdraw",
+        "the self-test passes",
+        "the self-test passes while draining",
+        "the self-test fails",
+        "a device fails",
+        "a device fails while draining",
+        "a device was repaired",
+        "the lease expires",
+        "a notice is given",
+        "the same notice is given twice",
+        "a notice moves the departure forward",
+        "a notice is withdrawn",
+        "a notice is withdrawn on a node that failed its self-test",
+        "one of two notices is withdrawn",
+        "no notice to withdraw",
     ],
 )
 def test_node_decision(before: State, event: Event, orders: tuple[Command, ...]) -> None:
@@ -405,7 +435,7 @@ def test_an_agent_that_was_stopped_hears_its_workers_before_it_parks_them() -> N
         at = min(at + 1, NOW + 32)
         woken, _ = act(woken, Ticked(at))
     assert woken.gang is not None
-    assert woken.gang.taking == "failed", "nobody said anything for as long as at any time"
+    assert woken.gang.taking == "failed", "it counts anew after the agent resumed"
 
 
 def test_a_shortage_of_memory_is_reported_for_short_s_at_least() -> None:

@@ -106,13 +106,13 @@ async def test_a_lost_quorum_is_reported_and_recovered_from(cluster, prefix):
 
 
 async def test_members_that_are_down_are_skipped(cluster, prefix):
-    nobody = "127.0.0.1:9"
+    closed = "127.0.0.1:9"
     last = cluster.endpoints[-1]
-    store = await open_store(f"etcd://{nobody},nobody.invalid:1,{last}?timeout_s={PATIENCE_S}")
+    store = await open_store(f"etcd://{closed},missing.invalid:1,{last}?timeout_s={PATIENCE_S}")
     revision = await store.put(prefix + "a", b"")
     assert (await store.get(prefix + "a")).modified == revision
     await store.close()
-    store = await open_store(f"etcd://{nobody}?timeout_s=0.3")
+    store = await open_store(f"etcd://{closed}?timeout_s=0.3")
     with pytest.raises(StoreUnavailable, match=r"within 0.3 s; the last problem: 127.0.0.1:9: .+"):
         await store.put(prefix + "a", b"")
     await store.close()

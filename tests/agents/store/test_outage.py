@@ -80,7 +80,7 @@ async def test_an_unknown_write_is_settled_by_a_compare(server, prefix):
         except WriteUnknown:
             in_doubt = True  # The same compare settles it.
             continue
-        assert done.is_applied or in_doubt, "applied before, and nobody was told"
+        assert done.is_applied or in_doubt, "applied before without an acknowledgement"
         count += 1
         in_doubt = False
     await killing
