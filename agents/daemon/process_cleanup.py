@@ -1,7 +1,7 @@
-"""Leaves nothing behind: finds every process of a local cluster by its mark, and ends it.
+"""Finds all processes of a local cluster by a mark in their environment, and kills them.
 
-All that a launcher starts carries the cluster's folder in its environment, and so does whatever
-they start in turn, however often it forked or changed its group.
+A launcher puts the cluster's folder into the environment of all that it starts, and processes
+inherit it however they fork or change their group.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 MARK = "SAILOR_LOCAL"
 GONE_S = 15.0
 TRACKER = b"multiprocessing.resource_tracker"
-"""Python's own process that removes semaphores once those that used them are gone."""
+"""Python's process that removes semaphores once their users have ended; it gets time to do so."""
 TRACKER_S = 5.0
 
 
 def mark_of(folder: Path) -> dict[str, str]:
-    """Return what a process of this cluster has in its environment."""
+    """Return the variables that mark a process of this cluster."""
     return {MARK: str(folder)}
 
 
 def marked(folder: Path) -> list[int]:
-    """Every living process of the cluster in this folder, but the one that asks."""
+    """Return the pids of all living processes of the cluster, except this one."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in numbers if pid != os.getpid() and _is_marked(pid, folder)]
 
@@ -40,7 +40,7 @@ def _is_marked(pid: int, folder: Path) -> bool:
 
 
 def end_all(folder: Path) -> list[int]:
-    """Kill all processes of the cluster; return those that would not go."""
+    """Kill all processes of the cluster; return the pids that are left after ``GONE_S``."""
     begin, killed = time.monotonic(), set[int]()
     left = marked(folder)
     while left and time.monotonic() < begin + GONE_S:
@@ -49,10 +49,10 @@ def end_all(folder: Path) -> list[int]:
             if not (spares and _is_tracker(pid)):
                 kill(pid, folder)
         killed.update(left)
-        bury(killed)
+        reap(killed)
         time.sleep(0.02)
         left = marked(folder)
-    bury(killed)
+    reap(killed)
     return left
 
 
@@ -64,7 +64,7 @@ def _is_tracker(pid: int) -> bool:
 
 
 def kill(pid: int, folder: Path) -> None:
-    """Kill a process if it is one of the cluster; by a descriptor, which can mean no other."""
+    """Kill a process if it belongs to the cluster; a pidfd ensures that the pid was not reused."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -74,15 +74,15 @@ def kill(pid: int, folder: Path) -> None:
             os.close(descriptor)
 
 
-def bury(pids: Iterable[int]) -> None:
-    """Take leave of ended processes, those that came to us when their own parent ended too."""
+def reap(pids: Iterable[int]) -> None:
+    """Reap ended processes, also those that became our children when their parent ended."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def children_of(parent: int) -> list[int]:
-    """The processes that a process has forked and that live."""
+    """Return the pids of a process's living children."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.daemon.process_cleanup import bury, children_of, end_all, kill, mark_of
+from agents.daemon.process_cleanup import children_of, end_all, kill, mark_of, reap
 from sailord.client import Client, ServerProblem
 from sailord.local.paths import Place, temporary
 from simulator.documents.problems import InputError, Problem
@@ -215,7 +215,7 @@ class LocalCluster:
 
         A killed service is started again, as systemd does on a real machine.
         """
-        bury(self._orphans)
+        reap(self._orphans)
         told = []
         if self._head is not None and (code := self._head.poll()) is not None:
             if code >= 0:
@@ -274,7 +274,7 @@ class LocalCluster:
             if process is not None:
                 process.send_signal(signal.SIGKILL)
         end_all(self.place.folder)
-        bury(self._orphans)
+        reap(self._orphans)
         self.place.remove()
         # Last of all: whoever kills us before this has the guard do it.
         for process in (self._hatchery, self._guard):

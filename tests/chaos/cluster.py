@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from agents.daemon.failpoints import FAIL_AT
-from agents.daemon.process_cleanup import bury, children_of, kill, marked
+from agents.daemon.process_cleanup import children_of, kill, marked, reap
 from sailord.local.cluster import KINDS, LocalCluster, Node
 from sailord.local.paths import Place
 from tests.chaos.faulty import TROUBLE
@@ -120,7 +120,7 @@ class ChaosCluster(LocalCluster):
 
     def look_after(self) -> list[str]:
         """Whoever ended was killed by us, or is noticed by the storm."""
-        bury(self._orphans)
+        reap(self._orphans)
         return []
 
     # ---- starting -------------------------------------------------------------------------------
