@@ -1,0 +1,38 @@
+"""Atomic replacement of a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.daemon.atomic_file import replace_file, replacing
+
+
+def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path):
+    path = tmp_path / "state.json"
+    for content in ("first", b"second"):
+        replace_file(path, content)
+    assert path.read_bytes() == b"second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_replacement_leaves_the_old_content(tmp_path):
+    path = tmp_path / "state.json"
+    replace_file(path, "old")
+
+    def fail() -> None:
+        with replacing(path) as file:
+            file.write(b"ne")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_with_different_suffixes_do_not_disturb_each_other(tmp_path):
+    path = tmp_path / "object"
+    with replacing(path, suffix="a") as one, replacing(path, suffix="b") as other:
+        one.write(b"one")
+        other.write(b"other")
+    assert path.read_bytes() == b"one", "the last rename wins"
