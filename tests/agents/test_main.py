@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from agents.daemon.logs import FIELDS
-from tests.agents.running import ROOT, place, until
+from tests.agents.running import ROOT, kill_fork_servers, place, until
 from tests.fakes.systemd import ear
 
 pytestmark = pytest.mark.asyncio
@@ -129,4 +129,5 @@ async def test_the_log_on_a_terminal_is_text(tmp_path):
     finally:
         agent.kill()
         agent.wait()
+        kill_fork_servers(tmp_path)
         os.close(ours)
