@@ -281,7 +281,7 @@ def _learn_withdrawal(state: State, event: NoticeWithdrawn) -> Decision:
         return state, ()
     left = state.notices - {event.id}
     if left:
-        return replace(state, notices=left), ()  # Another notice still stands.
+        return replace(state, notices=left), ()  # Another notice remains.
     stays: NodeState = "ready" if state.is_healthy else "joining"
     node = replace(state.node, state=stays, leaves_at=None)
     intent = Intent(f"{event.id}-withdrawn", "withdraw", node.id, None, "the machine stays")

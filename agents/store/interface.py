@@ -20,19 +20,19 @@ class StoreError(Exception):
     """The store has not carried out a request; the message says why."""
 
 
-class StoreUnavailable(StoreError):  # noqa: N818 - says how the store stands
+class StoreUnavailable(StoreError):  # noqa: N818 - names the state of the store
     """The store does not answer, and nothing was changed; a retry may succeed."""
 
 
-class WriteUnknown(StoreError):  # noqa: N818 - says how the store stands
+class WriteUnknown(StoreError):  # noqa: N818 - names the state of the store
     """The write may have been applied, or may still be; only a read of the store can tell."""
 
 
-class StoreRefused(StoreError):  # noqa: N818 - says how the store stands
+class StoreRefused(StoreError):  # noqa: N818 - names the state of the store
     """The store refuses the request for good: a wrong password, a missing permission."""
 
 
-class LeaseGone(StoreError):  # noqa: N818 - says how the store stands
+class LeaseGone(StoreError):  # noqa: N818 - names the state of the store
     """The lease of a write has expired; nothing was changed."""
 
 
