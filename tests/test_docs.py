@@ -1,8 +1,10 @@
-"""What the documents show can be done: their commands run, their files parse.
+"""The documents are true: their commands run and print what is shown, their files parse.
 
-Blocks fenced as ``console`` are run line by line where a line starts with ``$``; the other
-lines are output, shown for the reader and not compared. A block is left out by a comment
-before it that says why: ``<!-- not run: needs a GPU -->``.
+Lines of a ``console`` block that start with ``$`` are run; the other lines are compared with what
+the command prints. In the shown output a line ``...`` stands for any lines, and seconds of a
+search are not compared. Two comments before a block change that, each with its reason:
+``<!-- not run: needs a GPU -->`` and ``<!-- for example: figures of another machine -->`` (run, not
+compared). ``SAILOR_RETELL=1 pytest tests/test_docs.py`` rewrites the shown output; read the diff.
 """
 
 from __future__ import annotations
@@ -26,38 +28,45 @@ SLOW = ("docs/training.md", "docs/replay.md")
 """Documents whose commands train or search for seconds; `make test-slow` runs them."""
 
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w-]*)")
-EXCUSE = re.compile(r"^\s*<!--\s*not run:\s*(.*?)\s*-->\s*$")
+EXCUSE = re.compile(r"^\s*<!--\s*(not run|for example):\s*(.*?)\s*-->\s*$")
+SECONDS = re.compile(r"^(search +)[\d.]+ m?s", re.MULTILINE)
+"""How long a search took is the one figure of a plan that differs between runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block of a document; ``excuse`` says why it is not run, if it is not."""
+    """One fenced block of a document."""
 
     place: str
     language: str
     text: str
     excuse: str | None
+    """Why it is not run, if it is not."""
+    is_example: bool = False
+    """It is run, and its output is not compared."""
 
 
 def blocks(text: str, name: str) -> Iterator[Block]:
     """Every fenced block of a document, in order."""
     fence, start, language = "", 0, ""
     held: list[str] = []
-    excuse: str | None = None
+    remark: tuple[str, str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         opened = FENCE.match(line)
         if fence:
             if line.strip() == fence:
-                yield Block(f"{name}:{start}", language, "\n".join(held), excuse)
-                fence, excuse = "", None
+                excuse = remark[1] if remark and remark[0] == "not run" else None
+                example = remark is not None and remark[0] == "for example"
+                yield Block(f"{name}:{start}", language, "\n".join(held), excuse, example)
+                fence, remark = "", None
             else:
                 held.append(line)
         elif opened:
             fence, language, start, held = opened[1], opened[2], number, []
         elif excused := EXCUSE.match(line):
-            excuse = excused[1]
+            remark = (excused[1], excused[2])
         elif line.strip():
-            excuse = None  # The comment belongs to the block right after it.
+            remark = None  # The comment belongs to the block right after it.
     assert not fence, f"{name}:{start} opens a block that never closes"
 
 
@@ -74,6 +83,47 @@ def script(block: Block) -> str:
             continue
         continued = line.endswith("\\")
     return "\n".join(commands)
+
+
+def shown(block: Block) -> list[str]:
+    """The output that a console block shows, line by line."""
+    lines: list[str] = []
+    continued = False
+    for line in block.text.splitlines():
+        is_command = continued or line.lstrip().startswith("$ ")
+        continued = is_command and line.endswith("\\")
+        if not is_command:
+            lines.append(line)
+    return lines
+
+
+def agrees(expected: list[str], printed: list[str]) -> bool:
+    """Whether the output is the expected one, where ``...`` stands for any lines."""
+    parts = [re.escape(line.rstrip()) + "\n" for line in expected]
+    pattern = "".join(r"(?:.*\n)*?" if part == re.escape("...") + "\n" else part for part in parts)
+    return re.fullmatch(pattern, "".join(f"{line.rstrip()}\n" for line in printed)) is not None
+
+
+def retold(expected: list[str], printed: list[str]) -> list[str]:
+    """The output as it would be shown now: as many lines before and after a ``...`` as now."""
+    if "..." not in expected:
+        return printed
+    head = expected.index("...")
+    tail = len(expected) - 1 - head
+    return [*printed[:head], "...", *(printed[-tail:] if tail else [])]
+
+
+def rewrite(block: Block, lines: list[str]) -> None:
+    """Put other output into a block of one command, where the block stands in its document."""
+    path, _, number = block.place.partition(":")
+    document = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    first = int(number)
+    end = first + len(block.text.splitlines())
+    commands = block.text.splitlines()[: len(block.text.splitlines()) - len(shown(block))]
+    hint = f"{block.place}: give each command with output a block of its own"
+    assert shown(block) == block.text.splitlines()[len(commands) :], hint
+    document[first:end] = [*commands, *lines]
+    (ROOT / path).write_text("\n".join(document) + "\n", encoding="utf-8")
 
 
 def _all_blocks() -> list[Block]:
@@ -122,6 +172,15 @@ def test_commands_succeed(block):
     assert commands, f"{block.place}: a console block without a line that starts with `$ `"
     done = run(commands)
     assert done.returncode == 0, f"{block.place}\n{commands}\n{done.stdout}"
+    expected = [SECONDS.sub(r"\1_", line) for line in shown(block)]
+    if block.is_example or not expected:
+        return
+    printed = done.stdout.splitlines()
+    if os.environ.get("SAILOR_RETELL"):
+        rewrite(block, retold(shown(block), printed))
+        return
+    now = [SECONDS.sub(r"\1_", line) for line in printed]
+    assert agrees(expected, now), f"{block.place} shows another output\n{done.stdout}"
 
 
 @pytest.mark.parametrize("block", FILES, ids=lambda block: block.place)
@@ -171,6 +230,18 @@ def test_a_failing_command_is_seen():
     assert run("true").returncode == 0
     assert run("false\ntrue").returncode != 0
     assert run("false | true").returncode != 0
+
+
+def test_shown_output_is_compared():
+    block = next(blocks("```console\n$ echo a \\\n>  b\na b\n...\nz\n```\n", "sample"))
+    assert shown(block) == ["a b", "...", "z"]
+    assert agrees(shown(block), ["a b", "z"])
+    assert agrees(shown(block), ["a b", "c", "d", "z"])
+    assert not agrees(shown(block), ["a b", "c"])
+    assert not agrees(["a", "b"], ["a", "c"])
+    assert not agrees(["a"], ["a", "b"])
+    assert retold(["a", "...", "z"], ["A", "B", "C", "Z"]) == ["A", "...", "Z"]
+    assert SECONDS.sub(r"\1_", "search      2.080 s, 7 plans") == "search      _, 7 plans"
 
 
 def test_an_unclosed_block_is_seen():
