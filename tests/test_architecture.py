@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,7 @@ class Module:
         return self.name.partition(".")[0]
 
 
+@cache
 def modules(root: Path, folders: tuple[str, ...] = tuple(WINGS)) -> list[Module]:
     """Every module below the folders, by its dotted name (``__init__`` kept)."""
     found = []
@@ -167,8 +169,13 @@ def modules(root: Path, folders: tuple[str, ...] = tuple(WINGS)) -> list[Module]
     return found
 
 
-def imports(module: Module) -> Iterator[str]:
+@cache
+def imports(module: Module) -> tuple[str, ...]:
     """Each dotted name that the module imports, wherever in the file it does so."""
+    return tuple(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[str]:
     for node in ast.walk(module.tree):
         match node:
             case ast.Import():
@@ -194,6 +201,7 @@ def within(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
+@cache
 def wing_of(name: str) -> str:
     """The row of the table that a module belongs to: the longest one that it lies within."""
     package = name.partition(".")[0]
