@@ -1,1 +1,1 @@
-"""What would happen if this job ran under that plan: time, memory and money, with their sources."""
+"""Predict the time, memory and cost of running a job under a plan. See ``simulator.api``."""

@@ -1,4 +1,4 @@
-"""The simulator's front door: a job, a cluster and measurements in, a judge of plans out."""
+"""The simulator's entry point: build an estimator for a job, a cluster and measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESTIMATORS = ("event", "paper")
 
 
 class Estimator(Protocol):
-    """Judges plans of one job on one cluster."""
+    """Estimates plans of one job on one cluster."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _PaperEstimator:
-    """The closed formula behind the interface that all estimators share."""
+    """The closed formula (``paper_formula``) as an ``Estimator``."""
 
     job: Job
     profile: Profile
@@ -60,14 +60,14 @@ class _PaperEstimator:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """A folder of profiles, ``profiles_<name>.json``, with ``network.json`` where there is one."""
+    """A folder of profiles (``profiles_<name>.json``), and its ``network.json`` if it has one."""
 
     folder: str = ""
     paths: Mapping[str, Path] = field(default_factory=dict)
     network: MeasuredNetwork = field(default_factory=MeasuredNetwork)
 
     def profile(self, name: str, *, catalogue: Catalogue) -> Profile:
-        """The profile of that name, read anew."""
+        """Read the profile of a name."""
         path = self.paths.get(name)
         if path is None:
             cure = (
@@ -99,14 +99,14 @@ def load_measurements(folder: Path | None, *, catalogue: Catalogue) -> Measureme
             Problem(
                 str(folder),
                 "holds neither profiles_<name>.json nor network.json",
-                "name a folder that does, or leave --profiles out",
+                "name another folder, or leave --profiles out",
             )
         )
     return Measurements(str(folder), paths, network)
 
 
 def network_of(cluster: Cluster, measured: MeasuredNetwork) -> Network:
-    """The network that a cluster and measurements describe together."""
+    """Return the network of a cluster, with its measurements."""
     return Network(
         catalogue=cluster.catalogue,
         measured=measured,
@@ -116,7 +116,7 @@ def network_of(cluster: Cluster, measured: MeasuredNetwork) -> Network:
 
 
 def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measurements) -> Estimator:
-    """An estimator by name, with all its tables ready to judge many plans."""
+    """Return an estimator by name; it caches what plans of one job and cluster share."""
     network = network_of(cluster, measurements.network)
     sites = PlaceFacts(cluster, measurements.network)
     profile = None
@@ -126,7 +126,7 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
         hints: tuple[str, ...] = ()
         if profile is None and measurements.paths:
             names = ", ".join(sorted(measurements.paths))
-            hints = (f"the job names no profile; [model] profile could be one of {names}",)
+            hints = (f"the job names no profile; set [model] profile to one of {names}",)
         costs = LayerCosts(
             job, profile=profile, catalogue=cluster.catalogue, network=network, hints=hints
         )
@@ -136,7 +136,7 @@ def estimator(name: str, *, job: Job, cluster: Cluster, measurements: Measuremen
             raise InputError(
                 Problem(
                     "estimator paper",
-                    "knows measured layers only, and the job names no profile",
+                    "needs measured layers, and the job names no profile",
                     "set [model] profile, and give its folder with --profiles",
                 )
             )

@@ -1,4 +1,4 @@
-"""Predicted against measured: runs whose time and memory are known, case by case and in sum."""
+"""Compare predictions with measured runs, case by case and in total."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 UNKNOWN_RUNTIME = "megatron-deepspeed"
-"""What a runtime that is not modelled is taken for; the estimate's notes say so."""
+"""Stands for runtimes that are not modelled; the estimate has a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One case: what was measured, what was predicted, and where the prediction comes from."""
+    """One case: measured and predicted values, and the provenance of the prediction."""
 
     case: str
     source: str
@@ -53,13 +53,13 @@ def _error_pct(predicted: float, measured: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All cases that could be estimated, and those that could not, with the reason."""
+    """The comparisons, and the cases that could not be estimated, with the reason."""
 
     comparisons: tuple[Comparison, ...]
     failures: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The form that ``sailorctl validate --json`` prints."""
+        """Return the JSON of ``sailorctl validate --json``."""
         return {
             "time": _summary(
                 [
@@ -79,7 +79,7 @@ class Report:
         }
 
     def by_source(self) -> dict[str, list[Comparison]]:
-        """The cases of each campaign."""
+        """Return the comparisons of each measurement campaign."""
         found: dict[str, list[Comparison]] = {}
         for comparison in self.comparisons:
             found.setdefault(comparison.source, []).append(comparison)
@@ -142,7 +142,7 @@ def _compare(
     estimator_name: str,
 ) -> Comparison | None:
     if case.time_s is None and case.memory_bytes is None:
-        return None  # Nothing was measured that counts.
+        return None  # The case has no valid measurement.
     if case.model not in profiles:
         profiles[case.model] = measurements.profile(case.model, catalogue=catalogue)
     job = case.job(profiles[case.model])
@@ -167,7 +167,7 @@ def _fullest(estimate: Estimate) -> float:
 
 
 def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | None = None) -> Model:
-    """The model that was profiled, by the numbers that its profile states."""
+    """Build the profiled model from the numbers in its profile."""
     config = profile.config
     try:
         return build_model(
@@ -188,7 +188,7 @@ def profiled_model(profile: Profile, *, family: str = "opt", sequence: int | Non
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One measured run, read and checked."""
+    """One measured run."""
 
     identifier: str
     source: str
@@ -259,7 +259,7 @@ class _Case:
         )
 
     def job(self, profile: Profile) -> Job:
-        """The job of the run; its model has the numbers that its profile states."""
+        """Return the job of the run; its profile gives the model's numbers."""
         return Job(
             name=self.identifier,
             model=profiled_model(profile, sequence=self.sequence),
@@ -275,15 +275,15 @@ class _Case:
         )
 
     def plan(self, catalogue: Catalogue) -> Plan:
-        """Replica i of every stage forms pipeline i."""
+        """Return the plan of the run: replica i of every stage forms pipeline i."""
         replicas = len(self.stages[0][1])
         each = self.micro_batch_size * replicas
         if self.global_batch % each:
             raise InputError(
                 Problem(
                     self.identifier,
-                    f"a global batch of {self.global_batch} is no multiple of {each}",
-                    "runs with uneven micro batches are not in this form",
+                    f"the global batch of {self.global_batch} is not a multiple of {each}",
+                    "runs with uneven micro batches are not supported",
                 )
             )
         return Plan(
@@ -310,7 +310,7 @@ class _Case:
         return Place(gpu, f"{gpu}x{self.gpus_per_node}", replica[2])
 
     def cluster(self, catalogue: Catalogue) -> Cluster:
-        """Machines as large as the run's: every replica of a stage had one to itself."""
+        """Return a cluster of the run's machine size with one machine per replica of a stage."""
         kinds: dict[tuple[str, str], int] = {}
         for _, replicas in self.stages:
             for replica in replicas:
@@ -342,7 +342,7 @@ def _count(value: object) -> int:
 
 
 def _one_of(raw: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-    """A word of a run, in any case; absent, the first of those known."""
+    """Return a keyword in lower case; if absent, the first of the known ones."""
     given = str(raw.get(key, known[0])).lower()
     if given not in known:
         raise ValueError(f"{key} is {given}, not one of {', '.join(known)}")

@@ -1,1 +1,1 @@
-"""Availability of devices over time."""
+"""Availability of GPUs over time: traces, and a player that runs policies on them."""

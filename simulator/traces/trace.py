@@ -1,4 +1,4 @@
-"""An availability trace: how many GPUs of each pool are up, from when until when."""
+"""An availability trace: how many GPUs of each pool are up over time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simulator.cluster.cluster import Cluster
 GpuCounts = tuple[int, ...]
 """GPUs up in each pool, in the order of the cluster's pools."""
 LostSlots = tuple[tuple[int, ...], ...]
-"""Which GPUs of each pool go at a change, counted from 0: those that have been up longest first."""
+"""Which GPUs of each pool are lost at a change, numbered from 0, the longest up first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A span of time in which nothing changes."""
+    """A span of time with constant availability."""
 
     start_s: float
     end_s: float
@@ -28,7 +28,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Intervals without gaps from 0 to the end; neighbours differ."""
+    """Intervals from 0 to the end without gaps; neighbours differ."""
 
     name: str
     intervals: tuple[Interval, ...]
@@ -38,17 +38,17 @@ class Trace:
         return self.intervals[-1].end_s
 
     def distinct(self) -> dict[GpuCounts, float]:
-        """Every availability that occurs, with how many seconds it lasts altogether."""
+        """Return every distinct availability with its total seconds."""
         found: dict[GpuCounts, float] = {}
         for interval in self.intervals:
             found[interval.gpus] = found.get(interval.gpus, 0.0) + interval.seconds
         return found
 
-    def never_regained(self, taken: Sequence[LostSlots]) -> tuple[GpuCounts, ...]:
-        """What is left in each interval of the GPUs at the start; later ones stand behind them."""
+    def never_regained(self, lost: Sequence[LostSlots]) -> tuple[GpuCounts, ...]:
+        """Return, per interval, how many of the GPUs of the start have been up ever since."""
         left = self.intervals[0].gpus
         found = []
-        for interval, slots in zip(self.intervals, taken, strict=True):
+        for interval, slots in zip(self.intervals, lost, strict=True):
             left = tuple(
                 min(count - sum(slot < count for slot in gone), up)
                 for count, gone, up in zip(left, slots, interval.gpus, strict=True)
@@ -58,7 +58,7 @@ class Trace:
 
 
 def trace_of(name: str, points: Iterator[tuple[float, GpuCounts]], end_s: float) -> Trace:
-    """A trace from points in order of time; each holds until the next one."""
+    """Build a trace from points in order of time; each holds until the next one."""
     intervals: list[Interval] = []
     for at_s, gpus in points:
         if intervals:
@@ -69,14 +69,14 @@ def trace_of(name: str, points: Iterator[tuple[float, GpuCounts]], end_s: float)
             intervals[-1] = replace(intervals[-1], end_s=end_s)
         else:
             intervals.append(Interval(at_s, end_s, gpus))
-    assert intervals, "the reader refuses traces without a point"
+    assert intervals, "the reader rejects traces without points"
     assert intervals[0].start_s == 0
     assert all(interval.seconds > 0 for interval in intervals)
     return Trace(name, tuple(intervals))
 
 
 def cluster_at(cluster: Cluster, gpus: GpuCounts) -> Cluster:
-    """The cluster with so many GPUs up in its pools."""
+    """Return the cluster with these GPU counts in its pools."""
     pools = tuple(
         replace(pool, gpus=count) for pool, count in zip(cluster.pools, gpus, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Trace files: our own events of GPUs that come and go, and lists of points as others publish."""
+"""Read trace files: Sailor's events of GPUs that come and go, and published lists of points."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from simulator.traces.trace import GpuCounts, Trace, trace_of
 
 GPUS_MAX = 10**7
 COLLECTIONS = ("availability", "planner_experiments")
-"""Keys under which a file of several traces keeps them by name."""
+"""Keys under which a file may hold several named traces."""
 COUNT_KEYS = ("gpus", "gpus_change", "machines", "machines_change")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceChoice:
-    """Which trace of a file is meant, and how it meets the cluster."""
+    """Which trace of a file to read, and how it applies to the cluster."""
 
     name: str | None = None
     pool: str | None = None
-    """``<gpu>@<zone>``: which pool points without a GPU kind are about."""
+    """``<gpu>@<zone>``: the pool of points that name no GPU kind."""
     until_s: float | None = None
-    """When the trace ends, in place of what the file says."""
+    """The end of the trace, instead of the file's."""
 
 
 def load_trace(path: Path, cluster: Cluster, choice: TraceChoice | None = None) -> Trace:
-    """Read a trace of a cluster's pools; pools that it does not name stay as they are."""
+    """Read a trace; pools that it does not name stay as in the cluster."""
     document = load_document(path, flaws_raise=False)
     return trace_from_document(document, cluster, choice or TraceChoice())
 
 
 def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoice) -> Trace:
-    """Read whichever form of trace a document holds."""
+    """Read a trace of any format."""
     problems = Problems()
     top = open_table(document, problems)
     table = _chosen(top, choice, problems)
@@ -46,8 +46,8 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
     elif "points" in table or "changes" in table:
         points, end_s = reader.points()
     else:
-        cure = "give [[event]] with time_s and gpus; docs/formats.md, Trace, shows all forms"
-        problems.add(table.place or document.name, "holds no event and no point", cure)
+        cure = "give [[event]] with time_s and gpus; docs/formats.md, Trace, shows all formats"
+        problems.add(table.place or document.name, "has no event and no point", cure)
         points, end_s = [], None
     problems.raise_if_any()
     assert end_s is not None
@@ -57,10 +57,10 @@ def trace_from_document(document: Document, cluster: Cluster, choice: TraceChoic
 
 
 def _chosen(top: Table, choice: TraceChoice, problems: Problems) -> Table:
-    """The table of the trace that is meant, where a file holds several by name."""
+    """Return the table of the chosen trace; a file may hold several by name."""
     if not any(key in top for key in COLLECTIONS):
         if choice.name is not None:
-            problems.add(top.document.name, "holds one trace only", "leave --trace out")
+            problems.add(top.document.name, "holds only one trace", "leave --trace out")
             problems.raise_if_any()
         return top
     found: dict[str, Table] = {}
@@ -85,7 +85,7 @@ Points = list[tuple[float, GpuCounts]]
 
 
 class _TraceReader:
-    """Turns one table into points, and collects what is wrong with it."""
+    """Reads one table into points and collects its mistakes."""
 
     def __init__(
         self, table: Table, cluster: Cluster, choice: TraceChoice, problems: Problems
@@ -96,7 +96,7 @@ class _TraceReader:
         self.last_s = 0.0
 
     def events(self) -> tuple[Points, float | None]:
-        """Our own form: the cluster file says how it begins, events what changes."""
+        """Read Sailor's format: events change the availability of the cluster file."""
         table = self.table
         table.text("name")
         end_s = table.number("end_s", above=0, required=self.until_s is None)
@@ -118,14 +118,14 @@ class _TraceReader:
         return points, end_s
 
     def points(self) -> tuple[Points, float | None]:
-        """Points that hold until the next one, of one pool or of all."""
+        """Read points, of one pool or of several, that hold until the next one."""
         table, key = self.table, "points" if "points" in self.table else "changes"
         rows: list[tuple[float, dict[int, int]]] = []
         for point in table.tables(key, required=True):
             at_s, counts = self._time(point), self._listed(point)
             if at_s is not None:
                 rows.append((at_s, counts))
-        # A pool that is listed anywhere has nothing where a row is silent about it.
+        # A pool that any row lists has no GPUs in rows that do not list it.
         named = {pool for _, counts in rows for pool in counts}
         points: Points = [
             (at_s, tuple(counts.get(n, 0) if n in named else up for n, up in self._before()))
@@ -136,7 +136,7 @@ class _TraceReader:
         return points, self._end_s(points)
 
     def _end_s(self, points: Points) -> float | None:
-        """When the last point ends: a file need not say, and then it has no duration."""
+        """Return the end of the trace; without one, the last point has no duration."""
         said_s = self.table.number("end_s", above=0)
         end_s = self.until_s or said_s or (points[-1][0] if points else None)
         if points and self.until_s is None and end_s is not None:
@@ -145,7 +145,7 @@ class _TraceReader:
                 what = f"has a point at {points[-1][0]:g}, after its end_s, {end_s:g}"
                 self.problems.add(place, what, "raise end_s, or give --until SECONDS")
             elif end_s <= 0:
-                what = "does not say how long its last point holds"
+                what = "gives no end for its last point"
                 self.problems.add(place, what, "give --until SECONDS, or end_s in the file")
         return end_s
 
@@ -155,13 +155,13 @@ class _TraceReader:
     def _time(self, table: Table) -> float | None:
         at_s = table.number("time_s", least=0, required=True)
         if at_s is not None and at_s < self.last_s:
-            what = f"is {at_s:g}, before the {self.last_s:g} that stands ahead of it"
+            what = f"is {at_s:g}, but follows {self.last_s:g}"
             table.report("time_s", what, "sort by time")
         self.last_s = max(self.last_s, at_s or 0.0)
         return at_s
 
     def _listed(self, point: Table) -> dict[int, int]:
-        """GPUs by pool that a point names: a list of pools, or the only one."""
+        """Return the GPUs by pool that a point lists."""
         counts: dict[int, int] = {}
         entries = point.tables("available") if "available" in point else iter((point,))
         for entry in entries:
@@ -172,10 +172,10 @@ class _TraceReader:
         return counts
 
     def _count(self, event: Table, pool: int | None, gpus: GpuCounts) -> int | None:
-        """How many GPUs the pool has after an event."""
+        """Return the GPUs of the pool after an event."""
         given = [key for key in COUNT_KEYS if key in event]
         if len(given) != 1:
-            what = "does not say what is up" if not given else f"gives {' and '.join(given)}"
+            what = "gives no count" if not given else f"gives {' and '.join(given)}"
             self.problems.add(event.place, what, f"give one of {', '.join(COUNT_KEYS)}")
             return None
         key = given[0]
@@ -189,17 +189,17 @@ class _TraceReader:
             count += gpus[pool]
         if count < 0:
             what = f"leaves {count} GPUs: only {gpus[pool]} were up before"
-            event.report(key, what, "take away no more than there are")
+            event.report(key, what, f"remove at most {gpus[pool]}")
             return None
         return count
 
     def _pool_of(self, table: Table, gpu_key: str) -> int | None:
-        """The one pool that an event or point speaks of."""
+        """Return the pool that an event or point names."""
         zone, machine = table.text("zone"), table.text("machine")
         gpu = table.value(gpu_key, self._gpu)
         spot = table.flag("spot", default=False) if "spot" in table else None
         if any(key in table and read is None for key, read in ((gpu_key, gpu), ("zone", zone))):
-            return None  # it was wrong, and that was said
+            return None  # Already reported.
         found = [
             index
             for index, pool in enumerate(self.cluster.pools)
@@ -214,12 +214,12 @@ class _TraceReader:
         said = ", ".join(str(x) for x in (gpu, machine, zone) if x) or self.only
         known = sorted({_name(pool) for pool in self.cluster.pools})
         if found:
-            what = f"could be any of {len(found)} pools" + (f" of {said}" if said else "")
-            cure = f"say which with --pool, one of {', '.join(known)}"
+            what = f"matches {len(found)} pools" + (f" of {said}" if said else "")
+            cure = f"choose one with --pool: {', '.join(known)}"
             if said:
-                cure = "give zone, machine or gpu, and spot, until only one is meant"
+                cure = "add zone, machine, gpu or spot until only one matches"
         else:
-            what = f"is about a pool that the cluster does not have: {said}"
+            what = f"names a pool that the cluster does not have: {said}"
             cure = f"add it to the cluster file; {nearest(said or '', known)}"
         place = table.place or table.document.name
         if all((p.what, p.cure) != (what, cure) for p in self.problems.found):

@@ -1,14 +1,14 @@
-"""A slow and obvious judge of pipeline schedules and gradient synchronisation.
+"""A slow, simple simulator of pipeline schedules and gradient sync, to check the product with.
 
-It shares no line and no idea of structure with the product, so that both can only agree by being
-right. Every device gets a *program*, a list of instructions that it executes strictly in order:
+It shares no code or structure with the product. Every device gets a *program*, a list of
+instructions that it executes strictly in order:
 
 * ``Compute``: the forward or backward pass of one micro batch;
 * ``Receive``: wait until one payload has arrived over one edge;
 * ``Send``: hand one payload to an edge, which carries one payload of a kind at a time, in order.
 
-The programs are then run by walking round the devices until nothing moves any more. Whatever is
-left over at that point is a deadlock, and is named. The schedules ("1f1b", "gpipe",
+The programs are run by going round the devices until none can proceed. Unfinished programs are
+reported as a deadlock. The schedules ("1f1b", "gpipe",
 "interleaved") and the ways of sending ("buffered", "blocking", "lockstep") are only different
 programs. ``tests/simulator/estimate/test_oracle.py`` checks it against diagrams drawn by hand.
 """

@@ -1,4 +1,4 @@
-"""Predictions against the published runs: the bounds that we promise, on the runs that we have."""
+"""Predictions for the published runs stay within the documented errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def campaigns(reference: Path) -> dict[str, list[Comparison]]:
-    """Every measured run with what the event estimator says of it."""
+    """Every measured run with its prediction by the event estimator."""
     catalogue = load_catalogue()
     document = load_document(reference / "validation.json")
     report = validate(
@@ -60,15 +60,15 @@ def test_peak_memory(campaigns: dict[str, list[Comparison]]) -> None:
     assert max(errors) <= 6
 
 
-def test_a_profile_that_doubts_itself_is_quoted(campaigns: dict[str, list[Comparison]]) -> None:
-    """The worst run stands on timings that their authors flag, and its estimate passes it on."""
+def test_flags_of_a_profile_are_quoted(campaigns: dict[str, list[Comparison]]) -> None:
+    """The worst run uses timings that their authors flag, and its estimate has the note."""
     worst = max(campaigns["clariden"], key=lambda c: abs(c.time_error_pct or 0))
     assert worst.case == "clariden/OPT-350/N2_D2"
     assert any("hand edited" in note for note in worst.notes), worst.notes
 
 
 @pytest.mark.parametrize("program", ["accuracy.py", "calibrate.py"])
-def test_a_program_without_measurements_says_what_it_needs(program: str) -> None:
+def test_program_without_measurements_says_what_it_needs(program: str) -> None:
     done = subprocess.run(
         [sys.executable, f"benchmarks/{program}"],
         cwd=ROOT,
@@ -79,7 +79,7 @@ def test_a_program_without_measurements_says_what_it_needs(program: str) -> None
     assert "--profiles" in done.stdout
 
 
-def test_the_document_says_what_its_program_prints(reference: Path) -> None:
+def test_document_shows_what_its_program_prints(reference: Path) -> None:
     printed = subprocess.run(
         [
             sys.executable,

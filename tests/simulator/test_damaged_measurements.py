@@ -1,4 +1,4 @@
-"""Damaged profiles, networks and validation files: a value or an InputError, nothing else."""
+"""Damaged profiles, networks and validation files are read or raise ``InputError``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ RUN: dict[str, Any] = {
 
 
 def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path to every value inside a document."""
+    """Yield the path of every value in a document."""
     if path:
         yield path
     if isinstance(value, dict | list):
@@ -96,7 +96,7 @@ def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def damaged(document: dict[str, Any], path: tuple[Any, ...], junk: Any) -> dict[str, Any]:
-    """The document with one value replaced, or taken out where ``junk`` is ``...``."""
+    """Return the document with one value replaced, or removed if ``junk`` is ``...``."""
     copied = copy.deepcopy(document)
     target: Any = copied
     for key in path[:-1]:
@@ -123,7 +123,7 @@ def parsed(data: dict[str, Any]) -> Any:
 
 @pytest.mark.chaos
 @given(st.one_of(wounds(SMALL), wounds(PUBLISHED)))
-def test_damaged_profiles(data: dict[str, Any]) -> None:
+def test_damaged_profile_is_read_or_rejected(data: dict[str, Any]) -> None:
     try:
         profile = read_profile(parsed(data), catalogue=load_catalogue())
     except InputError:
@@ -134,7 +134,7 @@ def test_damaged_profiles(data: dict[str, Any]) -> None:
 
 @pytest.mark.chaos
 @given(wounds(NETWORK))
-def test_damaged_networks(data: dict[str, Any]) -> None:
+def test_damaged_network_is_read_or_rejected(data: dict[str, Any]) -> None:
     try:
         measured = network_from_json(data, place="network.json", catalogue=load_catalogue())
     except InputError:
@@ -160,7 +160,7 @@ def measurements(tmp_path_factory: pytest.TempPathFactory) -> Measurements:
     return Measurements(folder=str(path.parent), paths={"tiny": path})
 
 
-def test_the_whole_run_can_be_estimated(measurements: Measurements) -> None:
+def test_undamaged_run_is_estimated(measurements: Measurements) -> None:
     report = validate(
         {"cases": [RUN]}, place="runs.json", measurements=measurements, catalogue=load_catalogue()
     )
@@ -168,7 +168,7 @@ def test_the_whole_run_can_be_estimated(measurements: Measurements) -> None:
     assert [c.case for c in report.comparisons] == ["run"]
 
 
-def test_the_schema_and_the_documents_know_runs() -> None:
+def test_schema_and_documentation_describe_runs() -> None:
     schema = json.loads(
         resources.files("simulator").joinpath("data/schemas/runs.schema.json").read_text("utf-8")
     )
@@ -185,7 +185,9 @@ def test_the_schema_and_the_documents_know_runs() -> None:
 
 @pytest.mark.chaos
 @given(data=wounds({"cases": [RUN]}))
-def test_damaged_runs(measurements: Measurements, data: dict[str, Any]) -> None:
+def test_damaged_runs_are_estimated_or_rejected(
+    measurements: Measurements, data: dict[str, Any]
+) -> None:
     try:
         report = validate(
             data, place="runs.json", measurements=measurements, catalogue=load_catalogue()

@@ -1,8 +1,7 @@
-"""Small random worlds: a job, a cluster, measurements and plans, all drawn from one seed.
+"""Small random worlds for tests: a job, a cluster, measurements and plans, all from one seed.
 
-The worlds are odd on purpose: pipelines that differ in everything, links of every speed, a
-profile for some GPU kinds and none for others. What they may not be is impossible: every plan
-could be run.
+The worlds are unusual on purpose: pipelines differ in everything, links have any speed, and only
+some GPU kinds have a profile. But every plan can run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SEQUENCE = 128
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One job on one cluster, with the estimator that judges plans of it."""
+    """One job on one cluster, with its estimator."""
 
     job: Job
     cluster: Cluster
@@ -57,7 +56,7 @@ def world_of(
     profile: Profile | None = None,
     zone_caps: dict[tuple[str, str], float] | None = None,
 ) -> World:
-    """Put a world together from its parts."""
+    """Build a world from its parts."""
     cluster = cluster or every_pool()
     measured = measured or MeasuredNetwork()
     network = Network(
@@ -75,7 +74,7 @@ def world_of(
 
 @cache
 def small_model(*, layers: int = 4, tied: bool = False, family: str = "gpt2") -> Model:
-    """A model of a few thousand parameters, as quick to look at as to run."""
+    """Build a model of a few thousand parameters."""
     return build_model(
         family, layers=layers, hidden=64, heads=8, vocab=512, sequence=SEQUENCE, tied=tied
     )
@@ -83,7 +82,7 @@ def small_model(*, layers: int = 4, tied: bool = False, family: str = "gpt2") ->
 
 @cache
 def every_pool(catalogue: Catalogue | None = None) -> Cluster:
-    """Every GPU kind in every zone, in machines of four."""
+    """Build a cluster with every GPU kind in every zone, in machines of four."""
     return Cluster(
         pools=tuple(
             Pool(
@@ -121,7 +120,7 @@ def stage(
 
 
 def random_world(rng: random.Random) -> World:
-    """A job with its cluster and measurements."""
+    """Draw a job with its cluster and measurements."""
     model = small_model(
         layers=rng.randint(1, 7),
         tied=rng.random() < 0.5,
@@ -164,7 +163,7 @@ def random_curve(rng: random.Random, flows: int) -> Curve:
 
 
 def random_network(rng: random.Random) -> MeasuredNetwork:
-    """Curves for about half of all the pairs, and within some of the machines."""
+    """Draw curves for about half of the pairs of places, and within some machines."""
     ends = [(zone, gpu) for zone in ZONES for gpu in GPUS]
     between = {}
     for one in ends:
@@ -179,7 +178,7 @@ def random_network(rng: random.Random) -> MeasuredNetwork:
 
 
 def random_profile(rng: random.Random, job: Job) -> Profile:
-    """Times of some GPU kinds, at some TP degrees and micro batches, that grow with the batch."""
+    """Draw times of some GPU kinds, TP degrees and micro batches; they grow with the batch."""
     layers = len(job.model.layers)
     timings = {}
     for gpu in rng.sample(GPUS, rng.randint(1, 3)):
@@ -213,7 +212,7 @@ def random_profile(rng: random.Random, job: Job) -> Profile:
 def even_profile(
     job: Job, seconds: dict[str, float], *, micro_batches: tuple[int, ...] = (1,)
 ) -> Profile:
-    """Each layer takes so many seconds per sample forward and twice as long back; TP 1 only."""
+    """Build a profile at TP 1: equal seconds per sample and layer, backward twice as long."""
     layers = len(job.model.layers)
     return Profile(
         name="even",
@@ -238,7 +237,7 @@ def random_place(rng: random.Random, *, zones: tuple[str, ...], gpus: tuple[str,
 
 
 def random_cuts(rng: random.Random, layers: int, stages: int) -> list[tuple[int, int]]:
-    """Layer ranges of consecutive stages."""
+    """Draw the layer ranges of consecutive stages."""
     cuts = [0, *sorted(rng.sample(range(1, layers), stages - 1)), layers]
     return list(itertools.pairwise(cuts))
 
@@ -252,7 +251,7 @@ def random_plan(
     most_pipelines: int = 4,
     most_micro_batches: int = 12,
 ) -> Plan:
-    """A plan with a bit of everything; ``splits`` allows stages over several device groups."""
+    """Draw a plan; ``splits`` allows stages over several device groups."""
     layers = len(world.job.model.layers)
     schedule = rng.choice(schedules)
     size = rng.choice([1, 2, 4])
@@ -308,7 +307,7 @@ def _random_stages(
 
 
 def placed(plan: Plan) -> Plan:
-    """The same plan with a node named for every device group, up to four GPUs on each."""
+    """Return the plan with a node named for every device group, up to four GPUs on each."""
     free: dict[Place, tuple[int, int]] = {}
     pipelines = []
     for pipeline in plan.pipelines:
@@ -331,12 +330,12 @@ def placed(plan: Plan) -> Plan:
 
 
 def world_and_plan(seed: str) -> tuple[random.Random, World, Plan]:
-    """The world and the plan that a case of this name is about, and what drew them."""
+    """Return the world and plan of a named case, and the generator that drew them."""
     rng = random.Random(seed)
     world = random_world(rng)
     return rng, world, random_plan(rng, world)
 
 
 def cases(name: str, examples: int) -> list[str]:
-    """Names of that many cases."""
+    """Return the names of this many cases."""
     return [f"{name} {number}" for number in range(examples)]

@@ -23,18 +23,18 @@ def best_of_all(case: Small, down_s: float) -> float:
     """Every way in every spell, and every choice of where a new stretch begins."""
     best = 0.0
     options = [
-        [None, *(n for n in range(len(case.ways)) if case.fits(n, span.state))]
-        for span in case.spells
+        [None, *(n for n in range(len(case.plans)) if case.fits(n, span.state))]
+        for span in case.spans
     ]
     for chosen in itertools.product(*options):
         total, stretch_s = 0.0, 0.0
-        for number, (way, span) in enumerate(zip(chosen, case.spells, strict=True)):
+        for number, (way, span) in enumerate(zip(chosen, case.spans, strict=True)):
             if number and way != chosen[number - 1]:
                 stretch_s = -down_s
             stretch_s += span.end_s - span.start_s
             last = number + 1 == len(chosen) or chosen[number + 1] != way
             if last and way is not None:
-                total += max(0.0, stretch_s) * case.ways[way].samples / case.ways[way].iteration_s
+                total += max(0.0, stretch_s) * case.plans[way].samples / case.plans[way].iteration_s
         best = max(best, total)
     return best
 
@@ -43,11 +43,11 @@ def test_it_is_the_best_of_all_schedules(examples: int) -> None:
     for seed in range(examples * 2):
         case = small_case(seed, spans=6, figures=3, longest_s=40)
         down_s = min(case.costs.planned_s, case.costs.unplanned_s, case.costs.restart_s)
-        outcome = best_possible(case.spells, case.ways, case.fits, case.costs)
+        outcome = best_possible(case.spans, case.plans, case.fits, case.costs)
         assert outcome.samples == pytest.approx(best_of_all(case, down_s)), seed
         parts = (outcome.useful_s, outcome.downtime_s, outcome.idle_s)
         assert sum(parts) == pytest.approx(outcome.duration_s)
-        assert outcome.samples <= ideal_samples(case.spells, case.ways, case.fits) * (1 + 1e-9)
+        assert outcome.samples <= ideal_samples(case.spans, case.plans, case.fits) * (1 + 1e-9)
 
 
 def test_no_policy_passes_it(examples: int) -> None:
@@ -55,17 +55,17 @@ def test_no_policy_passes_it(examples: int) -> None:
     passed = 0
     for seed in range(examples * 4):
         case = small_case(seed, longest_s=300)
-        oracle = best_possible(case.spells, case.ways, case.fits, case.costs)
+        oracle = best_possible(case.spans, case.plans, case.fits, case.costs)
         policies: list[Policy] = [
             kind
             for is_live in (True, False)
             for kind in (
-                Greedy(case.ways, case.fits, is_live),
-                Restless(random.Random(seed), case.ways, case.fits, is_live),
+                Greedy(case.plans, case.fits, is_live),
+                Restless(random.Random(seed), case.plans, case.fits, is_live),
             )
         ]
         for policy in policies:
-            outcome = play(case.spells, case.ways, case.fits, policy, case.costs)
+            outcome = play(case.spans, case.plans, case.fits, policy, case.costs)
             assert outcome.samples <= oracle.samples * (1 + 1e-9), (seed, policy.name)
             passed += outcome.samples > 0.9 * oracle.samples > 0
     assert passed > examples, "nearly all were far below it: this proves nothing"

@@ -122,7 +122,7 @@ def test_a_reader_that_leaves_is_no_mistake() -> None:
 
 def test_profiles_that_the_job_does_not_name_are_pointed_out(reference: Path) -> None:
     result = run("simulate", PLAN, JOB, CLUSTER, "--profiles", reference)
-    assert "[model] profile could be one of" in result.stdout
+    assert "set [model] profile to one of" in result.stdout
 
 
 def test_validation_of_measured_runs_is_json(reference: Path) -> None:

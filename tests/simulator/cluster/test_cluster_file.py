@@ -1,4 +1,4 @@
-"""Cluster files: pools by machine or by GPU kind, zones of one's own, and their mistakes."""
+"""Cluster files: pools by machine or GPU kind, declared zones, and mistakes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_example_has_three_zones() -> None:
     assert all(pool.price_source == "catalogue" for pool in cluster.pools)
 
 
-def test_everything_that_is_said_is_heard() -> None:
+def test_every_key_is_read() -> None:
     VALIDATOR.validate(FULL)
     cluster = read(FULL)
     catalogue = load_catalogue()
@@ -95,7 +95,7 @@ def test_everything_that_is_said_is_heard() -> None:
     assert cluster.zone_links == (ZoneLink("us-central1-a", "lab-1", 1e9),)
 
 
-def test_this_computer_always_exists() -> None:
+def test_local_zone_always_exists() -> None:
     pool = one_pool(zone="local", machine="local", machines=4)
     assert (pool.gpu, pool.gpus, pool.price_usd_per_gpu_hour) == ("cpu", 4, 0.0)
     assert one_pool(zone="local", gpu="cpu", gpus=3).gpus_per_machine == 1
@@ -108,7 +108,7 @@ def test_gpus_need_not_fill_their_machines() -> None:
     assert (pool.gpus, pool.machine_count) == (9, 3)
 
 
-def test_a_gpu_kind_alone_stands_in_machines_of_the_usual_size() -> None:
+def test_gpu_kind_alone_gets_the_default_machine_size() -> None:
     catalogue = load_catalogue()
     assert default_machine_size("A100-40", catalogue) == 8  # though one of 16 exists
     assert default_machine_size("GH-96", catalogue) == 4
@@ -116,7 +116,7 @@ def test_a_gpu_kind_alone_stands_in_machines_of_the_usual_size() -> None:
     assert one_pool(zone="us-central1-a", gpu="A100-40", gpus=16).machine == "A100-40x8"
 
 
-def test_a_catalogue_of_one_s_own_stands_beside_the_cluster(tmp_path: Path) -> None:
+def test_catalogue_file_is_relative_to_the_cluster_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[price.a2-highgpu-4g.us-central1]\non_demand_usd_per_hour = 4.0\nsource = "a contract"\n'
         'date = "2025"\n'
@@ -132,7 +132,7 @@ def test_a_catalogue_of_one_s_own_stands_beside_the_cluster(tmp_path: Path) -> N
     ]
 
 
-def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
+def test_all_mistakes_are_reported_with_place_and_cure() -> None:
     text = """
         [[pool]]
         zone = "us-central1-A"
@@ -222,20 +222,20 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant(raw: dict[str, Any], said: str) -> None:
+def test_invalid_cluster_is_reported(raw: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
         read(raw)
     assert said in str(caught.value)
 
 
-def test_a_zone_is_known_once_the_file_declares_it() -> None:
+def test_declared_zone_is_known() -> None:
     raw = {"pool": [{"zone": "mars-1", "gpu": "T4", "gpus": 1}]}
     with pytest.raises(InputError, match='no zone "mars-1" is known'):
         read(raw)
     assert read({**raw, "zone": [{"name": "mars-1", "region": "mars"}]}).pools[0].zone == "mars-1"
 
 
-def test_the_schemas_are_schemas() -> None:
+def test_schemas_are_valid() -> None:
     found = [entry for entry in SCHEMAS.iterdir() if entry.name.endswith(".schema.json")]
     assert len(found) >= 8
     for entry in found:
@@ -243,7 +243,7 @@ def test_the_schemas_are_schemas() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpus", "machines", "network", "prices", "regions"])
-def test_the_built_in_catalogue_fits_the_schema_of_catalogues(name: str) -> None:
+def test_built_in_catalogue_fits_its_schema(name: str) -> None:
     data = resources.files("simulator") / "data"
     schema = json.loads((SCHEMAS / "catalogue.schema.json").read_text("utf-8"))
     document = parse_document((data / f"{name}.toml").read_bytes(), name=name)
@@ -265,7 +265,7 @@ VALUES = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, Any]:
-    """A whole cluster of which one to three values were replaced, removed or added."""
+    """Draw a cluster with one to three values replaced, removed or added."""
     raw: dict[str, Any] = copy.deepcopy(FULL)
     for _ in range(draw(st.integers(1, 3))):
         section = draw(st.sampled_from([*FULL, draw(st.text(max_size=5))]))
@@ -288,7 +288,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.chaos
 @given(damaged())
-def test_a_damaged_cluster_is_a_cluster_or_a_list_of_mistakes(raw: dict[str, Any]) -> None:
+def test_damaged_cluster_is_read_or_rejected(raw: dict[str, Any]) -> None:
     try:
         read(raw)
     except InputError as error:

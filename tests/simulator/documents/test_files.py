@@ -1,4 +1,4 @@
-"""Files as files: missing, too large, of broken text or syntax; and what no file may hold."""
+"""Reading files: missing, too large or malformed ones, and values that are rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def problems_of(raw: bytes) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_content_and_not_the_suffix_tells_the_syntax(tmp_path: Path) -> None:
+def test_content_decides_the_syntax(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(' \n{"a": {"b": 1}}')
     assert load_document(path).data == {"a": {"b": 1}}
@@ -32,11 +32,11 @@ def test_content_and_not_the_suffix_tells_the_syntax(tmp_path: Path) -> None:
     assert load_document(path).syntax == "toml"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+def test_byte_order_mark_is_ignored() -> None:
     assert parse_document(b"\xef\xbb\xbfa = 1\n", name="f").data == {"a": 1}
 
 
-def test_a_missing_file_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
+def test_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text("a = 1")
     with pytest.raises(InputError) as caught:
         load_document(tmp_path / "clustr.toml")
@@ -46,24 +46,24 @@ def test_a_missing_file_is_answered_with_the_one_that_was_meant(tmp_path: Path) 
     assert problem.cure == 'did you mean "cluster.toml"?'
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no directory"):
         load_document(tmp_path / "nowhere" / "job.toml")
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a directory; name a file inside it"):
         load_document(tmp_path)
 
 
-def test_a_path_that_cannot_exist_is_a_mistake_and_not_a_crash(tmp_path: Path) -> None:
+def test_impossible_path_is_an_input_error(tmp_path: Path) -> None:
     for name in ("a\0b", "x" * 5000):
         with pytest.raises(InputError):
             load_document(tmp_path / name)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_says_so(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("a = 1")
     path.chmod(0)
@@ -71,7 +71,7 @@ def test_an_unreadable_file_says_so(tmp_path: Path) -> None:
         load_document(path)
 
 
-def test_a_file_that_fails_while_it_is_read_says_so() -> None:
+def test_read_error_is_reported() -> None:
     source = Path("/proc/self/mem")  # it opens, and its first page is nobody's
     if not source.exists():
         pytest.skip("this system has no /proc")
@@ -79,7 +79,7 @@ def test_a_file_that_fails_while_it_is_read_says_so() -> None:
         load_document(source)
 
 
-def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+def test_file_above_the_limit_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "big.json"
     with path.open("wb") as stream:
         stream.truncate(100 * 2**20)  # sparse: it takes no space
@@ -87,7 +87,7 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
         load_document(path)
 
 
-def test_a_file_at_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_at_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "FILE_BYTES_MAX", 5)
     (tmp_path / "f").write_text("a = 1")
     assert load_document(tmp_path / "f").data == {"a": 1}
@@ -96,7 +96,7 @@ def test_a_file_at_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_document(tmp_path / "f")
 
 
-def test_only_programs_write_large_files() -> None:
+def test_toml_has_a_lower_limit_than_json() -> None:
     large = b"#" * (2 * 2**20)
     with pytest.raises(InputError, match="TOML above 2 MiB is not read"):
         parse_document(large + b"\na = 1", name="f")
@@ -122,7 +122,7 @@ def test_only_programs_write_large_files() -> None:
         (b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}", "f: a", "is nested too deeply"),
     ],
 )
-def test_broken_text_is_answered_with_its_place(raw: bytes, place: str, what: str) -> None:
+def test_syntax_error_is_reported_with_its_place(raw: bytes, place: str, what: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_document(raw, name="f")
     problem = caught.value.problems[0]
@@ -130,7 +130,7 @@ def test_broken_text_is_answered_with_its_place(raw: bytes, place: str, what: st
     assert problem.place.startswith(place)
 
 
-def test_every_number_that_is_none_is_named() -> None:
+def test_non_finite_numbers_are_reported() -> None:
     assert problems_of(b'{"a": NaN, "b": [1.0, -Infinity], "c": {"d": 1e999}}') == [
         "f: a: is NaN; give a finite number",
         "f: b[1]: is -Infinity; give a finite number",
@@ -142,24 +142,24 @@ def test_every_number_that_is_none_is_named() -> None:
     ]
 
 
-def test_a_key_that_stands_twice_is_named() -> None:
+def test_repeated_key_is_reported() -> None:
     assert problems_of(b'{"a": {"b": 1, "c": 2, "b": 3}}') == [
         "f: a.b: is given more than once; keep one of them"
     ]
 
 
-def test_text_that_cannot_be_printed_is_refused() -> None:
+def test_invalid_unicode_is_rejected() -> None:
     assert [p.partition(";")[0] for p in problems_of(rb'{"a": "\ud800", "\udfff": 1}')] == [
         "f: a: is '\\ud800', which is not valid Unicode",
         "f: has the key '\\udfff', which is not valid Unicode",
     ]
 
 
-def test_thousands_of_mistakes_are_not_all_listed() -> None:
+def test_number_of_listed_mistakes_is_limited() -> None:
     assert len(problems_of(b'{"a": [' + b"NaN," * 9999 + b"NaN]}")) <= 51
 
 
-def test_what_is_wrong_with_the_file_is_told_with_what_is_wrong_with_its_values() -> None:
+def test_flaws_and_wrong_values_are_reported_together() -> None:
     document = parse_document(b'{"a": NaN, "b": "x"}', name="f", flaws_raise=False)
     problems = Problems()
     table = open_table(document, problems)
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_the_file_is_told_with_what_is_wrong_with_its_values(
     ]
 
 
-def test_true_is_no_number_and_a_float_no_count() -> None:
+def test_booleans_are_not_numbers_and_floats_are_not_integers() -> None:
     problems = Problems()
     raw = b'{"a": true, "b": true, "c": 8.0, "d": 99999999999999999999, "e": 3}'
     table = open_table(parse_document(raw, name="f"), problems)
@@ -186,7 +186,7 @@ def test_true_is_no_number_and_a_float_no_count() -> None:
     assert [problem.place for problem in problems.found] == ["f: a", "f: b", "f: c", "f: d"]
 
 
-def test_an_unknown_key_is_answered_with_the_known_one() -> None:
+def test_unknown_key_suggests_a_known_one() -> None:
     problems = Problems()
     table = open_table(parse_document(b"prcision = 1", name="f"), problems)
     table.choice("precision", ("fp32",), default="fp32")
@@ -198,7 +198,7 @@ def test_an_unknown_key_is_answered_with_the_known_one() -> None:
 
 @pytest.mark.chaos
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_document_or_a_list_of_mistakes(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     try:
         document = parse_document(raw, name="f")
     except InputError as error:
@@ -209,7 +209,7 @@ def test_any_bytes_are_a_document_or_a_list_of_mistakes(raw: bytes) -> None:
 
 @pytest.mark.chaos
 @given(st.text(alphabet='{}[]",:=.#\n\\u0d8e1-+nNaIi ', max_size=60))
-def test_any_near_miss_is_a_document_or_a_list_of_mistakes(text: str) -> None:
+def test_near_miss_is_parsed_or_rejected(text: str) -> None:
     try:
         parse_document(text.encode(), name="f")
     except InputError as error:

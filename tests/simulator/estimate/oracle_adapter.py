@@ -1,7 +1,7 @@
-"""The slow oracle, asked in the product's own words: groups with overheads, edges by number.
+"""Run the slow oracle on the simulator's types: groups with overheads, edges by number.
 
-The oracle knows no time that a device spends on taking in or handing out a message. It is told
-of it here as passes of invisible groups on the same device, placed in its programs.
+The oracle has no time in which a message blocks a device. The adapter adds such times as passes
+of invisible groups on the same device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.simulator import oracle
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """When groups began and ended their last backward, and devices were free."""
+    """Start and end of each group's last backward, and when each device was free."""
 
     last_backward: tuple[tuple[float, float], ...]
     free: tuple[float, ...]
@@ -34,7 +34,7 @@ def judge(
     messaging: Messaging,
     devices: int | None = None,
 ) -> Verdict:
-    """Run the schedule on the oracle; ``devices`` is given for interleaving only."""
+    """Run the schedule on the oracle; only interleaved schedules need ``devices``."""
     names = [str(index) for index in range(len(groups))]
     known = [
         oracle.Group(name, group.stage, group.forward, group.backward)
@@ -98,7 +98,7 @@ def _pass(
 
 
 class _Overheads:
-    """Invisible groups for the time that messages take from a device, once per pass."""
+    """Invisible groups for the time that messages block a device, once per pass."""
 
     def __init__(self, groups: Sequence[GroupTimes], edges: Sequence[oracle.Edge]) -> None:
         self.edges = edges

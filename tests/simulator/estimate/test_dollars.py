@@ -1,4 +1,4 @@
-"""What GPUs of one place cost where some are on demand and some are spot."""
+"""The price of GPUs of a place with on-demand and spot pools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACE = Place("T4", "T4x4", ZONE)
 
 
 @pytest.mark.parametrize("pools", [(ON_DEMAND, SPOT), (SPOT, ON_DEMAND)])
-def test_gpus_on_demand_are_taken_and_paid_before_spot(pools: tuple[Pool, ...]) -> None:
+def test_on_demand_gpus_are_charged_before_spot(pools: tuple[Pool, ...]) -> None:
     sites = PlaceFacts(Cluster(pools, load_catalogue()), MeasuredNetwork())
     assert sites.usd_per_hour(PLACE, 3) == 9.0
     assert sites.usd_per_hour(PLACE, 6) == 4 * 3.0 + 2 * 1.0
@@ -32,7 +32,7 @@ def test_gpus_on_demand_are_taken_and_paid_before_spot(pools: tuple[Pool, ...]) 
     assert sites.price_usd_per_gpu_hour(PLACE) == 1.0
 
 
-def test_an_unknown_price_matters_as_soon_as_it_is_paid() -> None:
+def test_unknown_price_matters_only_if_its_pool_is_used() -> None:
     unpriced = replace(SPOT, price_usd_per_gpu_hour=None, price_source="unknown")
     sites = PlaceFacts(Cluster((ON_DEMAND, unpriced), load_catalogue()), MeasuredNetwork())
     assert sites.usd_per_hour(PLACE, 4) == 12.0
@@ -41,7 +41,7 @@ def test_an_unknown_price_matters_as_soon_as_it_is_paid() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.7])
-def test_no_plan_has_a_larger_share_of_spot_than_is_allowed(share: float) -> None:
+def test_plans_respect_the_spot_share_limit(share: float) -> None:
     model = build_model("gpt2", layers=4, hidden=64, heads=4, vocab=512, sequence=64)
     objective = Objective(max_spot_share=share)
     job = Job("spot", model, 24, 64, micro_batches=(1, 2), objective=objective)

@@ -1,9 +1,8 @@
-"""Whole plans against the oracle: rebuilt from what each part costs, run by another's rules.
+"""Estimates of whole plans against the oracle.
 
-The estimator is asked only for its inputs: what a device group does per micro batch, how long a
-message takes, which gradients are summed by whom and how long that takes. The schedule, the
-moment at which each layer's gradients are there, the order of the sums and the optimizer's step
-are then worked out again, slowly.
+The estimator supplies only the inputs: seconds of passes, messages and gradient sync. The oracle
+computes the schedule, when each layer's gradients are ready, the order of sync and the optimizer
+step independently.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def optimizer_s(world: World, plan: Plan, owners: set[str]) -> dict[str, float]:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("part", range(4))
-def test_any_plan_takes_what_the_oracle_says(part: int, examples: int) -> None:
+def test_estimate_of_any_plan_matches_the_oracle(part: int, examples: int) -> None:
     """Boundaries, GPU kinds, TP, counts, zones, recomputation, splits and schedules all mixed."""
     overlapping = synced = 0
     for case in range(examples):

@@ -1,4 +1,4 @@
-"""What must hold of any estimate: relations between worlds that differ in one thing.
+"""Properties of estimates: relations between worlds that differ in one thing.
 
 A case is named by its seed; ``world_and_plan(seed)`` draws it again.
 """
@@ -77,7 +77,7 @@ def test_every_device_group_accounts_for_the_whole_iteration(examples: int) -> N
                 assert time.idle_s >= -1e-9 * estimate.iteration_s, (seed, time)
 
 
-def test_compute_is_that_of_the_layers(examples: int) -> None:
+def test_compute_is_the_sum_of_the_layers(examples: int) -> None:
     """Each group's compute: its layers' times, once forward and once back per micro batch."""
     for seed in cases("compute", examples):
         rng = random.Random(seed)
@@ -97,7 +97,7 @@ def test_compute_is_that_of_the_layers(examples: int) -> None:
                 assert time.compute_s == pytest.approx(expected, rel=1e-9), seed
 
 
-def test_what_was_judged_before_is_nothing(examples: int) -> None:
+def test_estimates_do_not_depend_on_earlier_ones(examples: int) -> None:
     """Tables are shared between the plans of a job: an estimator without any says the same."""
     for seed in cases("before", examples // 5):
         rng = random.Random(seed)
@@ -146,7 +146,7 @@ def assert_same(one: Estimate, other: Estimate, seed: str) -> None:
 
 
 @pytest.mark.sim
-def test_the_order_of_pipelines_is_nothing(examples: int) -> None:
+def test_estimates_do_not_depend_on_the_order_of_pipelines(examples: int) -> None:
     for seed in cases("order", examples):
         rng, world, plan = world_and_plan(seed)
         for one in (plan, placed(plan)):
@@ -162,7 +162,7 @@ def test_the_order_of_pipelines_is_nothing(examples: int) -> None:
 
 
 @pytest.mark.sim
-def test_the_names_of_nodes_are_nothing(examples: int) -> None:
+def test_estimates_do_not_depend_on_node_names(examples: int) -> None:
     for seed in cases("names", examples):
         rng, world, plan = world_and_plan(seed)
         plan = placed(plan)
@@ -179,7 +179,7 @@ def test_the_names_of_nodes_are_nothing(examples: int) -> None:
         assert_same(before, world.estimator.estimate(renamed(plan, names)), seed)
 
 
-def test_a_ring_is_the_same_whatever_its_machines_are_called() -> None:
+def test_ring_order_does_not_depend_on_node_names() -> None:
     """Four replicas of TP 1, 4, 1 and 4, the second on a machine that carries two stages.
 
     Once a ring stood in the order of the machines' names, so that a name said whether the two
@@ -222,7 +222,7 @@ def replace_job(**changes: object) -> Job:
 
 
 @pytest.mark.sim
-def test_one_more_micro_batch_never_shortens(examples: int) -> None:
+def test_one_more_micro_batch_never_shortens_an_iteration(examples: int) -> None:
     for seed in cases("micro batch", examples):
         rng, world, plan = world_and_plan(seed)
         p = rng.randrange(len(plan.pipelines))
@@ -291,7 +291,7 @@ def test_costs_add_up(examples: int) -> None:
     assert crossing > examples // 4
 
 
-def test_dearer_egress_is_never_cheaper_and_no_slower(examples: int) -> None:
+def test_higher_egress_prices_raise_cost_and_not_time(examples: int) -> None:
     for seed in cases("egress", examples):
         rng, world, plan = world_and_plan(seed)
         pairs = [(a, b) for a in ZONES for b in ZONES if a != b]
@@ -310,7 +310,7 @@ def test_dearer_egress_is_never_cheaper_and_no_slower(examples: int) -> None:
         assert other.money.compute_usd == one.money.compute_usd, seed
 
 
-def test_a_pool_without_a_price_is_named_and_never_counts_as_free() -> None:
+def test_pool_without_a_price_is_named_and_not_free() -> None:
     cluster = every_pool()
     unknown = replace(
         cluster,
@@ -395,7 +395,7 @@ def test_memory_never_falls_with_the_layers_held(examples: int) -> None:
             assert large.activations >= small.activations, seed
 
 
-def test_zero_never_needs_more_memory_and_never_a_longer_step(examples: int) -> None:
+def test_zero1_never_needs_more_memory_or_a_longer_step(examples: int) -> None:
     less = 0
     for seed in cases("zero", examples):
         _, world, plan = world_and_plan(seed)
@@ -420,7 +420,7 @@ def test_zero_never_needs_more_memory_and_never_a_longer_step(examples: int) -> 
 # Equal pipelines -----------------------------------------------------------------------------
 
 
-def test_equal_pipelines_are_one_where_sums_cost_nothing(examples: int) -> None:
+def test_equal_pipelines_take_as_long_as_one_without_sync_costs(examples: int) -> None:
     """Boundless links: each of many equal pipelines takes what one takes alone."""
     for seed in cases("collapse", examples):
         rng = random.Random(seed)
@@ -460,7 +460,7 @@ def test_equal_pipelines_are_one_where_sums_cost_nothing(examples: int) -> None:
         assert many.throughput_samples_per_s == pytest.approx(3 * alone.throughput_samples_per_s)
 
 
-def test_a_straggler_delays_its_own_pipeline_and_what_waits_for_it() -> None:
+def test_straggler_delays_its_pipeline_and_the_sync() -> None:
     """A slow stage delays no stage of another pipeline, but their sums and so the iteration."""
     job = replace_job(gradient_sync="serial")
     profile = even_profile(job, {"A100-40": 0.01, "T4": 0.04})

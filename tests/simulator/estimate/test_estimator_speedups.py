@@ -1,4 +1,4 @@
-"""Nothing that gets faster makes an estimate slower: links, GPUs and measured layers.
+"""Faster links, GPUs and layers never make an estimate slower.
 
 A case is named by its seed; ``world_and_plan(seed)`` draws it again.
 """
@@ -78,7 +78,7 @@ def faster_network(network: Network) -> Network:
 
 
 @pytest.mark.sim
-def test_twice_the_bandwidth_is_never_slower(examples: int) -> None:
+def test_double_bandwidth_is_never_slower(examples: int) -> None:
     """The layers' times stay: what was measured with collectives inside says nothing of links."""
     quicker = 0
     for seed in cases("bandwidth", examples):
@@ -93,7 +93,7 @@ def test_twice_the_bandwidth_is_never_slower(examples: int) -> None:
 
 
 @pytest.mark.sim
-def test_twice_the_bandwidth_quickens_computed_layers_too(examples: int) -> None:
+def test_double_bandwidth_speeds_up_computed_layers(examples: int) -> None:
     for seed in cases("collectives", examples):
         _, world, plan = world_and_plan(seed)
         network = faster_network(world.network)
@@ -124,7 +124,7 @@ def faster_gpus(catalogue: Catalogue) -> Catalogue:
 
 
 @pytest.mark.sim
-def test_twice_as_fast_gpus_are_never_slower(examples: int) -> None:
+def test_double_gpu_speed_is_never_slower(examples: int) -> None:
     quicker = 0
     for seed in cases("flops", examples):
         _, world, plan = world_and_plan(seed)

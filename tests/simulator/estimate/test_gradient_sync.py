@@ -1,4 +1,4 @@
-"""Gradient sums on cases that fit on paper: who sums what with whom, how long, how many bytes."""
+"""Gradient sync by hand: holders, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.simulator.worlds import GPUS, ZONES, World, place, small_model, stage
 
 EAST, WEST, FAR = "us-central1-a", "us-central1-b", "europe-west4-a"
 RATE = 1e9
-"""Bytes per second, per flow and in sum, of every link here unless a test says otherwise."""
+"""Default bandwidth of every link, per flow and in total, in bytes per second."""
 BUCKET = RUNTIMES["sailor"].sync_bucket_bytes
 
 
 def flat(rate: float) -> dict[int, object]:
-    """A link that carries ``rate`` in sum, whatever the size and the number of flows."""
+    """A link with the total bandwidth ``rate`` for any size and number of flows."""
     sizes = (1.0, 1e12)
     return {1: curve_from_bandwidths(1, sizes_bytes=sizes, bytes_per_s=(rate, rate))}
 
@@ -91,7 +91,7 @@ EFFICIENCY = platform_of("V100-16").ring_efficiency
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 7])
-def test_a_ring_moves_twice_its_share(members: int) -> None:
+def test_ring_moves_twice_its_share(members: int) -> None:
     """2 (D - 1) / D of the gradients' bytes over the link's rate."""
     here = world()
     (only,) = sums(here, whole(*nodes(members)))
@@ -102,12 +102,12 @@ def test_a_ring_moves_twice_its_share(members: int) -> None:
     assert len(only.holders) == members
 
 
-def test_one_pipeline_sums_nothing() -> None:
+def test_single_pipeline_has_no_sync() -> None:
     assert sums(world(), whole(*nodes(1))) == []
 
 
-def test_buckets_pay_the_start_of_a_message_each() -> None:
-    """Beyond a bucket the rest is a message of its own: with latency, its own latency."""
+def test_each_bucket_pays_latency() -> None:
+    """The rest beyond full buckets is a separate message with its own latency."""
     sizes, latency = (1e3, 1e9), 1e-3
     slow_start = {1: curve_from_bandwidths(
         1, sizes_bytes=sizes, bytes_per_s=tuple(s / (latency + s / RATE) for s in sizes)
@@ -124,8 +124,8 @@ def test_buckets_pay_the_start_of_a_message_each() -> None:
     assert cut.seconds == pytest.approx(2 * (3 * latency + size / 2 / RATE) / EFFICIENCY)
 
 
-def test_sixteen_bit_gradients_travel_as_the_runtime_says() -> None:
-    """Our own runtime sums in fp32 whatever the job's precision; Megatron's sums what it has."""
+def test_runtime_sets_the_width_of_16_bit_gradients() -> None:
+    """Sailor's runtime reduces in fp32 in any precision; Megatron's in the job's precision."""
     fp32, bf16, megatron = (
         sums(world(precision=precision, runtime=runtime), whole(*nodes(2)))[0].seconds
         for precision, runtime in (
@@ -138,8 +138,8 @@ def test_sixteen_bit_gradients_travel_as_the_runtime_says() -> None:
     assert megatron == pytest.approx(fp32 / 2)
 
 
-def test_tp_ranks_share_the_way_out_of_their_machine() -> None:
-    """Four ranks send a quarter each: as long as one that sends all, but for what is not split."""
+def test_tp_ranks_share_their_machines_nic() -> None:
+    """Four ranks with a quarter each take as long as one, apart from tensors not split."""
     here = world(max_tp=4)
     one, four = (sums(here, whole(*nodes(2), tp=tp))[0].seconds for tp in (1, 4))
     copies = 4 * held_bytes(here, tp=4) / held_bytes(here, tp=1)
@@ -147,7 +147,7 @@ def test_tp_ranks_share_the_way_out_of_their_machine() -> None:
     assert four == pytest.approx(one * copies, rel=1e-9)
 
 
-def test_holders_of_different_tp_meet_at_the_smaller_degree() -> None:
+def test_holders_of_different_tp_use_the_smaller_degree() -> None:
     """Between TP 4 and TP 1 one flow carries the whole, between two of TP 4 four a part each.
 
     The latter is the slowest hop: four ranks carry what they all hold four times.
@@ -162,8 +162,8 @@ def test_holders_of_different_tp_meet_at_the_smaller_degree() -> None:
     assert pair == pytest.approx(ones, rel=1e-9)
 
 
-def test_stages_on_one_machine_share_its_way_out() -> None:
-    """Two stages of each pipeline side by side on a machine: their rings leave it together."""
+def test_rings_of_stages_on_one_machine_share_its_nic() -> None:
+    """Two stages of each pipeline are on one machine: their rings share its NIC."""
     here = world()
     layers = len(small_model().layers)
 
@@ -188,13 +188,13 @@ def test_stages_on_one_machine_share_its_way_out() -> None:
         assert close.seconds == pytest.approx(2 * far.seconds, rel=1e-9)
 
 
-def test_a_ring_inside_a_machine_takes_the_links_inside() -> None:
+def test_ring_inside_a_machine_uses_its_internal_links() -> None:
     here = world(wires(within_node=50e9))
     inside = sums(here, whole(*[place(node="n")] * 2))[0].seconds
     assert inside == pytest.approx(held_bytes(here) / 50e9, rel=1e-9)
 
 
-def test_the_slowest_hop_sets_the_pace() -> None:
+def test_ring_is_as_slow_as_its_slowest_hop() -> None:
     slow = wires()
     ends = ((EAST, "T4"), (EAST, "V100-16"))
     for pair in (ends, ends[::-1]):
@@ -208,7 +208,7 @@ def test_the_slowest_hop_sets_the_pace() -> None:
 # Holders -------------------------------------------------------------------------------------
 
 
-def test_layers_are_summed_by_those_that_hold_them() -> None:
+def test_layers_are_reduced_between_their_holders() -> None:
     """Boundaries at 2 and 4: three runs of layers, each between its own pair of groups."""
     here = world()
     layers = len(small_model().layers)
@@ -230,7 +230,7 @@ def test_layers_are_summed_by_those_that_hold_them() -> None:
     assert [one.layers for one in by_layer] == [(i, i + 1) for i in reversed(range(layers))]
 
 
-def test_layers_one_by_one_take_as_long_as_together_where_starting_is_free() -> None:
+def test_sync_per_layer_takes_as_long_as_together_without_latency() -> None:
     here = world()
     plan = whole(*nodes(3))
     (together,) = sums(here, plan)
@@ -238,7 +238,7 @@ def test_layers_one_by_one_take_as_long_as_together_where_starting_is_free() -> 
     assert sum(one.seconds for one in one_by_one) == pytest.approx(together.seconds, rel=1e-9)
 
 
-def test_a_split_stage_sums_among_its_own_groups() -> None:
+def test_split_stage_reduces_between_its_groups() -> None:
     here = world()
     layers = len(small_model().layers)
     a = nodes(3)
@@ -250,8 +250,8 @@ def test_a_split_stage_sums_among_its_own_groups() -> None:
 # A tensor that two layers share ----------------------------------------------------------------
 
 
-def test_a_tied_model_moves_each_parameter_once() -> None:
-    """Data parallel replicas sum just the parameters of the model, the shared ones not twice."""
+def test_tied_parameters_are_reduced_once() -> None:
+    """Data-parallel replicas reduce each parameter once, tied ones included."""
     here = world(tied=True)
     found = sums(here, whole(*nodes(2)))
     parameters = small_model(tied=True).parameters
@@ -266,7 +266,7 @@ def test_a_tied_model_moves_each_parameter_once() -> None:
     assert paid == pytest.approx(2 * 4 * parameters, rel=1e-9)
 
 
-def test_first_and_last_stage_sum_what_they_share() -> None:
+def test_first_and_last_stage_reduce_their_tied_tensor() -> None:
     here = world(tied=True)
     layers = len(small_model().layers)
     a = nodes(3)
@@ -288,7 +288,7 @@ def across_zones(per_zone: int, *zones: str) -> Plan:
     return whole(*[where for zone in zones for where in nodes(per_zone, zone)])
 
 
-def test_a_slow_way_between_zones_is_crossed_once() -> None:
+def test_hierarchical_sync_crosses_a_slow_zone_link_once() -> None:
     """Four replicas in each of two zones, by hand.
 
     The ring crosses the slow way with 2 x 7/8 of all bytes. In two steps, each zone reduces and
@@ -305,12 +305,12 @@ def test_a_slow_way_between_zones_is_crossed_once() -> None:
     assert only.seconds == pytest.approx(by_hand / EFFICIENCY, rel=1e-9)
 
 
-def test_with_equal_links_one_ring_is_faster() -> None:
+def test_plain_ring_is_faster_with_equal_links() -> None:
     (only,) = sums(world(), across_zones(1, EAST, WEST, FAR))
     assert only.algorithm == "ring"
 
 
-def test_shards_that_leave_one_machine_share_its_way_out() -> None:
+def test_shards_that_leave_one_machine_share_its_nic() -> None:
     """Four replicas on one machine in each zone: their four shards cross one network card.
 
     Together they carry all the bytes over it; counted apart they would take a quarter as long.
@@ -323,7 +323,7 @@ def test_shards_that_leave_one_machine_share_its_way_out() -> None:
     assert only.seconds == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_all_rings_between_two_zones_share_their_capacity() -> None:
+def test_rings_between_two_zones_share_their_bandwidth() -> None:
     """Two stages on machines of their own, each with a replica in either zone."""
     cap = RATE / 4
     capped = world_of(job(), measured=wires(), zone_caps={(EAST, WEST): cap, (WEST, EAST): cap})
@@ -362,8 +362,8 @@ def test_egress_by_hand() -> None:
     assert home.egress_bytes == ()
 
 
-def test_the_estimate_pays_for_just_these_bytes() -> None:
-    """Per iteration and direction: the sums' bytes, and a boundary's per micro batch."""
+def test_estimate_charges_exactly_the_egress_bytes() -> None:
+    """Per iteration and direction: the bytes of sync, plus a boundary's per micro batch."""
     price = 1e-10
     prices = {(a, b): price for a in ZONES for b in ZONES if a != b}
     here = world(replace(wires(), egress_usd_per_byte=prices))

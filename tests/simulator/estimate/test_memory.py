@@ -1,4 +1,4 @@
-"""Memory part by part, on cases that fit on paper."""
+"""Memory part by part, on cases that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS, WIDTH = 10, 4
 def layer(
     name: str, *, parameters: int, kept: int, checkpoint: int, transient: int, kind: str = "block"
 ) -> Layer:
-    """A layer with round numbers: elements per token kept, kept when recomputed, and transient."""
+    """A layer with round numbers of elements per token: kept, recomputed and transient."""
     return Layer(
         name=name,
         kind=kind,  # type: ignore[arg-type]  # a test's shorthand
@@ -40,7 +40,7 @@ def layer(
 
 
 def model() -> Model:
-    """Embedding, three blocks and a head, whose numbers are all told apart."""
+    """Embedding, three blocks and a head, whose numbers all differ."""
     return Model(
         name="round",
         family="described",
@@ -94,7 +94,7 @@ BUCKETS = 2 * RUNTIMES["sailor"].sync_bucket_bytes
 PLATFORM = platform_of("V100-16")
 
 
-def test_every_part_by_hand() -> None:
+def test_every_memory_part_by_hand() -> None:
     """Two stages in bf16: weights of 2 bytes, gradients of 4, two moments and a copy of 4 each."""
     here = world()
     first, last = devices(here, two_stages(replicas=2))
@@ -147,7 +147,7 @@ def test_state_by_precision_and_optimizer(
     assert first.activations == 2 * width * SAMPLES * TOKENS * 23
 
 
-def test_tp_divides_what_is_split() -> None:
+def test_tp_divides_split_tensors() -> None:
     one, four = (devices(world(max_tp=4), two_stages(tp=tp))[0] for tp in (1, 4))
     assert four.parameters == one.parameters / 4
     assert four.optimizer == one.optimizer / 4
@@ -155,21 +155,21 @@ def test_tp_divides_what_is_split() -> None:
     assert four.activations == one.activations
 
 
-def test_one_pipeline_needs_no_buffers_for_sums() -> None:
+def test_single_pipeline_needs_no_gradient_buffers() -> None:
     alone, _ = devices(world(), two_stages())
     assert alone.communication == 2 * SAMPLES * TOKENS * WIDTH
 
 
 def test_recomputation_keeps_the_inputs_of_blocks() -> None:
-    """Embedding and head are not recomputed; a block's own activations come back once."""
+    """Embedding and head are not recomputed; a block's activations are recomputed once."""
     first, last = devices(world(), two_stages(recompute="full"))
     assert first.activations == 2 * 2 * SAMPLES * TOKENS * (3 + 4)
     assert last.activations == 2 * SAMPLES * TOKENS * (4 + 4 + 7)
     assert first.workspace == RESERVED_OVER_LIVE * 2 * SAMPLES * TOKENS * (30 + 20 - 4)
 
 
-def test_what_a_profile_measured_of_the_head_stays_under_recomputation() -> None:
-    """This head was measured without what the model's would keep, and it is not recomputed."""
+def test_profiled_head_memory_is_kept_under_recomputation() -> None:
+    """The profiled head keeps less than the model's, and it is not recomputed."""
     job = world(precision="fp32").job
     profile = replace(
         even_profile(job, {"V100-16": 0.01}, micro_batches=(2,)),
@@ -213,13 +213,13 @@ def test_chunks_of_one_device_group_add_up() -> None:
 # ZeRO-1 ----------------------------------------------------------------------------------------
 
 
-def test_zero_divides_the_optimizer_by_the_replicas() -> None:
+def test_zero1_divides_optimizer_state_by_the_replicas() -> None:
     whole, sharded = (devices(world(zero=zero), two_stages(replicas=3))[0] for zero in (0, 1))
     assert sharded.optimizer == pytest.approx(whole.optimizer / 3)
     assert replace(sharded, optimizer=whole.optimizer) == whole
 
 
-def test_zero_divides_each_layer_by_those_that_hold_it() -> None:
+def test_zero1_divides_each_layer_by_its_holders() -> None:
     """Only the first stage is split: the other's optimizer has nobody to share with.
 
     Once every layer counted as held by as many groups as the first stage has.
@@ -233,7 +233,7 @@ def test_zero_divides_each_layer_by_those_that_hold_it() -> None:
     assert last.communication == 2 * SAMPLES * TOKENS * WIDTH
 
 
-def test_zero_over_pipelines_with_other_boundaries() -> None:
+def test_zero1_with_different_layer_boundaries() -> None:
     """Layers 0-1 are held by two stages of both pipelines, layer 1 with other neighbours."""
 
     def pipeline(cut: int) -> Pipeline:
@@ -245,7 +245,7 @@ def test_zero_over_pipelines_with_other_boundaries() -> None:
     assert memory[1][1].optimizer == pytest.approx(12 * 2000 / 3)
 
 
-def test_zero_over_a_stage_whose_layers_have_different_holders() -> None:
+def test_zero1_for_a_stage_whose_layers_have_different_holders() -> None:
     """Layers 0-1 are held by three groups, the others by two; one stage holds them all."""
     parted = Pipeline(2, (stage(0, 2, place(), place()), stage(2, 5, place())))
     plan = Plan(2, (parted, Pipeline(2, (stage(0, 5, place()),))))
@@ -256,7 +256,7 @@ def test_zero_over_a_stage_whose_layers_have_different_holders() -> None:
 # Other parts -----------------------------------------------------------------------------------
 
 
-def test_a_shared_tensor_stands_once_where_both_its_layers_do() -> None:
+def test_tied_tensor_counts_once_in_a_stage_with_both_layers() -> None:
     tied, untied = (
         world_of(Job("fixed", small_model(tied=tied), 8, 128)) for tied in (True, False)
     )
@@ -282,7 +282,7 @@ def test_megatron_keeps_outputs_and_flattens_gradients() -> None:
     assert last.communication == boundary + 4 * 3600
 
 
-def test_of_a_split_stage_the_fullest_place_is_told() -> None:
+def test_split_stage_reports_its_fullest_place() -> None:
     """Three quarters of the samples on a small GPU are fuller than a quarter on a large one."""
     uneven = Stage((0, 5), 1, (place("T4"), place("GH-96")), "none", (3, 1))
     (told,) = devices(world(), Plan(4, (Pipeline(2, (uneven,)),)))
@@ -290,7 +290,7 @@ def test_of_a_split_stage_the_fullest_place_is_told() -> None:
     assert told.activations == 2 * 3 * TOKENS * (3 + 3 * 20 + 7)
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_memory_shortage_is_reported() -> None:
     big = world(model=replace(model(), layers=(*model().layers[:4], layer(
         "out", parameters=8 * 10**9, kept=7, checkpoint=0, transient=50, kind="head"
     ))))  # fmt: skip
@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert told[0].needed_bytes == last.total
 
 
-def test_a_cure_is_tried_with_all_the_replicas_there_are() -> None:
+def test_cures_are_checked_with_all_replicas() -> None:
     """Recomputation makes this stage fit, but only with the optimizer shared by eight.
 
     Once a cure was tried on the pipeline alone, whose optimizer has nobody to share with.

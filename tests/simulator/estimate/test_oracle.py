@@ -1,4 +1,4 @@
-"""The oracle against diagrams drawn and sums done by hand.
+"""The oracle against diagrams and sums by hand.
 
 In the diagrams one character is one second: 0, 1, 2 are the forward passes of these micro batches,
 a, b, c their backward passes, and a dot is a device without a pass.
@@ -70,7 +70,7 @@ def test_warm_up_stops_at_the_last_micro_batch() -> None:
     assert one_forward_one_backward_order(0, 5, 2) == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
 
 
-def test_gpipe_order_does_both_ways_from_the_first() -> None:
+def test_gpipe_order_starts_both_directions_at_the_first_micro_batch() -> None:
     assert gpipe_order(2) == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
 
 
@@ -152,7 +152,7 @@ def test_lockstep_instructions_cost_time() -> None:
     assert result.compute_s == [15, 15]
 
 
-def test_taking_in_costs_time_also_when_the_payload_was_there_before() -> None:
+def test_receiving_costs_time_even_if_the_message_has_arrived() -> None:
     """Gradient 0 comes at 10 s, stage 0 is free at 11 s and begins backward 0 at 13 s."""
     groups, edges = [Group("s0", 0, 5, 1), Group("s1", 1, 1, 1)], [Edge("s0", "s1")]
     result = simulate_pipeline(
@@ -220,7 +220,7 @@ def test_lockstep_sends_before_it_waits_when_a_pass_is_followed_by_an_idle_slot(
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 5, 9])
-def test_lockstep_does_the_passes_in_1f1b_order_and_never_stops(
+def test_lockstep_runs_passes_in_1f1b_order_without_deadlock(
     stages: int, micro_batches: int
 ) -> None:
     groups, edges = _chain(stages, forward_s=1, backward_s=2, activation_s=1, gradient_s=1)
@@ -236,7 +236,7 @@ def test_lockstep_does_the_passes_in_1f1b_order_and_never_stops(
     assert lockstep.makespan_s >= buffered.makespan_s
 
 
-def test_a_deadlock_names_what_is_stuck() -> None:
+def test_deadlock_names_the_stuck_passes() -> None:
     """Stage 0 keeps back its only activation until it has the gradient that needs it."""
     groups, edges = _chain(2, forward_s=1, backward_s=1)
     first: Program = [
@@ -252,7 +252,7 @@ def test_a_deadlock_names_what_is_stuck() -> None:
     assert "device 1: Receive(edge=0, kind='F', micro_batch=0)" in str(caught.value)
 
 
-def test_a_backward_before_its_own_forward_is_stuck() -> None:
+def test_backward_before_its_forward_deadlocks() -> None:
     groups, edges = _chain(1, forward_s=1, backward_s=1)
     with pytest.raises(AssertionError, match=r"device 0: Compute.*kind='B'"):
         run_programs([[Compute("s0", "B", 0), Compute("s0", "F", 0)]], groups, edges)
@@ -346,7 +346,7 @@ def test_a_forward_needs_the_activations_of_all_shares() -> None:
     assert _drawn(result, "last") == "......00aa...."
 
 
-def test_a_group_that_no_edge_joins_is_refused() -> None:
+def test_group_without_edges_is_rejected() -> None:
     groups, edges = _forked()
     with pytest.raises(AssertionError, match="no edge leads to slow"):
         simulate_pipeline(groups, edges[:1], micro_batches=1, schedule="1f1b")
@@ -365,7 +365,7 @@ JOBS = [
 ]
 
 
-def test_serial_sync_begins_when_the_holders_have_ended() -> None:
+def test_serial_sync_starts_after_the_last_backward_of_all_holders() -> None:
     """b is held up by c, and a by b.
 
     a and b 12-14; b and c not before c has ended, 20-23; a and b not before b is free, 23-24.
@@ -377,7 +377,7 @@ def test_serial_sync_begins_when_the_holders_have_ended() -> None:
     assert result.iteration_s == 28
 
 
-def test_overlapped_sync_begins_when_the_gradients_are_there() -> None:
+def test_overlapped_sync_starts_when_gradients_are_ready() -> None:
     """a and b 7-9; b and c 13-16; a and b 16-17; c's step waits for its backward at 20."""
     result = simulate_sync(BACKWARD_END_S, JOBS, optimizer_s=OPTIMIZER_S, mode="overlap")
     assert result.job_end_s == [9, 16, 17]

@@ -1,4 +1,4 @@
-"""The paper estimator: each term by hand, what it refuses and what it notes."""
+"""The paper estimator: each term by hand, its errors and its notes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PROFILE = Profile(
 
 
 def flat(gigabytes_per_s: float, linear: float = 0.0) -> Curve:
-    """A fitted curve that is constant, but for ``linear`` GB/s per doubling of the size."""
+    """A fitted curve that is constant, plus ``linear`` GB/s per doubling of the size."""
     return Curve(1, (1.0, 2.0), (1.0, 2.0), polynomial=(0.0, linear, gigabytes_per_s))
 
 
@@ -95,7 +95,7 @@ def stage(first: int, end: int, gpu: str = "fast", tp: int = 1, zone: str = "her
 
 
 def toy_plan(*columns: tuple[Stage, ...], micro_batches: tuple[int, ...] = (2, 2)) -> Plan:
-    """A plan from its stages, each given for all pipelines."""
+    """Build a plan from stages, each given for all pipelines."""
     rows = zip(*columns, strict=True)
     counts = micro_batches[: len(columns[0])]
     return Plan(2, tuple(Pipeline(m, row) for m, row in zip(counts, rows, strict=True)))
@@ -148,7 +148,7 @@ def test_of_more_than_three_stages_the_first_sends_twice() -> None:
     assert estimate(plan).pipeline_s == pytest.approx(4 * 0.03 + megabytes_s(transfers, 4))
 
 
-def test_a_stage_is_as_slow_as_its_slowest_replica_wherever_it_stands() -> None:
+def test_stage_is_as_slow_as_its_slowest_replica() -> None:
     plan = toy_plan((stage(0, 4), stage(0, 4, "slow")), micro_batches=(2, 2))
     result = estimate(plan)
     assert result.straggler_s == pytest.approx(4 * 0.08)
@@ -215,7 +215,7 @@ def test_sync_counts_the_stage_that_takes_longest() -> None:
     assert estimate(plan).sync_s == pytest.approx(2 * megabytes_s(240 / 2, 4))
 
 
-def test_sync_goes_in_buckets() -> None:
+def test_sync_is_split_into_buckets() -> None:
     sizes = dict(PROFILE.sizes)
     sizes[1] = LayerSizes((300_000_000, 0, 0, 0), OUTPUTS, KEPT[1])
     # A fit that is faster for larger messages tells 500 + 500 + 200 MB from 1,200 MB.
@@ -230,7 +230,7 @@ def test_sync_goes_in_buckets() -> None:
     assert result.sync_s == pytest.approx(2 * (2 * step_s(250) + step_s(100)))
 
 
-def test_a_stage_without_parameters_has_nothing_to_sync() -> None:
+def test_stage_without_parameters_has_no_sync() -> None:
     sizes = dict(PROFILE.sizes)
     sizes[1] = LayerSizes((0, 0, 0, 0), OUTPUTS, KEPT[1])
     plan = toy_plan((stage(0, 4), stage(0, 4)))
@@ -279,7 +279,7 @@ def test_compute_is_paid_by_gpu_for_the_whole_iteration() -> None:
     assert result.money.by_pool_usd == (("fast@here", result.money.compute_usd),)
 
 
-def test_a_pool_without_a_price_is_named_and_the_sum_unknown() -> None:
+def test_pool_without_a_price_is_named_and_the_total_unknown() -> None:
     plan = toy_plan((stage(0, 4), stage(0, 4, "slow")))
     money = estimate(plan, prices={"fast": 36.0}.get).money
     assert money.compute_usd is None
@@ -300,7 +300,7 @@ def test_egress_counts_each_pipelines_own_micro_batches_in_both_directions() -> 
     assert money.egress_usd == pytest.approx(each_way * 0.04e-9)
 
 
-def test_egress_of_the_gradient_ring_closes_the_ring_and_knows_no_tp() -> None:
+def test_egress_of_the_gradient_ring_closes_the_ring_and_ignores_tp() -> None:
     there = stage(0, 4, zone="there")
     plan = toy_plan((stage(0, 4), stage(0, 4), there, there), micro_batches=(1, 1, 1, 1))
     # 400 MB, of which each replica sends 2 * 3 / 4 to its neighbour; one pair leaves, one returns.
@@ -318,7 +318,7 @@ def refusal(plan: Plan, **changes: Any) -> list[str]:
 
 
 def changed(plan: Plan, **changes: Any) -> Plan:
-    """The plan with its last stage of its last pipeline changed."""
+    """Return the plan with the last stage of its last pipeline changed."""
     last = plan.pipelines[-1]
     stages = (*last.stages[:-1], replace(last.stages[-1], **changes))
     return replace(plan, pipelines=(*plan.pipelines[:-1], replace(last, stages=stages)))
@@ -361,11 +361,11 @@ PLACE = TWO.pipelines[0].stages[0].place
         ),
     ],
 )
-def test_what_the_formula_does_not_cover_is_an_error(plan: Plan, words: str) -> None:
+def test_unsupported_plan_is_rejected(plan: Plan, words: str) -> None:
     assert any(words in problem for problem in refusal(plan)), refusal(plan)
 
 
-def test_messages_are_counted_at_tp_1_so_its_sizes_must_be_there() -> None:
+def test_profile_needs_sizes_at_tp_1() -> None:
     profile = replace(PROFILE, sizes={2: PROFILE.sizes[2]})
     plan = toy_plan((stage(0, 4, tp=2),), micro_batches=(1,))
     assert refusal(plan, profile=profile) == [
@@ -373,37 +373,37 @@ def test_messages_are_counted_at_tp_1_so_its_sizes_must_be_there() -> None:
     ]
 
 
-def test_zones_between_which_no_price_is_known_are_an_error() -> None:
+def test_missing_egress_price_is_an_error() -> None:
     plan = toy_plan((stage(0, 4), stage(0, 4, zone="there")))
     assert refusal(plan, network=toy_network(egress_usd_per_byte={}))
 
 
 @pytest.mark.parametrize("gigabytes_per_s", [0.0, -0.1])
-def test_a_fitted_bandwidth_of_nothing_makes_the_plan_invalid(gigabytes_per_s: float) -> None:
+def test_fitted_bandwidth_of_zero_or_less_is_an_error(gigabytes_per_s: float) -> None:
     network = toy_network(raw_between={(FAST, FAST): {(1, 1): flat(gigabytes_per_s)}})
     problems = refusal(TWO, network=network)
     assert len(problems) == 3  # One for each size of message, however many pipelines send it.
     assert all("which makes the plan invalid" in problem for problem in problems)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     plan = replace(changed(TWO, recompute="full", layers=(2, 3)), schedule="gpipe")
     assert len(refusal(plan)) == 3
 
 
-def test_a_job_that_the_formula_was_not_made_for_is_noted() -> None:
+def test_ignored_job_settings_are_noted() -> None:
     job = replace(JOB, precision="bf16", optimizer="sgd", zero=1, sequence=1024)
     assert len(estimate(TWO, job=job).notes) == 4
     assert estimate(TWO).notes == ()
 
 
-def test_doubts_about_a_measurement_reach_the_notes() -> None:
+def test_flags_of_a_measurement_reach_the_notes() -> None:
     timings = dict(PROFILE.timings)
     timings["fast", 1, 2] = replace(timings["fast", 1, 2], notes=("looks odd",))
     assert estimate(TWO, profile=replace(PROFILE, timings=timings)).notes == ("looks odd",)
 
 
-def test_the_shared_form_says_the_same() -> None:
+def test_estimate_has_the_same_numbers_as_the_formula() -> None:
     result = estimate(TWO)
     shared = result.estimate(TWO)
     assert shared.estimator == "paper"

@@ -1,4 +1,4 @@
-"""The paper estimator against all numbers that were published with the system it stands for."""
+"""The paper estimator against all numbers published with the SOSP'25 system."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def published(
 
 
 def plan_of_case(case: dict[str, Any]) -> Plan:
-    """Replica j of each stage makes pipeline j, in the order in which the answer lists them."""
+    """Replica j of each stage forms pipeline j, in the published order."""
     chosen = case["sailor_plan"]
     columns: list[list[Stage]] = []
     first = 0
@@ -92,7 +92,7 @@ PLANNER_CASES = (
 
 
 @pytest.mark.parametrize("name", PLANNER_CASES)
-def test_the_published_answers_cost_what_was_published(reference: Path, name: str) -> None:
+def test_published_plans_have_the_published_cost(reference: Path, name: str) -> None:
     document = json.loads((reference / "planner_cases.json").read_text())
     (case,) = (case for case in document["cases"] if case["name"] == name)
     prices = document["prices_usd_per_gpu_hour"]
@@ -105,7 +105,7 @@ def test_the_published_answers_cost_what_was_published(reference: Path, name: st
     assert all(all(row) for row in result.fits)
 
 
-def test_no_published_answer_is_left_out(reference: Path) -> None:
+def test_every_published_plan_is_covered(reference: Path) -> None:
     document = json.loads((reference / "planner_cases.json").read_text())
     assert [c["name"] for c in document["cases"] if c["sailor_plan"]] == list(PLANNER_CASES)
 
@@ -134,7 +134,7 @@ def plan_of_run(case: dict[str, Any]) -> Plan:
     )
 
 
-def test_the_published_estimates_of_real_runs_are_met(reference: Path) -> None:
+def test_published_estimates_of_real_runs_are_reproduced(reference: Path) -> None:
     for case in validation_cases(reference):
         result = published(reference, plan_of_run(case), case["model"], lambda _: None)
         # The times were published with six digits after the point.
@@ -143,7 +143,7 @@ def test_the_published_estimates_of_real_runs_are_met(reference: Path) -> None:
         assert peak_bytes == case["sailor_estimate_memory_bytes"], case["id"]
 
 
-def test_the_formula_is_as_far_off_real_runs_as_its_error_bar_says(reference: Path) -> None:
+def test_formula_error_on_real_runs_matches_its_error_bar(reference: Path) -> None:
     errors, bars = [], set()
     for case in validation_cases(reference):
         plan = plan_of_run(case)

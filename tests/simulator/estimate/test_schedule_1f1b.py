@@ -1,4 +1,4 @@
-"""Schedules against the oracle: every messaging, any shape, ties, zeros and long repeats."""
+"""Schedules against the oracle: all messaging modes, any shape, ties, zeros and repetition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGINGS: tuple[Messaging, ...] = ("buffered", "blocking", "lockstep")
 
 
 def seconds(rng: random.Random, kind: str) -> float:
-    """Durations that tie, vanish, differ by orders of magnitude, or are just anything."""
+    """Draw durations with ties, zeros, different orders of magnitude, or none of these."""
     if kind == "ties":
         return float(rng.choice([0, 1, 1, 2, 3]))
     if kind == "wild":
@@ -56,7 +56,7 @@ def chain(rng: random.Random, stages: int) -> tuple[list[GroupTimes], list[Edge]
 
 
 def durations(chains: list[tuple[list[GroupTimes], list[Edge]]]) -> Durations:
-    """Chains of one length, as columns."""
+    """Return the durations of chains of equal length as columns."""
     stages = len(chains[0][0])
 
     def grid(name: str) -> schedule_1f1b.Grid:
@@ -94,7 +94,7 @@ def assert_unrolled_as(verdict: Verdict, unrolled: Replay) -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("messaging", MESSAGINGS)
-def test_1f1b_is_the_oracles(messaging: Messaging, examples: int) -> None:
+def test_1f1b_matches_the_oracle(messaging: Messaging, examples: int) -> None:
     rng = random.Random(f"1f1b {messaging}")
     for _ in range(max(examples, 4)):
         stages = rng.randint(1, 8)
@@ -118,10 +118,10 @@ def test_1f1b_is_the_oracles(messaging: Messaging, examples: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["_Eager", "_Lockstep"])
-def test_repeats_are_skipped_and_nothing_changes(
+def test_skipping_repeated_rounds_changes_no_result(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most pipelines settle into a repeating pattern: then only its first rounds are run."""
+    """Most pipelines settle into a repeating pattern, of which only the first rounds are run."""
     original = getattr(schedule_1f1b, kind)
     steps: list[int] = []
 
@@ -150,8 +150,8 @@ def test_repeats_are_skipped_and_nothing_changes(
     assert jumped >= 0.7 * cases, f"only {jumped} of {cases} jumped"
 
 
-def test_a_long_pipeline_costs_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten thousand micro batches run in as many steps as it takes to see them repeat."""
+def test_many_micro_batches_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand micro batches take only the steps until the schedule repeats."""
     steps = 0
 
     class Counting(schedule_1f1b._Eager):
@@ -180,8 +180,8 @@ def test_a_long_pipeline_costs_few_steps(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("messaging", MESSAGINGS)
-def test_forwards_that_take_no_time_are_no_repeat(messaging: Messaging) -> None:
-    """While the pipeline fills nothing moves, for as many slots as there are stages."""
+def test_warm_up_with_zero_durations_is_not_taken_for_a_repeat(messaging: Messaging) -> None:
+    """While the pipeline fills, times do not change for as many slots as there are stages."""
     groups = [GroupTimes(s, 0.0, 1.0) for s in range(8)]
     edges = [Edge(s, s + 1, 0.0, 0.0) for s in range(7)]
     finish = run_1f1b(durations([(groups, edges)]), micro_batches=20, messaging=messaging)
@@ -189,7 +189,7 @@ def test_forwards_that_take_no_time_are_no_repeat(messaging: Messaging) -> None:
 
 
 @pytest.mark.parametrize("messaging", MESSAGINGS)
-def test_pipelines_of_any_lengths_run_together_as_they_do_alone(messaging: Messaging) -> None:
+def test_pipelines_with_different_micro_batches_match_single_runs(messaging: Messaging) -> None:
     rng = random.Random(f"lengths {messaging}")
     for stages in (1, 2, 5):
         chains = [chain(rng, stages) for _ in range(6)]
@@ -202,8 +202,8 @@ def test_pipelines_of_any_lengths_run_together_as_they_do_alone(messaging: Messa
                 assert ours == pytest.approx(theirs, rel=1e-12), (stages, counts, column)
 
 
-def test_columns_do_not_touch_one_another() -> None:
-    """A pipeline's finish is the same alone as in any company, bit by bit where none jumps."""
+def test_pipelines_in_one_batch_are_independent() -> None:
+    """A pipeline ends alike alone and in a batch, bit-equal where no round is skipped."""
     rng = random.Random("columns")
     chains = [chain(rng, 5) for _ in range(6)]
     for messaging in MESSAGINGS:
@@ -235,7 +235,9 @@ def test_a_pipeline_drawn_by_hand() -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("messaging", MESSAGINGS)
-def test_unrolled_1f1b_is_the_oracles_and_the_fast_one(messaging: Messaging, examples: int) -> None:
+def test_replayed_1f1b_matches_the_oracle_and_the_vectorised_schedule(
+    messaging: Messaging, examples: int
+) -> None:
     rng = random.Random(f"unrolled {messaging}")
     for _ in range(examples):
         stages, micro_batches = rng.randint(1, 8), rng.randint(1, 24)
@@ -254,7 +256,7 @@ def test_unrolled_1f1b_is_the_oracles_and_the_fast_one(messaging: Messaging, exa
 
 
 def graph(rng: random.Random) -> tuple[list[GroupTimes], list[Edge]]:
-    """Stages of one to three groups, joined so that each group hears of someone on each side."""
+    """Draw stages of one to three groups, each with an edge on either side."""
     kind = rng.choice(["ties", "wild", "even"])
     widths = [rng.randint(1, 3) for _ in range(rng.randint(1, 5))]
     members: list[list[int]] = []
@@ -284,7 +286,7 @@ def graph(rng: random.Random) -> tuple[list[GroupTimes], list[Edge]]:
 @pytest.mark.sim
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("messaging", ["buffered", "blocking"])
-def test_split_stages_are_the_oracles(
+def test_split_stages_match_the_oracle(
     schedule: Schedule, messaging: Messaging, examples: int
 ) -> None:
     rng = random.Random(f"split {schedule} {messaging}")
@@ -302,7 +304,7 @@ def test_split_stages_are_the_oracles(
 
 @pytest.mark.sim
 @pytest.mark.parametrize("messaging", ["buffered", "blocking"])
-def test_interleaved_is_the_oracles(messaging: Messaging, examples: int) -> None:
+def test_interleaved_matches_the_oracle(messaging: Messaging, examples: int) -> None:
     rng = random.Random(f"interleaved {messaging}")
     compared = 0
     for _ in range(examples):
@@ -338,7 +340,7 @@ def test_interleaved_is_the_oracles(messaging: Messaging, examples: int) -> None
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
-def test_every_pass_stands_in_an_order_once(schedule: Schedule) -> None:
+def test_every_pass_is_scheduled_once(schedule: Schedule) -> None:
     for devices in range(1, 6):
         for chunks in (1, 2, 3) if schedule == "interleaved" else (1,):
             for rounds in range(1, 6):
@@ -359,7 +361,7 @@ def test_every_pass_stands_in_an_order_once(schedule: Schedule) -> None:
 
 
 def counted(verdict: Verdict, groups: list[int]) -> list[tuple[int, ...]]:
-    """What each of the groups of one device holds at every moment of the run."""
+    """Return what each group of a device holds at every moment of the run."""
     passes = sorted(
         (begin, kind, index)
         for (index, kind, _), (begin, _) in verdict.spans.items()
@@ -374,8 +376,8 @@ def counted(verdict: Verdict, groups: list[int]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
-def test_what_is_held_is_what_the_oracles_run_holds(schedule: Schedule) -> None:
-    """Counted pass by pass: no moment exceeds what is charged for, and each of these comes."""
+def test_held_activations_match_the_oracle(schedule: Schedule) -> None:
+    """Counted pass by pass, no moment exceeds the charged ones, and each of these occurs."""
     for devices in range(1, 5):
         for chunks in (1, 2, 3) if schedule == "interleaved" else (1,):
             stages = devices * chunks
@@ -412,7 +414,7 @@ def test_what_is_held_is_what_the_oracles_run_holds(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("messaging", MESSAGINGS)
-def test_a_slower_part_or_one_more_micro_batch_never_shortens(
+def test_slower_parts_or_more_micro_batches_never_shorten_a_schedule(
     messaging: Messaging, examples: int
 ) -> None:
     rng = random.Random(f"monotone {messaging}")

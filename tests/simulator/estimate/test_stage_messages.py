@@ -1,4 +1,4 @@
-"""Messages between stages, by hand: what each hop carries, who shares the way, who gathers."""
+"""Messages between stages by hand: bytes per hop, contention and gathers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EAST, WEST = "us-central1-a", "us-central1-b"
 RATE, INSIDE = 1e9, 4e9
 LAYERS = len(small_model().layers)
 SAMPLE_BYTES = 128 * 64 * 4.0
-"""What a boundary carries of one sample: tokens, width, bytes."""
+"""Bytes per sample at a boundary: tokens x width x bytes."""
 
 
 def flat(rate: float) -> dict[int, object]:
-    """A link that carries ``rate`` in sum, whatever the size and the number of flows."""
+    """A link with the total bandwidth ``rate`` for any size and number of flows."""
     return {1: curve_from_bandwidths(1, sizes_bytes=(1.0, 1e12), bytes_per_s=(rate, rate))}
 
 
@@ -55,7 +55,7 @@ def pipeline(*stages: tuple[Place, int]) -> Pipeline:
 def channels(
     here: World, plan: Plan, p: int = 0, s: int = 0
 ) -> list[tuple[float, float, float, float]]:
-    """Of each hop behind a stage: activation's transfer and gather, then the gradient's."""
+    """Per hop: transfer and gather of the activation, then of the gradient."""
     layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
     hops = layout.groups.hops
     sizes = np.full(len(hops.source), SAMPLE_BYTES)
@@ -77,7 +77,7 @@ def test_one_flow_carries_the_whole() -> None:
 
 
 def test_ranks_send_a_share_each_and_the_receivers_gather() -> None:
-    """Four flows of a quarter share the way out; then three steps of a quarter inside."""
+    """Four flows of a quarter share the NIC; then three steps of a quarter inside."""
     plan = Plan(2, (pipeline((at("a"), 4), (at("b"), 4)),))
     size = 2 * SAMPLE_BYTES
     gather = 3 * world().network.within_node(place(), gpus=4, bytes_each=size / 4)
@@ -85,14 +85,14 @@ def test_ranks_send_a_share_each_and_the_receivers_gather() -> None:
     assert channels(world(), plan) == [pytest.approx((size / RATE, gather, size / RATE, gather))]
 
 
-def test_only_a_receiver_of_many_ranks_gathers() -> None:
+def test_only_receivers_with_several_ranks_gather() -> None:
     plan = Plan(1, (pipeline((at("a"), 1), (at("b"), 2)),))
     ((_, gathered, _, gathered_back),) = channels(world(), plan)
     assert gathered == world().network.all_gather(place(), gpus=2, total_bytes=SAMPLE_BYTES) > 0
     assert gathered_back == 0
 
 
-def test_the_gather_is_over_the_receivers_links() -> None:
+def test_gather_uses_the_receivers_links() -> None:
     """Activations are gathered where T4s stand, gradients where V100s do."""
     here = world()
     slow = place("T4", node="b")
@@ -103,8 +103,8 @@ def test_the_gather_is_over_the_receivers_links() -> None:
     assert gathered != gathered_back
 
 
-def test_pipelines_on_one_machine_share_its_way_out() -> None:
-    """Two first stages on machine a send to machines of their own; and two that receive at b."""
+def test_pipelines_on_one_machine_share_its_nic() -> None:
+    """Two stages on machine a send to separate machines, and two on machine b receive."""
     seconds = SAMPLE_BYTES / RATE
     leaving = Plan(1, (pipeline((at("a"), 1), (at("b"), 1)), pipeline((at("a"), 1), (at("c"), 1))))
     arriving = Plan(1, (pipeline((at("a"), 1), (at("b"), 1)), pipeline((at("c"), 1), (at("b"), 1))))
@@ -115,7 +115,7 @@ def test_pipelines_on_one_machine_share_its_way_out() -> None:
             assert channels(world(), plan, p) == [pytest.approx(expected)]
 
 
-def test_what_stays_inside_a_machine_uses_its_links_and_not_its_way_out() -> None:
+def test_messages_inside_a_machine_do_not_use_its_nic() -> None:
     plan = Plan(1, (pipeline((at("a"), 1), (at("a"), 1), (at("b"), 1)),))
     here = world()
     inside = here.network.within_node(place(), gpus=2, bytes_each=SAMPLE_BYTES)
@@ -124,7 +124,7 @@ def test_what_stays_inside_a_machine_uses_its_links_and_not_its_way_out() -> Non
     assert channels(here, plan, s=1) == [pytest.approx((seconds, 0, seconds, 0))]
 
 
-def test_all_that_crosses_between_two_zones_shares_their_capacity() -> None:
+def test_traffic_between_two_zones_shares_their_bandwidth() -> None:
     cap = RATE / 10
     here = world({(EAST, WEST): cap})
     plan = Plan(
@@ -137,7 +137,7 @@ def test_all_that_crosses_between_two_zones_shares_their_capacity() -> None:
         assert channels(here, plan, p) == [pytest.approx((3 * SAMPLE_BYTES / cap, 0, free, 0))]
 
 
-def test_neighbours_with_other_splits_exchange_what_they_share() -> None:
+def test_neighbours_with_different_splits_exchange_shared_samples() -> None:
     """Halves of four samples to a quarter and three quarters: 0-1 | 2-3 against 0 | 1-3."""
     stages = (
         Stage((0, 2), 1, (at("a"), at("b")), "none", (1, 1)),
@@ -155,8 +155,8 @@ def test_neighbours_with_other_splits_exchange_what_they_share() -> None:
     assert transfers == pytest.approx([2 * seconds, 2 * seconds, 2 * 2 * seconds])
 
 
-def test_a_device_takes_in_what_it_gathers_and_pays_for_each_message() -> None:
-    """The middle of three stages does all four; the ends have nothing to take or to give."""
+def test_device_times_include_gathers_and_message_overheads() -> None:
+    """The middle of three stages sends and receives both ways; the ends only on one side."""
     here = world()
     plan = Plan(1, (pipeline((at("a"), 2), (at("b"), 4), (at("c"), 1)),))
     layout = lay_out(plan, here.estimator.sites.gpus_per_machine)
@@ -185,7 +185,7 @@ def test_machines_are_filled_stage_by_stage() -> None:
     assert [nodes[p, 1, 0][3] for p in range(3)] == [1, 1, 2]
 
 
-def test_a_named_machine_is_taken_at_its_word() -> None:
+def test_named_nodes_are_used_as_given() -> None:
     plan = Plan(1, (pipeline((at("x"), 1), (at("y"), 1)), pipeline((at("x"), 1), (at("x"), 1))))
     layout = lay_out(plan, lambda _: 4)
     assert layout.same_node((0, 0, 0), (1, 0, 0))
@@ -194,7 +194,7 @@ def test_a_named_machine_is_taken_at_its_word() -> None:
 
 
 def test_a_pipeline_of_two_machines_waits_for_its_messages() -> None:
-    """One micro batch of huge tensors: there and back once each, and nothing beside them."""
+    """One micro batch with huge tensors crosses once in each direction."""
 
     def estimate(rate_share: float) -> Estimate:
         pair = (EAST, WEST)

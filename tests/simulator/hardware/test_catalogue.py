@@ -1,4 +1,4 @@
-"""The catalogue knows its hardware, says where each figure comes from, and lets users differ."""
+"""The built-in catalogue: hardware, sources, prices, places and links."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def catalogue() -> Catalogue:
 # --- what there is -------------------------------------------------------------------------------
 
 
-def test_every_gpu_of_the_design_is_known(catalogue):
+def test_expected_gpus_are_in_the_catalogue(catalogue):
     assert set(catalogue.gpus) == GPUS
 
 
@@ -81,7 +81,7 @@ def test_other_spellings_of_a_gpu_are_understood(catalogue, spelling, name):
     assert catalogue.gpu(spelling).name == name
 
 
-def test_no_spelling_stands_for_two_things():
+def test_no_spelling_is_ambiguous():
     for kind in ("gpu", "machine"):
         assert _claimed_twice(kind) == []
 
@@ -118,7 +118,7 @@ def test_every_fact_has_a_source_and_a_date(catalogue):
 # --- machines and prices -------------------------------------------------------------------------
 
 
-def test_machines_carry_known_gpus_and_sane_links(catalogue):
+def test_machines_have_known_gpus_and_plausible_links(catalogue):
     for machine in catalogue.machines.values():
         assert machine.gpu in catalogue.gpus, machine
         assert 1 <= machine.gpus <= 16, machine
@@ -127,14 +127,14 @@ def test_machines_carry_known_gpus_and_sane_links(catalogue):
         assert 0 < machine.intra_link.latency_s < 1e-3, machine
 
 
-def test_every_gpu_is_carried_by_a_machine(catalogue):
+def test_every_gpu_has_a_machine_type(catalogue):
     for gpu in GPUS:
         sizes = [machine.gpus for machine in catalogue.machines_for(gpu)]
         assert sizes, gpu
         assert sizes == sorted(sizes), gpu
 
 
-def test_machines_of_the_design_are_there(catalogue):
+def test_expected_machine_types_are_in_the_catalogue(catalogue):
     names = [
         *(f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)), *(f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8)),
         *(f"a3-highgpu-{n}g" for n in (1, 2, 4, 8)), "a2-megagpu-16g", "a3-ultragpu-8g",
@@ -147,7 +147,7 @@ def test_machines_of_the_design_are_there(catalogue):
         assert tuple(cloud) == counts
 
 
-def test_only_this_computer_is_free(catalogue):
+def test_only_the_local_host_is_free(catalogue):
     for machine in catalogue.machines.values():
         for price in machine.prices.values():
             if machine.name == "local":
@@ -168,7 +168,7 @@ def test_only_this_computer_is_free(catalogue):
         ("a3-highgpu-8g", "us-central1-a", (88.49 - 0.66) / 8),  # less its local SSDs
     ],
 )
-def test_sums_of_parts_give_the_published_prices(catalogue, name, zone, usd):
+def test_prices_of_parts_add_up_to_published_prices(catalogue, name, zone, usd):
     assert catalogue.price_usd_per_gpu_hour(name, zone) == pytest.approx(usd, rel=1e-3)
 
 
@@ -181,14 +181,14 @@ def test_prices_agree_with_those_of_the_paper(catalogue, reference):
                 assert catalogue.price_usd_per_gpu_hour(gpu, zone) == pytest.approx(usd, rel=1e-5)
 
 
-def test_a_price_that_nobody_has_said_is_none_not_zero(catalogue):
+def test_unknown_price_is_none(catalogue):
     assert catalogue.price_usd_per_gpu_hour("GH-96", "us-central1-a") is None
     assert catalogue.price_usd_per_gpu_hour("A100-40", "europe-west2-a") is None
     assert catalogue.price_usd_per_gpu_hour("rtx-3090-8", "local", spot=True) is None
     assert catalogue.price_usd_per_gpu_hour("cpu", "europe-west2-a") == 0
 
 
-def test_a_gpu_costs_what_it_costs_in_machines_of_its_size(catalogue):
+def test_gpu_price_is_that_of_machines_of_its_size(catalogue):
     def usd(**more: int) -> float | None:
         return catalogue.price_usd_per_gpu_hour("A100-40", "us-central1-a", **more)
 
@@ -197,7 +197,7 @@ def test_a_gpu_costs_what_it_costs_in_machines_of_its_size(catalogue):
     assert usd(gpus_per_machine=3) == usd()
 
 
-def test_a_machine_of_an_unlisted_size_is_cut_from_the_next_larger(catalogue):
+def test_unlisted_machine_size_is_scaled_from_the_next_larger(catalogue):
     cut, whole = catalogue.machine_for("V100", 3), catalogue.machine_for("V100", 4)
     assert (cut.name, cut.gpu, cut.gpus) == ("V100-16x3", "V100-16", 3)
     assert whole.name == "n1-standard-32-v100-4"
@@ -214,7 +214,7 @@ def test_a_machine_of_an_unlisted_size_is_cut_from_the_next_larger(catalogue):
 # --- places --------------------------------------------------------------------------------------
 
 
-def test_distance_is_symmetric_and_a_zone_is_beside_itself(catalogue):
+def test_distance_is_symmetric(catalogue):
     zones = ["local", *sorted(catalogue.zones)[::7]]
     for a, b in itertools.product(zones, zones):
         assert catalogue.distance(a, b) == catalogue.distance(b, a)
@@ -240,7 +240,7 @@ def test_every_zone_names_its_region(catalogue):
         assert zone == "local" or zone[:-2] == region
 
 
-def test_zones_that_a_cluster_declares(catalogue):
+def test_declared_zones_have_their_region(catalogue):
     declared = {"rack-a": "cellar", "rack-b": "cellar", "edge": "us-central1"}
     assert catalogue.zone_region("edge", declared) == "us-central1"
     assert catalogue.distance("rack-a", "rack-b", declared) == "region"
@@ -280,7 +280,7 @@ def _cloud_zones(catalogue: Catalogue):
             yield zone, region
 
 
-def test_unknown_names_are_answered_with_the_nearest(catalogue):
+def test_unknown_names_get_a_suggestion(catalogue):
     for ask, answer in (
         (lambda: catalogue.gpu("H10-80"), r'no GPU "H10-80" is known.*"H100-80"'),
         (lambda: catalogue.machine("a2-highgpu-4"), r'no machine type.*"a2-highgpu-4g"'),
@@ -325,14 +325,14 @@ def test_a_better_link_is_never_slower(link, size, flows, factor):
     assert wide.seconds(size, flows) <= link.seconds(size, flows)
 
 
-def test_flows_share_the_aggregate_and_not_more():
+def test_flows_share_the_aggregate_bandwidth():
     link = Link(0.5, flow_bytes_per_s=10, aggregate_bytes_per_s=25, source="", date="")
     assert link.seconds(100, 1) == 10.5
     assert link.seconds(100, 2) == 10.5
     assert link.seconds(100, 5) == 20.5
 
 
-def test_a_longer_way_is_never_faster(catalogue):
+def test_longer_distance_is_never_faster(catalogue):
     for machine in catalogue.machines.values():
         for size in (0, 1e5, 1e8):
             for flows in (1, 8):
@@ -353,7 +353,7 @@ def test_a_link_between_two_machines_has_the_caps_of_both(catalogue):
 
 
 def test_default_links_are_near_the_measured_curves(catalogue, reference):
-    """The fits' promise: within 35 % at 1 MiB and more, for one pair of GPUs in one zone."""
+    """Within 35 % at 1 MiB and more, for one pair of GPUs in one zone."""
     network = json.loads((reference / "network.json").read_text())
     curves = {curve["id"]: curve["bandwidth_GBps"] for curve in network["curves"]}
     machines = {

@@ -1,4 +1,4 @@
-"""A user's file changes any fact of the catalogue, and its mistakes are told all at once."""
+"""A user's file can change any fact of the catalogue; its mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def problems_of(tmp_path: Path, text: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_user_changes_one_figure_and_keeps_the_rest(tmp_path, catalogue):
+def test_user_file_changes_one_figure_and_keeps_the_rest(tmp_path, catalogue):
     mine = overridden(tmp_path, "[gpu.A100-40GB]\nusable_memory_gib = 38.5\n")
     gpu, before = mine.gpu("A100-40"), catalogue.gpu("A100-40")
     assert gpu.usable_memory_bytes == 38.5 * GIB
@@ -41,7 +41,7 @@ def test_a_user_changes_one_figure_and_keeps_the_rest(tmp_path, catalogue):
     assert mine.gpu("T4") == catalogue.gpu("T4")
 
 
-def test_a_user_adds_everything_for_a_cellar(tmp_path):
+def test_user_file_adds_gpu_machine_zone_and_prices(tmp_path):
     mine = overridden(
         tmp_path,
         """
@@ -85,14 +85,14 @@ def test_a_user_adds_everything_for_a_cellar(tmp_path):
     assert mine.gpu("5090").source == "NVIDIA Blackwell whitepaper"
 
 
-def test_a_users_price_of_a_machine_wins_over_the_sum_of_its_parts(tmp_path):
+def test_user_price_overrides_the_sum_of_parts(tmp_path):
     text = '[price.A2_HIGHGPU_1G."us-central1"]\non_demand_usd_per_hour = 2\n'
     mine = overridden(tmp_path, text)
     assert mine.price_usd_per_gpu_hour("a2-highgpu-1g", "us-central1-a") == 2
     assert mine.price_usd_per_gpu_hour("a2-highgpu-1g", "us-west1-b") == pytest.approx(3.673387)
 
 
-def test_a_user_adds_to_lists_and_inner_tables(tmp_path, catalogue):
+def test_user_file_extends_lists_and_inner_tables(tmp_path, catalogue):
     text = '[gpu.V100-16]\naliases = ["volta"]\ntflops = { fp32 = 14.0 }\n'
     mine = overridden(tmp_path, text)
     assert mine.gpu("VOLTA") == mine.gpu("nvidia-tesla-v100")
@@ -100,7 +100,7 @@ def test_a_user_adds_to_lists_and_inner_tables(tmp_path, catalogue):
     assert mine.gpu("volta").peak_flops == {**before, "fp32": 14e12}
 
 
-def test_the_example_of_the_documents_can_be_loaded(tmp_path):
+def test_documented_example_can_be_loaded(tmp_path):
     text = (Path(__file__).resolve().parents[3] / "docs" / "catalogue.md").read_text(
         encoding="utf-8"
     )
@@ -113,7 +113,7 @@ def test_the_example_of_the_documents_can_be_loaded(tmp_path):
     assert price == pytest.approx(1.47 + 5.91582 / 8)
 
 
-def test_all_mistakes_of_a_file_are_told_at_once(tmp_path):
+def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path):
     told = problems_of(
         tmp_path,
         """
@@ -172,11 +172,11 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path):
         ("[gpu.T4\n", r"my.toml"),
     ],
 )
-def test_a_bad_file_is_answered_with_its_place(tmp_path, text, answer):
+def test_invalid_file_is_reported_with_its_place(tmp_path, text, answer):
     assert any(re.search(answer, problem) for problem in problems_of(tmp_path, text))
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_reported(tmp_path):
     with pytest.raises(InputError, match=r"absent\.toml"):
         load_catalogue(tmp_path / "absent.toml")
 
@@ -188,7 +188,7 @@ VALUES = ["0", "-1", "1", "7.5", "1e400", "nan", "inf", "true", '"x"', '""', "[]
 @pytest.mark.parametrize(
     "key", ["memory_gib", "gpus", "latency_us", "tflops", "aliases", "source", "date", "unheard-of"]
 )
-def test_any_value_is_either_taken_or_told(tmp_path, table, key):
+def test_any_value_is_accepted_or_reported(tmp_path, table, key):
     told = 0
     for value in VALUES:
         try:

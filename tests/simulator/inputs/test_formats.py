@@ -1,4 +1,4 @@
-"""The document of the file formats says what the schemas say, and its examples are read."""
+"""``docs/formats.md`` agrees with the schemas, and its examples are valid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCHEMAS = {
 
 
 def rows(rule: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every key that a schema describes, wherever in it."""
+    """Yield every key that a schema describes."""
     if isinstance(rule, list):
         for item in rule:
             yield from rows(item)
@@ -78,7 +78,7 @@ def test_every_schema_is_linked() -> None:
         assert f"`{name}.schema.json`" in DOCUMENT
 
 
-def test_the_examples_are_read_and_fit_together() -> None:
+def test_examples_are_read_and_fit_together() -> None:
     (job_document,) = examples("Job", "toml")
     (cluster_document,) = examples("Cluster", "toml")
     (plan_document,) = examples("Plan", "json")
@@ -126,7 +126,7 @@ def test_a_model_description_fits_its_schema(name: str) -> None:
     jsonschema.validate(written, SCHEMAS["model"])
 
 
-def test_a_profile_that_we_write_fits_its_schema() -> None:
+def test_written_profile_fits_its_schema() -> None:
     profile = Profile(
         name="toy",
         sequence=128,
@@ -143,7 +143,7 @@ def test_a_profile_that_we_write_fits_its_schema() -> None:
     assert not jsonschema.Draft202012Validator(SCHEMAS["profile"]).is_valid(written)
 
 
-def test_measurements_of_others_fit_the_schemas(reference: Path) -> None:
+def test_published_measurements_fit_the_schemas(reference: Path) -> None:
     profiles = sorted(reference.glob("profiles_*.json"))
     assert profiles
     for path in profiles:

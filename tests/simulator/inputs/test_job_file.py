@@ -1,4 +1,4 @@
-"""Job files: what they may say, what they mean where they are silent, and their mistakes."""
+"""Job files: keys, defaults and mistakes."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ def test_the_example_is_a_job_and_fits_the_schema() -> None:
     assert job.max_tp == 4
 
 
-def test_what_is_left_out_has_the_documented_default() -> None:
+def test_omitted_keys_have_the_documented_defaults() -> None:
     assert read(SMALL) == Job(
         name="job", model=preset("opt-350m", dropout=False), global_batch=64, sequence=1024
     )
 
 
-def test_everything_that_is_said_is_heard() -> None:
+def test_every_key_is_read() -> None:
     job = read(FULL)
     assert job.objective == Objective(
         goal="cost",
@@ -127,7 +127,7 @@ def test_everything_that_is_said_is_heard() -> None:
     assert (job.name, job.profile) == ("mine", "OPT-350")
 
 
-def test_training_shapes_the_model() -> None:
+def test_training_settings_change_the_model() -> None:
     plain = read(SMALL).model
     assert read(changed(SMALL, "training", dropout=0.1)).model != plain
     megatron = read(changed(SMALL, "training", runtime="megatron-deepspeed")).model
@@ -135,14 +135,14 @@ def test_training_shapes_the_model() -> None:
     assert plain.vocab % 128 != 0
 
 
-def test_a_date_of_toml_and_one_in_a_text_are_one() -> None:
+def test_toml_date_equals_its_iso_text() -> None:
     start = '[model]\npreset = "gpt2"\n[training]\nglobal_batch = 8\nsequence = 8\n[objective]\n'
     inline = read_toml(f"{start}deadline = 2030-01-31T12:00:00+01:00")
     quoted = read_toml(f'{start}deadline = "2030-01-31T12:00:00+01:00"')
     assert inline.objective.deadline == quoted.objective.deadline == "2030-01-31T12:00:00+01:00"
 
 
-def test_a_family_learns_as_many_positions_as_the_job_needs() -> None:
+def test_family_has_as_many_positions_as_the_job_needs() -> None:
     numbers = {"family": "gpt2", "layers": 2, "hidden": 64, "heads": 4}
     assert read({**SMALL, "model": numbers}).model.sequence_max == 1024
     longer = changed({**SMALL, "model": numbers}, "training", sequence=4096)
@@ -151,13 +151,13 @@ def test_a_family_learns_as_many_positions_as_the_job_needs() -> None:
         read({**SMALL, "model": {**numbers, "sequence": 512}})
 
 
-def test_the_family_of_the_design_is_read() -> None:
+def test_family_section_is_read() -> None:
     numbers = {"layers": 6, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 256}
     job = read({**SMALL, "model": {"family": "llama", **numbers}})
     assert (job.model.family, len(job.model.layers), job.model.kv_heads) == ("llama", 8, 2)
 
 
-def test_a_model_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:
+def test_model_file_is_relative_to_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text(json.dumps(describe(preset("opt-125m"))))
     config = {
         "model_type": "gpt2",
@@ -182,7 +182,7 @@ def test_a_model_may_stand_in_a_file_beside_the_job(tmp_path: Path) -> None:
     assert len(configured.model.layers) == 4
 
 
-def test_mistakes_in_the_model_s_file_name_both_files(tmp_path: Path) -> None:
+def test_mistakes_in_a_model_file_name_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt3"}')
     with pytest.raises(InputError) as caught:
         read_toml('[model]\nhf_config = "config.json"\n', folder=tmp_path)
@@ -191,7 +191,7 @@ def test_mistakes_in_the_model_s_file_name_both_files(tmp_path: Path) -> None:
     assert "job.toml: [training] global_batch" in places
 
 
-def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
+def test_all_mistakes_are_reported_with_place_and_cure() -> None:
     text = """
         name = "here?"
         [model]
@@ -263,7 +263,7 @@ def test_all_mistakes_are_told_at_once_with_place_and_cure() -> None:
         ({"preset": "gpt2", "profil": "x"}, 'did you mean "profile"?'),
     ],
 )
-def test_a_model_that_cannot_be_meant(model: dict[str, Any], said: str) -> None:
+def test_invalid_model_section_is_reported(model: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
         read({**SMALL, "model": model})
     assert said in str(caught.value)
@@ -273,7 +273,7 @@ def test_a_model_that_cannot_be_meant(model: dict[str, Any], said: str) -> None:
     }
 
 
-def test_a_tp_degree_that_does_not_divide_is_answered_with_those_that_do() -> None:
+def test_tp_degree_that_does_not_divide_is_reported_with_possible_ones() -> None:
     with pytest.raises(InputError) as caught:
         read(changed(SMALL, "training", max_tp=3))
     (problem,) = caught.value.problems
@@ -288,19 +288,19 @@ def test_micro_batches_must_be_able_to_meet_the_global_batch() -> None:
     assert read(changed(SMALL, "training", micro_batches=[3, 4])).micro_batches == (3, 4)
 
 
-def test_data_is_tokens_where_a_file_of_them_is_given() -> None:
+def test_data_kind_defaults_to_tokens_if_tokens_are_given() -> None:
     assert read(changed(SMALL, "data", tokens="a.bin")).data == Data("tokens", 0, "a.bin")
     with pytest.raises(InputError, match='is "synthetic", but tokens is given'):
         read(changed(SMALL, "data", tokens="a.bin", kind="synthetic"))
 
 
-def test_the_schema_takes_what_the_reader_takes() -> None:
+def test_schema_accepts_what_the_reader_accepts() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for raw in (SMALL, FULL):
         VALIDATOR.validate(raw)
 
 
-def test_the_schema_s_defaults_are_the_reader_s() -> None:
+def test_schema_defaults_match_the_reader() -> None:
     job = read(SMALL)
     sections = {
         "training": job,
@@ -331,7 +331,7 @@ VALUES = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, Any]:
-    """A whole job of which one to three values were replaced, removed or added."""
+    """Draw a job with one to three values replaced, removed or added."""
     raw: dict[str, Any] = copy.deepcopy(FULL)
     for _ in range(draw(st.integers(1, 3))):
         section = draw(st.sampled_from(sorted(raw) or ["model"]))
@@ -350,7 +350,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.chaos
 @given(damaged())
-def test_a_damaged_job_is_a_job_or_a_list_of_mistakes(raw: dict[str, Any]) -> None:
+def test_damaged_job_is_read_or_rejected(raw: dict[str, Any]) -> None:
     try:
         read(raw)
     except InputError as error:
@@ -394,14 +394,14 @@ SOUND = st.fixed_dictionaries(
 
 
 @given(SOUND)
-def test_what_the_schema_describes_is_a_job(raw: dict[str, Any]) -> None:
+def test_schema_conforming_file_is_a_job(raw: dict[str, Any]) -> None:
     VALIDATOR.validate(raw)
     job = read(raw)
     assert job.global_batch == raw["training"]["global_batch"]
     assert job.objective.goal == raw.get("objective", {}).get("goal", "throughput")
 
 
-def test_data_is_images_where_some_are_given() -> None:
+def test_data_kind_defaults_to_images_if_images_are_given() -> None:
     given = read(changed(SMALL, "data", images="a.npy", labels="b.npy")).data
     assert given == Data("images", 0, images="a.npy", labels="b.npy")
     for wrong, told in (

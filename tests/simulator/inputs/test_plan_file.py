@@ -1,4 +1,4 @@
-"""Plan files: their shape, what is written again, and how they fit a job and a cluster."""
+"""Plan files: shape, round trip, and checks against a job and a cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def stages(place: Place, cuts: list[int], *, tp: int = 4) -> tuple[Stage, ...]:
 
 
 def plan_of(*pipelines: tuple[Stage, ...], size: int = 1) -> Plan:
-    """A plan in which the pipelines share the job's batch as evenly as they can."""
+    """Return a plan whose pipelines split the job's batch as evenly as possible."""
     counts = split_in_proportion(job().global_batch // size, [1] * len(pipelines))
     return Plan(size, tuple(Pipeline(n, p) for n, p in zip(counts, pipelines, strict=True)))
 
@@ -75,7 +75,7 @@ def faults(plan: Plan, *, of: Job | None = None, on: Cluster | None = None) -> l
 
 
 def with_stage(**values: Any) -> dict[str, Any]:
-    """The small plan with some keys of its stage changed, or taken out by ``...``."""
+    """Return the small plan with keys of its stage changed, or removed by ``...``."""
     raw = copy.deepcopy(RAW)
     stage = {**STAGE, **values}
     raw["pipelines"][0]["stages"] = [{k: v for k, v in stage.items() if v is not ...}]
@@ -91,7 +91,7 @@ def mistakes(raw: Any) -> list[str]:
 # Shape
 
 
-def test_the_example_fits_its_job_and_its_cluster() -> None:
+def test_example_plan_fits_its_job_and_cluster() -> None:
     plan = load_plan(EXAMPLES / "opt-350m-plan.json")
     assert faults(plan) == []
     assert len(plan.pipelines) == 4
@@ -102,7 +102,7 @@ def test_the_example_fits_its_job_and_its_cluster() -> None:
     assert plan_text(plan) == (EXAMPLES / "opt-350m-plan.json").read_text()
 
 
-def test_a_plan_is_read_bare_and_out_of_an_envelope() -> None:
+def test_plan_is_read_bare_or_under_the_key_plan() -> None:
     plan = Plan(4, (Pipeline(256, (Stage((0, 26), 4, (A,), "full"),)),))
     assert read_plan(RAW) == plan
     assert read_plan({"plan": RAW, "estimate": {"iteration_s": 1.0}}) == plan
@@ -111,7 +111,7 @@ def test_a_plan_is_read_bare_and_out_of_an_envelope() -> None:
         read_plan({"plan": {**RAW, "pipelines": [{"stages": [STAGE]}]}})
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_omitted_keys_have_defaults() -> None:
     (stage,) = read_plan(with_stage(recompute=..., machine=...)).pipelines[0].stages
     assert stage == Stage((0, 26), 4, (Place("A100-40", "", "us-central1-a"),), "none", (1,))
 
@@ -173,12 +173,12 @@ def test_a_placed_stage_names_its_node_and_devices() -> None:
         (with_stage(pt=3), 'has an unknown key "pt"'),
     ],
 )
-def test_a_shape_that_is_none(raw: Any, said: str) -> None:
+def test_invalid_shape_is_rejected(raw: Any, said: str) -> None:
     assert said in "\n".join(mistakes(raw))
     assert not VALIDATOR.is_valid(raw) or "an empty range" in said
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     raw = {
         "micro_batch_size": 0,
         "pipelines": [
@@ -208,7 +208,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ([0, 13, 28], "stages[1].layers: [13, 28) ends beyond the last layer of opt-350m"),
     ],
 )
-def test_layers_that_do_not_cover_the_model(cuts: list[int], said: str) -> None:
+def test_layers_that_do_not_cover_the_model_are_reported(cuts: list[int], said: str) -> None:
     (fault,) = faults(plan_of(stages(A, cuts)))
     assert said in fault
     assert fault.endswith("the layers of a pipeline must cover [0, 26) without gap or overlap")
@@ -227,7 +227,7 @@ def test_a_gap_and_an_overlap_are_named(second: tuple[int, int], said: str) -> N
     assert fault.startswith(f"plan.json: pipelines[0].stages[1].layers: {said}")
 
 
-def test_a_tp_degree_must_divide_and_be_allowed_and_fit_a_machine() -> None:
+def test_tp_degree_must_divide_be_allowed_and_fit_a_machine() -> None:
     (fault,) = faults(plan_of(stages(A, [0, 13, 26], tp=3)))
     assert fault == (
         "plan.json: pipelines[0].stages[0].tp: TP 3 does not divide the 16 attention heads of "
@@ -243,7 +243,7 @@ def test_a_tp_degree_must_divide_and_be_allowed_and_fit_a_machine() -> None:
     assert faults(plan_of(stages(W, [0, 26], tp=8)), of=replace(job(), max_tp=8)) == []
 
 
-def test_an_unknown_place_is_answered_with_the_nearest() -> None:
+def test_unknown_place_gets_a_suggestion() -> None:
     (fault,) = faults(plan_of(stages(replace(A, zone="us-central1-d"), [0, 26])))
     assert 'stages[0].zone: the cluster has no pool in zone "us-central1-d"; did you' in fault
     (fault,) = faults(plan_of(stages(replace(A, gpu="A100-41"), [0, 26])))
@@ -255,7 +255,7 @@ def test_an_unknown_place_is_answered_with_the_nearest() -> None:
     assert 'choose from "a2-highgpu-4g"' in fault
 
 
-def test_a_machine_is_filled_in_where_only_one_can_be_meant() -> None:
+def test_machine_is_filled_in_if_unambiguous() -> None:
     plan = plan_of(stages(replace(A, gpu="A100-40GB", machine=""), [0, 26]))
     assert complete_plan(plan, cluster()) == plan_of(stages(A, [0, 26]))
     assert faults(plan) == []
@@ -266,7 +266,7 @@ def test_a_machine_is_filled_in_where_only_one_can_be_meant() -> None:
     assert 'give one of "a2-highgpu-4g", "a2-highgpu-8g"' in fault
 
 
-def test_more_gpus_than_there_are_is_told_with_how_many_too_many() -> None:
+def test_missing_gpus_are_reported_with_their_number() -> None:
     assert faults(plan_of(*[stages(A, [0, 26])] * 6)) == []  # 16 up and 8 to be had
     (fault,) = faults(plan_of(*[stages(A, [0, 26])] * 7))
     assert fault.startswith(
@@ -281,7 +281,7 @@ def test_spot_and_on_demand_of_one_machine_type_count_together() -> None:
     assert faults(plan_of(*[stages(A, [0, 26])] * 7), on=both) == []
 
 
-def test_the_rests_of_machines_hold_no_large_group() -> None:
+def test_group_does_not_span_machines() -> None:
     pool = replace(cluster().pools[1], gpus=7)  # a machine of four and one of three
     small = replace(cluster(), pools=(pool,))
     assert faults(plan_of(stages(B, [0, 26]), stages(B, [0, 26], tp=2)), on=small) == []
@@ -303,7 +303,7 @@ def test_a_quota_of_a_region_counts_its_zones_together() -> None:
     assert faults(plan, on=replace(cluster(), quotas=(Quota("us-west1", "V100-16", 0),))) == []
 
 
-def test_a_batch_that_is_missed_is_told_with_what_would_meet_it() -> None:
+def test_wrong_batch_is_reported_with_micro_batches_that_meet_it() -> None:
     first, second = stages(A, [0, 26]), stages(B, [0, 26])
     plan = Plan(4, (Pipeline(200, first), Pipeline(60, second)))
     assert faults(plan) == [
@@ -321,13 +321,13 @@ def test_a_batch_that_is_missed_is_told_with_what_would_meet_it() -> None:
     assert fault.endswith("1 micro batches feed at most 1 of the 2 pipelines")
 
 
-def test_a_micro_batch_size_that_the_job_rules_out() -> None:
+def test_micro_batch_size_excluded_by_the_job_is_reported() -> None:
     bound = replace(job(), micro_batches=(1, 2))
     (fault,) = faults(plan_of(stages(A, [0, 26]), size=4), of=bound)
     assert "micro_batch_size: is 4, which the job rules out; give one of 1, 2" in fault
 
 
-def test_recomputing_more_than_the_job_asks_is_allowed_and_less_is_not() -> None:
+def test_more_recomputation_than_required_is_allowed_and_less_is_not() -> None:
     plan = plan_of(stages(A, [0, 26]))
     (stage,) = plan.pipelines[0].stages
     full = plan_of((replace(stage, recompute="full"),))
@@ -378,7 +378,7 @@ def test_no_device_serves_two_groups() -> None:
     assert "devices: names device 4, and a machine here has 4; count from 0 to 3" in fault
 
 
-def test_a_fault_of_many_stages_is_told_once() -> None:
+def test_problem_of_many_stages_is_reported_once() -> None:
     many = plan_of(*[stages(replace(A, zone="nowhere"), list(range(26)), tp=1)] * 40)
     last, lost = faults(many)
     assert "stages[24].layers: [24, 25) leaves out layer 25 at the end (and so in 39 more" in last
@@ -389,7 +389,7 @@ def test_a_fault_of_many_stages_is_told_once() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 500))
-def test_a_total_is_shared_out_exactly(weights: list[int], spare: int) -> None:
+def test_total_is_split_in_proportion(weights: list[int], spare: int) -> None:
     total = len(weights) + spare
     shares = split_in_proportion(total, weights)
     assert sum(shares) == total
@@ -428,7 +428,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @given(plans())
-def test_what_is_written_is_read_back_and_fits_the_schema(plan: Plan) -> None:
+def test_written_plan_is_read_back_and_fits_the_schema(plan: Plan) -> None:
     raw = plan_to_json(plan)
     VALIDATOR.validate(raw)
     assert read_plan(raw) == plan
@@ -437,7 +437,7 @@ def test_what_is_written_is_read_back_and_fits_the_schema(plan: Plan) -> None:
 
 @pytest.mark.chaos
 @given(plans())
-def test_any_plan_is_judged(plan: Plan) -> None:
+def test_any_plan_can_be_checked(plan: Plan) -> None:
     for fault in check_plan(plan, job(), cluster()):
         assert fault.place.startswith("plan")
         assert fault.what
@@ -460,7 +460,7 @@ VALUES = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, Any]:
-    """A whole plan of which one to three values, anywhere in it, were replaced or removed."""
+    """Draw a plan with one to three values replaced or removed."""
     raw = json.loads((EXAMPLES / "opt-350m-plan.json").read_text())
     for _ in range(draw(st.integers(1, 3))):
         inner: Any = raw
@@ -486,7 +486,7 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.chaos
 @given(damaged())
-def test_a_damaged_plan_is_a_plan_or_a_list_of_mistakes(raw: dict[str, Any]) -> None:
+def test_damaged_plan_is_read_or_rejected(raw: dict[str, Any]) -> None:
     try:
         plan = read_plan(raw)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Where a layer's seconds come from: exact where measured, flagged where not, never nothing."""
+"""Layer times: exact where measured, otherwise estimated with a note, and never zero."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def forward(times: LayerTimes) -> list[float]:
 # Measured ------------------------------------------------------------------------------------
 
 
-def test_what_was_measured_comes_back_as_it_is() -> None:
+def test_measured_times_are_returned_unchanged() -> None:
     given = profile({("V100-16", 1, 2): [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], ("V100-16", 1, 4): 1.0})
     times = table(given).times("V100-16", tp=1, micro_batch=2)
     assert forward(times) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
@@ -77,7 +77,7 @@ def test_what_was_measured_comes_back_as_it_is() -> None:
     assert times.provenance.source == "measured"
 
 
-def test_between_measured_micro_batches_lies_a_line() -> None:
+def test_times_are_linear_between_measured_micro_batches() -> None:
     given = profile({("T4", 1, 2): 0.2, ("T4", 1, 4): 0.3, ("T4", 1, 8): 0.9})
     seconds = {batch: table(given).times("T4", tp=1, micro_batch=batch) for batch in (3, 5, 6, 7)}
     assert forward(seconds[3]) == pytest.approx([0.25] * LAYERS)
@@ -88,7 +88,7 @@ def test_between_measured_micro_batches_lies_a_line() -> None:
         assert "2, 4, 8" in times.provenance.notes[0]
 
 
-def test_beyond_what_was_measured_the_line_goes_on_and_is_doubted_more() -> None:
+def test_extrapolated_times_have_a_larger_error() -> None:
     given = profile({("T4", 1, 2): 0.2, ("T4", 1, 4): 0.3})
     between, above, below = (
         table(given).times("T4", tp=1, micro_batch=batch) for batch in (3, 8, 1)
@@ -123,7 +123,7 @@ def test_a_larger_batch_is_never_faster_where_measurements_grow(examples: int) -
 # Hooks ---------------------------------------------------------------------------------------
 
 
-def test_a_hook_is_taken_back_where_launches_set_the_pace() -> None:
+def test_hook_time_is_subtracted_from_launch_bound_layers() -> None:
     """One and two samples take as long as launching; from four on, time grows with the batch."""
     measured = {1: 1.0, 2: 1.1, 4: 1.4, 8: 2.4}
     given = profile({("T4", 1, b): value for b, value in measured.items()})
@@ -133,7 +133,7 @@ def test_a_hook_is_taken_back_where_launches_set_the_pace() -> None:
     assert seconds == pytest.approx({1: 0.5, 2: 0.6, 4: 1.4, 8: 2.4})
 
 
-def test_taking_hooks_back_never_exceeds_what_was_measured(examples: int) -> None:
+def test_hook_correction_never_raises_times(examples: int) -> None:
     rng = random.Random("hooks")
     corrected = 0
     for _ in range(examples):
@@ -160,8 +160,8 @@ def test_taking_hooks_back_never_exceeds_what_was_measured(examples: int) -> Non
     assert corrected >= examples // 2
 
 
-def test_platforms_say_how_long_a_hook_takes() -> None:
-    """The correction reaches the costs of a job, for the platform that has it."""
+def test_hook_time_comes_from_the_platform() -> None:
+    """The correction applies to jobs on a platform with a hook time."""
     given = profile({(gpu, 1, 1): 1e-3 for gpu in ("GH-96", "T4")} | {("GH-96", 1, 2): 1.1e-3})
     job = Job("fixed", small_model(), 8, 128, precision="fp32")
     catalogue = load_catalogue()
@@ -175,7 +175,7 @@ def test_platforms_say_how_long_a_hook_takes() -> None:
 # Not measured --------------------------------------------------------------------------------
 
 
-def test_another_tp_degree_is_scaled_and_flagged() -> None:
+def test_unmeasured_tp_degree_is_scaled_and_noted() -> None:
     given = profile({("V100-16", 1, 1): 0.1})
     found = table(given)
     times = found.times("V100-16", tp=4, micro_batch=1)
@@ -186,7 +186,7 @@ def test_another_tp_degree_is_scaled_and_flagged() -> None:
     assert "TP 4: not measured, scaled from TP 1" in times.provenance.notes[0]
 
 
-def test_between_two_degrees_both_count() -> None:
+def test_unmeasured_tp_degree_uses_both_neighbours() -> None:
     given = profile({("V100-16", 1, 1): 0.4, ("V100-16", 4, 1): 0.1})
     found = table(given)
     model = {tp: found.roofline.times("V100-16", tp=tp, micro_batch=1) for tp in (1, 2, 4)}
@@ -204,7 +204,7 @@ def test_between_two_degrees_both_count() -> None:
         ({"precision": "bf16"}, "precision bf16, profiled in fp32"),
     ],
 )
-def test_other_conditions_than_the_profiles_are_scaled_and_flagged(
+def test_other_sequence_or_precision_is_scaled_and_noted(
     changes: dict[str, Any], words: str
 ) -> None:
     given = profile({("V100-16", 1, 1): 0.1})
@@ -217,7 +217,7 @@ def test_other_conditions_than_the_profiles_are_scaled_and_flagged(
     assert any(words in note for note in times.provenance.notes)
 
 
-def test_a_kind_that_the_profile_lacks_is_computed_and_flagged() -> None:
+def test_unprofiled_gpu_kind_is_computed_and_noted() -> None:
     times = table(profile({("V100-16", 1, 1): 0.1})).times("T4", tp=1, micro_batch=1)
     assert times.provenance.source == "analytic"
     assert times.provenance.relative_error > 0
@@ -225,7 +225,7 @@ def test_a_kind_that_the_profile_lacks_is_computed_and_flagged() -> None:
 
 
 @pytest.mark.parametrize("given", [None, profile({("V100-16", 1, 1): 0.1})])
-def test_an_unknown_kind_is_an_error_with_the_nearest_names(given: Profile | None) -> None:
+def test_unknown_gpu_kind_gets_a_suggestion(given: Profile | None) -> None:
     with pytest.raises(InputError) as caught:
         table(given).times("A100-400", tp=1, micro_batch=1)
     (problem,) = caught.value.problems
@@ -233,8 +233,8 @@ def test_an_unknown_kind_is_an_error_with_the_nearest_names(given: Profile | Non
     assert '"A100-40"' in problem.cure
 
 
-def test_nothing_is_ever_free() -> None:
-    """Any GPU, TP and batch: every layer takes time in both directions, and so does the step."""
+def test_every_layer_takes_time() -> None:
+    """For any GPU, TP and batch, every layer's passes and the optimizer step take time."""
     for given in (None, profile({("T4", 2, 2): 1e-3, ("GH-96", 1, 1): 1e-3})):
         found = table(given, hook_s=5e-3)
         for gpu in (*GPUS, "cpu", "L4", "RTX-4090"):
@@ -250,14 +250,14 @@ def test_nothing_is_ever_free() -> None:
 # The optimizer -------------------------------------------------------------------------------
 
 
-def test_the_step_is_per_parameter_that_was_stepped() -> None:
+def test_optimizer_step_is_per_timed_parameter() -> None:
     given = profile({("T4", 1, 1): 0.1, ("T4", 4, 1): 0.1})
     assert table(given).times("T4", tp=1, micro_batch=1).optimizer_s_per_parameter == 1 / 1000
     assert table(given).times("T4", tp=4, micro_batch=1).optimizer_s_per_parameter == 1 / 250
 
 
-def test_a_step_that_was_not_timed_is_computed_and_said() -> None:
-    """Seconds without the parameters that they were for are no measurement either."""
+def test_unmeasured_optimizer_step_is_computed_and_noted() -> None:
+    """Step seconds without their parameter count do not count as measured."""
     fresh = table(None).times("T4", tp=1, micro_batch=1).optimizer_s_per_parameter
     timings = {("T4", 1, 1): Timing(np.full(LAYERS, 0.1), np.full(LAYERS, 0.2), None)}
     for given in (
@@ -273,7 +273,7 @@ def test_a_step_that_was_not_timed_is_computed_and_said() -> None:
 
 
 def test_a_stage_is_the_sum_of_its_layers() -> None:
-    """Forward, and backward with the forward that is run again: never the head's."""
+    """Backward includes the recomputed forward, except for the head."""
     given = profile({("T4", 1, 1): [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]})
     job = Job("fixed", small_model(), 8, 128, precision="fp32")
     catalogue = load_catalogue()
@@ -309,7 +309,7 @@ def test_a_profile_of_another_model_is_an_error() -> None:
 
 
 def published(**entry: object) -> dict[str, Any]:
-    """A profile in the published form with one measurement, of which parts can be replaced."""
+    """Return a profile in the published format with one measurement, parts of it replaced."""
     good = {"fwd_s": [0.1, 0.2, 0.3], "bwd_s": [0.2, 0.4, 0.6], "optimizer_step_s": 0.01}
     sizes = {key: [1, 2, 3] for key in ("params_floats", "act_output_floats", "act_mem_floats")}
     return {
@@ -334,7 +334,7 @@ def published(**entry: object) -> dict[str, Any]:
         ({"optimizer_step_s": -1}, "timing.T4.tp1.mbs2.optimizer_step_s"),
     ],
 )
-def test_a_measurement_that_cannot_be_is_told_with_its_place(
+def test_invalid_measurement_is_reported_with_its_place(
     entry: dict[str, object], place: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -342,14 +342,14 @@ def test_a_measurement_that_cannot_be_is_told_with_its_place(
     assert any(place in problem.place for problem in caught.value.problems)
 
 
-def test_a_micro_batch_that_ran_out_of_memory_is_no_measurement() -> None:
-    """The published files write null: the others count, and this one is a flagged estimate."""
+def test_run_without_memory_is_not_a_measurement() -> None:
+    """Published files have null there; the value is interpolated with a note."""
     raw = published(fwd_s=None, bwd_s=None, optimizer_step_s=None)
     found = profile_from_json(raw, place="file", catalogue=load_catalogue())
     assert found.micro_batches("T4", 1) == [4]
 
 
-def test_doubts_of_a_measurement_come_along() -> None:
+def test_flags_of_a_measurement_become_notes() -> None:
     doubted = Timing(np.full(LAYERS, 0.1), np.full(LAYERS, 0.2), 1.0, ("T4 tp1 mbs1: noisy",))
     given = replace(profile({}), timings={("T4", 1, 1): doubted, ("T4", 1, 4): doubted})
     for tp, batch in ((1, 1), (1, 2), (2, 1)):
@@ -358,7 +358,7 @@ def test_doubts_of_a_measurement_come_along() -> None:
             assert "T4 tp1 mbs1: noisy" in times.provenance.notes, (tp, batch, sequence)
 
 
-def test_the_weakest_source_speaks_for_all() -> None:
+def test_provenance_is_the_weakest_source() -> None:
     parts = [
         Provenance("measured", 0.02, ("a",)),
         Provenance("analytic", 0.1, ("b",)),

@@ -1,4 +1,4 @@
-"""Profiles: both forms say the same, and what is wrong with one is told."""
+"""Profile files: both formats give the same profile, and mistakes are reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def places(data: dict[str, Any]) -> list[str]:
     return [problem.place for problem in caught.value.problems]
 
 
-def test_own_form_is_read_with_aliases_normalised() -> None:
+def test_own_format_is_read_with_aliases_normalised() -> None:
     profile = read(SMALL)
     timing = profile.timings["V100-16", 1, 2]
     assert profile.name == "tiny"
@@ -65,12 +65,12 @@ def test_own_form_is_read_with_aliases_normalised() -> None:
     assert profile.optimizer_parameters == {1: 60}
 
 
-def test_own_form_round_trips() -> None:
+def test_own_format_round_trips() -> None:
     once = profile_to_json(read(SMALL))
     assert profile_to_json(read(once)) == once
 
 
-def test_all_mistakes_are_told_with_their_places() -> None:
+def test_all_mistakes_are_reported_with_their_places() -> None:
     broken = copy.deepcopy(SMALL)
     broken["sequence"] = -1
     broken["timings"][0]["gpu"] = "V200"
@@ -84,24 +84,24 @@ def test_all_mistakes_are_told_with_their_places() -> None:
     ]
 
 
-def test_a_forward_of_zero_seconds_is_no_measurement() -> None:
+def test_forward_of_zero_seconds_is_rejected() -> None:
     broken = copy.deepcopy(SMALL)
     broken["timings"][0]["forward_s"][1] = 0.0
     assert places(broken) == ["profiles_tiny.json: timings[0].forward_s"]
 
 
-def test_a_measurement_given_twice_is_refused() -> None:
+def test_repeated_measurement_is_rejected() -> None:
     broken = copy.deepcopy(SMALL)
     broken["timings"].append(copy.deepcopy(broken["timings"][0]))
     assert places(broken) == ["profiles_tiny.json: timings[1].micro_batch"]
 
 
-def test_a_newer_version_is_refused() -> None:
+def test_newer_version_is_rejected() -> None:
     assert places(SMALL | {"sailor_profile": 2}) == ["profiles_tiny.json: sailor_profile"]
 
 
 @pytest.mark.parametrize("name", ["OPT-350", "GPT-Neo-2.7", "OPT-30", "LLAMA-3-8"])
-def test_published_profiles_say_the_same_in_our_form(reference: Path, name: str) -> None:
+def test_published_profiles_convert_to_the_own_format(reference: Path, name: str) -> None:
     path = reference / f"profiles_{name}.json"
     document = parse_document(path.read_bytes(), name=path.name)
     published = read_profile(document, catalogue=load_catalogue())

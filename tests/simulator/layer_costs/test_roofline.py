@@ -1,4 +1,4 @@
-"""The roofline: what it adds up, where its shares come from, and how far off they are."""
+"""The roofline: its formula, its calibration and its errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_ratio_moves_time_between_the_directions_and_keeps_the_sum() -> None
     assert one[0] + one[1] == pytest.approx(other[0] + other[1])
 
 
-def test_no_direction_is_faster_than_its_launches() -> None:
+def test_no_pass_is_faster_than_its_kernel_launches() -> None:
     calibration = Calibration(1.0, 1.0, 1.0, 2.0, 5.0, 0.0, "")
     assert [float(row[0]) for row in calibration.seconds(demand(2.0, 0.0))] == [5.0, 5.0]
     assert [float(row[0]) for row in calibration.seconds(demand(3.0, 0.0))] == [5.0, 6.0]
@@ -69,14 +69,12 @@ def test_no_direction_is_faster_than_its_launches() -> None:
         ("V100-16", "fp16", "fp16"),
     ],
 )
-def test_products_run_at_the_best_rate_the_gpu_has_for_a_precision(
-    gpu: str, precision: str, rate: str
-) -> None:
+def test_peak_flops_of_a_precision(gpu: str, precision: str, rate: str) -> None:
     facts = CATALOGUE.gpu(gpu)
     assert peak_flops(facts, precision) == facts.peak_flops[rate]
 
 
-def test_a_larger_micro_batch_takes_longer_and_more_ranks_leave_less_for_each() -> None:
+def test_time_grows_with_the_micro_batch_and_falls_with_tp() -> None:
     roof = roofline()
     one, two = (roof.demand("A100-40", tp=1, micro_batch=b) for b in (1, 2))
     split = roof.demand("A100-40", tp=2, micro_batch=1)
@@ -88,7 +86,7 @@ def test_a_larger_micro_batch_takes_longer_and_more_ranks_leave_less_for_each() 
     assert (split.collectives_forward_s[block] > 0).all()
 
 
-def test_a_ring_crosses_the_middle_of_a_machine_once_each_way() -> None:
+def test_ring_crosses_the_middle_of_a_machine_once_per_direction() -> None:
     sizes = (1e3, 1e9)
     curve = {
         gpus: curve_from_bandwidths(gpus // 2, sizes_bytes=sizes, bytes_per_s=(1e10, 1e10))
@@ -101,7 +99,7 @@ def test_a_ring_crosses_the_middle_of_a_machine_once_each_way() -> None:
         assert found == pytest.approx(2 * 2 * (tp - 1) / tp * one, rel=1e-3)
 
 
-def test_another_precision_than_the_fitted_one_is_said_and_widens_the_error() -> None:
+def test_uncalibrated_precision_is_noted_with_a_larger_error() -> None:
     fp32 = roofline().times("A100-40", tp=1, micro_batch=8)
     bf16 = roofline("bf16").times("A100-40", tp=1, micro_batch=8)
     assert fp32.provenance.relative_error < bf16.provenance.relative_error
@@ -112,7 +110,7 @@ def test_another_precision_than_the_fitted_one_is_said_and_widens_the_error() ->
     assert (bf16.forward + bf16.backward >= 3 * compute / SIXTEEN_BIT_SHARE_MAX).all()
 
 
-def test_every_kind_has_shares_that_can_be_and_says_what_they_stand_on() -> None:
+def test_every_calibration_is_plausible_and_has_a_source() -> None:
     known = calibrations()
     assert {"default", "cpu"} <= set(known)
     assert set(known) - {"default"} <= set(CATALOGUE.gpus)
@@ -123,7 +121,7 @@ def test_every_kind_has_shares_that_can_be_and_says_what_they_stand_on() -> None
         assert entry.fitted_on, name
 
 
-def test_shares_that_are_borrowed_are_trusted_less_than_those_they_come_from() -> None:
+def test_borrowed_calibration_has_a_larger_error() -> None:
     known = calibrations()
     borrowed = {
         name: entry for name, entry in known.items() if entry.fitted_on.startswith("nothing: as ")
@@ -134,7 +132,7 @@ def test_shares_that_are_borrowed_are_trusted_less_than_those_they_come_from() -
         assert entry.relative_error > known[lender].relative_error, name
 
 
-def test_the_calibration_is_what_its_program_finds(reference: Path) -> None:
+def test_calibration_is_the_output_of_its_program(reference: Path) -> None:
     printed = subprocess.run(
         [sys.executable, "benchmarks/calibrate.py", "--profiles", str(reference)],
         cwd=ROOT,

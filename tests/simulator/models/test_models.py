@@ -1,4 +1,4 @@
-"""Models: published sizes, how costs follow from how a model is trained, and bad input."""
+"""Models: published sizes, costs under different training settings, and invalid input."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def problems_of(run: Callable[[], object]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
-def test_a_preset_has_the_published_number_of_parameters(name: str, parameters: int) -> None:
+def test_preset_has_the_published_number_of_parameters(name: str, parameters: int) -> None:
     assert preset(name).parameters == parameters
 
 
@@ -74,7 +74,7 @@ def test_a_shared_embedding_counts_once_in_a_stage_and_in_each_of_two() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_ranks_of_a_layer_hold_it_all_together(name: str) -> None:
+def test_tp_ranks_together_hold_every_parameter(name: str) -> None:
     model = preset(name, pad_vocab_to=1 if name.startswith("vit") else 8)
     for tp in (1, 2, 4, 8):
         if model.problems_with_tp(tp):
@@ -84,7 +84,7 @@ def test_the_ranks_of_a_layer_hold_it_all_together(name: str) -> None:
             assert tp * layer.parameters(tp) == whole
 
 
-def test_grouped_heads_beyond_their_number_are_held_again() -> None:
+def test_key_value_heads_are_replicated_beyond_their_number() -> None:
     block = preset("llama-3-8b").layers[1]
     keys = 2 * 8 * 128 * 4096
     assert 16 * block.parameters(16) == 16 * block.parameters(8) // 2 + 8 * keys // 8 + 8 * 2 * 4096
@@ -125,7 +125,7 @@ def test_more_work_is_never_cheaper_and_recomputation_only_moves_memory(
         assert layer.memory_traffic_bytes(micro_batch=micro_batch, **use) > 0
 
 
-def test_tensor_parallel_ranks_meet_twice_in_a_block_and_once_at_either_end() -> None:
+def test_tensor_parallel_all_reduces_per_layer() -> None:
     for name, width in (("gpt2", 768), ("opt-350m", 512)):
         model = preset(name)
         first, block, last = model.layers[0], model.layers[1], model.layers[-1]
@@ -161,7 +161,7 @@ def test_memory_efficient_norms_keep_two_hidden_states_less() -> None:
     assert plain.kept_bytes(**use) - lean.kept_bytes(**use) == 4 * 128 * (states + statistics)
 
 
-def test_tp_that_does_not_divide_is_told_with_what_would() -> None:
+def test_tp_that_does_not_divide_is_reported_with_possible_degrees() -> None:
     model = preset("gpt2-xl")
     assert [str(p) for p in model.problems_with_tp(4)] == [
         "tp: TP 4 does not divide the 25 attention heads of gpt2-xl; choose from 1, 5, 25"
@@ -175,13 +175,13 @@ def test_tp_that_does_not_divide_is_told_with_what_would() -> None:
         assert model.problems_with_tp(wrong)  # type: ignore[arg-type]  # a user's slip
 
 
-def test_a_sequence_beyond_learned_positions_is_told() -> None:
+def test_sequence_beyond_learned_positions_is_reported() -> None:
     assert "1024" in preset("gpt2").problems_with_sequence(2048)[0].what
     assert preset("gpt2", sequence=2048).problems_with_sequence(2048) == ()
     assert preset("llama-2-7b").problems_with_sequence(32768) == ()
 
 
-def test_unknown_names_are_answered_with_the_nearest() -> None:
+def test_unknown_names_get_a_suggestion() -> None:
     assert problems_of(lambda: preset("opt-305m")) == [
         'model.preset: there is no model preset "opt-305m"; did you mean "opt-350m" or '
         '"opt-30b" or "opt-125m"?'
@@ -189,7 +189,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     assert 'did you mean "llama"?' in problems_of(lambda: build_model("lama"))[0]
 
 
-def test_every_bad_number_is_told_at_once() -> None:
+def test_all_invalid_numbers_are_reported_at_once() -> None:
     found = problems_of(
         lambda: build_model(
             "gpt2",
@@ -215,7 +215,7 @@ def test_every_bad_number_is_told_at_once() -> None:
     ]
 
 
-def test_numbers_that_do_not_fit_each_other_are_told() -> None:
+def test_inconsistent_numbers_are_reported() -> None:
     found = problems_of(lambda: build_model("llama", layers=1, hidden=100, heads=12, kv_heads=5))
     assert [problem.split(":")[0] for problem in found] == ["model.heads", "model.kv_heads"]
     found = problems_of(lambda: build_model("vit", layers=1, hidden=8, heads=2, patch=15))
@@ -238,7 +238,7 @@ def test_a_description_round_trips_exactly(name: str) -> None:
     assert again.fingerprint == model.fingerprint
 
 
-def test_fingerprints_tell_models_apart() -> None:
+def test_different_models_have_different_fingerprints() -> None:
     models = [preset(name) for name in PRESETS] + [preset("gpt2", dropout=True)]
     assert len({model.fingerprint for model in models}) == len(models)
 
@@ -248,7 +248,7 @@ def described() -> dict[str, Any]:
     return json.loads(json.dumps(describe(tiny)))  # type: ignore[no-any-return]  # JSON is untyped
 
 
-def test_every_mistake_in_a_description_is_told_at_once() -> None:
+def test_all_mistakes_in_a_description_are_reported_at_once() -> None:
     data = described()
     del data["hidden"]
     data["heads"] = math.nan
@@ -267,7 +267,7 @@ def test_every_mistake_in_a_description_is_told_at_once() -> None:
     }
 
 
-def test_a_description_out_of_order_or_with_loose_ties_is_told() -> None:
+def test_description_with_wrong_order_or_unknown_ties_is_reported() -> None:
     data = described()
     data["layers"] = data["layers"][1:]
     data["layers"][-1]["tensors"][-1]["tied_to"] = "block 1/token.weight"
@@ -278,7 +278,7 @@ def test_a_description_out_of_order_or_with_loose_ties_is_told() -> None:
     ]
 
 
-def test_a_description_that_is_well_formed_but_means_nothing_is_told() -> None:
+def test_well_formed_but_meaningless_description_is_reported() -> None:
     data = described()
     data["heads"] = True
     data["ffn"] = 32.0
@@ -297,7 +297,7 @@ def test_a_description_that_is_well_formed_but_means_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], 3, "text", {}, {"format": "other"}])
-def test_what_is_no_description_is_refused(data: object) -> None:
+def test_non_description_is_rejected(data: object) -> None:
     assert len(problems_of(lambda: model_from_description(data))) == 1
 
 
@@ -333,17 +333,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_hugging_face_config_is_the_preset(name: str) -> None:
+def test_hugging_face_config_gives_the_preset(name: str) -> None:
     assert model_from_config(CONFIGS[name], name=name) == preset(name)
 
 
-def test_labels_may_be_named_in_place_of_counted() -> None:
+def test_labels_may_be_named_instead_of_counted() -> None:
     config = {**CONFIGS["vit-b"], "id2label": {str(i): "a" for i in range(10)}}
     del config["num_labels"]
     assert model_from_config(config).vocab == 10
 
 
-def test_mistakes_in_a_config_are_told_under_its_own_keys() -> None:
+def test_mistakes_in_a_config_are_reported_under_its_own_keys() -> None:
     config = {**CONFIGS["llama-3-8b"], "hidden_size": "4096", "num_hidden_layers": -1}
     config |= {"hidden_act": "relu6", "tie_word_embeddings": "no"}
     del config["vocab_size"], config["num_attention_heads"]
@@ -356,7 +356,7 @@ def test_mistakes_in_a_config_are_told_under_its_own_keys() -> None:
     assert "not supported" in problems_of(lambda: model_from_config(galactica))[0]
 
 
-def test_what_a_config_says_of_the_computation_is_read() -> None:
+def test_config_sets_the_architecture() -> None:
     def architecture_of(name: str, **changes: Any) -> Any:
         return model_from_config({**CONFIGS[name], **changes}).architecture
 
@@ -371,7 +371,7 @@ def test_what_a_config_says_of_the_computation_is_read() -> None:
     assert architecture_of("gpt-neo-125m", **kinds).windows == (9,) * 5 + (0,) * 7
 
 
-def test_what_a_config_says_wrongly_of_the_computation_is_told() -> None:
+def test_invalid_architecture_keys_are_reported() -> None:
     def places(name: str, **changes: Any) -> list[str]:
         found = problems_of(lambda: model_from_config({**CONFIGS[name], **changes}))
         return [problem.split(":")[0] for problem in found]
@@ -387,13 +387,13 @@ def test_what_a_config_says_wrongly_of_the_computation_is_told() -> None:
     ]
 
 
-def test_rotary_positions_need_pairs() -> None:
+def test_rotary_positions_need_an_even_head_width() -> None:
     found = problems_of(lambda: build_model("llama", layers=1, hidden=12, heads=4))
     assert [problem.split(":")[0] for problem in found] == ["model.heads"]
 
 
 @pytest.mark.parametrize("config", [None, [], {}, {"model_type": 3}, {"model_type": "lama"}])
-def test_what_is_no_known_config_is_refused(config: object) -> None:
+def test_unknown_config_is_rejected(config: object) -> None:
     assert len(problems_of(lambda: model_from_config(config))) == 1
 
 
@@ -410,7 +410,7 @@ MEASURED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_measured_activations_are_met(reference: Path, name: str) -> None:
+def test_activations_match_measurements(reference: Path, name: str) -> None:
     profile = json.loads((reference / f"profiles_{name}.json").read_text())
     config, (family, more) = profile["config"], MEASURED[name]
     model = measured_model(family, config, more)
@@ -445,6 +445,6 @@ def measured_model(family: str, config: dict[str, Any], more: dict[str, Any]) ->
     )
 
 
-def test_families_are_all_of_the_presets() -> None:
+def test_every_family_has_a_preset() -> None:
     # Nobody publishes exact models; they are for tests of the runtime.
     assert {*(preset(name).family for name in PRESETS), "exact"} == set(FAMILIES)

@@ -1,4 +1,4 @@
-"""How long bytes take: curves, flows, caps and where each answer comes from."""
+"""Transfer times: curves, flows, caps and provenance."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def network(measured: MeasuredNetwork | None = None, **caps: float) -> Network:
 
 
 def grows(seconds: list[float]) -> bool:
-    """Whether no value falls behind the one before, but for rounding."""
+    """Whether no value is below the one before, apart from rounding."""
     return all(later >= earlier * (1 - 1e-12) for earlier, later in pairwise(seconds))
 
 
 def between(*, one: str = "V100-16", flows: dict[int, float]) -> MeasuredNetwork:
-    """Curves of flat bandwidth in sum, by the number of flows, inside one zone."""
+    """Curves of constant total bandwidth, by the number of flows, inside one zone."""
     end = (EAST, one)
     table = {
         count: curve_from_bandwidths(count, sizes_bytes=(1e3, 1e9), bytes_per_s=(rate, rate))
@@ -43,7 +43,7 @@ def between(*, one: str = "V100-16", flows: dict[int, float]) -> MeasuredNetwork
 # Curves --------------------------------------------------------------------------------------
 
 
-def test_a_curve_gives_back_what_was_measured() -> None:
+def test_curve_returns_measured_points() -> None:
     curve = curve_from_bandwidths(2, sizes_bytes=(1e6, 4e6), bytes_per_s=(1e9, 2e9))
     # Two flows of a megabyte share a gigabyte per second.
     assert curve(1e6) == 2e-3
@@ -54,7 +54,7 @@ def test_a_curve_gives_back_what_was_measured() -> None:
     assert curve(1) == 20e-6  # A message takes a launch and a hop at least.
 
 
-def test_a_curve_never_falls_with_the_bytes(examples: int) -> None:
+def test_curve_time_never_falls_with_size(examples: int) -> None:
     rng = random.Random("curves")
     for _ in range(examples):
         curve = random_curve(rng, rng.choice([1, 2, 4]))
@@ -64,8 +64,8 @@ def test_a_curve_never_falls_with_the_bytes(examples: int) -> None:
         assert seconds[0] > 0
 
 
-def test_a_bandwidth_that_falls_faster_than_sizes_grow_is_held() -> None:
-    """A larger message measured as faster than a smaller one takes as long as the smaller."""
+def test_curve_time_is_made_monotonic() -> None:
+    """A larger message that was measured as faster takes as long as the smaller one."""
     curve = curve_from_bandwidths(1, sizes_bytes=(1e6, 2e6, 4e6), bytes_per_s=(1e8, 1e9, 1e9))
     assert curve.seconds == (1e-2, 1e-2, 1e-2)
 
@@ -73,7 +73,7 @@ def test_a_bandwidth_that_falls_faster_than_sizes_grow_is_held() -> None:
 # Flows ---------------------------------------------------------------------------------------
 
 
-def test_repaired_curves_carry_no_less_in_sum_with_more_flows(examples: int) -> None:
+def test_consistent_curves_carry_no_less_with_more_flows(examples: int) -> None:
     rng = random.Random("repair")
     for _ in range(examples):
         counts = sorted(rng.sample([1, 2, 3, 4, 8], rng.randint(2, 5)))
@@ -90,7 +90,7 @@ def test_repaired_curves_carry_no_less_in_sum_with_more_flows(examples: int) -> 
                 assert fixed[count](size) <= broken[count](size) * (1 + 1e-12)
 
 
-def test_curves_that_make_sense_stay_as_they_were() -> None:
+def test_consistent_curves_are_unchanged() -> None:
     good = {
         count: curve_from_bandwidths(count, sizes_bytes=(1e3, 1e6), bytes_per_s=(rate, rate))
         for count, rate in ((1, 1e9), (2, 1.5e9), (4, 2e9))
@@ -100,7 +100,7 @@ def test_curves_that_make_sense_stay_as_they_were() -> None:
     assert not any(curve.notes for curve in fixed.values())
 
 
-def test_a_gross_repair_is_told() -> None:
+def test_large_correction_adds_a_note() -> None:
     table = {
         1: curve_from_bandwidths(1, sizes_bytes=(1e3, 1e6), bytes_per_s=(1e8, 1e8)),
         4: curve_from_bandwidths(4, sizes_bytes=(1e3, 1e6), bytes_per_s=(1e9, 1e9)),
@@ -115,7 +115,7 @@ def test_a_gross_repair_is_told() -> None:
     assert (source.source, source.notes) == ("measured", fixed[1].notes)
 
 
-def test_the_sum_of_all_flows_never_falls_with_their_number(examples: int) -> None:
+def test_total_bandwidth_never_falls_with_flows(examples: int) -> None:
     rng = random.Random("flows")
     for _ in range(examples):
         counts = sorted(rng.sample([1, 2, 4, 8], rng.randint(1, 4)))
@@ -131,7 +131,7 @@ def test_the_sum_of_all_flows_never_falls_with_their_number(examples: int) -> No
                 assert more >= fewer * (1 - 1e-12)
 
 
-def test_flows_between_measured_counts_carry_what_the_fewer_carried() -> None:
+def test_flows_between_measured_counts_carry_as_much_as_the_smaller_count() -> None:
     here = network(between(flows={1: 1e9, 4: 2e9}))
     asked = {
         flows: here.between_nodes(place(), place(), flows=flows, bytes_each=1e6)
@@ -149,7 +149,7 @@ def test_flows_between_measured_counts_carry_what_the_fewer_carried() -> None:
 # Places --------------------------------------------------------------------------------------
 
 
-def test_what_was_measured_wins_over_the_catalogue() -> None:
+def test_measured_curve_overrides_the_catalogue() -> None:
     measured = network(between(flows={1: 5e9}))
     assumed = network()
     one, far = place(), place(zone=WEST)
@@ -163,8 +163,8 @@ def test_what_was_measured_wins_over_the_catalogue() -> None:
     assert measured.between_nodes_source(one, far).source == "analytic"
 
 
-def test_the_catalogues_links_by_hand() -> None:
-    """Latency, then the flow's cap or its share of the machine's, whichever is slower."""
+def test_catalogue_links_by_hand() -> None:
+    """Latency plus the slower of the flow's cap and its share of the machine's bandwidth."""
     here = network()
     link = here.catalogue.link("zone", here.machine_type(place("A100-40")))
     size = 1e9
@@ -174,7 +174,7 @@ def test_the_catalogues_links_by_hand() -> None:
     assert many == pytest.approx(link.latency_s + 16 * size / link.aggregate_bytes_per_s)
 
 
-def test_farther_is_never_faster() -> None:
+def test_longer_distance_is_never_faster() -> None:
     here = network()
     zones = (EAST, WEST, "us-east1-b", "europe-west4-a")
     for gpu in GPUS:
@@ -199,7 +199,7 @@ def test_time_never_falls_with_bytes_or_flows(examples: int) -> None:
             assert grows(seconds)
 
 
-def test_nothing_takes_no_time() -> None:
+def test_empty_transfer_takes_no_time() -> None:
     here = network()
     assert here.between_nodes(place(), place(), flows=3, bytes_each=0) == 0
     assert here.within_node(place(), gpus=4, bytes_each=0) == 0
@@ -207,7 +207,7 @@ def test_nothing_takes_no_time() -> None:
     assert here.all_gather(place(), gpus=1, total_bytes=1e9) == 0
 
 
-def test_a_cap_between_zones_holds_for_all_that_crosses() -> None:
+def test_zone_cap_limits_all_traffic_between_the_zones() -> None:
     free, capped = network(), network(east_west=1e6)
     one, other = place(), place(zone=WEST)
     asked = {"flows": 2, "bytes_each": 1e6}
@@ -223,7 +223,7 @@ def test_a_cap_between_zones_holds_for_all_that_crosses() -> None:
 
 
 def test_pairs_of_a_machine_share_a_bus_but_not_nvlink() -> None:
-    """The measured curves are of pairs that send one way: a ring sends both ways at once."""
+    """Measured curves are of pairs that send in one direction; a ring uses both at once."""
     flat = {
         gpus: curve_from_bandwidths(
             gpus // 2, sizes_bytes=(1e3, 1e9), bytes_per_s=(gpus / 2 * 1e9, gpus / 2 * 1e9)
@@ -239,7 +239,7 @@ def test_pairs_of_a_machine_share_a_bus_but_not_nvlink() -> None:
 
 
 def test_collectives_by_hand() -> None:
-    """Four GPUs gather in three steps of a quarter each; a sum takes twice that."""
+    """Four GPUs all-gather in three steps of a quarter each; an all-reduce takes twice that."""
     flat = {4: curve_from_bandwidths(2, sizes_bytes=(1e3, 1e9), bytes_per_s=(2e9, 2e9))}
     here = network(MeasuredNetwork(within={"V100-16": flat}))
     assert here.all_gather(place(), gpus=4, total_bytes=1e9) == pytest.approx(3 * 0.25)
@@ -249,7 +249,7 @@ def test_collectives_by_hand() -> None:
 # Money ---------------------------------------------------------------------------------------
 
 
-def test_egress_is_priced_by_direction_and_free_at_home() -> None:
+def test_egress_is_priced_by_direction_and_free_within_a_zone() -> None:
     here = network(MeasuredNetwork(egress_usd_per_byte={(EAST, WEST): 7e-11}))
     assert here.egress_usd_per_byte(EAST, WEST) == 7e-11
     assert here.egress_usd_per_byte(EAST, EAST) == 0
@@ -260,8 +260,8 @@ def test_egress_is_priced_by_direction_and_free_at_home() -> None:
 # The reference network -----------------------------------------------------------------------
 
 
-def test_the_reference_network_is_consistent_once_read(reference: Path) -> None:
-    """Every measured link: time grows with bytes and flows, and so does what is carried in sum."""
+def test_reference_network_is_consistent(reference: Path) -> None:
+    """On every measured link, time and total bandwidth grow with bytes and flows."""
     catalogue = load_catalogue()
     measured = load_measurements(reference, catalogue=catalogue).network
     assert measured.between
@@ -282,7 +282,7 @@ def test_the_reference_network_is_consistent_once_read(reference: Path) -> None:
         assert grows(seconds)
 
 
-def test_a_polynomial_is_for_the_paper_alone() -> None:
+def test_polynomial_is_not_clamped() -> None:
     curve = Curve(1, (1e6, 2e6), (1.0, 2.0), polynomial=(0.0, 1.0, -5.0))
     assert curve.polynomial_bytes_per_s(1e6) == -5e9
     assert curve(1e6) == 1.0

@@ -1,4 +1,4 @@
-"""Traces are read in every form, and what is wrong with one is said all at once."""
+"""Trace files: all formats are read, and mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def event(time_s: object, **keys: object) -> str:
     return "\n".join(["[[event]]", f"time_s = {time_s}", *lines, ""])
 
 
-def test_events_change_one_pool_each_from_what_the_cluster_has() -> None:
+def test_events_change_one_pool_each_starting_from_the_cluster() -> None:
     text = "end_s = 100\n" + "".join(
         (
             event(10, zone=A, gpus=8),
@@ -83,7 +83,7 @@ def test_points_hold_until_the_next_one() -> None:
     assert read(later, pool="V100-16@us-west1-a") == [(0, 50, (16, 8)), (50, 60, (16, 1))]
 
 
-def test_a_listed_pool_has_nothing_where_a_point_is_silent() -> None:
+def test_listed_pool_is_empty_in_points_that_omit_it() -> None:
     east = {"gpu_type": "A100-40", "zone": A, "gpus": 32}
     west = {"gpu_type": "V100-16", "zone": B, "gpus": 4}
     points = [{"time_s": 0, "available": [east]}, {"time_s": 9, "available": [east, west]}]
@@ -92,11 +92,11 @@ def test_a_listed_pool_has_nothing_where_a_point_is_silent() -> None:
     assert read({"points": only, "end_s": 5}) == [(0, 5, (64, 8))]
 
 
-def test_the_cluster_at_a_moment_differs_in_what_is_up() -> None:
+def test_cluster_at_changes_only_the_gpus_that_are_up() -> None:
     assert [pool.gpus for pool in cluster_at(CLUSTER, (3, 0)).pools] == [3, 0]
 
 
-def test_what_was_there_at_the_start_never_comes_back() -> None:
+def test_lost_gpus_of_the_start_are_never_regained() -> None:
     text = "end_s = 90\n" + "".join(
         event(t, zone=A, gpus=n) for t, n in ((10, 8), (20, 16), (30, 8))
     )
@@ -113,7 +113,7 @@ def test_what_was_there_at_the_start_never_comes_back() -> None:
     assert [left[0] for left in trace.never_regained(taken)] == [16, 8, 8, 6]
 
 
-def test_mistakes_are_told_all_at_once_with_place_and_cure() -> None:
+def test_all_mistakes_are_reported_with_place_and_cure() -> None:
     text = "end_s = 50\n" + "".join(
         (
             event(10, zone=A, gpus=-1),
@@ -130,15 +130,15 @@ def test_mistakes_are_told_all_at_once_with_place_and_cure() -> None:
     told = "\n".join(wrong(text))
     for part in (
         "trace: [[event]] 1: gpus: is -1",
-        "trace: [[event]] 2: time_s: is 5, before the 10 that stands ahead of it; sort by time",
-        "[[event]] 3: is about a pool that the cluster does not have: us-east1-b",
+        "trace: [[event]] 2: time_s: is 5, but follows 10; sort by time",
+        "[[event]] 3: names a pool that the cluster does not have: us-east1-b",
         "[[event]] 4: gpu: ",
-        "[[event]] 5: could be any of 2 pools",
+        "[[event]] 5: matches 2 pools",
         "[[event]] 6: gpus_change: leaves -1 GPUs: only 8 were up before",
         "[[event]] 7: gives gpus and machines; give one of",
         "[[event]] 8: time_s: is not before end_s, 50",
         '[[event]] 9: has an unknown key "size"',
-        "[[event]] 9: does not say what is up",
+        "[[event]] 9: gives no count",
     ):
         assert part in told
 
@@ -146,12 +146,12 @@ def test_mistakes_are_told_all_at_once_with_place_and_cure() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("end_s = 5", "trace: holds no event and no point; give [[event]]"),
+        ("end_s = 5", "trace: has no event and no point; give [[event]]"),
         ("end_s = 5\nevent = []", "event: is an empty list; give at least one entry"),
         ("[[event]]\ntime_s = 0\ngpus = 1", "trace: end_s: is missing"),
         ("end_s = 0\n[[event]]\ntime_s = 0\ngpus = 1", "end_s: is 0; give a number above 0"),
         ({"points": []}, "points: is an empty list"),
-        ({"points": [{"time_s": 0, "gpus": 4}]}, "does not say how long its last point holds"),
+        ({"points": [{"time_s": 0, "gpus": 4}]}, "gives no end for its last point"),
         ({"points": [{"time_s": 9, "gpus": 4}], "end_s": 5}, "has a point at 9, after its end_s"),
         ({"points": [{"gpus": 4}], "end_s": 5}, "points[0].time_s: is missing"),
         ({"points": [{"time_s": -1, "gpus": 4}], "end_s": 5}, "points[0].time_s: is -1"),
@@ -159,17 +159,17 @@ def test_mistakes_are_told_all_at_once_with_place_and_cure() -> None:
         ({"availability": {"a": {"points": []}, "b": {}}}, "holds 2 traces; name one with --trace"),
     ],
 )
-def test_what_is_no_trace_is_told(text: str | dict[str, Any], told: str) -> None:
+def test_invalid_trace_is_rejected(text: str | dict[str, Any], told: str) -> None:
     assert told in "\n".join(wrong(text, ALONE))
 
 
-def test_a_pool_must_be_named_where_there_are_several() -> None:
+def test_pool_must_be_named_if_there_are_several() -> None:
     points = {"points": [{"time_s": 0, "gpus": 4}], "end_s": 5}
-    assert "say which with --pool, one of A100-40@us-central1-a" in wrong(points)[0]
+    assert "choose one with --pool: A100-40@us-central1-a" in wrong(points)[0]
     assert "does not have: A100@x" in wrong(points, pool="A100@x")[0]
 
 
-def test_one_trace_of_many_is_chosen_by_name() -> None:
+def test_trace_is_chosen_by_name() -> None:
     one = {"points": [{"time_s": 0, "gpus": 4}], "end_s": 5}
     many = {"availability": {"one": one}, "planner_experiments": {"two": one}}
     assert read(many, ALONE, name="two") == [(0, 5, (4,))]
@@ -177,7 +177,7 @@ def test_one_trace_of_many_is_chosen_by_name() -> None:
     assert "leave --trace out" in wrong(one, ALONE, name="one")[0]
 
 
-def test_the_documents_examples_are_read() -> None:
+def test_examples_of_the_documentation_are_read() -> None:
     section = (ROOT / "docs/formats.md").read_text("utf-8").partition("\n## Trace\n")[2]
     section = section.partition("\n## ")[0]
     zones = load_cluster(ROOT / "examples/three-zones.toml")
@@ -191,7 +191,7 @@ def test_the_documents_examples_are_read() -> None:
             assert key == "event" or rule["description"] in row
 
 
-def test_the_example_is_what_its_program_makes() -> None:
+def test_example_trace_is_the_output_of_its_program() -> None:
     made = runpy.run_path(str(ROOT / "examples/make_trace.py"))
     path = ROOT / "examples/three-zones-trace.toml"
     assert path.read_text("utf-8") == made["trace"](7, 8)
@@ -200,7 +200,7 @@ def test_the_example_is_what_its_program_makes() -> None:
     assert len(trace.distinct()) > 10
 
 
-def test_the_recorded_traces_are_read(reference: Path) -> None:
+def test_recorded_traces_are_read(reference: Path) -> None:
     path = reference / "traces.json"
     data = load_document(path).data
     read_ = 0
@@ -228,10 +228,10 @@ def test_the_recorded_traces_are_read(reference: Path) -> None:
     assert read_ == 8
 
 
-def test_spot_and_on_demand_of_one_machine_type_are_told_apart() -> None:
+def test_spot_and_on_demand_pools_of_one_machine_type_are_distinguished() -> None:
     both = Cluster((EAST, replace(EAST, spot=True, gpus=8)), load_catalogue())
     assert read("end_s = 9\n" + event(5, spot=True, gpus=0), both)[-1] == (5, 9, (16, 0))
     assert (
-        "could be any of 2 pools of us-central1-a"
+        "matches 2 pools of us-central1-a"
         in wrong("end_s = 9\n" + event(5, zone=A, gpus=0), both)[0]
     )

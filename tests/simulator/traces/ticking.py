@@ -1,7 +1,7 @@
-"""A second player of traces, second by second, to compare the real one with.
+"""A player of traces that runs second by second, to compare the real one with.
 
-Times are whole seconds. Every finished iteration is one entry of a list, so that rolling back is
-cutting that list; nothing is computed in closed form.
+Times are whole seconds. Every finished iteration is an entry of a list, and a rollback truncates
+the list; nothing is computed in closed form.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Fits = Callable[[int, int], bool]
 
 @dataclass(slots=True)
 class Ticking:
-    """The job, one second after the other."""
+    """Runs the job second by second."""
 
-    ways: Sequence[PlanFigures]
+    plans: Sequence[PlanFigures]
     fits: Fits
     costs: ReconfigurationCosts
     is_live: bool
-    way: int | None = None
+    plan: int | None = None
     left_to_move: int = 0
     progress: int = 0
     log: list[tuple[int, int]] = field(default_factory=list)
@@ -47,30 +47,30 @@ class Ticking:
     usd: float = 0.0
     gpu_seconds: list[int] = field(default_factory=list)
 
-    def run(self, spells: Sequence[AvailabilitySpan]) -> None:
-        self.gpu_seconds = [0] * len(self.ways[0].gpus)
-        for spell in spells:
-            for second in range(int(spell.start_s), int(spell.end_s)):
-                if second == spell.start_s:
-                    self.change(spell)
-                self.decide(spell, second)
+    def run(self, spans: Sequence[AvailabilitySpan]) -> None:
+        self.gpu_seconds = [0] * len(self.plans[0].gpus)
+        for span in spans:
+            for second in range(int(span.start_s), int(span.end_s)):
+                if second == span.start_s:
+                    self.change(span)
+                self.decide(span, second)
                 self.tick()
         self.lost_s += self.progress
 
-    def change(self, spell: AvailabilitySpan) -> None:
-        held = self.holders if self.way is None else list(self.ways[self.way].gpus)
+    def change(self, span: AvailabilitySpan) -> None:
+        held = self.holders if self.plan is None else list(self.plans[self.plan].gpus)
         if held is None:
             return
         left = []
         is_hit = False
         for place, count in enumerate(held):
-            alive = set(range(count)) - set(spell.lost[place])
+            alive = set(range(count)) - set(span.lost[place])
             is_hit = is_hit or len(alive) < count
-            left.append(min(len(alive), spell.up[place]))
-        if self.way is not None:
-            if self.fits(self.way, spell.state) and not is_hit:
+            left.append(min(len(alive), span.up[place]))
+        if self.plan is not None:
+            if self.fits(self.plan, span.state) and not is_hit:
                 return
-            self.way = None
+            self.plan = None
             self.lost_s += self.progress
             self.progress = 0
             if self.is_live:
@@ -85,11 +85,11 @@ class Ticking:
         self.steps_lost += len(self.log) - length
         del self.log[length:]
 
-    def decide(self, spell: AvailabilitySpan, second: int) -> None:
-        target = best_of(self.ways, self.fits, spell.state)
-        if target == self.way:
+    def decide(self, span: AvailabilitySpan, second: int) -> None:
+        target = best_of(self.plans, self.fits, span.state)
+        if target == self.plan:
             return
-        may_move = self.way is None or self.left_to_move > 0
+        may_move = self.plan is None or self.left_to_move > 0
         if not may_move and self.progress == 0:
             may_move = self.is_live or self.durable == len(self.log)
         if not may_move:
@@ -99,120 +99,120 @@ class Ticking:
         elif not self.is_live or self.is_cold:
             down = self.costs.restart_s
         else:
-            down = self.costs.unplanned_s if self.way is None else self.costs.planned_s
+            down = self.costs.unplanned_s if self.plan is None else self.costs.planned_s
         self.moves += second > 0
-        self.way, self.left_to_move, self.progress = target, int(down), 0
+        self.plan, self.left_to_move, self.progress = target, int(down), 0
         self.snapshot = len(self.log)
         self.holders = None
 
     def tick(self) -> None:
-        if self.way is None:
+        if self.plan is None:
             self.idle_s += 1
             return
         self.began = True
-        way = self.ways[self.way]
-        for place, count in enumerate(way.gpus):
+        plan = self.plans[self.plan]
+        for place, count in enumerate(plan.gpus):
             self.gpu_seconds[place] += count
-        assert way.usd_per_s is not None
-        self.usd += way.usd_per_s
+        assert plan.usd_per_s is not None
+        self.usd += plan.usd_per_s
         if self.left_to_move:
             self.left_to_move -= 1
             self.downtime_s += 1
             return
         self.is_cold = False
-        self.usd += way.egress_usd / way.iteration_s
+        self.usd += plan.egress_usd / plan.iteration_s
         self.progress += 1
-        if self.progress == way.iteration_s:
+        if self.progress == plan.iteration_s:
             self.progress = 0
-            self.log.append((int(way.iteration_s), way.samples))
+            self.log.append((int(plan.iteration_s), plan.samples))
             if (len(self.log) - self.snapshot) % self.costs.snapshot_steps == 0:
                 self.snapshot = len(self.log)
             if sum(s for s, _ in self.log[self.durable :]) >= self.costs.checkpoint_every_s:
                 self.durable = len(self.log)
 
 
-def best_of(ways: Sequence[PlanFigures], fits: Fits, state: int) -> int | None:
-    """The fastest way that can run."""
-    found = [number for number in range(len(ways)) if fits(number, state)]
-    return max(found, key=lambda n: (ways[n].samples / ways[n].iteration_s, -n), default=None)
+def best_of(plans: Sequence[PlanFigures], fits: Fits, state: int) -> int | None:
+    """Return the fastest plan that fits."""
+    found = [number for number in range(len(plans)) if fits(number, state)]
+    return max(found, key=lambda n: (plans[n].samples / plans[n].iteration_s, -n), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Takes whatever is fastest, at once."""
+    """Always chooses the fastest plan at once."""
 
-    ways: Sequence[PlanFigures]
+    plans: Sequence[PlanFigures]
     fits: Fits
     is_live: bool
     name: str = "greedy"
 
     def decide(self, view: PolicyInput) -> Decision:
-        return Decision(best_of(self.ways, self.fits, view.state))
+        return Decision(best_of(self.plans, self.fits, view.state))
 
 
 @dataclass(slots=True)
 class Restless:
-    """Wishes anything that can run, at any time."""
+    """Chooses any plan that fits, at any time."""
 
-    chance: random.Random
-    ways: Sequence[PlanFigures]
+    rng: random.Random
+    plans: Sequence[PlanFigures]
     fits: Fits
     is_live: bool
     wished: tuple[float, int | None] = (-1.0, None)
     name: str = "restless"
 
     def decide(self, view: PolicyInput) -> Decision:
-        can = [n for n in range(len(self.ways)) if self.fits(n, view.state)]
-        if self.wished[0] != view.now_s:  # once a moment, or it would never move on
-            self.wished = (view.now_s, self.chance.choice(can) if can else None)
+        can = [n for n in range(len(self.plans)) if self.fits(n, view.state)]
+        if self.wished[0] != view.now_s:  # One choice per moment, or play() would not end.
+            self.wished = (view.now_s, self.rng.choice(can) if can else None)
         if self.wished[1] not in (*can, None):
             self.wished = (view.now_s, None)
-        return Decision(self.wished[1], view.now_s + self.chance.uniform(0.5, 60))
+        return Decision(self.wished[1], view.now_s + self.rng.uniform(0.5, 60))
 
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """A small random trace with ways to run on it; GPUs are of two places."""
+    """A small random trace with plans for it, over two pools."""
 
-    spells: tuple[AvailabilitySpan, ...]
-    ways: tuple[PlanFigures, ...]
+    spans: tuple[AvailabilitySpan, ...]
+    plans: tuple[PlanFigures, ...]
     costs: ReconfigurationCosts
 
-    def fits(self, way: int, state: int) -> bool:
-        up = next(spell.up for spell in self.spells if spell.state == state)
-        return all(need <= have for need, have in zip(self.ways[way].gpus, up, strict=True))
+    def fits(self, plan: int, state: int) -> bool:
+        up = next(span.up for span in self.spans if span.state == state)
+        return all(need <= have for need, have in zip(self.plans[plan].gpus, up, strict=True))
 
 
-def small_case(seed: int, *, spells: int = 12, ways: int = 4, longest_s: int = 90) -> Small:
-    """The random case of that number."""
-    chance = random.Random(seed)
+def small_case(seed: int, *, spans: int = 12, plans: int = 4, longest_s: int = 90) -> Small:
+    """Return the random case of a seed."""
+    rng = random.Random(seed)
     found: list[AvailabilitySpan] = []
-    now_s, before = 0, (chance.randint(0, 8), chance.randint(0, 4))
+    now_s, before = 0, (rng.randint(0, 8), rng.randint(0, 4))
     states: dict[tuple[int, int], int] = {}
-    for number in range(chance.randint(1, spells)):
-        up = (chance.randint(0, 8), chance.randint(0, 4)) if number else before
-        taken = tuple(
-            tuple(sorted(chance.sample(range(was), max(0, was - now))))
+    for number in range(rng.randint(1, spans)):
+        up = (rng.randint(0, 8), rng.randint(0, 4)) if number else before
+        lost = tuple(
+            tuple(sorted(rng.sample(range(was), max(0, was - now))))
             for was, now in zip(before, up, strict=True)
         )
-        end_s = now_s + chance.randint(1, longest_s)
-        found.append(AvailabilitySpan(now_s, end_s, states.setdefault(up, len(states)), up, taken))
+        end_s = now_s + rng.randint(1, longest_s)
+        found.append(AvailabilitySpan(now_s, end_s, states.setdefault(up, len(states)), up, lost))
         now_s, before = end_s, up
     some = tuple(
         PlanFigures(
-            chance.randint(1, 9),
-            chance.choice((8, 16)),
-            (chance.randint(1, 6), chance.randint(0, 3)),
-            chance.randint(0, 9) / 4,
-            chance.choice((0.0, 0.5)),
+            rng.randint(1, 9),
+            rng.choice((8, 16)),
+            (rng.randint(1, 6), rng.randint(0, 3)),
+            rng.randint(0, 9) / 4,
+            rng.choice((0.0, 0.5)),
         )
-        for _ in range(chance.randint(1, ways))
+        for _ in range(rng.randint(1, plans))
     )
     costs = ReconfigurationCosts(
-        planned_s=chance.randint(0, 6),
-        unplanned_s=chance.randint(0, 12),
-        restart_s=chance.randint(0, 30),
-        checkpoint_every_s=chance.randint(1, 60),
-        snapshot_steps=chance.randint(1, 4),
+        planned_s=rng.randint(0, 6),
+        unplanned_s=rng.randint(0, 12),
+        restart_s=rng.randint(0, 30),
+        checkpoint_every_s=rng.randint(1, 60),
+        snapshot_steps=rng.randint(1, 4),
     )
     return Small(tuple(found), some, costs)
