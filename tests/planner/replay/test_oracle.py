@@ -41,7 +41,7 @@ def best_of_all(case: Small, down_s: float) -> float:
 
 def test_it_is_the_best_of_all_schedules(examples: int) -> None:
     for seed in range(examples * 2):
-        case = small_case(seed, spans=6, figures=3, longest_s=40)
+        case = small_case(seed, spans=6, plans=3, longest_s=40)
         down_s = min(case.costs.planned_s, case.costs.unplanned_s, case.costs.restart_s)
         outcome = best_possible(case.spans, case.plans, case.fits, case.costs)
         assert outcome.samples == pytest.approx(best_of_all(case, down_s)), seed
