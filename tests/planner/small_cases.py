@@ -1,4 +1,4 @@
-"""Small random cases for planners, and the best plan of each by looking at all of them."""
+"""Small random cases for planners, and all plans of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = (1e3, 1e9)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured1(Measurements):
-    """Measurements that stand in memory."""
+    """Measurements held in memory."""
 
     known: Profile | None = None
 
@@ -43,7 +43,7 @@ class Measured1(Measurements):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmallCase:
-    """A job on a small cluster with all that is measured."""
+    """A job on a small cluster with all measurements."""
 
     job: Job
     cluster: Cluster
@@ -55,7 +55,7 @@ class SmallCase:
         return self.measurements.known
 
     def paper(self, plan: Plan) -> Estimate | None:
-        """The paper estimator's word, or none where the plan is invalid for it."""
+        """The paper estimator's result; ``None`` where it rejects the plan."""
         catalogue = self.cluster.catalogue
         sites = PlaceFacts(self.cluster, self.measurements.network)
         try:
@@ -81,7 +81,7 @@ def random_case(
     goal: str = "throughput",
     kinds_max: int = 3,
 ) -> SmallCase:
-    """Up to so many GPUs of up to three kinds in up to two zones."""
+    """Up to ``gpus_max`` GPUs of up to three kinds in up to two zones."""
     layers = rng.randint(2, layers_max)
     model = build_model(
         "gpt2", layers=layers - 2 or 1, hidden=16, heads=4, vocab=64, sequence=SEQUENCE

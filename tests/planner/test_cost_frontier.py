@@ -1,4 +1,4 @@
-"""The front of throughput against dollars: what is on it, and that both ends are the answers."""
+"""The cost frontier: its points, and that both ends answer both goals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_more_throughput_always_costs_more(front: Frontier) -> None:
         assert one.usd_per_hour > other.usd_per_hour
 
 
-def test_both_ends_are_as_good_as_the_answers_to_both_goals(front: Frontier) -> None:
+def test_both_ends_are_the_best_plans_for_both_goals(front: Frontier) -> None:
     fastest, cheapest = plan_job(QUESTION), plan_job(asking(goal="cost"))
     assert fastest.objective is not None
     assert cheapest.objective is not None
@@ -65,7 +65,7 @@ def test_both_ends_are_as_good_as_the_answers_to_both_goals(front: Frontier) -> 
     assert front.points[-1].usd <= cheapest.objective
 
 
-def test_every_plan_is_valid_and_gives_its_figures_again(front: Frontier) -> None:
+def test_every_plan_is_valid_and_reproduces_its_figures(front: Frontier) -> None:
     judge = estimator("event", job=JOB, cluster=CLUSTER, measurements=Measurements())
     for point in front.points:
         assert check_plan(point.plan, JOB, CLUSTER) == ()
@@ -74,7 +74,7 @@ def test_every_plan_is_valid_and_gives_its_figures_again(front: Frontier) -> Non
         assert (estimate.iteration_s, estimate.money.total_usd) == (point.seconds, point.usd)
 
 
-def test_the_jobs_limits_hold_all_along(front: Frontier) -> None:
+def test_every_point_keeps_the_jobs_limits(front: Frontier) -> None:
     middle = front.points[len(front.points) // 2]
     dear = frontier(asking(max_usd_per_hour=middle.usd_per_hour), points=4)
     assert max(point.usd_per_hour for point in dear.points) <= middle.usd_per_hour
@@ -84,7 +84,7 @@ def test_the_jobs_limits_hold_all_along(front: Frontier) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_the_same_every_time(front: Frontier) -> None:
+def test_the_frontier_is_deterministic(front: Frontier) -> None:
     assert frontier(QUESTION, points=6) == front
 
 
@@ -189,7 +189,7 @@ def test_the_table_has_a_line_for_each_plan(tmp_path: Path) -> None:
     assert "on the front" in lines[-1]
 
 
-def test_limits_that_nothing_keeps_end_with_a_reason(tmp_path: Path) -> None:
+def test_limits_that_no_plan_keeps_end_with_a_reason(tmp_path: Path) -> None:
     done = run(tmp_path, job=JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
     assert done.exit_code == 1
     assert "no plan: objective.max_usd_per_hour" in done.stderr
@@ -205,7 +205,7 @@ def test_limits_that_nothing_keeps_end_with_a_reason(tmp_path: Path) -> None:
         (("--estimator", "paper"), "the job names no profile"),
     ],
 )
-def test_mistakes_are_told_before_the_search(
+def test_mistakes_are_reported_before_the_search(
     tmp_path: Path, more: tuple[str, ...], told: str
 ) -> None:
     done = run(tmp_path, *more)

@@ -1,4 +1,4 @@
-"""Who waits for a plan is not made to wait for the proof that there is none better."""
+"""A caller with a deadline gets a plan without an exhaustive search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.inputs.job_file import load_job
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def test_a_small_case_is_not_looked_at_in_full_by_who_waits():
+def test_without_proof_a_small_case_is_not_searched_exhaustively():
     cluster = load_cluster(EXAMPLES / "three-zones.toml")
     first = replace(cluster.pools[0], gpus=4)
     cluster = replace(cluster, pools=(first,), quotas=())

@@ -1,4 +1,4 @@
-"""What holds for every answer: supply, batch, order of pools, limits, and the words of refusals."""
+"""Invariants of every answer: supply, batch, order of pools, limits, and reasons of refusal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(case: SmallCase, estimator: str, **objective: Any) -> Answer:
 
 
 def cases(examples: int, estimator: str) -> list[SmallCase]:
-    """More GPUs than can be searched to the end, so that the heuristics are tried too."""
+    """More GPUs than an exhaustive search allows, so that the heuristics are tested too."""
     found = []
     for seed in range(max(1, examples // 40)):
         rng = random.Random(f"properties {estimator} {seed}")
@@ -35,7 +35,7 @@ def cases(examples: int, estimator: str) -> list[SmallCase]:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_plans_keep_to_the_supply_and_meet_the_batch(estimator: str, examples: int) -> None:
+def test_plans_fit_the_supply_and_meet_the_batch(estimator: str, examples: int) -> None:
     for number, case in enumerate(cases(examples, estimator)):
         answer = ask(case, estimator, goal="throughput")
         if answer.plan is None:
@@ -85,7 +85,7 @@ def test_a_limit_is_kept_and_never_makes_a_plan_better(estimator: str, examples:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_money_needs_prices_and_throughput_does_not(estimator: str) -> None:
+def test_a_cost_goal_needs_prices_and_throughput_does_not(estimator: str) -> None:
     case = random_case(random.Random("prices"), gpus_max=2, layers_max=3)
     pools = tuple(
         replace(pool, price_usd_per_gpu_hour=None, price_source="unknown")
@@ -98,7 +98,7 @@ def test_money_needs_prices_and_throughput_does_not(estimator: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_limits_that_contradict_each_other_are_both_named(estimator: str) -> None:
+def test_conflicting_limits_are_both_named(estimator: str) -> None:
     case = random_case(random.Random("prices"), gpus_max=2, layers_max=3)
     answer = ask(
         case, estimator, goal="throughput", max_usd_per_iteration=1e-9, min_iterations_per_s=1e9

@@ -17,7 +17,7 @@ QUICK = ("fig7-opt-32", "fig7-opt-128", "fig8a-opt-32+32", "opt-1", "opt-a100-2"
 
 
 @pytest.mark.sim
-def test_plans_are_as_good_as_any_that_is_known(reference: Path, examples: int) -> None:
+def test_plans_are_as_good_as_the_best_known(reference: Path, examples: int) -> None:
     document = json.loads((reference / "planner_cases.json").read_text(encoding="utf-8"))
     measurements = load_measurements(reference, catalogue=load_catalogue())
     for case in document["cases"]:

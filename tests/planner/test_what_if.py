@@ -1,4 +1,4 @@
-"""Reasons that are found out by asking: what more would bring, and why GPUs stay idle."""
+"""Reasons found by further searches: gains of one more machine, and idle GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def answered(question: Question) -> Answer:
     return explained(question, plan_job(question))
 
 
-def test_one_more_machine_brings_what_a_search_finds_with_it() -> None:
+def test_the_gain_of_one_more_machine_equals_that_of_a_search_with_it() -> None:
     few, more = (pool("A100-80", n) for n in (8, 12))
     answer = answered(asked(few))
     (gain,) = answer.why.one_more
@@ -50,21 +50,21 @@ def test_one_more_machine_brings_what_a_search_finds_with_it() -> None:
     assert answer.to_json(seconds=0.0)["one_more"][0]["gpu"] == "A100-80"
 
 
-def test_pools_of_which_nothing_is_up_are_asked_about_too() -> None:
+def test_one_more_machine_covers_empty_pools() -> None:
     answer = answered(asked(pool("A100-40", 8), pool("H100-80", 0)))
     gains = {one.gpu: one.seconds_gained for one in answer.why.one_more}
     assert set(gains) == {"A100-40", "H100-80"}
     assert gains["H100-80"] > gains["A100-40"] > 0
 
 
-def test_a_quota_that_is_used_up_leaves_nothing_to_gain() -> None:
+def test_an_exhausted_quota_leaves_no_gain() -> None:
     quota = (Quota("us-central1-a", "A100-80", 8),)
     (gain,) = answered(asked(pool("A100-80", 8), quotas=quota)).why.one_more
     assert gain.why_none == "no quota left for it"
     assert gain.seconds_gained == 0.0
 
 
-def test_gpus_that_only_slow_it_down_do_not_help() -> None:
+def test_gpus_that_only_slow_the_plan_down_do_not_help() -> None:
     answer = answered(asked(pool("H100-80", 8), pool("T4", 4, zone="europe-west4-a")))
     (idle,) = answer.why.idle
     assert (idle.gpu, idle.gpus, idle.of) == ("T4", 4, 4)
@@ -79,7 +79,7 @@ def test_gpus_that_help_but_cost_too_much_do_not_pay() -> None:
     assert "ignoring cost" in idle["H100-80"].because
 
 
-def test_gpus_that_hold_not_even_a_layer_do_not_fit() -> None:
+def test_gpus_too_small_for_one_layer_do_not_fit() -> None:
     wide = build_model("llama", layers=2, hidden=8192, heads=64, vocab=256000, sequence=512)
     job = Job("wide", wide, 4, 512, precision="fp32", optimizer="adam", max_tp=1)
     answer = answered(asked(pool("H100-80", 8), pool("T4", 4), job=job))
@@ -87,12 +87,12 @@ def test_gpus_that_hold_not_even_a_layer_do_not_fit() -> None:
     assert idle.reason == "does not fit"
 
 
-def test_the_same_question_has_the_same_reasons() -> None:
+def test_reasons_are_deterministic() -> None:
     question = asked(pool("A100-80", 8))
     assert answered(question).explain == answered(question).explain
 
 
-def test_reasons_as_people_read_them() -> None:
+def test_reasons_as_text() -> None:
     idle = Idle("T4", "z", 2, 4, 0.25, "does not help")
     assert str(idle) == (
         "idle: 2 of 4 T4 in z; does not help: the best judged plan with more of them is 25.0% worse"
@@ -103,7 +103,7 @@ def test_reasons_as_people_read_them() -> None:
     assert str(replace(more, why_none="nothing")) == "one more: 4 x T4 in z: nothing"
 
 
-def test_a_budget_of_dollars_binds_and_leaves_gpus_idle() -> None:
+def test_a_limit_in_dollars_binds_and_leaves_gpus_idle() -> None:
     free = plan_job(asked(pool("A100-80", 8)))
     assert free.estimate is not None
     assert free.estimate.money.total_usd is not None

@@ -1,4 +1,4 @@
-"""Aceso's actions: what can be done for the stage that holds all others up."""
+"""Aceso's actions: changes that relieve the bottleneck stage."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SIZES_MAX = 8
 
 
 def bottleneck(judged: AcesoJudged) -> int:
-    """The slowest stage, or over the memory limit the one that holds most."""
+    """The slowest stage; if memory is exceeded, the stage that holds the most."""
     worth = judged.times_ms if judged.fits else judged.memory_mb
     return max(range(len(worth)), key=lambda stage: (worth[stage], -stage))
 
 
 @dataclass(slots=True)
 class AcesoActions:
-    """Applies actions to configurations, and remembers which partners were tried."""
+    """Applies actions to configurations, and remembers the partners tried."""
 
     model: AcesoModel
     tried: set[tuple[AcesoConfig, int, int]] = field(default_factory=set)
@@ -43,7 +43,7 @@ class AcesoActions:
     """Of stages, the quickest way to half and to twice the GPUs."""
 
     def apply(self, action: str, config: AcesoConfig, target: int) -> AcesoConfig | None:
-        """The configuration after an action, or nothing where it cannot be done."""
+        """The configuration after an action; ``None`` if the action is impossible."""
         verb, what = action.split("_")
         if what == "op":
             return self._shed(config, target)
@@ -62,7 +62,7 @@ class AcesoActions:
     # -- operators --------------------------------------------------------------------------------
 
     def _shed(self, config: AcesoConfig, target: int) -> AcesoConfig | None:
-        """Move operators towards stages with time, or memory, to spare."""
+        """Move operators towards stages with spare time or memory."""
         start, by_time = config, self.model.judge(config).fits
         for _ in range(ROUNDS_MAX):
             judged = self.model.judge(config)
@@ -104,7 +104,9 @@ class AcesoActions:
     def _shifted(
         self, config: AcesoConfig, target: int, partner: int, goal: float, *, by_time: bool
     ) -> AcesoConfig | None:
-        """From target to partner each stage passes on as few operators as bring it below goal."""
+        """From target to partner, each stage passes on the fewest operators that bring it below its
+        goal.
+        """
         stages = list(config.stages)
         step = 1 if partner > target else -1
         for giver in range(target, partner, step):
@@ -138,7 +140,7 @@ class AcesoActions:
     # -- GPUs -------------------------------------------------------------------------------------
 
     def _traded(self, config: AcesoConfig, target: int, changed: AcesoStage) -> AcesoConfig | None:
-        """Change the target's GPUs, and those of others so that the number of all stays."""
+        """Change the target's GPUs, and those of other stages so that the total stays."""
         if not self._is_possible(changed, config):
             return None
         grows = changed.gpus > config.stages[target].gpus
@@ -202,9 +204,9 @@ class AcesoActions:
         givers: list[tuple[int, AcesoStage]],
         takers: list[tuple[int, AcesoStage]],
     ) -> tuple[dict[int, AcesoStage], int]:
-        """Let further stages give what is still missing, then others take what is left over.
+        """Let further stages give the missing GPUs, then others take the remaining ones.
 
-        Also says how many GPUs are spare in the end, fewer than 0 where some are missing.
+        Also returns the number of spare GPUs, negative if some are missing.
         """
         stages = dict(stages)
         spare = sum(config.stages[index].gpus - stage.gpus for index, stage in stages.items())
@@ -229,7 +231,7 @@ class AcesoActions:
         )
 
     def _keeps_nodes(self, config: AcesoConfig) -> bool:
-        """No stage reaches from one node into the next, unless it has whole nodes."""
+        """Whether no stage spans nodes, unless it has whole nodes."""
         node = self.model.inputs.gpus_per_node
         ends = list(accumulate((stage.gpus for stage in config.stages), initial=0))
         return all(

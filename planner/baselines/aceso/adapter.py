@@ -1,4 +1,4 @@
-"""Aceso's inputs and plans, from and to the common terms."""
+"""Convert a case to Aceso's inputs, and its configurations to plans."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TOKEN_BYTES = 4
 
 
 def inputs_from(case: Case, fleet: Fleet, *, mode: Mode = "fixed") -> AcesoInputs:
-    """What Aceso would be told of a fleet.
+    """Aceso's inputs for a fleet.
 
-    ``published`` tries the four usual micro batch sizes, of all replicas together; ``fixed`` as
-    many as keep every replica of the widest stage busy.
+    ``published`` tries the four usual micro batch sizes, counted over all replicas; ``fixed`` tries
+    as many as keep every replica of the widest stage busy.
     """
     job, costs = case.job, case.costs
     width, moments = FLOAT_BYTES[job.precision], OPTIMIZER_MOMENTS[job.optimizer]
@@ -78,9 +78,10 @@ _ROWS = (
 
 
 def to_plan(own: AcesoPlan, job: Job, fleet: Fleet) -> Plan | str:
-    """The plan in common terms, or why it has no such form.
+    """The plan, or why it cannot be expressed.
 
-    As many pipelines as all data degrees allow; what is left of a degree splits a micro batch.
+    There are as many pipelines as divide all data degrees; the rest of a degree splits a micro
+    batch.
     """
     shapes = [
         ReplicatedStage((stage.first, stage.end), stage.t, stage.d, equal_gpus.recompute_of(job))

@@ -1,4 +1,4 @@
-"""What Aceso knows, its configurations, and its estimates of their time and memory."""
+"""Aceso's inputs, its configurations, and its estimates of their time and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class AcesoInputs:
-    """What Aceso knows: a profile of every operator on one kind of GPU, and two bandwidths."""
+    """Aceso's inputs: a profile of every operator on one GPU kind, and two bandwidths."""
 
     forward_ms: Mapping[Key, Row]
     backward_ms: Mapping[Key, Row]
@@ -44,7 +44,7 @@ class AcesoInputs:
 
 @dataclass(frozen=True, slots=True)
 class AcesoRepairs:
-    """Which defects of the public program are mended."""
+    """The defects of the public program that are mended."""
 
     all_gpus: bool = True
     """Else the first configuration gives no stage more GPUs than the largest tensor degree."""
@@ -94,7 +94,7 @@ class AcesoPlan:
 
 
 class AcesoModel:
-    """Answers what stages and configurations cost; each stage is judged once."""
+    """Estimates stages and configurations; each stage is judged once."""
 
     def __init__(self, inputs: AcesoInputs, repairs: AcesoRepairs = FIXED) -> None:
         self.inputs, self.repairs = inputs, repairs
@@ -106,7 +106,7 @@ class AcesoModel:
         self._judged: dict[AcesoConfig, AcesoJudged] = {}
 
     def key(self, stage: AcesoStage, micro_batch: int) -> Key | None:
-        """The profile's entry of a stage, or nothing where there is none."""
+        """The profile's key of a stage; ``None`` if it was not measured."""
         samples, rest = divmod(micro_batch, stage.d)
         key = samples, stage.t
         return key if rest == 0 and key in self.inputs.forward_ms else None
@@ -142,7 +142,7 @@ class AcesoModel:
         return into + inputs.out_mb[key][stage.end - 1] / speeds[slow_out]
 
     def predicted_ms(self, stage: AcesoStage, micro_batch: int) -> float:
-        """What actions expect of a stage (quirk, kept: as if all links were within a node)."""
+        """The time that actions expect of a stage (quirk, kept: links as within a node)."""
         found = self._predicted.get((stage, micro_batch))
         if found is None:
             found = self.compute_ms(stage, micro_batch) + self.message_ms(stage, micro_batch)
@@ -150,7 +150,7 @@ class AcesoModel:
         return found
 
     def memory_mb(self, stage: AcesoStage, micro_batch: int, *, behind: int) -> float:
-        """What each GPU of a stage holds that has so many stages behind it."""
+        """Memory of each GPU of a stage with ``behind`` stages after it."""
         found = self._memory.get((stage, micro_batch, behind))
         if found is None:
             found = self._memory[stage, micro_batch, behind] = self._held(
@@ -191,7 +191,7 @@ class AcesoModel:
 
 
 class AcesoJudged:
-    """A configuration with all that the search asks of it, per stage."""
+    """A configuration with the figures that the search needs, per stage."""
 
     def __init__(self, config: AcesoConfig, model: AcesoModel) -> None:
         self.config, self.model = config, model
@@ -224,7 +224,7 @@ class AcesoJudged:
 
     @cached_property
     def ideal_ms(self) -> list[float]:
-        """What each GPU would compute if nothing were lost by dividing work."""
+        """Compute time of each GPU if dividing work cost nothing."""
         size = self.config.micro_batch
         return [self.model.whole_ms(stage, size) / stage.gpus for stage in self.config.stages]
 
@@ -234,7 +234,7 @@ class AcesoJudged:
 
     @cached_property
     def efficient_ms(self) -> list[float]:
-        """How much time a stage could take over: idle time, less where memory is short."""
+        """Time that a stage could take over: its idle time, less where memory is short."""
         limit, found = self.model.inputs.memory_mb, []
         for index, stage in enumerate(self.config.stages):
             ahead = self.ms - self.times_ms[index]

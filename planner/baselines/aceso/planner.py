@@ -105,7 +105,7 @@ def _share(values: list[float], target: int) -> float:
 
 @dataclass(slots=True)
 class AcesoSearch:
-    """One search, for one number of stages."""
+    """The search for one number of stages."""
 
     model: AcesoModel
     hops_max: int
@@ -125,7 +125,7 @@ class AcesoSearch:
         self.actions = AcesoActions(self.model)
 
     def run(self, start: AcesoConfig) -> AcesoConfig:
-        """The best configuration that the trials come across."""
+        """The best configuration found in the trials."""
         self._see(start)
         config: AcesoConfig | None = start
         again = False
@@ -211,7 +211,7 @@ class AcesoSearch:
             self.unexplored[config] = None
 
     def _resumed(self) -> tuple[AcesoConfig | None, bool]:
-        """The most promising configuration left, else an old one that is looked at afresh."""
+        """The most promising open configuration, or else an old one to explore again."""
         if self.unexplored:
             config = self._best(self.unexplored)
             del self.unexplored[config]

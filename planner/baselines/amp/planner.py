@@ -40,7 +40,7 @@ Partition = Literal["equal", "program"]
 
 @dataclass(frozen=True, slots=True)
 class AmpInputs:
-    """What AMP knows; rows have one number per layer."""
+    """AMP's inputs; rows have one number per layer."""
 
     gpus_per_node: int
     between_floats_per_s: tuple[float, ...]
@@ -59,7 +59,7 @@ class AmpInputs:
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """AMP's own plan."""
+    """AMP's own plan format."""
 
     tp: int
     dp: int
@@ -69,7 +69,7 @@ class Degrees:
 
 
 def candidates(inputs: AmpInputs, mode: Mode = "fixed") -> list[Degrees]:
-    """All degrees in the order in which AMP looks at them: by micro batch, then as found."""
+    """All degrees in AMP's order: by micro batch, then as enumerated."""
     size, nodes = inputs.gpus_per_node, len(inputs.between_floats_per_s)
     while nodes and inputs.global_batch % (size * nodes):
         nodes -= 1  # Kept: AMP plans for fewer nodes rather than for an uneven batch.
@@ -88,7 +88,7 @@ def candidates(inputs: AmpInputs, mode: Mode = "fixed") -> list[Degrees]:
 
 
 def seconds_of(inputs: AmpInputs, plan: Degrees, mode: Mode = "fixed") -> float:
-    """One iteration: the fill, the slowest stage for each micro batch, cuts and gradients."""
+    """Iteration time: fill, slowest stage per micro batch, sends and gradients."""
     row = inputs.layer_seconds.get(plan.tp)
     if row is None:
         assert mode == "published", "fixed mode tries no degree without times"
@@ -150,7 +150,7 @@ def _floats_per_s(inputs: AmpInputs, one: int, other: int) -> float:
 
 
 def cut_layers(inputs: AmpInputs, degrees: Degrees, mode: Mode) -> tuple[int, ...]:
-    """Layer boundaries of these degrees, by the rule that the inputs name."""
+    """Layer boundaries for these degrees, by the rule named in the inputs."""
     count, stages = len(inputs.output_floats), degrees.pp
     row = inputs.layer_seconds.get(degrees.tp)
     if inputs.partition == "equal" or row is None:
@@ -211,7 +211,7 @@ def partition(
 
 
 def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, Degrees]]:
-    """All candidates with their cuts and times, best first, ties as they were found."""
+    """All candidates with their boundaries and times, best first; ties keep their order."""
     plans = [
         replace(degrees, cuts=cut_layers(inputs, degrees, mode))
         for degrees in candidates(inputs, mode)
@@ -224,7 +224,7 @@ def search(inputs: AmpInputs, mode: Mode = "fixed") -> list[tuple[float, Degrees
 
 
 def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
-    """AMP's numbers for these nodes."""
+    """AMP's inputs for these nodes."""
     width = FLOAT_BYTES[case.job.precision]
     degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
     places = tuple(dict.fromkeys(nodes.places))
@@ -255,7 +255,7 @@ def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AmpInputs:
 
 
 def to_plan(plan: Degrees, case: Case, nodes: Nodes) -> Plan | str:
-    """The degrees in the common form."""
+    """The degrees as a plan."""
     if plan.tp not in tp_degrees(case, nodes.gpus_per_node):
         return f"TP {plan.tp} does not suit the job"
     return even_plan(
@@ -275,7 +275,7 @@ class AmpPlanner:
     name = "amp"
 
     def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
-        """A degree without times has no estimate, and comes last."""
+        """Degrees without measured times have no estimate and come last."""
         nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
         if not nodes.places:
             return ()

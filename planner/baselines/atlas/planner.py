@@ -45,7 +45,7 @@ class AtlasRegion:
 
 @dataclass(frozen=True, slots=True)
 class AtlasInputs:
-    """What the enumeration runs over."""
+    """The ranges that the enumeration covers."""
 
     regions: tuple[AtlasRegion, ...]
     tp: int
@@ -56,7 +56,7 @@ class AtlasInputs:
 
 @dataclass(frozen=True, slots=True)
 class AtlasLayout:
-    """Atlas' own plan: the region of every stage, with all its replicas."""
+    """Atlas' own plan format: the region of every stage, with all its replicas."""
 
     pp: int
     dp: int
@@ -72,7 +72,7 @@ def place_stages(
     placed: list[str] = []
     for region in sorted(regions, key=lambda region: -sum(region.zone_gpus)):
         if mode == "published":
-            # Kept: a group cannot stand in two zones, but the sum of their GPUs is counted.
+            # Kept: a group must be in one zone, but the GPUs of all zones are added up.
             stages = sum(region.zone_gpus) // (tp * dp)
         else:
             stages = sum(gpus // tp for gpus in region.zone_gpus) // dp
@@ -115,13 +115,13 @@ def search(
 
 
 def inputs_from(case: Case, nodes: Nodes, mode: Mode) -> AtlasInputs | None:
-    """The regions of one GPU kind, by name; ``None`` where no machine serves."""
+    """The regions of one GPU kind, by name; ``None`` if no machine is usable."""
     degrees = [tp for tp in tp_degrees(case, nodes.gpus_per_node) if nodes.gpus_per_node % tp == 0]
     if not nodes.places or not degrees:
         return None
     zones: dict[str, int] = {}
     if mode == "published":
-        # Kept with the sum over zones: the rests of machines count too.
+        # Kept with the sum over zones: partly used machines count too.
         for pool in case.cluster.pools:
             if pool.gpu == nodes.places[0].gpu and pool.gpus > 0:
                 zones[pool.zone] = zones.get(pool.zone, 0) + pool.gpus
@@ -146,7 +146,7 @@ def _region(case: Case, zone: str) -> str:
 
 
 def to_plan(layout: AtlasLayout, case: Case, nodes: Nodes) -> Plan | str:
-    """The layout in the common form: the zones of a region are filled one after the other."""
+    """The layout as a plan: the zones of a region are filled one after the other."""
     free: dict[str, list[Place]] = {}
     for place in nodes.groups(layout.tp):
         free.setdefault(_region(case, place.zone), []).append(place)
@@ -174,7 +174,7 @@ class AtlasPlanner:
     name = "atlas"
 
     def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
-        """Layouts that have no common plan come last, with the reason."""
+        """Layouts that cannot be expressed as a plan come last, with the reason."""
         simulator = EventEstimator(case.costs, case.network, case.sites)
         found: list[tuple[int, Proposal]] = []
         for kind in gpu_kinds(case.cluster):

@@ -1,4 +1,4 @@
-"""What DTFM's partitions cost: gradient sums in groups, and the cheapest path through them."""
+"""The cost of DTFM's partitions: gradient sums in groups, and the cheapest path through them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DtfmInputs:
-    """What DTFM knows: links between all pairs of devices, two sizes, and the degrees."""
+    """DTFM's inputs: links between all pairs of devices, two sizes, and the degrees."""
 
     delay_ms: Array
     bandwidth_gbit_per_s: Array
@@ -39,7 +39,7 @@ class DtfmInputs:
 
 @dataclass(frozen=True, slots=True)
 class DtfmPlan:
-    """A partition, the order of its groups, and what their links cost."""
+    """A partition, the order of its groups, and the cost of their links."""
 
     seconds: float
     data_parallel_s: float
@@ -87,15 +87,15 @@ class DtfmCosts:
         return cheapest_path(between)
 
     def matching(self, here: Sequence[int], there: Sequence[int]) -> tuple[float, list[int]]:
-        """The largest cost in the best pairing of two groups, and whom each member is paired with.
+        """Largest cost in the best pairing of two groups, and the partner of each member.
 
-        As published it is the largest cost of all pairs where any pairing needs the sentinel.
+        As published, it is the largest cost of all pairs where every pairing needs the sentinel.
         """
         cost = self.send[np.ix_(here, there)]
         values = np.unique(cost)
         low, high = 0, len(values) - 1
         pairs = perfect_matching(cost <= values[high])
-        assert pairs is not None, "any pairing is one where all pairs are allowed"
+        assert pairs is not None, "a pairing exists where all pairs are allowed"
         while low < high:
             middle = (low + high) // 2
             found = perfect_matching(cost <= values[middle])
@@ -136,7 +136,7 @@ def perfect_matching(allowed: npt.NDArray[np.bool_]) -> list[int] | None:
 
 
 def cheapest_path(between: Array) -> tuple[float, tuple[int, ...]]:
-    """The cheapest way through all nodes, each once, from any to any: a program over subsets."""
+    """The cheapest path through all nodes, each once, by a program over subsets."""
     count = len(between)
     assert count <= STAGES_MAX, count
     best = np.full((1 << count, count), np.inf)

@@ -1,15 +1,15 @@
-"""DTFM: which devices form a stage and which a pipeline, by what their links cost alone.
+"""DTFM: group devices into stages and pipelines by the cost of their links alone.
 
-A genetic search over balanced partitions into data-parallel groups (Yuan and others, NeurIPS
-2022). It knows delays and bandwidths between all devices of a cluster, so it runs on all kinds
-and zones at once, and nothing of compute or memory: layers are cut evenly.
+A genetic search over balanced partitions into data-parallel groups (Yuan and others, NeurIPS 2022).
+Its inputs are delays and bandwidths between all devices of a cluster, so it runs on all kinds and
+zones at once. It ignores compute and memory and cuts layers evenly.
 
-``published`` keeps what the published comparison did: bytes handed over as GB and bandwidths 64
-times too low, a sentinel in the matching that such costs exceed, an acceptance test against a
-truth value, TP 1, and communication as the whole estimate, so that micro batches of one rank
-first. ``fixed`` mends them: it tries all TP degrees and adds the compute of the slowest kinds to
-the estimate. The published seeds, never set, cannot be kept: a run has to be repeatable.
-Pipelines have at most 12 stages, since the order of groups is searched completely.
+``published`` keeps what the published comparison did: bytes passed as GB and bandwidths 64 times
+too low, a sentinel in the matching that such costs exceed, an acceptance test against a truth
+value, TP 1, and communication as the whole estimate, so that micro batches of one rank first.
+``fixed`` mends these: it tries all TP degrees and adds the compute time of the slowest kinds. The
+published program sets no seed; here runs are repeatable. Pipelines have at most 12 stages, since
+the order of groups is searched completely.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def search(
     population: int = 10,
     trials: int = 40,
 ) -> list[DtfmPlan]:
-    """All different plans that the genetic search saw, the cheapest first."""
+    """All distinct plans of the genetic search, cheapest first."""
     costs = DtfmCosts(inputs)
     size = inputs.replicas
     living: list[tuple[list[int], DtfmPlan]] = []
@@ -74,7 +74,7 @@ def search(
 def accepted_up_to(child: float, first: float, second: float, mode: Mode) -> float:
     """The cost up to which a child replaces the worse parent: that parent's own."""
     if mode == "published":
-        # The defect: where the second cost belongs stands a truth value, 0 or 1 seconds.
+        # The defect: a truth value, counted as 0 or 1 s, in place of the second cost.
         return max(first, float(child > second))
     return max(first, second)
 
@@ -105,10 +105,10 @@ def crossed(
 
 
 def improved(labels: list[int], inputs: DtfmInputs, send: Array) -> list[int]:
-    """Move devices around cycles of groups, as far as the moves gain in sum.
+    """Move devices along cycles of groups while the moves gain in total.
 
-    What a device gains by a move is the mean cost of its links to the new group, which become
-    sums of gradients no longer but activations, less that of its cheapest link in its own.
+    The gain of a move is the mean cost of the device's links to the new group, which then carry
+    activations instead of gradients, less that of its cheapest link in its own group.
     """
     if inputs.replicas == 1 or inputs.stages == 1:
         return labels
@@ -121,7 +121,7 @@ def improved(labels: list[int], inputs: DtfmInputs, send: Array) -> list[int]:
             break
         rounds.append(cycle[0])
         sums.append(cycle[1])
-    # The last cycle never counts (kept as published): with two groups nothing ever moves.
+    # The last cycle never counts (kept as published), so with two groups nothing moves.
     prefix = np.cumsum(sums[: max(len(sums) - 1, 1)])
     return rounds[int(prefix.argmax())]
 
@@ -183,7 +183,7 @@ def _gains(
     return gain, movers
 
 
-# From and to the common terms ------------------------------------------------------------------
+# Conversion to and from the planner's interface ------------------------------------------------
 
 
 def devices_of(case: Case, tp: int) -> list[tuple[Place, int]]:
@@ -232,7 +232,7 @@ def inputs_from(
     micro_batch_size: int,
     mode: Mode = "fixed",
 ) -> DtfmInputs:
-    """What DTFM would be told: the largest boundary and the stage with most parameters."""
+    """DTFM's inputs: the largest boundary and the stage with the most parameters."""
     costs = case.costs
     cuts = equal_cuts(costs.layer_count, stages)
     sizes = FLOAT_BYTES[case.job.precision] * costs.parameters(tp)
@@ -278,7 +278,7 @@ def to_plan(
     tp: int,
     micro_batch_size: int,
 ) -> Plan | str:
-    """The plan in common terms, or why it has no such form."""
+    """The plan, or why it cannot be expressed."""
     counts = equal_gpus.even_counts(case.job, size=micro_batch_size, pipelines=len(chained))
     if isinstance(counts, str):
         return counts
@@ -305,7 +305,7 @@ def compute_seconds(
     tp: int,
     micro_batch_size: int,
 ) -> float:
-    """The mended part of the estimate: the rhythm of the slowest stage, filling included."""
+    """The mended part of the estimate: the slowest stage per micro batch, plus the fill."""
     cuts = equal_cuts(case.costs.layer_count, len(chained[0]))
     slowest = max(
         sum(

@@ -1,4 +1,4 @@
-"""What FlashFlex knows, and its estimates of a plan's time and of a stage's memory."""
+"""FlashFlex's inputs, and its estimates of a plan's time and of a stage's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class FlashFlexInputs:
-    """What FlashFlex knows."""
+    """FlashFlex's inputs."""
 
     devices: tuple[Device, ...]
     between_bytes_per_s: float
@@ -52,7 +52,7 @@ class FlashFlexPipeline:
 
 @dataclass(frozen=True, slots=True)
 class FlashFlexPlan:
-    """Pipelines, and what an iteration of them takes by FlashFlex's own formula."""
+    """Pipelines, and their iteration time by FlashFlex's own formula."""
 
     seconds: float
     pipelines: tuple[FlashFlexPipeline, ...]
@@ -74,7 +74,7 @@ def _message(inputs: FlashFlexInputs) -> float:
 
 
 def _slowest_sum(inputs: FlashFlexInputs, group: Sequence[int], bytes_each: float) -> float:
-    """What the worst connected member takes to send so much to each of the others."""
+    """Seconds for the worst connected member to send ``bytes_each`` to each of the others."""
     return max(
         sum(bytes_each / inputs.bytes_per_s(one, other) for other in group if other != one)
         for one in group
@@ -82,7 +82,7 @@ def _slowest_sum(inputs: FlashFlexInputs, group: Sequence[int], bytes_each: floa
 
 
 def hop_seconds(inputs: FlashFlexInputs, before: Sequence[int], after: Sequence[int]) -> float:
-    """A micro batch over the best link to the next stage and on to all of it, and back."""
+    """Send a micro batch over the best link to the next stage and on to all of it, and back."""
     size = _message(inputs)
     return 2 * min(
         size / inputs.bytes_per_s(one, other)
@@ -124,7 +124,8 @@ def sync_seconds(inputs: FlashFlexInputs, pipelines: Sequence[FlashFlexPipeline]
         if groups not in known:
             most, least = max(map(len, groups)), min(map(len, groups))
             size = 12 * inputs.hidden**2 * inputs.value_bytes / (least * len(groups))
-            # Quirk, kept: of the rings of this block only as many count as degrees differ.
+            # Quirk, kept: the number of rings counted for this block is that of its distinct
+            # degrees.
             rings = [[group[k % len(group)] for group in groups] for k in range(most // least)]
             known[groups] = sum(2 * _slowest_sum(inputs, ring, size) for ring in rings)
         total += known[groups]
@@ -144,7 +145,7 @@ def plan_seconds(inputs: FlashFlexInputs, pipelines: Sequence[FlashFlexPipeline]
 def stage_gb(
     inputs: FlashFlexInputs, layers: int, tp: int, *, first: bool, last: bool
 ) -> tuple[float, float]:
-    """What each device of a stage holds: parameters with states, a micro batch's activations."""
+    """Memory of each device of a stage: parameters with states, a micro batch's activations."""
     h, e, sample = inputs.hidden, inputs.value_bytes, inputs.micro_batch * inputs.sequence
     values = 12 * h**2 * layers / tp
     if last:
@@ -165,5 +166,5 @@ def fits(inputs: FlashFlexInputs, pipeline: FlashFlexPipeline) -> bool:
 
 
 def memory_gb(inputs: FlashFlexInputs, group: Sequence[int]) -> float:
-    """What the GPUs of a group have together."""
+    """Total memory of a group's GPUs."""
     return sum(inputs.devices[device].memory_gb for device in group)

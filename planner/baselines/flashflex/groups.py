@@ -1,4 +1,4 @@
-"""How FlashFlex cuts a machine's GPUs into TP groups, and layers into stages."""
+"""How FlashFlex divides a machine's GPUs into TP groups, and layers into stages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tp_groups(
     mode: Mode = "fixed",
     widest: bool = False,
 ) -> list[tuple[int, ...]]:
-    """The devices of each machine cut as is best for a pipeline of just them with all layers."""
+    """The best division of each machine's devices, if a pipeline of just them ran all layers."""
     machines: dict[int, list[int]] = {}
     for device in group:
         machines.setdefault(inputs.devices[device].machine, []).append(device)
@@ -71,9 +71,10 @@ def _best_of_menu(
 def split_layers(
     inputs: FlashFlexInputs, stages: Sequence[Sequence[int]], *, mode: Mode
 ) -> tuple[int, ...] | None:
-    """Blocks in the proportion of memory; what remains goes by decreasing memory.
+    """Blocks in proportion to memory; the remainder goes by decreasing memory.
 
-    ``published`` leaves small stages empty; ``fixed`` takes from the richest, if there is enough.
+    ``published`` leaves small stages empty; ``fixed`` takes from the largest, if there are enough
+    blocks.
     """
     memory = [memory_gb(inputs, group) for group in stages]
     total = inputs.layers

@@ -1,8 +1,8 @@
-"""FlashFlex (HexiScale): unequal pipelines over mixed GPUs, found by cutting a graph of links.
+"""FlashFlex (HexiScale): unequal pipelines on mixed GPUs, found by cutting a graph of links.
 
-GPUs are cut into pipelines so that slow links stay inside them, each pipeline into groups so
-that fast links stay inside these, and each machine's share of a group into TP groups; layers
-follow memory (Yan, Jiang, Tao, et al., 2024). It knows FLOPS, memory and link speeds instead of
+GPUs are cut into pipelines so that slow links stay inside them, each pipeline into groups so that
+fast links stay inside these, and each machine's share of a group into TP groups; layers follow
+memory (Yan, Jiang, Tao, et al., 2024). Its inputs are FLOPS, memory and link speeds instead of
 measured layers, all GPU kinds at once, and one micro batch size.
 
 ``published`` draws the numbers of groups at random; ``fixed`` tries all that could be drawn. Both
@@ -55,7 +55,7 @@ def search(
     draws: int = 1,
     seed: int = 0,
 ) -> list[FlashFlexPlan]:
-    """The plans that fit, the fastest first; ``draws`` and ``seed`` matter to ``published``."""
+    """The plans that fit, fastest first; only ``published`` uses ``draws`` and ``seed``."""
     dice = Draws(seed)
     found: set[tuple[FlashFlexPipeline, ...]] = set()
     for count in pipeline_counts:
@@ -80,7 +80,7 @@ def _plans(
     choices: Sequence[Sequence[int]],
     mode: Mode,
 ) -> set[tuple[FlashFlexPipeline, ...]]:
-    """What can be made of these GPUs per pipeline with so many groups each, where it fits."""
+    """The plans with these GPUs per pipeline and this many groups each, where they fit."""
     found = set()
     for choice in choices:
         pipelines = (
@@ -96,9 +96,9 @@ def _plans(
 def pipeline_parts(
     inputs: FlashFlexInputs, count: int, *, mode: Mode = "fixed", even: bool = False
 ) -> list[list[int]]:
-    """GPUs of each pipeline: slow links are dear to cut, fast ones are left to the gradients.
+    """GPUs of each pipeline; slow links inside pipelines, fast ones between them for gradients.
 
-    They are of about equal speed together, or as many each if ``even``.
+    The parts have about equal speed in total, or equally many GPUs if ``even``.
     """
     edges = 1e10 / _bandwidths(inputs)
     if mode == "published":
@@ -118,7 +118,7 @@ def _bandwidths(inputs: FlashFlexInputs) -> Matrix:
 def lay_out(
     inputs: FlashFlexInputs, part: Sequence[int], *, groups: int, count: int, mode: Mode
 ) -> FlashFlexPipeline | None:
-    """Groups, their order, TP groups and layers of one pipeline; nothing where none can be."""
+    """Groups, their order, TP groups and layers of one pipeline; ``None`` if impossible."""
     bandwidths = _bandwidths(inputs)[np.ix_(part, part)]
     np.fill_diagonal(bandwidths, 0.0)
     cut = graph_parts([inputs.devices[device].flops for device in part], bandwidths, groups)
@@ -127,7 +127,7 @@ def lay_out(
     members = [[part[i] for i in group] for group in cut]
     stages = [tp_groups(inputs, group, micro_batches, mode=mode) for group in members]
     if mode == "fixed" and sum(map(len, stages)) > inputs.layers:
-        # Rather wide TP groups than stages without layers.
+        # Prefer wide TP groups to stages without layers.
         stages = [tp_groups(inputs, group, 1, mode=mode, widest=True) for group in members]
     if not all(stages):
         return None
@@ -146,19 +146,19 @@ def stage_orders(between: Sequence[Sequence[float]], *, mode: Mode) -> list[tupl
     orders = list(permutations(range(len(between))))
     width = {o: sum(between[one][other] for one, other in pairwise(o)) for o in orders}
     if mode == "published":
-        # The defects: of the paths from one group the last by number is kept, not the fastest,
-        # and of those that are kept the one of the slowest links is taken.
+        # The defects: the last path from a group is kept rather than the fastest, and among these
+        # the one with the slowest links is taken.
         kept = [max(o for o in orders if o[0] == start) for start in range(len(between))]
         return [min(kept, key=lambda order: width[order])]
     fastest = max(width.values())
     return [order for order in orders if width[order] == fastest]
 
 
-# From and to the common terms ------------------------------------------------------------------
+# Conversion to and from the planner's interface ------------------------------------------
 
 
 def inputs_from(case: Case, kinds: Sequence[Fleet]) -> FlashFlexInputs:
-    """What FlashFlex would be told of all machines; the slowest link between any two is the one."""
+    """FlashFlex's inputs for all machines; the slowest link between any two counts for all."""
     job = case.job
     places = tuple(dict.fromkeys(machine_places(kinds)))
     devices = []
@@ -192,7 +192,7 @@ def machine_places(kinds: Sequence[Fleet]) -> list[Place]:
 def to_plan(
     own: FlashFlexPlan, inputs: FlashFlexInputs, job: Job, machines: Sequence[Place]
 ) -> Plan | str:
-    """The plan in common terms, or why it has no such form; embedding and head join the ends."""
+    """The plan, or why it cannot be expressed; embedding and head join the ends."""
     pipelines = len(own.pipelines)
     counts = equal_gpus.even_counts(job, size=inputs.micro_batch, pipelines=pipelines)
     if isinstance(counts, str):

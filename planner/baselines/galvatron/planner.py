@@ -2,14 +2,14 @@
 
 For each number of micro batches and power-of-two pipeline depth the layers are cut evenly, and a
 dynamic program over whole megabytes chooses the strategy of each layer (Miao and others, VLDB
-2023). It knows one kind of layer and equal devices, so it runs once per GPU kind, on the largest
-power of two of them; embedding and head count in memory only, transfers between stages not at
-all. Sharded parameters and recomputation, which it could also choose, are left out: the common
-form of a plan has no sharded parameters, and the published comparison switched both off.
+2023). It supports one kind of layer and equal devices, so it runs once per GPU kind, on the largest
+power of two of them. Embedding and head count in memory only; transfers between stages are free.
+Sharded parameters and recomputation, which it could also choose, are left out: the plan format has
+no sharded parameters, and the published comparison switched both off.
 
 ``published`` drops a number of micro batches as soon as one depth would make micro batches too
-large, and gives all layers of a plan the first one's strategy; ``fixed`` drops that depth alone
-and keeps the strategy of each stage. Both keep one plan per number of micro batches.
+large, and gives all layers of a plan the first one's strategy; ``fixed`` drops that depth alone and
+keeps the strategy of each stage. Both keep one plan per number of micro batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESERVED_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the layers other than blocks take: a fixed part, and one per sample."""
+    """Memory of embedding and head: a fixed part, and one per sample."""
 
     states_mb: float
     activation_mb: float
@@ -47,7 +47,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class GalvatronInputs:
-    """What Galvatron knows of a job on equal devices; sizes in MB of 2^20 bytes."""
+    """Galvatron's inputs for a job on equal devices; sizes in MB of 2^20 bytes."""
 
     layers: int
     forward_ms: float
@@ -133,7 +133,7 @@ def _bandwidth(inputs: GalvatronInputs, strategy: Strategy, *, of_tp: bool) -> f
 
 
 def _overlapped(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> float:
-    """Both slow each other down while both run; then the longer one goes on alone."""
+    """Both slow each other down while both run; then the longer one continues alone."""
     both = min(compute_ms, sync_ms)
     return both * inputs.overlap_slowdown + max(compute_ms, sync_ms) - both
 
@@ -141,7 +141,7 @@ def _overlapped(inputs: GalvatronInputs, compute_ms: float, sync_ms: float) -> f
 def pipeline_seconds(
     inputs: GalvatronInputs, strategies: Sequence[Strategy], *, division: Sequence[int], chunks: int
 ) -> float:
-    """Seconds of an iteration: the slowest stage's rhythm, and gradient sums that stick out."""
+    """Iteration time: the slowest stage's pace, plus gradient sums that are not hidden."""
     samples = inputs.batch / chunks
     ends = list(accumulate(division, initial=0))
     passes, last_passes = (
@@ -166,7 +166,7 @@ def layer_mb(
 
 
 def other_mb(inputs: GalvatronInputs, *, stage: int, stages: int, chunks: int) -> float:
-    """Memory of a stage's devices beside its layers."""
+    """Memory of a stage's devices apart from its layers."""
     if stages == 1:
         other = inputs.whole
     elif stage == 0:
@@ -186,7 +186,7 @@ def _in_flight_share(stage: int, stages: int, chunks: int) -> float:
 def switch_seconds(
     inputs: GalvatronInputs, before: Strategy, after: Strategy, samples: float
 ) -> float:
-    """Seconds to bring a layer's output into the form in which the next strategy takes it."""
+    """Seconds to convert a layer's output to the layout that the next strategy needs."""
     t, both = after.t, before.t > 1 < before.d and after.t > 1 < after.d
     other_ranks = both and before.consecutive != after.consecutive
     if not (t > before.t or (other_ranks and t <= before.t)):
@@ -245,7 +245,7 @@ def search(inputs: GalvatronInputs, *, mode: Mode = "fixed") -> list[GalvatronPl
 
 
 def _rank(plan: GalvatronPlan) -> tuple[float, int, int]:
-    """By time, and where that differs in rounding alone, by fewer micro batches and stages."""
+    """Sort by time; times that differ by rounding only go by fewer micro batches and stages."""
     return round(plan.seconds, 12), plan.chunks, len(plan.division)
 
 
@@ -299,11 +299,11 @@ def _powers(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length())]
 
 
-# From and to the common terms ------------------------------------------------------------------
+# Conversion to and from the planner's interface ------------------------------------------
 
 
 def inputs_from(case: Case, fleet: Fleet) -> GalvatronInputs:
-    """What Galvatron would be told of a fleet."""
+    """Galvatron's inputs for a fleet."""
     job, costs = case.job, case.costs
     width = FLOAT_BYTES[job.precision]
     blocks = slice(1, costs.layer_count - 1)
@@ -357,7 +357,7 @@ def _all_reduce_table(case: Case, fleet: Fleet, devices: int) -> dict[tuple[int,
 
 
 def to_plan(own: GalvatronPlan, job: Job, fleet: Fleet, *, mode: Mode = "fixed") -> Plan | str:
-    """The plan in common terms, or why it has no such form; embedding and head join the ends."""
+    """The plan, or why it cannot be expressed; embedding and head join the ends."""
     ends = list(accumulate(own.division, initial=0))
     samples, rest = divmod(job.global_batch, own.chunks)
     if rest:

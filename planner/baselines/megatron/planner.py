@@ -1,11 +1,11 @@
 """The Megatron rule of thumb: the least model parallelism that fits, data parallelism for the rest.
 
-There is no search and no estimate of time (``seconds`` is NaN): TP grows within a node before
-the pipeline grows, and the first shape that fits is the one plan. A cluster of several GPU kinds
-is taken as one, and the smallest memory counts.
+It neither searches nor estimates time (``seconds`` is NaN): TP grows within a node before the
+pipeline grows, and the first shape that fits is its only plan. Several GPU kinds are treated as one
+with the smallest memory.
 
-``published`` judges by hand, as the guidance does: 16 bytes per parameter and what is kept of
-the activations. ``fixed`` asks the common memory model, as a person would who simply tries.
+``published`` checks memory by hand, as the guidance does: 16 bytes per parameter plus activations.
+``fixed`` uses the common memory model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATE_BYTES_PER_PARAMETER = 16
 
 @dataclass(frozen=True, slots=True)
 class MegatronInputs:
-    """What the rule looks at; rows have one number per layer."""
+    """The rule's inputs; rows have one number per layer."""
 
     gpus: int
     gpus_per_node: int
@@ -59,7 +59,7 @@ class MegatronInputs:
 
 @dataclass(frozen=True, slots=True)
 class MegatronShape:
-    """The rule's own plan."""
+    """The rule's own plan format."""
 
     tp: int
     pp: int
@@ -68,7 +68,7 @@ class MegatronShape:
 
 
 def stage_bytes_max(inputs: MegatronInputs, shape: MegatronShape) -> float:
-    """Memory of the fullest stage, by hand."""
+    """Memory of the fullest stage by the hand formula."""
     parameters = inputs.parameters[shape.tp]
     kept = inputs.kept_bytes[shape.tp, shape.micro_batch_size]
     micro_batches = inputs.global_batch // (shape.dp * shape.micro_batch_size)
@@ -80,14 +80,14 @@ def stage_bytes_max(inputs: MegatronInputs, shape: MegatronShape) -> float:
 
 
 def fits_by_hand(inputs: MegatronInputs, shape: MegatronShape) -> bool:
-    """Whether the fullest stage stays within the smallest GPU."""
+    """Whether the fullest stage fits the smallest GPU."""
     return stage_bytes_max(inputs, shape) <= inputs.memory_bytes
 
 
 def search(
     inputs: MegatronInputs, shape_fits: Callable[[MegatronShape], bool]
 ) -> MegatronShape | None:
-    """The first shape that fits, with its largest micro batch; ``None`` when nothing does."""
+    """The first shape that fits, with its largest micro batch; ``None`` if none fits."""
     degrees = [tp for tp in sorted(inputs.parameters) if inputs.gpus_per_node % tp == 0]
     if not degrees or inputs.gpus == 0:
         return None
@@ -130,7 +130,7 @@ def inputs_from(case: Case, nodes: Nodes) -> MegatronInputs:
 
 
 def to_plan(shape: MegatronShape, case: Case, nodes: Nodes) -> Plan | str:
-    """The shape in the common form."""
+    """The shape as a plan."""
     return even_plan(
         nodes.groups(shape.tp),
         equal_cuts(case.costs.layer_count, shape.pp),
@@ -143,7 +143,7 @@ def to_plan(shape: MegatronShape, case: Case, nodes: Nodes) -> Plan | str:
 
 
 def shape_for(case: Case, nodes: Nodes, mode: Mode) -> MegatronShape | None:
-    """What the rule says of these nodes."""
+    """The rule's shape for these nodes."""
     inputs = inputs_from(case, nodes)
     if mode == "published":
         return search(inputs, lambda shape: fits_by_hand(inputs, shape))
@@ -161,7 +161,7 @@ class MegatronPlanner:
     name = "megatron"
 
     def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
-        """The plan of the rule, or nothing when nothing fits."""
+        """The rule's plan, or nothing if none fits."""
         nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
         shape = shape_for(case, nodes, mode)
         return () if shape is None else (proposal(math.nan, to_plan(shape, case, nodes)),)

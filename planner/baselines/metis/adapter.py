@@ -1,4 +1,4 @@
-"""Metis' inputs and plans, from and to the common terms."""
+"""Convert a case to Metis' inputs, and its groups to plans."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MB = 2.0**20
 
 
 def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> MetisInputs:
-    """What Metis would be told of all GPU kinds of a cluster."""
+    """Metis' inputs for all GPU kinds of a cluster."""
     job, costs = case.job, case.costs
     recompute = equal_gpus.recompute_of(job)
     states = state_bytes_per_parameter(job)
@@ -70,7 +70,7 @@ def inputs_from(case: Case, kinds: Sequence[Fleet], *, mode: Mode = "fixed") -> 
 
 
 def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[MetisNode, ...]:
-    """One node per machine; its way out is as fast as that to the worst connected of all others."""
+    """One node per machine, with the bandwidth to the worst connected other machine."""
     places = tuple(dict.fromkeys(place for fleet in kinds for place, _ in fleet.machines))
     unit = 1e3 * BYTES_PER_MS
     out = {
@@ -90,10 +90,10 @@ def _nodes(case: Case, kinds: Sequence[Fleet]) -> tuple[MetisNode, ...]:
 
 
 def to_plan(own: MetisPlan, inputs: MetisInputs, job: Job, kinds: Sequence[Fleet]) -> Plan | str:
-    """The plan in common terms, or why it has no such form.
+    """The plan, or why it cannot be expressed.
 
-    Equal replicas become as many pipelines as all stages allow; uneven shares of a mixed group
-    stay one pipeline of split stages.
+    Equal replicas become as many pipelines as all stages allow; uneven shares of a mixed group stay
+    one pipeline with split stages.
     """
     if own.cuts[-1] != inputs.layers:
         return f"its partition ends at layer {own.cuts[-1]} of {inputs.layers}"
@@ -143,7 +143,7 @@ def to_plan(own: MetisPlan, inputs: MetisInputs, job: Job, kinds: Sequence[Fleet
 def _shares(
     inputs: MetisInputs, kinds: Sequence[str], strategy: Strategy, samples: int
 ) -> tuple[int, ...]:
-    """What each replica of a stage takes of a micro batch, in samples."""
+    """Samples of a micro batch that each replica of a stage takes."""
     if len(set(kinds)) == 1:
         return (samples // strategy[0],) * strategy[0]
     return tuple(share for _, share in replica_shares(inputs, kinds, strategy, samples))

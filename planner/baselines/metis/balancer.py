@@ -1,4 +1,4 @@
-"""Metis' balancers: samples among the replicas of a stage, layers among the stages."""
+"""Metis' balancers: samples over the replicas of a stage, layers over the stages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def binary_digits(number: int) -> list[int]:
 
 
 def balance_layers(capacities: Sequence[float], demands: Sequence[float]) -> tuple[int, ...]:
-    """Where to cut the layers so that the stages' demands come close to their capacities.
+    """Layer boundaries that bring the stages' demands close to their capacities.
 
-    A layer of which no stage has won most slices vanishes, and the last cut ends below the
-    number of layers (quirk, kept here: the caller decides).
+    A layer of which no stage won most slices vanishes, and the last boundary is below the number of
+    layers (quirk, kept here: the caller decides).
     """
     owners = _share_slices(capacities, demands)
     layers: list[list[int]] = [[] for _ in capacities]
@@ -85,7 +85,7 @@ def _share_slices(capacities: Sequence[float], demands: Sequence[float]) -> list
 def _adjusted(
     layers: list[list[int]], capacities: Sequence[float], demands: Sequence[float]
 ) -> list[int]:
-    """Layers per stage after the stage with most room took a few from its neighbours."""
+    """Layers per stage after the stage with the most room took a few from its neighbours."""
     left = [
         capacity - sum(demands[layer] for layer in mine)
         for capacity, mine in zip(capacities, layers, strict=True)
@@ -115,9 +115,9 @@ def adapt_capacities(
     memory_mb: Sequence[float],
     demand_mb: Sequence[float],
 ) -> list[float] | None:
-    """Move compute capacity from stages that do not fit to those with memory to spare.
+    """Move compute capacity from stages that do not fit to those with spare memory.
 
-    Nothing where these cannot take all of it.
+    ``None`` if these cannot take all of it.
     """
     adapted, offers, rest = list(capacities), [0.0] * len(capacities), 0.0
     for stage, (capacity, memory, demand) in enumerate(

@@ -1,4 +1,4 @@
-"""What Metis knows, and its estimates of a plan's time and of a stage's memory."""
+"""Metis' inputs, and its estimates of a plan's time and of a stage's memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MetisNode:
 
 @dataclass(frozen=True, slots=True)
 class MetisInputs:
-    """What Metis knows."""
+    """Metis' inputs."""
 
     layer_ms: Mapping[Key, tuple[float, ...]]
     """Forward and backward of each layer."""
@@ -58,7 +58,7 @@ class MetisInputs:
 
 @dataclass(frozen=True, slots=True)
 class MetisRepairs:
-    """Which defects of the public program are mended."""
+    """The defects of the public program that are mended."""
 
     stage_count: bool = True
     """Else every order of kinds but the first begins with two groups costed as one stage."""
@@ -149,7 +149,7 @@ def group_ms(
 
 
 def plan_ms(inputs: MetisInputs, plan: MetisPlan, *, repairs: MetisRepairs = FIXED) -> float | None:
-    """An iteration, or nothing where the profile lacks an entry."""
+    """Iteration time; ``None`` if the profile lacks an entry."""
     ranks = Ranks(inputs, plan.kinds, plan.groups)
     try:
         return _plan_ms(inputs, plan, ranks, repairs)
@@ -203,7 +203,7 @@ def stage_mb(
     *,
     repairs: MetisRepairs,
 ) -> tuple[float, float]:
-    """Memory that a stage has and needs: of its tightest GPU, or as published of all together."""
+    """Memory available and needed: of the tightest GPU, or as published of all together."""
     d, t = strategy
     kinds = ranks.kinds(stage)
     mixed = len(set(kinds)) > 1
@@ -228,7 +228,7 @@ def stage_mb(
 
 
 def _held_mb(inputs: MetisInputs, key: Key, layers: tuple[int, int]) -> float:
-    """What a GPU holds, by the next larger profiled micro batch, or twice the next smaller one."""
+    """Memory of a GPU, by the next larger profiled micro batch, or twice the next smaller one."""
     kind, t, share = key
     larger = 1 << max(share - 1, 0).bit_length()
     if larger <= inputs.samples_max:

@@ -1,10 +1,10 @@
 """Metis: unequal device groups of mixed GPU kinds, balanced by profiled speed and memory.
 
-It walks through orders of the GPU kinds, device groups and numbers of micro batches, starts each
-with data parallelism only and turns it into tensor parallelism where memory is tight (Um, Byun,
-Lee, Hwang, USENIX ATC 2024). It knows all kinds of a cluster, one bandwidth within and one between
-machines per kind. ``published`` keeps what ``Repairs`` lists; both modes count the elements
-that a cut carries as if they were bytes (quirk, kept).
+It enumerates orders of the GPU kinds, device groups and numbers of micro batches, starts each with
+data parallelism only and turns it into tensor parallelism where memory is tight (Um, Byun, Lee,
+Hwang, USENIX ATC 2024). It supports all kinds of a cluster, with one bandwidth within and one
+between machines per kind. ``published`` keeps the defects listed in ``MetisRepairs``; both modes
+count the elements sent over a boundary as if they were bytes (quirk, kept).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ATTEMPTS_MAX = 3
 def search(
     inputs: MetisInputs, *, repairs: MetisRepairs = FIXED, groups_max: int | None = None
 ) -> list[MetisPlan]:
-    """All plans that have a cost, the fastest first.
+    """All plans that have a cost, fastest first.
 
     ``groups_max`` bounds the device groups tried per order of kinds and number of stages.
     """

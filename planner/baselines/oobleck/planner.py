@@ -1,15 +1,15 @@
-"""Oobleck: a template of a pipeline for every number of nodes, and the best mix of templates.
+"""Oobleck: a pipeline template for every number of nodes, and the best mix of templates.
 
 Templates come from a divide and conquer over layers and nodes; instances of them fill all nodes,
 with micro batches shared out so that all take about as long (Jang and others, SOSP 2023). It
-knows equal nodes, so it runs once per GPU kind, on nodes of a power of two of GPUs. Its recovery
-(a smaller template takes over, or nodes are borrowed or merged) is a policy for changes, not a
-plan, and has no part here; ``copies`` keeps templates small enough for so many of them.
+supports equal nodes, so it runs once per GPU kind, on nodes with a power of two of GPUs. Its
+recovery (a smaller template takes over, or nodes are borrowed or merged) is a policy for changes,
+not a plan, and is left out; ``copies`` keeps templates small enough for that many of them.
 
-The GPUs of a stage share its work in Oobleck's estimate; in common terms that is tensor
-parallelism where the job allows the degree, else a split of each micro batch. Both modes are the
-same: none of its quirks is a defect to mend. Templates and mixes are bounded by counts, small
-mixes first, where the published program solves integer programs.
+In Oobleck's estimate the GPUs of a stage share its work; in our plan format that is tensor
+parallelism where the job allows the degree, or else a split of each micro batch. Both modes are the
+same, because none of its quirks is a defect. Templates and mixes are bounded by counts, small mixes
+first, where the published program solves integer programs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STATES_PER_PARAMETER = 6
 
 @dataclass(frozen=True, slots=True)
 class OobleckInputs:
-    """What Oobleck knows of a job on equal nodes; any unit of time will do."""
+    """Oobleck's inputs for a job on equal nodes, in any unit of time."""
 
     forward: tuple[float, ...]
     """Of each layer, for one micro batch on one GPU."""
@@ -113,7 +113,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Pipelines:
-    """The best pipelines of so many stages on some GPUs, for all ranges [row, column) of layers."""
+    """The best pipelines with this many stages on some GPUs, for all layer ranges [row, column)."""
 
     total: Array
     sum: Array
@@ -189,7 +189,7 @@ class OobleckTemplates:
 
 
 def _joined(parts: Sequence[tuple[_Pipelines, _Pipelines]], stages: int) -> _Pipelines:
-    """The best of all ways to put two pipelines behind each other, cut anywhere."""
+    """The best of all ways to concatenate two pipelines, with any boundary."""
     shape = parts[0][0].total.shape
     best = [np.full(shape, np.inf) for _ in range(5)]
     chosen, cuts = np.zeros(shape), np.zeros(shape)
@@ -253,7 +253,7 @@ def instantiate(inputs: OobleckInputs, templates: Sequence[OobleckTemplate]) -> 
             Instances(templates[i], count, share)
             for (i, count), share in zip(counts.items(), shared, strict=True)
         )
-        # The whole template's time per micro batch is far too much (quirk, kept): it ranks.
+        # The whole template's time per micro batch is far too long (quirk, kept); it ranks only.
         time = max(one.template.time * one.micro_batches for one in mix)
         plans.append(OobleckPlan(time + inputs.between[pipelines], mix))
     return sorted(plans, key=lambda plan: plan.time)
@@ -328,11 +328,11 @@ def _sums(ranges: Sequence[range], counts: Sequence[int], total: int) -> Iterato
             yield (share, *more)
 
 
-# From and to the common terms ------------------------------------------------------------------
+# Conversion to and from the planner's interface ------------------------------------------
 
 
 def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> OobleckInputs:
-    """What Oobleck would be told of a fleet."""
+    """Oobleck's inputs for a fleet."""
     job, costs = case.job, case.costs
     size = 1 << (fleet.gpus_per_machine.bit_length() - 1)
     nodes = sum(gpus // size for _, gpus in fleet.machines)
@@ -365,7 +365,7 @@ def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> OobleckIn
 def to_plan(
     own: OobleckPlan, job: Job, fleet: Fleet, *, micro_batch_size: int, degrees: Collection[int]
 ) -> Plan | str:
-    """The plan in common terms, with TP of these degrees, or why it has no such form."""
+    """The plan, with TP of these degrees, or why it cannot be expressed."""
     recompute = equal_gpus.recompute_of(job)
     rows: list[list[ReplicatedStage]] = []
     weights: list[int] = []
@@ -397,7 +397,7 @@ class OobleckPlanner:
     name: str = "oobleck"
 
     def proposals(self, case: Case, mode: Mode) -> list[Proposal]:
-        """The plans of all kinds and micro batch sizes, best first; both modes are one."""
+        """The plans of all kinds and micro batch sizes, best first; both modes are the same."""
         del mode
         found = []
         for fleet in equal_gpus.fleets_of(case):

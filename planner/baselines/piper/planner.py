@@ -1,14 +1,14 @@
-"""Piper: the smallest largest stage time, over all cuts, data degrees, TP and recomputation.
+"""Piper: minimise the slowest stage over all boundaries, data degrees, TP and recomputation.
 
 A dynamic program over suffixes of the layer chain (Tarnawski, Narayanan, Phanishayee, NeurIPS
-2021). It knows equal devices and one bandwidth, so it runs once per GPU kind; a sample is a micro
-batch, so it runs once per micro batch size. A stage of which Piper would recompute only some
-layers has no common form.
+2021). It supports equal devices and one bandwidth, so it runs once per GPU kind; a sample is a
+micro batch, so it runs once per micro batch size. A stage of which Piper would recompute only some
+layers cannot be expressed.
 
-``published`` takes one micro batch size (the smallest) and gives one plan; ``fixed`` tries all
-sizes and gives the best plan for every number of devices and sum of data degrees at which more of
-them help. Both keep Piper's quirks: filling and draining the pipeline are free, gradients are
-summed as through a parameter server, and a layer has at most two variants.
+``published`` uses one micro batch size (the smallest) and gives one plan; ``fixed`` tries all sizes
+and gives the best plan for every number of devices and sum of data degrees at which more of them
+help. Both keep Piper's quirks: filling and draining the pipeline are free, gradients are summed as
+through a parameter server, and a layer has at most two variants.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class PiperInputs:
-    """What Piper knows of a job on equal devices."""
+    """Piper's inputs for a job on equal devices."""
 
     layers: tuple[Mapping[int, tuple[Variant, ...]], ...]
     """Per layer and TP degree, one or two variants."""
@@ -110,7 +110,7 @@ def plan_seconds(inputs: PiperInputs, stages: Sequence[PiperStage]) -> float:
 
 
 def in_flight(stages: Sequence[PiperStage], index: int) -> int:
-    """Samples that a replica of a stage holds at most: those that later stages work on."""
+    """The most samples that a replica of a stage holds: those that later stages work on."""
     return math.ceil(sum(stage.d for stage in stages[index:]) / stages[index].d)
 
 
@@ -131,9 +131,9 @@ def _bytes(variant: Variant, in_flight: int) -> float:
 def choose_variants(
     layers: Sequence[tuple[Variant, ...]], *, in_flight: int, memory_bytes: float
 ) -> tuple[int, ...] | None:
-    """The fastest variants, then those swaps that save memory for least time until it fits.
+    """The fastest variants, then the cheapest swaps that save memory until it fits.
 
-    The last swap may save more than was needed; nothing where even the smallest do not fit.
+    The last swap may save more than needed; ``None`` if even the smallest variants do not fit.
     """
     fastest = [[one.seconds for one in v].index(min(one.seconds for one in v)) for v in layers]
     used = sum(_bytes(v[i], in_flight) for v, i in zip(layers, fastest, strict=True))
@@ -250,7 +250,7 @@ class _Tables:
         return None if variants is None else PiperStage(first, end - 1, d, t, variants)
 
     def stages(self, k: int, s: int) -> tuple[PiperStage, ...]:
-        """Walk back from a budget to the stages that reach its best value."""
+        """Trace a budget back to the stages that reach its best value."""
         found: list[PiperStage] = []
         first = 0
         while first < self.count:
@@ -258,17 +258,17 @@ class _Tables:
             k, s = (int(axis[0]) for axis in np.nonzero(reached))
             end, d, t = self.moves[self.move[first][k, s]]
             stage = self._stage(first, end, d, t, s)
-            assert stage is not None, "the table holds what fits"
+            assert stage is not None, "the table has only stages that fit"
             found.append(stage)
             first, k, s = end, k - d * t, s - d
         return tuple(found)
 
 
-# From and to the common terms ------------------------------------------------------------------
+# Conversion to and from the planner's interface ------------------------------------------
 
 
 def inputs_from(case: Case, fleet: Fleet, *, micro_batch_size: int) -> PiperInputs:
-    """What Piper would be told of a fleet; its sample is one micro batch of that size."""
+    """Piper's inputs for a fleet; its sample is one micro batch of that size."""
     job, costs = case.job, case.costs
     count = costs.layer_count
     layers: list[dict[int, tuple[Variant, ...]]] = [{} for _ in range(count)]
@@ -308,10 +308,10 @@ def _ways(job: Job) -> tuple[Recompute, ...]:
 def to_plan(
     own: PiperPlan, inputs: PiperInputs, job: Job, fleet: Fleet, *, micro_batch_size: int
 ) -> Plan | str:
-    """The plan in common terms, or why it has no such form.
+    """The plan, or why it cannot be expressed.
 
-    Piper hands whole samples to replicas in turn. As many pipelines as all degrees allow do just
-    that; what is left of a degree divides a micro batch, which grows accordingly.
+    Piper gives whole samples to replicas in turn, as pipelines do. There are as many pipelines as
+    divide all degrees; the rest of a degree splits a micro batch, which grows accordingly.
     """
     shapes = []
     for stage in own.stages:

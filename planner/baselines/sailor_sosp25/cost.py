@@ -1,9 +1,9 @@
-"""What the planner of the SOSP'25 paper believes: time, memory and money of stages put together.
+"""The cost model inside the SOSP'25 paper's planner: time, memory and money of joined stages.
 
-It is not quite the closed formula that its plans are judged by
-(``simulator.estimate.paper_formula``): stages are put together from the last to the first, a
-boundary counts by its activations in both directions, gradients are synced at the speed between
-GPUs of the slowest kind, and the optimizer's step counts for plans of a single stage alone.
+It differs from the closed formula that judges its plans (``simulator.estimate.paper_formula``):
+stages are joined from the last to the first, a boundary counts by its activations in both
+directions, gradients are synchronised at the speed between GPUs of the slowest kind, and the
+optimizer step counts for plans of a single stage only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Run = tuple[End, int]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A GPU kind as it was measured."""
+    """A measured GPU kind."""
 
     name: str
     usd_per_s: float
@@ -42,7 +42,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sosp25Inputs:
-    """All that the algorithm knows of a case."""
+    """The algorithm's inputs."""
 
     global_batch: int
     float_bytes: int
@@ -71,7 +71,7 @@ class Sosp25Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The last stages of a pipeline with all their replicas, put together."""
+    """The last stages of a pipeline with all their replicas, joined."""
 
     seconds: float
     straggler_s: float
@@ -97,7 +97,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Sosp25Region:
-    """Where the replicas of a stage are thought to stand."""
+    """The region that a stage's replicas are assumed to be in."""
 
     zones: tuple[int, ...]
     home: int | None = None
@@ -112,7 +112,7 @@ def stage_part(
     column: tuple[Run, ...],
     region: Sosp25Region,
 ) -> Part:
-    """One stage by itself, as if it were the whole plan."""
+    """One stage, treated as a whole plan."""
     first, end = cut
     replicas = sum(count for _, count in column)
     compute = update = usd_per_s = 0.0
@@ -158,7 +158,7 @@ def _sync_s(
 
 
 def joined(inputs: Sosp25Inputs, b: int, boundary: int, stage: Part, rest: Part) -> Part:
-    """A stage in front of a part."""
+    """A stage joined to the part that follows it."""
     replicas = sum(count for _, count in stage.column)
     most = math.ceil(inputs.global_batch / (b * replicas))
     size = inputs.float_bytes * b * float(inputs.outputs[boundary - 1])
@@ -185,7 +185,7 @@ def joined(inputs: Sosp25Inputs, b: int, boundary: int, stage: Part, rest: Part)
 
 
 def pairs(column: tuple[Run, ...], after: tuple[Run, ...]) -> dict[tuple[End, End], int]:
-    """How many replicas of a stage send to which of the next: the k-th sends to the k-th."""
+    """Number of replicas by sender and receiver; the k-th replica sends to the k-th."""
     found: dict[tuple[End, End], int] = {}
     left, right = list(column), list(after)
     while left:

@@ -1,27 +1,27 @@
-"""The planner of the SOSP'25 paper as it was published: a program over stages and what is left.
+"""The planner of the SOSP'25 paper as published: a program over stages and remaining GPUs.
 
 For each number of stages (layers divided evenly, the rest to the last stages), micro batch and
-number of replicas, the stages take GPUs one after the other: so many replicas of each kind, TP
-by rule, all in one region, zone after zone. A stage keeps what makes itself and the stages behind
-it quickest together. Replicas are tried from many to few until a plan gets slower; where cost is
-the goal, from few to many until one gets dearer. The batch is rounded up in its times, and met
-exactly in the common form.
+number of replicas, the stages take GPUs one after the other: a number of replicas of each kind, TP
+by rule, all in one region, zone after zone. A stage keeps the choice that makes itself and the
+stages after it fastest together. Replicas are tried from many to few until a plan gets slower;
+where cost is the goal, from few to many until one gets dearer. The batch is rounded up in its time
+estimates, and met exactly in the returned plan.
 
 ``published`` keeps these habits, ``fixed`` mends them:
 
-* with cost as the goal it gives up all plans of more than one stage;
-* a budget is split over stages to the cent, what is left of it may round to 0, which means no
-  budget, and of stages put together the messages alone are held against it;
-* what is left is remembered by its sum over zones, and the last stage steps on to the next zone
-  once per replica, so that plans may take GPUs that are not there;
-* an answer for some GPUs stands although other regions could follow now;
-* the slowest link of a sync is sought between zones, but the one within the first zone is taken,
-  and a fitted bandwidth below zero makes a time below zero;
-* what was not measured takes 0 s, and one replica per GPU is never tried.
+* with cost as the goal it drops all plans of more than one stage;
+* a budget is split over stages to the cent; a remainder that rounds to 0 means no budget, and
+  of joined stages only the messages count against it;
+* remaining GPUs are cached by their sum over zones, and the last stage steps on to the next zone
+  once per replica, so that plans may use GPUs that do not exist;
+* an answer for some GPUs is reused although other regions could follow now;
+* the slowest link of a gradient sum is searched between zones, but the one within the first zone
+  is used, and a fitted bandwidth below zero makes a time below zero;
+* unmeasured times count as 0 s, and one replica per GPU is never tried.
 
-It sees three GPU kinds: the first by name as published, those with most GPUs as fixed. Of mixes
-in a row that take the same time only the first is followed. State that the published program
-keeps between calls has no counterpart here.
+It uses three GPU kinds: the first by name as published, those with the most GPUs as fixed. Of
+consecutive mixes with equal times only the first is followed. State that the published program
+keeps between calls is left out.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ PROBE_BYTES = 2.0**30
 
 
 def inputs_from(case: Case, fleets: Sequence[Fleet], mode: Mode) -> Sosp25Inputs:
-    """The numbers it knows: measured where a profile has them, computed where there is none."""
+    """The planner's inputs: measured where a profile has them, computed elsewhere."""
     width = FLOAT_BYTES[case.job.precision]
     costs = case.costs
-    # Among zones of a size the published answers take the last by name first.
+    # Of equally large zones, the published planner takes the last by name first.
     zones = sorted({place.zone for fleet in fleets for place, _ in fleet.machines}, reverse=True)
     links = _Links(case, zones, [fleet.gpu for fleet in fleets], mode)
     return Sosp25Inputs(
@@ -121,7 +121,7 @@ def _kind(case: Case, fleet: Fleet, mode: Mode) -> Kind:
 
 
 class _Links:
-    """Answers about links between (zone, GPU kind, TP degree)."""
+    """Times and prices of links between (zone, GPU kind, TP degree)."""
 
     def __init__(self, case: Case, zones: Sequence[str], kinds: Sequence[str], mode: Mode) -> None:
         self.case, self.zones, self.kinds, self.mode = case, zones, kinds, mode
@@ -171,7 +171,7 @@ class _Links:
 def to_plan(
     found: Sosp25Plan, case: Case, fleets: Sequence[Fleet], zones: Sequence[str]
 ) -> Plan | str:
-    """The plan in the common form, or why there is none."""
+    """The plan, or why it cannot be expressed."""
     replicas = sum(count for _, count in found.columns[0])
     counts = even_counts(case.job, size=found.micro_batch, pipelines=replicas)
     if isinstance(counts, str):
@@ -186,7 +186,7 @@ def to_plan(
         here = [one for one in fleets[kind].machines if one[0].zone == zones[zone]]
         handed = Fleet(fleets[kind].gpu, tuple(here)).hand_out(tps) if here else None
         if handed is None:
-            return f"it takes more {fleets[kind].gpu} than {zones[zone]} has machines for"
+            return f"it uses more {fleets[kind].gpu} than fit the machines of {zones[zone]}"
         places[zone, kind] = iter(handed)
     columns = [
         [
@@ -201,12 +201,12 @@ def to_plan(
 
 
 class SailorPaperPlanner:
-    """The paper's own planner, with its own estimate of time and memory."""
+    """The published planner, with its own estimates of time and memory."""
 
     name = "sailor-paper"
 
     def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
-        """Its plans, best first, by time or by dollars as the job has it."""
+        """Its plans, best first, by time or dollars according to the job's goal."""
         fleets = [fleet for fleet in fleets_of(case) if _kind(case, fleet, mode).seconds]
         if mode == "fixed":
             fleets.sort(key=lambda fleet: -fleet.gpus)

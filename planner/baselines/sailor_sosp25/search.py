@@ -1,6 +1,6 @@
-"""The search of the SOSP'25 paper's planner: a program over stages and what is left for them.
+"""The search of the SOSP'25 paper's planner: a program over stages and the GPUs left for them.
 
-``sailor_paper.py`` tells what it does, and which habits are kept or mended.
+``planner.py`` says which habits are kept or mended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Order = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sosp25Goal:
-    """It knows one limit per goal: dollars for the quickest, seconds for the cheapest plan."""
+    """The goal, with its one limit: dollars for the fastest plan, seconds for the cheapest."""
 
     by_cost: bool = False
     usd_max: float = math.inf
@@ -42,7 +42,7 @@ class Sosp25Goal:
 
 @dataclass(frozen=True, slots=True)
 class Sosp25Plan:
-    """Its own plan."""
+    """The planner's own plan format."""
 
     seconds: float
     usd: float
@@ -56,7 +56,7 @@ class Sosp25Plan:
 
 
 def search(inputs: Sosp25Inputs, goal: Sosp25Goal, mode: Mode) -> list[Sosp25Plan]:
-    """All plans it comes upon, best first."""
+    """All plans found, best first."""
     walk = _Walk(inputs, goal, mode)
     found = []
     try:
@@ -69,12 +69,12 @@ def search(inputs: Sosp25Inputs, goal: Sosp25Goal, mode: Mode) -> list[Sosp25Pla
 
 
 class _SpentError(Exception):
-    """It has looked at as much as it may."""
+    """The search budget is used up."""
 
 
 @dataclass(slots=True, eq=False)
 class _Walk:
-    """One search, with what it remembers."""
+    """One search with its cache."""
 
     inputs: Sosp25Inputs
     goal: Sosp25Goal
@@ -96,7 +96,7 @@ class _Walk:
         self.orders = sorted(self._orders(), key=lambda order: -self._narrowest(order))
 
     def _orders(self) -> Iterator[tuple[str, ...]]:
-        """Each choice of regions in the order whose slowest hop is the fastest."""
+        """Each choice of regions, in the order whose slowest hop is the fastest."""
         for size in range(1, len(self.regions) + 1):
             for chosen in itertools.combinations(sorted(self.regions), size):
                 yield max(itertools.permutations(chosen), key=self._narrowest)
@@ -118,7 +118,7 @@ class _Walk:
     # -- the outer loops -------------------------------------------------------------------------
 
     def plans(self, stages: int, b: int) -> Iterator[Sosp25Plan]:
-        """The plans of so many stages: over regions, then over replicas until it gets worse."""
+        """The plans with this many stages: over regions, then over replicas until it gets worse."""
         shape = Sosp25Shape.of(self.inputs, stages, b, self.mode)
         for order in self.orders:
             best = math.inf
@@ -158,7 +158,7 @@ class _Walk:
     def solve(
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> Part | None:
-        """The stages from ``s`` on, on what is left of the first region and all of the others."""
+        """The stages from ``s`` on, using the rest of the first region and all of the others."""
         zones = itertools.chain(left, *map(self._all_of, order[1:]))
         there = tuple(map(sum, zip(*zones, strict=True)))
         if replicas * (shape.stages - s) > _room(shape.tps_least[s], (there,)):
@@ -218,7 +218,7 @@ class _Walk:
     def _tries(
         self, shape: Sosp25Shape, s: int, replicas: int, order: Order, left: Left, usd_max: float
     ) -> Iterator[tuple[float, int, Part, Order, Left]]:
-        """Ways to run stage ``s``: a bound of the time, the stage, and what is left behind it."""
+        """Ways to run stage ``s``: a bound of the time, the stage, and the GPUs left after it."""
         before = math.nan
         most = math.ceil(self.inputs.global_batch / (shape.b * replicas))
         following = shape.tps[s + 1]
@@ -249,7 +249,7 @@ class _Walk:
     def _joined(
         self, shape: Sosp25Shape, s: int, stage: Part, order: Order, left: Left, usd_max: float
     ) -> Part | None:
-        """The stage with the best that can follow within the budget."""
+        """The stage joined with the best continuation within the budget."""
         replicas = sum(count for _, count in stage.column)
         allowed = usd_max - stage.usd
         while True:
@@ -263,13 +263,13 @@ class _Walk:
                 return part if part.traffic_usd <= usd_max else None
             if self._keeps(part, usd_max):
                 return part
-            # Together they take longer, which costs: less is left for what follows.
+            # The joined stages take longer and cost more, so less of the budget is left.
             allowed -= part.usd - usd_max
             if math.isinf(usd_max) or allowed <= 0 or rest.straggler_s <= stage.straggler_s:
                 return None
 
     def _rounded(self, usd: float) -> float:
-        """Budgets in steps, so that few are told apart."""
+        """Budgets in steps, so that few distinct ones occur."""
         step = self.goal.usd_max / BUDGET_STEPS
         return math.floor(usd / step) * step if math.isfinite(usd) else usd
 
@@ -282,7 +282,7 @@ class _Walk:
     # -- one stage -------------------------------------------------------------------------------
 
     def _mixes(self, tps: Sequence[int], left: Left, replicas: int) -> Iterator[tuple[int, ...]]:
-        """Replicas by kind that the zones can hold, the fewest of the first kind first."""
+        """Replicas by kind that fit the zones, the fewest of the first kind first."""
         rooms = [_room((0,) * k + (tp,), left) for k, tp in enumerate(tps)]
 
         def deal(kind: int, rest: int) -> Iterator[tuple[int, ...]]:
@@ -299,7 +299,7 @@ class _Walk:
     def _taken(
         self, region: str, left: Left, tps: Sequence[int], counts: Sequence[int], *, is_last: bool
     ) -> tuple[tuple[Run, ...], Left]:
-        """The replicas, kind by kind and zone by zone, and what they leave; none if too few."""
+        """The replicas, kind by kind and zone by zone, and the GPUs left; ``None`` if too few."""
         self.tried += 1
         if self.tried > STAGES_TRIED_MAX[self.mode]:
             raise _SpentError
@@ -325,7 +325,7 @@ class _Walk:
     def _mixed_s(
         self, shape: Sosp25Shape, s: int, replicas: int, region: str, kinds: tuple[bool, ...]
     ) -> float:
-        """The time of a stage on these kinds, as if all stood in the region's first zone."""
+        """Time of a stage on these kinds, as if all were in the region's first zone."""
         key = (shape.b, s, shape.stages, replicas, region, kinds)
         if key not in self.times:
             home = self.regions[region][0]
@@ -353,5 +353,5 @@ class _Walk:
 
 
 def _room(tps: Sequence[int], left: Sequence[Sequence[int]]) -> int:
-    """How many replicas fit into what is left."""
+    """Number of replicas that fit into the GPUs left."""
     return sum(gpus // tp for zone in left for gpus, tp in zip(zone, tps, strict=False) if tp)

@@ -1,4 +1,4 @@
-"""Stages as the SOSP'25 paper's planner lays them: equal layers, and TP degrees by rule."""
+"""Stages in the SOSP'25 paper's planner: equal layer counts, and TP degrees by rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEEDUP_LEAST = 1.5
 def stage_fits(
     inputs: Sosp25Inputs, kind: Kind, tp: int, b: int, cut: tuple[int, int], following: int
 ) -> bool:
-    """The memory check: one micro batch is in flight for the stage and each that follows."""
+    """The memory check: one micro batch in flight for the stage and for each that follows."""
     first, end = cut
     states = STATE_BYTES_PER_PARAMETER * (inputs.parameters[tp][end] - inputs.parameters[tp][first])
     kept = inputs.float_bytes * b * (inputs.kept[tp][end] - inputs.kept[tp][first])
@@ -32,7 +32,7 @@ def stage_fits(
 def tp_by_rule(
     inputs: Sosp25Inputs, kind: int, b: int, cut: tuple[int, int], following: int, mode: Mode
 ) -> int | None:
-    """The TP degree of a stage on a GPU kind: what memory asks for, or what still speeds it up.
+    """The TP degree of a stage on a GPU kind: the least that fits, or the last that pays.
 
     On a mixed cluster the first kind takes the least that fits.
     """
@@ -45,7 +45,7 @@ def tp_by_rule(
         return least
     worthwhile, before = 0, 1000.0
     for tp in degrees:
-        # Kept: what was not measured counts as 0 s, and so as the greatest of gains.
+        # Kept: unmeasured times count as 0 s, and so as the greatest gain.
         row = one.seconds.get((tp, b))
         now = 0.0 if row is None else float(row[cut[1]] - row[cut[0]])
         if now > 0 and before / now < SPEEDUP_LEAST:
@@ -56,7 +56,7 @@ def tp_by_rule(
 
 @dataclass(frozen=True, slots=True)
 class Sosp25Shape:
-    """Stages of a micro batch: boundaries, TP by kind, and what they take at least."""
+    """Stages of one micro batch size: boundaries, TP by kind, and least times."""
 
     b: int
     cuts: tuple[int, ...]
@@ -73,7 +73,7 @@ class Sosp25Shape:
         return len(self.tps)
 
     def least_s(self, inputs: Sosp25Inputs, replicas: int) -> float:
-        """No plan of so many replicas is quicker."""
+        """Lower bound of the time of plans with this many replicas."""
         most = math.ceil(inputs.global_batch / (self.b * replicas))
         return (most - 1) * self.straggler_least[0] + self.compute_least[0]
 

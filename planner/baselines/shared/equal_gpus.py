@@ -1,4 +1,4 @@
-"""The GPUs of one kind, as a planner sees them that knows no other kind."""
+"""Fleets: the GPUs of one kind, for planners that support a single kind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from simulator.spec.plan import Place, Plan, Recompute, Stage
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All machines that are up and carry one kind of GPU, zone after zone."""
+    """All machines that are up with one GPU kind, zone after zone."""
 
     gpu: str
     machines: tuple[tuple[Place, int], ...]
-    """Where each machine stands and how many GPUs it has."""
+    """Place and number of GPUs of each machine."""
 
     @property
     def gpus(self) -> int:
@@ -29,7 +29,7 @@ class Fleet:
 
     @property
     def gpus_per_machine(self) -> int:
-        """The size of the usual machine: of most, and of the larger ones among equals."""
+        """The most common machine size; the larger one among equals."""
         sizes = [size for _, size in self.machines]
         return max(sizes, key=lambda size: (sizes.count(size), size))
 
@@ -38,7 +38,7 @@ class Fleet:
         return self.machines[0][0]
 
     def hand_out(self, tps: Sequence[int]) -> tuple[Place, ...] | None:
-        """Give each TP group a machine, or nothing if they do not all fit.
+        """Give each TP group a machine; ``None`` if they do not all fit.
 
         Larger groups choose first, so that they leave no holes that only they could have filled.
         """
@@ -71,9 +71,9 @@ def fleets_of(case: Case) -> tuple[Fleet, ...]:
 
 
 def bytes_per_s_between(case: Case, fleet: Fleet, *, message_bytes: float = 64e6) -> float:
-    """The one bandwidth between machines that a planner of equal links knows: the slowest pair's.
+    """Bandwidth between machines for planners that know a single one: the slowest pair's.
 
-    In a fleet of one machine it is that within the machine.
+    In a fleet of one machine, the bandwidth within the machine.
     """
     if len(fleet.machines) == 1:
         size = fleet.machines[0][1]
@@ -88,7 +88,7 @@ def bytes_per_s_between(case: Case, fleet: Fleet, *, message_bytes: float = 64e6
 
 
 def tp_degrees(case: Case, gpus_per_machine: int) -> tuple[int, ...]:
-    """The powers of two that divide the model and that the job and a machine allow."""
+    """Powers of two that divide the model, up to the limits of job and machine."""
     most = min(case.job.max_tp, gpus_per_machine)
     powers = (1 << k for k in range(most.bit_length()))
     return tuple(tp for tp in powers if tp <= most and tp_problem(tp, case.job) is None)
@@ -101,13 +101,13 @@ def micro_batch_sizes(job: Job, usual: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[
 
 
 def recompute_of(job: Job) -> Recompute:
-    """What planners that do not choose do: only a job that demands recomputation gets it."""
+    """Recomputation for planners that do not choose it: only if the job demands it."""
     return "full" if job.recompute == "full" else "none"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedStage:
-    """A stage before it has places: so many replicas of a TP group on a range of layers."""
+    """A stage without places: a number of replicas of a TP group on a range of layers."""
 
     layers: tuple[int, int]
     tp: int
@@ -118,7 +118,7 @@ class ReplicatedStage:
 def hand_out_stages(
     fleet: Fleet, pipelines: Sequence[Sequence[ReplicatedStage]]
 ) -> list[list[Stage]] | None:
-    """Give every replica of every stage its place, the replicas of a stage side by side."""
+    """Give every replica of every stage a place, the replicas of a stage side by side."""
     depth = max(len(shapes) for shapes in pipelines)
     order = [(s, p) for s in range(depth) for p, row in enumerate(pipelines) if s < len(row)]
     tps = [pipelines[p][s].tp for s, p in order for _ in range(pipelines[p][s].replicas)]
@@ -137,16 +137,16 @@ def hand_out_stages(
 
 
 def folded(shapes: Sequence[ReplicatedStage]) -> tuple[int, list[ReplicatedStage]]:
-    """As many equal pipelines as all replica counts allow, and the stages of one of them.
+    """As many equal pipelines as divide all replica counts, and the stages of one of them.
 
-    Stages of 2, 2 and 4 replicas are two pipelines whose last stage is split in two.
+    Stages of 2, 2 and 4 replicas become two pipelines whose last stage is split in two.
     """
     pipelines = math.gcd(*(shape.replicas for shape in shapes))
     return pipelines, [replace(s, replicas=s.replicas // pipelines) for s in shapes]
 
 
 def even_counts(job: Job, *, size: int, pipelines: int) -> list[int] | str:
-    """Micro batches of each pipeline that make up the global batch exactly, or why there are none.
+    """Micro batches of each pipeline that sum to the global batch, or why there are none.
 
     They differ by one where the batch does not divide.
     """
@@ -161,14 +161,14 @@ def even_counts(job: Job, *, size: int, pipelines: int) -> list[int] | str:
 
 
 def proposal(seconds: float, plan: Plan | str) -> Proposal:
-    """A proposal of a plan, or of none for the reason that stands in its place."""
+    """A proposal of a plan, or the reason why there is none."""
     return Proposal(seconds, None, plan) if isinstance(plan, str) else Proposal(seconds, plan)
 
 
 def ranked(proposals: Iterable[tuple[int, Proposal]]) -> list[Proposal]:
-    """Proposals best first; ties go to fewer GPUs, then by the plan as it is written.
+    """Proposals best first; ties go to fewer GPUs, then by the plan's text.
 
-    Each comes with its number of GPUs, which also counts where there is no common plan.
+    Each comes with its number of GPUs, which also counts where there is no plan.
     """
 
     def worth(found: tuple[int, Proposal]) -> tuple[float, int]:

@@ -1,6 +1,6 @@
-"""The cluster as most published planners see it, equal nodes, and plans of equal degrees.
+"""A cluster as equal nodes, and plans of equal degrees, as most published planners assume.
 
-Only machines that are up count: none of these planners asks for more.
+Only machines that are up count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Recompute, Stage
 
 PROBE_BYTES = 2.0**26
-"""Message size at which a planner that knows one number per link is told its bandwidth."""
+"""Message size at which a planner's single bandwidth per link is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ def even_plan(
     job: Job,
     recompute: Recompute = "none",
 ) -> Plan | str:
-    """Say in the common form: ``dp`` pipelines with the same cuts and one TP degree, or why not.
+    """``dp`` pipelines with the same boundaries and one TP degree, or why there is no such plan.
 
-    Replica ``r`` of stage ``s`` takes group ``s * dp + r``: ranks run over the tensor axis
-    first, then over the replicas, then over the stages.
+    Replica ``r`` of stage ``s`` takes group ``s * dp + r``: ranks run over the tensor axis first,
+    then over the replicas, then over the stages.
     """
     counts = even_counts(job, size=micro_batch_size, pipelines=dp)
     if isinstance(counts, str):
@@ -116,18 +116,18 @@ def even_plan(
 
 
 def fits(case: Case, plan: Plan) -> bool:
-    """Whether every device of a plan holds what the common memory model puts on it."""
+    """Whether every device of a plan fits the common memory model."""
     memory = MemoryModel(plan, case.costs, case.sites.capacity_bytes)
     return all(device.fits for pipeline in memory.pipelines() for device in pipeline)
 
 
 def bytes_per_s_between(case: Case, sender: Place, receiver: Place) -> float:
-    """The one number for a link between two machines."""
+    """The single bandwidth of a link between two machines."""
     seconds = case.network.between_nodes(sender, receiver, flows=1, bytes_each=PROBE_BYTES)
     return PROBE_BYTES / seconds
 
 
 def bytes_per_s_within(case: Case, place: Place) -> float:
-    """The one number for a link between two GPUs of a machine."""
+    """The single bandwidth of a link between two GPUs of a machine."""
     seconds = case.network.within_node(place, gpus=2, bytes_each=PROBE_BYTES)
     return PROBE_BYTES / seconds if seconds > 0 else math.inf

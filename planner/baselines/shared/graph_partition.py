@@ -1,6 +1,6 @@
-"""Cuts a small weighted graph into parts of given weight with light edges between them.
+"""Cut a small weighted graph into parts of given weight with light edges between them.
 
-Recursive bisection with swaps: what a planner needs of a graph partitioner, without the library.
+Recursive bisection with swaps.
 """
 
 from __future__ import annotations

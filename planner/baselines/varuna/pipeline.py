@@ -1,7 +1,7 @@
-"""Varuna's simulation of one pipeline: its schedules, and the time that they take.
+"""Varuna's simulation of one pipeline: its schedules, and their duration.
 
-Two schedules are known: 1F1B, as the published comparison ran it, and Varuna's own, in which every
-stage but the last runs a forward again when the gradient is there, right before the backward.
+There are two schedules: 1F1B, as the published comparison ran it, and Varuna's own, in which every
+stage but the last repeats a forward once its gradient has arrived, right before the backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MICRO_BATCHES_MAX = 2048
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What the simulation is told, in microseconds."""
+    """The inputs of the simulation, in microseconds."""
 
     forward_us: tuple[float, ...]
     backward_us: tuple[float, ...]
@@ -55,10 +55,10 @@ def turns(pipeline: Pipeline, stage: int, mode: Mode) -> list[Pass]:
 
 
 def own_orders(pipeline: Pipeline) -> list[list[Pass]]:
-    """Varuna's own schedule of all stages, worked out on a clock where a forward takes one tick.
+    """Varuna's own schedule of all stages, computed on a clock where a forward takes one tick.
 
-    A backward takes two. Backward goes first, then recomputation, then forward; a stage may
-    recompute once the first half of the next one's backward is over.
+    A backward takes two ticks. Backward goes first, then recomputation, then forward; a stage may
+    recompute once the first half of the next stage's backward is over.
     """
     last = pipeline.stages - 1
     # "H": the second half of a backward.
@@ -103,7 +103,7 @@ def simulate_us(pipeline: Pipeline, mode: Mode = "fixed") -> float | None:
 
 
 class _Run:
-    """One simulation: an event is the end of a pass (0) or the arrival of a message (1)."""
+    """One simulation; an event is the end of a pass (0) or the arrival of a message (1)."""
 
     def __init__(self, pipeline: Pipeline, mode: Mode) -> None:
         self.pipeline, self.mode = pipeline, mode
@@ -131,7 +131,7 @@ class _Run:
                 self._pass_on(stage, kind, m, now_us)
             self._start(stage, now_us)
         if any(self.left):
-            assert self.mode == "published", "the mended simulation cannot deadlock"
+            assert self.mode == "published", "the fixed simulation cannot deadlock"
             return None
         return now_us + self.pipeline.all_reduce_us
 
@@ -146,19 +146,19 @@ class _Run:
             heapq.heappush(self.events, (at_us, 1, stage - 1, ("B", m)))
 
     def _send_us(self, stage: int) -> float:
-        """Between a stage and the one behind it, either way; sends overlap with passes."""
+        """To or from the next stage; messages overlap with passes."""
         node, size = stage // self.pipeline.gpus_per_node, self.pipeline.gpus_per_node
         if node == (stage + 1) // size or self.pipeline.long_send_us == 0:
             return self.pipeline.send_us
         return self.pipeline.long_send_us
 
     def _start(self, stage: int, now_us: float) -> None:
-        """Begin the next pass, if the stage is idle and what the pass needs is there."""
+        """Start the next pass if the stage is idle and the pass has its inputs."""
         order = self.left[stage]
         if self.busy[stage] or not order:
             return
         if order[0][0] == "R" and order[0][1] not in self.gradients[stage]:
-            # Rather than wait for a gradient, take the next forward now.
+            # Run the next forward rather than wait for a gradient.
             ahead = next((one for one in order if one[0] == "F"), None)
             if ahead is not None:
                 order.remove(ahead)

@@ -43,7 +43,7 @@ Row = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class VarunaInputs:
-    """What Varuna knows; rows have one number per layer (a cut point stands behind each)."""
+    """Varuna's inputs; rows have one number per layer (a cut point follows each)."""
 
     gpus: int
     gpus_per_node: int
@@ -67,7 +67,7 @@ class VarunaInputs:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Varuna's own plan."""
+    """Varuna's own plan format."""
 
     pp: int
     dp: int
@@ -90,10 +90,10 @@ def stage_bytes_max(inputs: VarunaInputs, pp: int, micro_batch_size: int) -> flo
 
 
 def pipeline_of(inputs: VarunaInputs, depth: Depth) -> Pipeline:
-    """What the simulator is told of a plan; messages and sums in whole microseconds."""
+    """The simulator's inputs for a plan; messages and synchronisation in whole microseconds."""
     size, each = depth.micro_batch_size, inputs.layer_count // depth.pp
     firsts = range(0, inputs.layer_count, each)
-    # The layer behind the first cut, which the public search takes for the one in front of it.
+    # The layer after the first cut, which the public search uses in place of the one before it.
     message_bytes = inputs.output_bytes[size][each] if depth.pp > 1 else 0.0
     gradient_bytes = max(sum(inputs.gradient_bytes[first : first + each]) for first in firsts)
     ring_bytes = 2 * (depth.dp - 1) / depth.dp * gradient_bytes
@@ -110,7 +110,7 @@ def pipeline_of(inputs: VarunaInputs, depth: Depth) -> Pipeline:
 
 
 def depths(inputs: VarunaInputs) -> list[Depth]:
-    """One plan per depth, with the largest micro batch that fits; none where not even one does."""
+    """One plan per depth, with the largest micro batch that fits; none if not even one fits."""
     found = []
     for pp in divisors(inputs.layer_count):
         dp = inputs.gpus // pp
@@ -123,7 +123,7 @@ def depths(inputs: VarunaInputs) -> list[Depth]:
 
 
 def search(inputs: VarunaInputs, mode: Mode = "fixed") -> list[tuple[float, Depth]]:
-    """All plans with their microseconds, best first; deadlocked ones are gone."""
+    """All plans with their microseconds, best first, without deadlocked ones."""
     timed = [(simulate_us(pipeline_of(inputs, depth), mode), depth) for depth in depths(inputs)]
     kept = [(us, depth) for us, depth in timed if us is not None]
     return sorted(kept, key=lambda pair: (pair[0], pair[1].pp * pair[1].dp, pair[1].pp))
@@ -133,7 +133,7 @@ def search(inputs: VarunaInputs, mode: Mode = "fixed") -> list[tuple[float, Dept
 
 
 def inputs_from(case: Case, nodes: Nodes) -> VarunaInputs:
-    """Varuna's numbers for nodes of one GPU kind."""
+    """Varuna's inputs for nodes of one GPU kind."""
     costs, place = case.costs, nodes.places[0]
     state = state_bytes_per_parameter(case.job) * costs.parameters(1)
     forward, backward, held, output = {}, {}, {}, {}
@@ -164,14 +164,14 @@ def inputs_from(case: Case, nodes: Nodes) -> VarunaInputs:
 
 
 def _recompute(case: Case) -> Recompute:
-    """Varuna recomputes wherever a job lets it."""
+    """Varuna recomputes wherever the job allows it."""
     return "none" if case.job.recompute == "none" else "full"
 
 
 def to_plan(depth: Depth, case: Case, nodes: Nodes) -> Plan | str:
-    """The plan in the common form."""
+    """The depth as a plan."""
     each = case.costs.layer_count // depth.pp
-    # Ranks run over the stages first: a pipeline stands together.
+    # Ranks run over the stages first: a pipeline's stages are adjacent.
     ranks = nodes.groups(1)
     groups = [
         ranks[replica * depth.pp + stage]

@@ -26,7 +26,7 @@ from simulator.spec.plan import Pipeline, Place, Plan, Stage
 
 @dataclass(frozen=True, slots=True)
 class WhaleInputs:
-    """What is balanced, and over what."""
+    """What is balanced, and over which groups."""
 
     micro_batches: int
     """Units of batch to share out."""
@@ -37,7 +37,7 @@ class WhaleInputs:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The planner's own plan: where the model is cut, and the share of each replica."""
+    """The planner's own plan format: layer boundaries, and the share of each replica."""
 
     cuts: tuple[int, ...]
     shares: tuple[int, ...]
@@ -112,7 +112,7 @@ def balance(
 
 
 def groups_of(case: Case, shape: MegatronShape) -> tuple[tuple[Place, ...], ...]:
-    """Where the groups of each stage stand, those with the most memory in the first stage."""
+    """The places of each stage's groups, those with the most memory in the first stage."""
     nodes = equal_nodes(case.cluster, gpu_kinds(case.cluster))
     groups = sorted(nodes.groups(shape.tp), key=case.sites.capacity_bytes, reverse=True)
     return tuple(tuple(groups[s * shape.dp : (s + 1) * shape.dp]) for s in range(shape.pp))
@@ -136,7 +136,7 @@ def inputs_from(case: Case, shape: MegatronShape) -> WhaleInputs:
 def rooms_of(case: Case, shape: MegatronShape, cuts: tuple[int, ...]) -> list[int]:
     """How many micro batches fit into each replica.
 
-    No more than one per stage is ever in flight, so whoever holds that many takes any number.
+    At most one per stage is in flight, so a replica that holds that many takes any number.
     """
     total = case.job.global_batch // shape.micro_batch_size
     rooms = [0] * shape.dp
@@ -150,7 +150,7 @@ def rooms_of(case: Case, shape: MegatronShape, cuts: tuple[int, ...]) -> list[in
 
 
 def to_plan(split: Split, case: Case, shape: MegatronShape) -> Plan:
-    """The split in the common form, where every pipeline may have its own count."""
+    """The split as a plan; every pipeline has its own number of micro batches."""
     groups = groups_of(case, shape)
     return Plan(
         shape.micro_batch_size,
@@ -174,7 +174,7 @@ class WhalePlanner:
     name = "whale"
 
     def proposals(self, case: Case, mode: Mode) -> Sequence[Proposal]:
-        """The balanced plan, or nothing when nothing fits."""
+        """The balanced plan, or nothing if none fits."""
         shape = shape_for(case, equal_nodes(case.cluster, gpu_kinds(case.cluster)), mode)
         if shape is None:
             return ()

@@ -153,7 +153,7 @@ def test_another_micro_batch_chooses_degrees_anew():
     assert actions.apply("dec_mbs", start, 0) is None
 
 
-def test_groups_of_actions_follow_what_there_is_too_much_of():
+def test_action_groups_follow_the_bottleneck_resource():
     inputs = inputs_of(4.0, 1.0, **NO_MESSAGES)
     judged = AcesoModel(inputs).judge(config_of(2, (1, 1, 2), (1, 1, 2)))
     assert bottleneck(judged) == 0
@@ -196,7 +196,7 @@ def test_a_search_gets_below_the_memory_limit():
     assert shape(best.config) == [(1, 1, 1), (3, 1, 1)]
 
 
-def test_fewer_configurations_may_be_allowed():
+def test_the_number_of_configurations_can_be_limited():
     inputs = inputs_of(*[3.0] * 7, 9.0)
     model = AcesoModel(inputs)
     one = AcesoSearch(model, hops_max=3, trials_max=30, configurations_max=1)

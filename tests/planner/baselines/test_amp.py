@@ -103,7 +103,7 @@ def test_golden_partitions(reference):
     stages=st.integers(1, 4),
     micro_batches=st.integers(2, 8),
 )
-def test_the_mended_partition_is_the_best_of_all(layers, cuts, stages, micro_batches):
+def test_the_fixed_partition_is_optimal(layers, cuts, stages, micro_batches):
     stages = min(stages, len(layers))
 
     def cost(boundaries):
@@ -128,7 +128,7 @@ def test_the_mended_partition_is_the_best_of_all(layers, cuts, stages, micro_bat
     assert cost((0, *accumulate(lengths))) == pytest.approx(best)
 
 
-def test_the_published_partition_forgets_what_cuts_cost():
+def test_the_published_partition_ignores_the_cost_of_boundaries():
     def cut(layer, _):
         return (10.0, 0.0, 0.0)[layer]
 
@@ -199,7 +199,7 @@ def test_plans_of_a_real_case(mode):
     assert AmpPlanner().proposals(small_case(), mode) == ()
 
 
-def test_a_degree_that_the_job_forbids_is_counted_with_its_reason():
+def test_a_forbidden_tp_degree_is_passed_over_with_its_reason():
     case = small_case(pool("A100-40", 8, per_machine=8), max_tp=2)
     found = AmpPlanner().proposals(case, "published")
     assert {one.why_not for one in found if one.plan is None} == {

@@ -45,7 +45,7 @@ def test_golden_placements(reference, mode):
 
 
 @pytest.mark.parametrize(("mode", "placed"), [("published", ("r",)), ("fixed", None)])
-def test_published_mode_counts_gpus_that_no_group_can_have(mode, placed):
+def test_published_mode_counts_gpus_that_fit_no_group(mode, placed):
     # Two zones of three GPUs hold two groups of two between them, not three.
     assert place_stages([AtlasRegion("r", (3, 3))], pp=1, dp=3, tp=2, mode=mode) == placed
 
@@ -120,7 +120,7 @@ def test_the_zones_of_a_region_are_filled_one_after_the_other():
     assert [stage.place.zone for stage in plan.pipelines[0].stages] == list(zones)
 
 
-def test_a_region_that_runs_out_is_a_reason_not_a_plan():
+def test_a_region_without_enough_machines_gives_a_reason():
     # Machines of four, and each zone has half a machine more, where no group of four can stand.
     zones = ("us-central1-a", "us-central1-b")
     case = small_case(*(pool("A100-40", 6, per_machine=4, zone=zone) for zone in zones))

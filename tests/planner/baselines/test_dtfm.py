@@ -115,7 +115,7 @@ def test_paths_are_the_cheapest_of_all():
         assert length[path] == pytest.approx(seconds)
 
 
-def test_draws_are_the_same_everywhere_and_even():
+def test_random_numbers_are_repeatable_and_even():
     draws = Draws(42)
     # The first outputs of splitmix64 for this seed, cut to 16 bits.
     assert [draws.below(1 << 16) for _ in range(3)] == [
@@ -193,7 +193,7 @@ def test_pipelines_follow_the_pairings():
         assert len({(0, 1, 1, 0, 0, 1)[device] for device in chain}) == 1
 
 
-def test_links_tell_machines_and_zones_apart():
+def test_links_differ_between_machines_and_zones():
     case = small_case(*FAR)
     devices = devices_of(case, 1)
     assert [machine for _, machine in devices] == [0, 0, 0, 0, 1, 1, 2, 2]
@@ -214,7 +214,7 @@ def test_links_tell_machines_and_zones_apart():
     assert ratio == pytest.approx(np.full((8, 8), 64.0))
 
 
-def test_the_slowest_kind_sets_the_mended_rhythm():
+def test_the_slowest_kind_sets_the_compute_time():
     case = small_case(*FAR)
     devices = devices_of(case, 1)
 

@@ -1,4 +1,4 @@
-"""Planners of one kind, and DTFM, on clusters and jobs at the edge: sound plans or a reason."""
+"""Planners of one kind, and DTFM, in edge cases: valid plans or a reason."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_equal_degrees_are_pipelines_and_the_rest_is_split(replicas, pipelines, 
     assert (count, [shape.replicas for shape in one]) == (pipelines, each)
 
 
-def test_batches_are_met_exactly_or_refused_with_a_reason():
+def test_batches_are_met_exactly_or_refused():
     job = small_case(*MIXED).job
     assert even_counts(job, size=2, pipelines=3) == [11, 11, 10]
     assert even_counts(job, size=3, pipelines=1) == (
@@ -132,7 +132,7 @@ def test_the_one_bandwidth_is_that_of_the_slowest_pair():
     assert slow < fast < within
 
 
-def test_ties_go_to_fewer_gpus_and_then_by_what_is_written():
+def test_ties_go_to_fewer_gpus_then_to_the_smaller_text():
     plans = [Plan(size, (Pipeline(1, ()),)) for size in (2, 1, 3, 4)]
     given = [
         (8, proposal(1.0, plans[0])),

@@ -145,7 +145,7 @@ def test_large_machines_are_cut_in_eights_or_refused():
     assert [len(group) for group in widest] == [8, 8]
 
 
-def test_wide_groups_rather_than_more_stages_than_blocks():
+def test_wide_tp_groups_avoid_stages_without_blocks():
     pairs = [Device(m, 150 * 2.0**40, 40.0, 200 * GB) for m in range(4) for _ in range(2)]
     inputs = inputs_of(*pairs, layers=4)
     assert [len(group) for group in tp_groups(inputs, range(8), 32)] == [1] * 8
@@ -162,7 +162,7 @@ def test_published_draws_are_repeatable():
     )
 
 
-def test_an_empty_stage_has_no_common_form():
+def test_an_empty_stage_cannot_be_expressed():
     case = small_case(*TWO_KINDS)
     kinds = fleets_of(case)
     inputs = inputs_from(case, kinds)

@@ -60,7 +60,7 @@ def test_data_parallel_sums_hide_behind_the_backward_pass():
     assert layer_seconds(HAND, Strategy(1, 4), 8, sync=False) == pytest.approx(6e-3)
 
 
-def test_sums_longer_than_the_backward_pass_stick_out():
+def test_gradient_sums_longer_than_the_backward_pass_add_time():
     slow = replace(HAND, parameter_mb=100.0)  # 15 ms of sums against 4 ms of backward.
     assert layer_seconds(slow, Strategy(1, 4), 8) == pytest.approx((2 + 4 * 1.5 + 11) / 1e3)
 
@@ -88,7 +88,7 @@ def test_a_switch_costs_where_a_layers_input_must_be_gathered():
     assert switch_seconds(HAND, near, far, 8) == pytest.approx(1 / 2 * 2 * 8 / 2 / 1 * 1e-3)
 
 
-def test_the_knapsack_finds_what_trying_all_finds():
+def test_the_knapsack_is_optimal():
     rng = random.Random(5)
     refused = 0
     for _ in range(60):
@@ -149,7 +149,7 @@ def test_stages_of_other_degrees_become_split_stages():
     assert [s.tp for s in published.pipelines[0].stages] == [4, 4]
 
 
-def test_layers_that_differ_within_a_stage_have_no_common_form():
+def test_layers_that_differ_within_a_stage_cannot_be_expressed():
     case = small_case(*TWO_KINDS)
     own = GalvatronPlan(1.0, 16, (24,), (Strategy(4, 2),) * 12 + (Strategy(2, 4),) * 12)
     reason = to_plan(own, case.job, fleets_of(case)[0])

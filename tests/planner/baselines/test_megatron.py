@@ -87,7 +87,7 @@ def test_layers_that_remain_go_to_the_last_stages():
     assert equal_cuts(14, 4) == (0, 3, 6, 10, 14)
 
 
-def test_nodes_of_one_size_leave_out_as_few_gpus_as_possible():
+def test_equal_nodes_leave_out_the_fewest_gpus():
     case = small_case(pool("A100-40", 10, per_machine=4), pool("V100-16", 8, per_machine=8))
     nodes = equal_nodes(case.cluster, ["V100-16", "A100-40"])
     assert nodes.gpus_per_node == 4
@@ -135,7 +135,7 @@ def test_plan_of_a_real_case(mode):
     assert check_plan(found.plan, case.job, case.cluster) == ()
 
 
-def test_nothing_fits_on_tiny_gpus_and_nothing_is_proposed():
+def test_nothing_is_proposed_if_nothing_fits():
     large = build_model("opt", layers=24, hidden=4096, heads=32, vocab=50272, sequence=2048)
     case = small_case(pool("RTX-2080", 2, per_machine=2), model=large)
     assert list(MegatronPlanner().proposals(case, "fixed")) == []

@@ -187,7 +187,7 @@ def test_equal_replicas_become_pipelines():
         ),
     ],
 )
-def test_plans_without_a_common_form_say_why(own, reason):
+def test_plans_that_cannot_be_expressed_say_why(own, reason):
     case = small_case(TWO_KINDS[0])
     kinds = fleets_of(case)
     assert str(to_plan(own, inputs_from(case, kinds), case.job, kinds)).startswith(reason)

@@ -96,7 +96,7 @@ def test_an_odd_number_of_gpus_is_not_halved():
     assert OobleckTemplates(inputs).template(1) is None
 
 
-def test_shares_are_those_that_trying_all_finds():
+def test_shares_are_optimal():
     rng = random.Random(7)
     refused = 0
     for _ in range(200):

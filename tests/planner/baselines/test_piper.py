@@ -126,7 +126,7 @@ def test_unequal_degrees_become_split_stages():
     assert check_plan(plan, case.job, case.cluster) == ()
 
 
-def test_a_stage_recomputed_in_part_has_no_common_form():
+def test_a_partly_recomputed_stage_cannot_be_expressed():
     case = small_case(*TWO_KINDS, recompute="auto")
     fleet = fleets_of(case)[0]
     inputs = inputs_from(case, fleet, micro_batch_size=1)

@@ -1,4 +1,4 @@
-"""The paper's own planner: its rules by hand, and the published answers where they are at hand."""
+"""The paper's own planner: its rules by hand, and the published answers where available."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def short(plan: Plan) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_the_published_answers_come_out(reference: Path, examples: int) -> None:
+def test_the_published_answers_are_reproduced(reference: Path, examples: int) -> None:
     document = json.loads((reference / "planner_cases.json").read_text(encoding="utf-8"))
     measured = load_measurements(reference, catalogue=load_catalogue())
     wrong = {}
@@ -165,7 +165,7 @@ def test_a_stage_holds_a_micro_batch_for_itself_and_each_that_follows() -> None:
     assert tp_by_rule(full, 0, 1, (0, 2), 3, "fixed") is None
 
 
-def test_what_was_not_measured_is_free_as_published() -> None:
+def test_unmeasured_times_are_free_as_published() -> None:
     holes = kind("a", 1.0)
     holes = replace(holes, seconds={k: v for k, v in holes.seconds.items() if k != (1, 2)})
     one = inputs(holes, zones=(("z", "r", (8,)),))
@@ -173,7 +173,7 @@ def test_what_was_not_measured_is_free_as_published() -> None:
     assert tp_by_rule(one, 0, 2, (0, 4), 1, "fixed") == 2
 
 
-def test_two_stages_put_together() -> None:
+def test_two_joined_stages() -> None:
     """Two replicas, four micro batches of 1: stages of 2 s and 4 s, a boundary of 1 s."""
     case = inputs(kind("a", 1.0), kind("b", 2.0), zones=(("z", "r", (8, 8)),))
     here = Sosp25Region((0,))
@@ -198,7 +198,7 @@ def test_layers_are_even_and_the_rest_goes_to_the_last_stages() -> None:
     assert Sosp25Shape.of(one, 3, 1, "fixed").cuts == (0, 1, 2, 4)
 
 
-def test_published_plans_may_take_what_is_not_there() -> None:
+def test_published_plans_may_use_gpus_that_do_not_exist() -> None:
     """The last stage steps on once per replica, and takes from a zone that has none."""
     zones = (("x", "r", (1, 4)), ("y", "r", (0, 3)), ("z", "r", (1, 0)))
     case = inputs(kind("a", 1.0), kind("b", 10.0), zones=zones)
@@ -259,7 +259,7 @@ def test_proposals_are_sound_or_say_why_not(mode: Mode) -> None:
     assert max(len({s.place.gpu for p in plan.pipelines for s in p.stages}) for plan in plans) == 2
 
 
-def test_of_four_kinds_it_sees_three() -> None:
+def test_only_three_gpu_kinds_are_used() -> None:
     pools = [pool(gpu, n, per_machine=1) for gpu, n in
              (("A100-40", 1), ("H100-80", 2), ("T4", 1), ("V100-16", 2))]  # fmt: skip
     used = {}

@@ -175,7 +175,7 @@ def small_inputs(**changes: object) -> VarunaInputs:
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_a_huge_batch_goes_on_in_the_rhythm_of_its_first_part(monkeypatch, recomputes):
+def test_a_huge_batch_is_extrapolated_from_its_first_part(monkeypatch, recomputes):
     pipeline = Pipeline((3.0, 5.0, 2.0), (6.0, 9.0, 7.0), 400, 1.0, 4.0, 2, 10.0, recomputes)
     counts = (400, 401, 1000)
     one_by_one = [simulate_us(replace(pipeline, micro_batches=count)) for count in counts]
@@ -191,7 +191,7 @@ def test_memory_frees_all_outputs_but_the_last():
     assert stage_bytes_max(small_inputs(), 1, 2) == 4 * 40 - 3 * 10
 
 
-def test_the_largest_micro_batch_that_fits_is_taken_and_other_depths_vanish():
+def test_the_largest_micro_batch_that_fits_is_used_and_other_depths_are_dropped():
     # One stage holds at least 4 * 30 - 3 * 5 = 105.
     assert depths(small_inputs()) == [Depth(2, 2, 2), Depth(4, 1, 2)]
     assert depths(small_inputs(memory_bytes=69.0)) == [Depth(2, 2, 1), Depth(4, 1, 2)]
@@ -236,7 +236,7 @@ def test_a_job_that_allows_recomputation_gets_it():
         assert check_plan(one.plan, case.job, case.cluster) == ()
 
 
-def test_pipelines_stand_together():
+def test_the_stages_of_a_pipeline_are_adjacent():
     zones = ("us-central1-a", "us-east1-b")
     case = small_case(*(pool("A100-40", 2, per_machine=2, zone=zone) for zone in zones))
     plans = [one.plan for one in VarunaPlanner().proposals(case, "fixed")]

@@ -47,7 +47,7 @@ def test_ties_of_the_remainder_go_to_the_lower_index():
     assert split_batch(5, [1, 1, 1]) == (2, 2, 1)
 
 
-def test_what_exceeds_a_room_moves_to_those_with_room():
+def test_excess_micro_batches_move_to_replicas_with_room():
     assert split_batch(12, [2, 1, 1]) == (6, 3, 3)
     assert split_batch(12, [2, 1, 1], [2, 12, 12]) == (2, 5, 5)
     assert split_batch(12, [2, 1, 1], [2, 4, 12]) == (2, 4, 6)

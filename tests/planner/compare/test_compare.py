@@ -1,4 +1,4 @@
-"""All planners on one case: who counts, what is counted, and how it is told."""
+"""Comparing planners on one case: which plans are judged, rejected and reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def whole(micro_batch: int, micro_batches: int) -> Plan:
 
 
 class Scripted:
-    """A planner that says what it is told to."""
+    """A planner that returns given proposals."""
 
     name = "scripted"
 
@@ -62,7 +62,7 @@ def judged(case: Case, *proposals: Proposal) -> Entry:
 
 
 def test_the_first_plan_that_can_run_is_judged() -> None:
-    """One that cannot be said, one of a wrong batch, one too large; then two that can run."""
+    """An inexpressible plan, one of a wrong batch, one too large; then two that can run."""
     case = one_pool()
     huge = replace(case.job, global_batch=512)
     case = replace(case, job=huge, costs=LayerCosts(
@@ -114,8 +114,8 @@ def test_plans_that_break_a_limit_are_passed_over() -> None:
     assert "min_iterations_per_s" in none.why_not, "what came closest is told, not what came last"
 
 
-def test_where_cost_is_the_goal_the_cheapest_comes_first() -> None:
-    """By its own dollars, or by what its own seconds would cost on the GPUs that it takes."""
+def test_proposals_rank_by_dollars_when_cost_is_the_goal() -> None:
+    """By their own dollars, or by what their own seconds would cost on their GPUs."""
     two = Plan(4, (Pipeline(1, whole(4, 1).pipelines[0].stages),) * 2)
     case = with_objective(one_pool(), goal="cost")
     assert judged(case, Proposal(1.0, two), Proposal(1.9, whole(4, 2))).plan == whole(4, 2)
@@ -133,7 +133,7 @@ def test_plans_without_a_price_have_no_cost() -> None:
         judged(case, Proposal(1.0, whole(4, 2)))
 
 
-def test_every_name_has_its_planner() -> None:
+def test_every_registered_name_loads_its_planner() -> None:
     assert [baseline(name).name for name in BASELINES] == list(BASELINES)
     assert names()[0] == "sailor"
 
@@ -155,7 +155,7 @@ def small(tmp_path: Path) -> list[str]:
     return [str(job), str(cluster)]
 
 
-def test_ours_is_no_worse_than_any_on_a_small_case(small: list[str]) -> None:
+def test_our_plan_is_at_least_as_good_as_every_baseline(small: list[str]) -> None:
     result = run(*small, "--json")
     assert result.exit_code == 0, result.output
     found = {row["planner"]: row for row in json.loads(result.stdout)}
@@ -173,13 +173,13 @@ def test_the_table_ranks_by_the_common_simulator(small: list[str]) -> None:
     assert seconds == sorted(seconds)
 
 
-def test_an_unknown_planner_is_answered_with_the_nearest(small: list[str]) -> None:
+def test_an_unknown_planner_suggests_the_nearest_name(small: list[str]) -> None:
     result = run(*small, "--planners", "megatorn")
     assert result.exit_code == 2
     assert '"megatron"' in result.stderr
 
 
-def test_the_example_files_are_a_case() -> None:
+def test_the_example_files_can_be_compared() -> None:
     files = [str(EXAMPLES / name) for name in ("opt-350m.toml", "three-zones.toml")]
     result = run(*files, "--planners", "varuna,megatron", "--json")
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""Is it worth moving? Capacity that flaps causes no storm, capacity that stays is taken soon."""
+"""The move policy: flapping capacity causes no storm of moves, stable capacity is used soon."""
 
 from __future__ import annotations
 
@@ -81,23 +81,21 @@ def played(period_s: float, *, up_share: float, until_s: float, stays_from_s: fl
 
 @pytest.mark.parametrize("period_s", [20.0, 30.0, 60.0, 90.0, 120.0, 240.0])
 @pytest.mark.parametrize("up_share", [0.3, 0.5, 0.9])
-def test_a_node_that_comes_and_goes_moves_the_job_a_few_times_at_most(
-    period_s: float, up_share: float
-) -> None:
+def test_a_flapping_node_moves_the_job_only_a_few_times(period_s: float, up_share: float) -> None:
     world = played(period_s, up_share=up_share, until_s=6 * 3600, stays_from_s=math.inf)
     assert world.voluntary <= 10, f"{world.voluntary} moves in 6 hours"
     assert world.forced <= world.voluntary
 
 
 @pytest.mark.parametrize("flaps_for_s", [0.0, 600.0, 3600.0])
-def test_a_node_that_comes_to_stay_is_taken_within_minutes(flaps_for_s: float) -> None:
+def test_a_stable_new_node_is_used_within_minutes(flaps_for_s: float) -> None:
     world = played(60.0, up_share=0.5, until_s=flaps_for_s + 1800, stays_from_s=flaps_for_s)
     assert world.has_ninth
     limit_s = 60.0 if flaps_for_s == 0 else 660.0
     assert world.taken_at_s - flaps_for_s <= limit_s
 
 
-def test_what_has_to_move_moves_whatever_it_costs() -> None:
+def test_a_necessary_move_ignores_its_cost() -> None:
     verdict = judge_move(
         offer(gain_per_s=-5.0, cost=1e9, needed="pipeline 3 lost a node", newcomer_age_s=0.0),
         History(),
@@ -108,7 +106,7 @@ def test_what_has_to_move_moves_whatever_it_costs() -> None:
     assert "lost a node" in verdict.reason
 
 
-def test_nothing_is_gained_by_moving_to_something_no_better() -> None:
+def test_a_plan_that_is_no_better_is_not_moved_to() -> None:
     assert not judge_move(offer(gain_per_s=0.0), History(), now_s=0.0).moves
 
 
@@ -128,7 +126,7 @@ def test_a_job_that_is_nearly_done_stays() -> None:
     assert not judge_move(offer(seconds_left=60.0), History(), now_s=0.0).moves
 
 
-def test_too_early_says_when_to_ask_again() -> None:
+def test_a_verdict_that_is_too_early_says_when_to_ask_again() -> None:
     verdict = judge_move(offer(newcomer_age_s=10.0), History(), now_s=0.0)
     assert not verdict.moves
     assert verdict.ask_again_s == pytest.approx(DEFAULT_RULES.settle_s - 10)
@@ -141,7 +139,7 @@ def test_too_early_says_when_to_ask_again() -> None:
     assert rested.ask_again_s == pytest.approx(90 + 12 / DEFAULT_RULES.share_max - 100)
 
 
-def test_lives_are_learnt_and_forgotten() -> None:
+def test_lifetimes_follow_observations_and_old_ones_fade() -> None:
     history = History().seen(0.0, up={POOL: 10}, lost={})
     assert history.record(POOL, 0.0).node_life_s == PRIOR_LIFE_S
     calm = history.record(POOL, 6 * 3600.0).node_life_s
@@ -156,13 +154,13 @@ def test_lives_are_learnt_and_forgotten() -> None:
     assert later.flaps < 1e-6
 
 
-def test_more_newcomers_live_shorter_together() -> None:
+def test_more_new_nodes_have_a_shorter_expected_life() -> None:
     one = History().life_s({POOL: 1}, 0.0)
     many = History().life_s({POOL: 4, "T4@us-west1-b": 4}, 0.0)
     assert one == pytest.approx(8 * many)
 
 
-def test_each_recent_loss_doubles_the_wait_and_a_mass_loss_is_one() -> None:
+def test_each_recent_loss_doubles_the_wait_and_a_mass_loss_counts_once() -> None:
     waits = []
     history = History()
     for _ in range(4):
@@ -171,7 +169,7 @@ def test_each_recent_loss_doubles_the_wait_and_a_mass_loss_is_one() -> None:
     assert waits == [30.0, 60.0, 120.0, 240.0]
 
 
-def test_a_record_brought_up_in_steps_is_as_good_as_in_one() -> None:
+def test_updating_a_record_in_steps_equals_updating_it_once() -> None:
     record = PoolRecord(0.0, nodes_up=0, lived_s=100.0, losses=3.0, flaps=2.0)
     in_steps = record
     for now_s in range(0, 1000, 10):

@@ -1,4 +1,4 @@
-"""The paper's formula once more, as plainly as it can be written, over every plan of a case."""
+"""The paper's formula written a second time, as plainly as possible, for every plan of a case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner under the paper estimator against every plan that there is."""
+"""The planner under the paper estimator against all plans of small cases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_no_plan_is_better_than_the_planners(examples: int) -> None:
 
 
 @pytest.mark.sim
-def test_no_plan_beats_the_certificate(examples: int) -> None:
+def test_no_plan_is_below_the_bound(examples: int) -> None:
     """The bound by itself, as it is where plans are too many to look at."""
     tight = 0
     for seed, case, every in small_cases(2 * examples):
@@ -125,7 +125,7 @@ def search_of(case: SmallCase, objective: Objective) -> PaperSearch:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_plain_formula_is_the_estimators(seed: int) -> None:
+def test_the_plain_formula_equals_the_estimator(seed: int) -> None:
     case = random_case(random.Random(f"plain {seed}"), gpus_max=3, layers_max=3, batch=4)
     estimated = set()
     for plan in every_common_plan(case):

@@ -69,7 +69,7 @@ def rule(
 
 
 @pytest.mark.sim
-def test_no_plan_of_the_space_is_better(examples: int) -> None:
+def test_no_plan_of_the_published_space_is_better(examples: int) -> None:
     found = 0
     for seed in range(max(20, examples // 2)):
         rng = random.Random(f"published {seed}")
@@ -121,7 +121,7 @@ def test_the_batch_is_rounded_up_only_where_that_is_better() -> None:
     assert rounded
 
 
-def test_the_event_estimator_has_no_such_space() -> None:
+def test_the_event_estimator_refuses_the_paper_space() -> None:
     case = random_case(random.Random(1))
     with pytest.raises(InputError, match="use --estimator paper"):
         plan_job(Question(case.job, case.cluster, case.measurements, "event", "paper"))

@@ -1,4 +1,4 @@
-"""Groups of any sizes in machines: what fits, against trying all ways to place them."""
+"""Which groups fit into machines, compared with trying all placements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_placeable(free: tuple[int, ...], groups: tuple[int, ...]) -> bool:
     )
 
 
-def test_groups_that_are_said_to_fit_can_be_placed(examples: int) -> None:
+def test_groups_that_fit_can_be_placed(examples: int) -> None:
     seen = Counter[bool]()
     for seed in range(4 * examples):
         rng = random.Random(f"supply {seed}")
@@ -53,7 +53,7 @@ def test_groups_that_are_said_to_fit_can_be_placed(examples: int) -> None:
     assert min(seen.values()) > examples / 4
 
 
-def test_degrees_that_are_no_powers_of_two_are_used() -> None:
+def test_tp_degrees_include_non_powers_of_two() -> None:
     model = build_model("gpt2", layers=2, hidden=3072, heads=12, vocab=512, sequence=512)
     job = Job("threes", model, 2, 512, max_tp=6, precision="fp32")
     assert tp_degrees(job) == (1, 2, 3, 4, 6)

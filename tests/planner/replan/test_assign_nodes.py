@@ -1,4 +1,4 @@
-"""Assignment to nodes: against all permutations on small cases, and what it must never do."""
+"""Assignment to nodes: compared with all permutations on small cases, and its invariants."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def check_devices(plan: Plan, nodes: list[Node]) -> None:
 
 
 @pytest.mark.sim
-def test_nothing_cheaper_is_found_by_trying_all(examples: int) -> None:
+def test_no_permutation_is_cheaper_than_the_assignment(examples: int) -> None:
     """With one TP degree it is always the best of all; with several, nearly always."""
     worse, tried = 0, 0
     for seed in range(examples):
@@ -161,7 +161,7 @@ def test_nothing_cheaper_is_found_by_trying_all(examples: int) -> None:
     assert worse <= 0.1 * tried
 
 
-def test_shipments_are_the_cheapest() -> None:
+def test_the_flow_has_minimum_cost() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)
         cost = rng.integers(0, 9, (3, 3)).astype(float)
@@ -187,7 +187,7 @@ def pipeline(*stages: tuple[int, int, int], zone: str = ZONES[0]) -> Pipeline:
     return Pipeline(1, tuple(Stage((a, b), tp, (place,)) for a, b, tp in stages))
 
 
-def test_what_runs_on_unchanged_stays_on_its_devices() -> None:
+def test_unchanged_pipelines_keep_their_devices() -> None:
     nodes = [node(f"n{i}") for i in range(4)]
     ask = {"state": state(random.Random(0)), "routes": routes()}
     row = pipeline((0, 3, 2), (3, 6, 2))
@@ -202,7 +202,7 @@ def test_what_runs_on_unchanged_stays_on_its_devices() -> None:
         assert kept.stages in [p.stages for p in found.pipelines]
 
 
-def test_a_last_holder_that_is_gone_is_told() -> None:
+def test_layers_without_a_live_holder_are_reported() -> None:
     nodes = [node("a"), node("b"), node("c")]
     the_state = state(random.Random(1))
     ask = {"state": the_state, "routes": routes()}

@@ -1,4 +1,4 @@
-"""What a move costs: shared network cards, egress, what is lost, and where the seconds go."""
+"""The cost of a move: shared network cards, egress, lost steps, and downtime by phase."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cost(transfers: Transfers, *, is_planned: bool, **options: object) -> MoveCo
     )
 
 
-def test_transfers_share_the_card_of_the_node_that_sends() -> None:
+def test_transfers_share_the_senders_network_card() -> None:
     alone = seconds(moved(("n0", "n1", GB)))
     assert alone > 0
     apart = seconds(moved(("n0", "n1", GB), ("n2", "n3", GB)))
@@ -93,12 +93,12 @@ def test_a_link_between_zones_is_shared_by_all() -> None:
     assert seconds(moved(("far", "n0", GB)), slow) < 10.0, "the cap has a direction"
 
 
-def test_what_no_node_holds_comes_at_the_pace_of_the_store() -> None:
+def test_restored_state_arrives_at_the_restore_rate() -> None:
     pace = DEFAULT_TIMES.restore_bytes_per_s
     assert seconds(moved(restored=100 * pace)) == pytest.approx(100.0)
 
 
-def test_the_phases_add_up_and_none_is_for_nothing() -> None:
+def test_the_phases_sum_to_the_downtime() -> None:
     found = cost(moved(("n0", "n1", GB)), is_planned=False)
     parts = [getattr(found.phases, field.name) for field in fields(found.phases)]
     assert all(part > 0 for part in parts)
@@ -107,7 +107,7 @@ def test_the_phases_add_up_and_none_is_for_nothing() -> None:
     assert found.rent_usd == pytest.approx(found.phases.total_s / 100)
 
 
-def test_a_planned_move_loses_no_step_and_is_not_detected() -> None:
+def test_a_planned_move_repeats_no_step_and_needs_no_detection() -> None:
     found = cost(moved(("n0", "n1", GB)), is_planned=True)
     assert found.steps_lost == 0
     assert found.phases.detect_s == found.phases.plan_s == 0
@@ -115,7 +115,7 @@ def test_a_planned_move_loses_no_step_and_is_not_detected() -> None:
     assert found.phases.quiesce_s == pytest.approx(4 * GB / DEFAULT_TIMES.copy_bytes_per_s)
 
 
-def test_rarer_snapshots_lose_more() -> None:
+def test_rarer_snapshots_repeat_more_steps() -> None:
     times = replace(DEFAULT_TIMES, snapshot_every_steps=11)
     assert cost(moved(), is_planned=False, times=times).steps_lost == 5.5
     assert cost(moved(), is_planned=True, times=times).steps_lost == 0
@@ -126,13 +126,13 @@ def test_egress_is_paid_between_zones_only() -> None:
     assert found.egress_usd == pytest.approx(2 * GB * USD_PER_BYTE)
 
 
-def test_nothing_is_loaded_where_nothing_comes() -> None:
+def test_devices_that_keep_their_state_load_nothing() -> None:
     still = cost(moved(), is_planned=True)
     assert still.phases.fetch_s == 0
     assert cost(moved(("n0", "n1", GB)), is_planned=True).phases.fetch_s > 0
 
 
-def test_rent_is_unknown_where_a_price_is() -> None:
+def test_rent_is_unknown_if_a_price_is_unknown() -> None:
     key = ("A100-40", "A100-40x4", ZONES[0])
     assert usd_per_hour_of(placed(), {key: 2.5}) == 10.0
     assert usd_per_hour_of(placed(), {key: None}) is None

@@ -1,4 +1,4 @@
-"""Replanning: whatever is lost or comes, the next plan can run, and is never worse than need be."""
+"""Replanning: after any loss or addition the next plan can run, and is as good as it should be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPUS_MIN = 12
 
 
 def started(case: SmallCase) -> tuple[Replanner, Running, tuple[Node, ...]] | None:
-    """A job that runs on all the nodes of its cluster, if it can."""
+    """A job that runs on all nodes of its cluster; ``None`` if it has no plan."""
     answer = plan_job(Question(case.job, case.cluster, case.measurements, budget=20))
     if answer.plan is None:
         return None
@@ -47,7 +47,7 @@ def started(case: SmallCase) -> tuple[Replanner, Running, tuple[Node, ...]] | No
 
 
 def case_of(seed: str, **options: object) -> SmallCase:
-    """A case that starts quickly: too many GPUs to try all plans, and links of the catalogue."""
+    """A case that is quick to plan: too many GPUs for an exhaustive search, catalogue links."""
     rng = random.Random(seed)
     sizes: dict[str, object] = {"gpus_max": 28, "layers_max": 5, "batch": rng.choice([16, 28, 32])}
     while True:
@@ -59,7 +59,7 @@ def case_of(seed: str, **options: object) -> SmallCase:
 
 
 def check(found: Replan, replanner: Replanner, nodes: tuple[Node, ...]) -> None:
-    """What holds for every answer that is a plan."""
+    """Invariants of every answer with a plan."""
     plan, estimate, transfers, move = found.found
     cluster = cluster_with(replanner.cluster, nodes)
     assert is_placed(plan)
@@ -75,7 +75,7 @@ def check(found: Replan, replanner: Replanner, nodes: tuple[Node, ...]) -> None:
 
 
 def dropped(running: Running, nodes: tuple[Node, ...]) -> Plan | None:
-    """The running plan without its broken pipelines, worked out here anew."""
+    """The running plan without its broken pipelines, computed independently."""
     by_id = {node.id: node for node in nodes}
     kept = [
         p for p in running.plan.pipelines if all(stage_is_alive(stage, by_id) for stage in p.stages)
@@ -93,7 +93,7 @@ def dropped(running: Running, nodes: tuple[Node, ...]) -> Plan | None:
 def change(
     rng: random.Random, nodes: tuple[Node, ...], away: list[Node], number: int
 ) -> tuple[Node, ...]:
-    """Lose a node, several, a zone, or get some back under new names; ``away`` is kept up."""
+    """Lose a node, several, a zone, or return some under new names; ``away`` is kept up to date."""
     kind = rng.choice(["one", "one", "several", "zone", "back", "back", "all back"])
     if (kind in ("back", "all back") and away) or len(nodes) == 1:
         count = len(away) if kind == "all back" else 1
@@ -137,7 +137,7 @@ def test_any_sequence_of_losses_and_additions_is_survived(examples: int) -> None
     assert answered >= 10 * max(2, examples // 12)
 
 
-def test_nothing_changed_nothing_moves() -> None:
+def test_without_a_change_nothing_moves() -> None:
     begun = started(case_of("sequence 1"))
     assert begun is not None
     replanner, running, nodes = begun
@@ -169,7 +169,7 @@ def test_more_nodes_never_make_it_worse() -> None:
             check(large, replanner, nodes)
 
 
-def test_dollars_are_kept_to() -> None:
+def test_replans_keep_a_limit_in_dollars() -> None:
     for number in range(2):
         case = case_of(f"sequence {number}")
         job = replace(case.job, objective=Objective(goal="cost"))
@@ -188,7 +188,7 @@ def test_dollars_are_kept_to() -> None:
             )
 
 
-def test_a_price_that_rises_is_a_new_question() -> None:
+def test_a_risen_price_leads_to_a_cheaper_plan() -> None:
     """The running plan, judged anew at new prices, is left where a cheaper one is there."""
     case = case_of("prices", gpus_max=12, kinds_max=2)
     job = replace(case.job, objective=Objective(goal="cost"))
@@ -208,7 +208,7 @@ def test_a_price_that_rises_is_a_new_question() -> None:
     assert (found.estimate.money.total_usd or 0) < (again.estimate.money.total_usd or 0)
 
 
-def test_no_room_says_what_would_help() -> None:
+def test_a_cluster_that_is_too_small_says_what_would_help() -> None:
     case = case_of("sequence 1")
     begun = started(case)
     assert begun is not None
@@ -225,7 +225,7 @@ def test_no_room_says_what_would_help() -> None:
     assert "breaks a limit" in found.needed
 
 
-def test_a_plan_that_does_not_fit_is_left() -> None:
+def test_a_running_plan_that_exceeds_memory_is_left() -> None:
     """A running plan is no candidate where its devices are too small for it."""
     catalogue = load_catalogue()
     pool = Pool("us-central1-a", "V100-16", "V100-16x4", 4, 16)
@@ -241,10 +241,10 @@ def test_a_plan_that_does_not_fit_is_left() -> None:
     found = replanner.replan(running, nodes)
     check(found, replanner, nodes)
     assert found.needed is not None
-    assert "does not fit" in found.needed
+    assert "exceeds its devices' memory" in found.needed
 
 
-def test_plans_that_it_does_not_know_are_refused() -> None:
+def test_unsupported_plans_are_refused() -> None:
     begun = started(case_of("sequence 1"))
     assert begun is not None
     replanner, running, _ = begun
@@ -255,7 +255,7 @@ def test_plans_that_it_does_not_know_are_refused() -> None:
 # -- precomputed --------------------------------------------------------------------------------
 
 
-def test_what_was_made_before_is_no_worse_than_what_would_be_made_now() -> None:
+def test_precomputed_answers_are_as_good_as_new_ones() -> None:
     for number in (1, 3):
         begun = started(case_of(f"sequence {number}"))
         if begun is None:
@@ -274,7 +274,7 @@ def test_what_was_made_before_is_no_worse_than_what_would_be_made_now() -> None:
                 assert known.estimate.iteration_s <= now.estimate.iteration_s * (1 + 1e-9)
 
 
-def test_more_losses_meanwhile_amend_it() -> None:
+def test_further_losses_invalidate_a_precomputed_answer() -> None:
     begun = started(case_of("sequence 3"))
     assert begun is not None
     replanner, running, nodes = begun
@@ -289,7 +289,7 @@ def test_more_losses_meanwhile_amend_it() -> None:
                 check(found, replanner, live)
 
 
-def test_spare_nodes_may_go_and_new_ones_may_come() -> None:
+def test_unused_and_new_nodes_do_not_invalidate_a_precomputed_answer() -> None:
     begun = started(case_of("sequence 3"))
     assert begun is not None
     replanner, running, nodes = begun
@@ -300,7 +300,7 @@ def test_spare_nodes_may_go_and_new_ones_may_come() -> None:
     assert ready.after(more) is ready.by_loss[frozenset([lost])]
 
 
-def test_it_is_the_same_whatever_the_hash_seed() -> None:
+def test_answers_do_not_depend_on_the_hash_seed() -> None:
     script = "from tests.planner.replan.test_replanner import digest\nprint(digest())\n"
     outputs = set()
     for seed in ("1", "2"):
@@ -330,7 +330,7 @@ def digest() -> str:
     return "\n".join(said)
 
 
-def test_a_loss_that_breaks_every_pipeline_is_answered_from_what_is_left() -> None:
+def test_a_loss_that_breaks_every_pipeline_is_answered_without_a_long_search() -> None:
     """One pipeline over several nodes: nothing survives it, and yet no long search is made."""
     case = case_of("one pipeline")
     first = case.cluster.pools[0]

@@ -1,4 +1,4 @@
-"""The oracle that knows the future is the best of all schedules, and no policy passes it."""
+"""The oracle is the best of all schedules, and no policy beats it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def best_of_all(case: Small, down_s: float) -> float:
     return best
 
 
-def test_it_is_the_best_of_all_schedules(examples: int) -> None:
+def test_the_oracle_is_the_best_of_all_schedules(examples: int) -> None:
     for seed in range(examples * 2):
         case = small_case(seed, spans=6, plans=3, longest_s=40)
         down_s = min(case.costs.planned_s, case.costs.unplanned_s, case.costs.restart_s)
@@ -50,7 +50,7 @@ def test_it_is_the_best_of_all_schedules(examples: int) -> None:
         assert outcome.samples <= ideal_samples(case.spans, case.plans, case.fits) * (1 + 1e-9)
 
 
-def test_no_policy_passes_it(examples: int) -> None:
+def test_no_policy_beats_the_oracle(examples: int) -> None:
     """Neither greedy ones, nor any that wish at random at random times."""
     passed = 0
     for seed in range(examples * 4):
@@ -71,7 +71,7 @@ def test_no_policy_passes_it(examples: int) -> None:
     assert passed > examples, "nearly all were far below it: this proves nothing"
 
 
-def test_it_does_not_move_for_what_is_soon_gone() -> None:
+def test_the_oracle_ignores_capacity_that_is_soon_lost() -> None:
     slow, fast = PlanFigures(10, 10, (1,), 1.0), PlanFigures(5, 10, (2,), 2.0)
 
     def moves(lasts_s: float) -> int:
@@ -93,7 +93,7 @@ def test_it_does_not_move_for_what_is_soon_gone() -> None:
     assert moves(31) == 2
 
 
-def test_its_dollars_are_those_of_what_it_runs() -> None:
+def test_the_oracle_pays_for_the_plans_that_it_runs() -> None:
     way = PlanFigures(10, 10, (4,), 2.0, egress_usd=1.0)
     spans = (AvailabilitySpan(0, 100, 0, (4,), ((),)), AvailabilitySpan(100, 150, 1, (0,), ((),)))
     outcome = best_possible(spans, (way,), lambda _, state: state == 0, ReconfigurationCosts())
@@ -104,7 +104,7 @@ def test_its_dollars_are_those_of_what_it_runs() -> None:
     assert unknown.usd is None
 
 
-def test_nothing_to_run_is_nothing_trained() -> None:
+def test_without_plans_the_oracle_trains_nothing() -> None:
     outcome = best_possible(
         (AvailabilitySpan(0, 9, 0, (1,), ((),)),), (), lambda *_: False, ReconfigurationCosts()
     )

@@ -1,4 +1,4 @@
-"""A job on a trace under every policy: the plans it takes, when it moves, and what is told."""
+"""A job on a trace under every policy: its plans, its moves, and the command's output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def outcome(result: Replay, policy: str) -> PolicyResult:
     return next(outcome for outcome in result.policy_results if outcome.policy == policy)
 
 
-def test_no_policy_passes_the_oracle_and_nothing_the_ideal() -> None:
+def test_no_policy_beats_the_oracle_nor_the_oracle_the_ideal() -> None:
     for seed in range(20):
         points = [(100 * n + seed, 4 * ((7 * n + seed * n * n) % 5)) for n in range(1, 40)]
         result = replay(trace((0, 16), *points, end_s=4200), seed=seed)
@@ -80,7 +80,7 @@ def test_no_policy_passes_the_oracle_and_nothing_the_ideal() -> None:
             assert sum(parts) == pytest.approx(4200)
 
 
-def test_on_a_calm_day_all_policies_are_one() -> None:
+def test_without_changes_all_policies_are_equal() -> None:
     result = replay(trace((0, 16), end_s=400))
     assert {outcome.steps for outcome in result.policy_results} == {100}
     assert {outcome.reconfigurations for outcome in result.policy_results} == {0}
@@ -89,7 +89,7 @@ def test_on_a_calm_day_all_policies_are_one() -> None:
     }
 
 
-def test_a_machine_that_stays_is_taken_within_minutes_and_one_that_flaps_is_not() -> None:
+def test_a_stable_machine_is_used_within_minutes_and_a_flapping_one_is_not() -> None:
     stays = outcome(replay(trace((0, 8), (600, 16), end_s=7200)), "sailor")
     assert stays.reconfigurations == 1
     began = next(segment.start_s for segment in stays.segments if segment.kind == "reconfiguring")
@@ -112,7 +112,7 @@ def test_a_loss_moves_at_once_and_a_restart_goes_back_to_its_checkpoint() -> Non
     assert (restart.steps, restart.steps_lost, restart.downtime_s) == (225 + 112, 25, 100)
 
 
-def test_what_ignores_additions_never_grows() -> None:
+def test_ignore_additions_never_uses_more_gpus() -> None:
     given = trace((0, 8), (500, 16), (1000, 4), (1500, 16), end_s=3000)
     for seed in range(4):
         result = replay(given, seed=seed)
@@ -125,7 +125,7 @@ def test_what_ignores_additions_never_grows() -> None:
         assert max(used) == 8
 
 
-def test_a_cost_goal_runs_what_is_cheap() -> None:
+def test_a_cost_goal_runs_the_cheapest_plans() -> None:
     fast = replay(trace((0, 16), end_s=400))
     cheap = replay(trace((0, 16), (200, 4), end_s=400), goal="cost")
     assert outcome(fast, "sailor").gpu_seconds == (6400,)
@@ -150,20 +150,20 @@ def test_the_longest_availabilities_are_searched_first() -> None:
     assert plans.best(plans.state((3,))) is None
 
 
-def test_nobody_stands_still_for_want_of_a_search() -> None:
+def test_an_availability_without_a_fitting_plan_is_always_searched() -> None:
     plans = plans_of(trace((0, 16), (500, 4), (600, 8), end_s=620), 1)
     assert plans.searched == 2
     assert [known.plan.device_count for known in plans.known] == [16, 4]
 
 
-def test_what_is_hopeless_is_not_searched_again() -> None:
+def test_availabilities_below_one_without_a_plan_are_not_searched() -> None:
     given = trace((0, 3), (100, 2), (150, 1), (160, 0), end_s=170)
     plans = plans_of(given, 9)
     assert plans.searched == 1
     assert not plans.known
 
 
-def test_pools_of_one_place_are_one_to_the_player() -> None:
+def test_the_player_merges_pools_of_one_place() -> None:
     both = Cluster((POOL, Pool(*PLACE_OF_SPOT, 4, 8, spot=True)), load_catalogue())
     given = trace_of("two", iter([(0.0, (8, 8)), (10.0, (4, 4))]), 20.0)
     asked = Question(question().job, both, Measurements())
@@ -177,7 +177,7 @@ def test_pools_of_one_place_are_one_to_the_player() -> None:
 PLACE_OF_SPOT = (PLACE.zone, PLACE.gpu, PLACE.machine)
 
 
-def test_whole_machines_go_and_the_seed_says_which() -> None:
+def test_whole_machines_are_lost_by_seed() -> None:
     given = trace((0, 16), (10, 8), (20, 8 + 4), (30, 6), end_s=40)
     drawn = [machines_taken(given, CLUSTER, seed) for seed in range(8)]
     assert drawn[0] == machines_taken(given, CLUSTER, 0)
@@ -227,7 +227,7 @@ def run(folder: Path, *more: str, trace: str = TRACE_FILE, cluster: str = CLUSTE
     return CliRunner().invoke(main, ["replay", *files, "--budget", "10", *more])
 
 
-def test_the_command_tells_and_draws_all_policies(tmp_path: Path) -> None:
+def test_the_command_prints_and_plots_all_policies(tmp_path: Path) -> None:
     plot = tmp_path / "replay.svg"
     done = run(tmp_path, "--json", "--plot", str(plot))
     assert done.exit_code == 0, done.output
@@ -248,7 +248,7 @@ def test_the_command_tells_and_draws_all_policies(tmp_path: Path) -> None:
     assert run(tmp_path, "--json").stdout == done.stdout
 
 
-def test_the_table_shows_the_policies_that_were_asked_for(tmp_path: Path) -> None:
+def test_the_table_shows_the_requested_policies(tmp_path: Path) -> None:
     done = run(tmp_path, "--policy", "oracle, sailor", "--restart-s", "300")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -266,7 +266,7 @@ def test_a_trace_without_enough_gpus_says_so(tmp_path: Path) -> None:
     assert [line.split()[1] for line in done.stdout.splitlines()[-4:]] == ["0"] * 4
 
 
-def test_limits_that_nothing_keeps_are_named(tmp_path: Path) -> None:
+def test_limits_that_no_plan_keeps_are_named(tmp_path: Path) -> None:
     (tmp_path / "poor.toml").write_text(JOB_FILE + "[objective]\nmax_usd_per_hour = 0.001\n")
     run(tmp_path)
     files = [str(tmp_path / name) for name in ("trace.toml", "poor.toml", "cluster.toml")]
@@ -288,7 +288,7 @@ def test_limits_that_nothing_keeps_are_named(tmp_path: Path) -> None:
         (("--planned-s", "-1"), "-1.0 is not in the range"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, more: tuple[str, ...], words: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, more: tuple[str, ...], words: str) -> None:
     done = run(tmp_path, *more)
     assert done.exit_code == 2
     assert words in done.stderr

@@ -1,4 +1,4 @@
-"""The bound of the full space against random plans of every sort of world: none is below it."""
+"""The bound of the full space against random plans in random worlds."""
 
 from __future__ import annotations
 

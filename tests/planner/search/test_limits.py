@@ -1,4 +1,4 @@
-"""Limits near the edge of what can be had: a plan that keeps them is found if there is one."""
+"""Tight limits: a plan that keeps them is found if there is one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def usd_of(estimate: Estimate) -> float:
 
 
 @pytest.mark.sim
-def test_limits_at_the_edge_leave_the_best_of_all_plans_that_keep_them(examples: int) -> None:
+def test_tight_limits_give_the_best_plan_that_keeps_them(examples: int) -> None:
     for seed in range(max(1, examples // 10)):
         rng = random.Random(f"edge {seed}")
         case = random_case(rng, gpus_max=3, layers_max=4, batch=rng.choice([2, 4]))
@@ -57,7 +57,7 @@ def test_limits_at_the_edge_leave_the_best_of_all_plans_that_keep_them(examples:
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_what_another_goal_finds_is_found_as_a_limit(examples: int) -> None:
+def test_a_plan_found_for_one_goal_is_found_under_its_figures_as_limit(examples: int) -> None:
     """More GPUs than are searched to the end; seed 6 once had no plan as quick as the fastest."""
     seeds = [6] if examples <= 50 else range(max(1, examples // 20))
     for seed in seeds:
@@ -79,7 +79,7 @@ def test_what_another_goal_finds_is_found_as_a_limit(examples: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_more_gpus_never_make_a_finished_search_worse(examples: int) -> None:
+def test_more_gpus_never_make_a_complete_search_worse(examples: int) -> None:
     finished = 0
     for seed in range(max(4, examples // 15)):
         rng = random.Random(f"more {seed}")

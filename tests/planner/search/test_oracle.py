@@ -1,4 +1,4 @@
-"""The planner under the event estimator against every plan that there is."""
+"""The planner under the event estimator against all plans of small cases."""
 
 from __future__ import annotations
 
