@@ -95,7 +95,7 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     """All checkpoints of a job that the durable store holds."""
     api, job = request.app[API], job_of(request)
     active = api.shell.shown.active
-    trouble = active.storage_trouble if active is not None and active.job == job.id else ""
+    trouble = active.checkpointing.trouble if active is not None and active.job == job.id else ""
     if job.saving.uri is None:
         return answer(CheckpointsView(job.id, None, (), 0, trouble, ()))
     found = await _reached(asyncio.to_thread(_look, job.saving.uri, JobId(job.id)))

@@ -21,7 +21,7 @@ def metrics_text(api: Api) -> str:
 def _lines(api: Api) -> Iterator[str]:
     shell, state = api.shell, api.shell.shown
     active = state.active
-    step = 0 if active is None else active.step
+    step = 0 if active is None else active.progress.step
     generation = active.generation if active is not None else None
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield from _metric("sailor_leads", "gauge", "1 where this sailord leads.",
@@ -33,7 +33,7 @@ def _lines(api: Api) -> Iterator[str]:
                        [("", 0 if generation is None else generation.number)])  # fmt: skip
     yield from _metric("sailor_nodes", "gauge", "Nodes by state.",
                        _by_state(state))  # fmt: skip
-    watch = Watch() if active is None else active.watch
+    watch = Watch() if active is None else active.slowness.watch
     factors = [(f'gpu="{gpu}"', times) for gpu, times in sorted(watch.factors.items())]
     yield from _metric("sailor_compute_over_predicted", "gauge",
                        "Seconds that a kind of GPU computes in a step, over what was predicted.",

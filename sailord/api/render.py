@@ -125,7 +125,7 @@ def job_view(state: State, id_: JobId) -> JobView | None:
             **fields_of(state.job),
             generation=active.generation,
             phase=phase_view(state, active),
-            step=active.step,
+            step=active.progress.step,
             durable=durable,
         )
     job = state.jobs.get(id_)
@@ -147,8 +147,9 @@ def phase_view(state: State, active: Active) -> PhaseView:
     if question is not None:
         return PhaseView("planning", None, question.deadline, question.reason)
     deadline = phase.deadline if isinstance(phase, Starting | Stopping) else None
-    if isinstance(phase, Stopping) and active.securing is not None:
-        deadline = max(phase.deadline, active.securing.until)  # It stands, and is made durable.
+    securing = active.checkpointing.securing
+    if isinstance(phase, Stopping) and securing is not None:
+        deadline = max(phase.deadline, securing.until)  # Parked until its last step is durable.
     reason = getattr(phase, "reason", None)
     name: Any = type(phase).__name__.lower()
     return PhaseView(
@@ -183,8 +184,8 @@ def active_view(
         state=state.job.state,
         priority=state.job.priority,
         steps=state.job.steps,
-        step=active.step,
-        step_age_s=max(now - active.advanced_at, 0.0),
+        step=active.progress.step,
+        step_age_s=max(now - active.progress.advanced_at, 0.0),
         phase=phase_view(state, active),
         generation=active.generation,
         members=tuple(state.nodes[id_].record.name for id_ in members if id_ in state.nodes),
@@ -193,10 +194,10 @@ def active_view(
         measured=_measured(state, active, pace, about),
         durable_step=None if durable is None else durable_step,
         durable_age_s=None if durable_at is None else max(now - durable_at, 0.0),
-        steps_at_risk=max(active.step - durable_step, 0),
-        storage_trouble=active.storage_trouble,
+        steps_at_risk=max(active.progress.step - durable_step, 0),
+        storage_trouble=active.checkpointing.trouble,
         troubles=_troubles(state, members),
-        failures=active.failures,
+        failures=active.attempts.failures,
         spent=_spent(state.job, active.generation, now),
     )
 

@@ -210,7 +210,7 @@ class Shell:
         if active is None:
             return {"term": term}
         number = None if active.generation is None else active.generation.number
-        return {"job": active.job, "generation": number, "term": term, "step": active.step}
+        return {"job": active.job, "generation": number, "term": term, "step": active.progress.step}
 
     def _perform(self, command: Command, cause: str) -> None:
         match command:

@@ -26,8 +26,8 @@ class Pace:
             self.seen.clear()
         if active is None or number == 0:
             return
-        if not self.seen or self.seen[-1][1] != active.step:
-            self.seen.append((state.now, active.step))
+        if not self.seen or self.seen[-1][1] != active.progress.step:
+            self.seen.append((state.now, active.progress.step))
 
     @property
     def iteration_s(self) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from agents.protocol.records import GenerationRecord, Intent, Point, Restore, Uploaded
 from sailord.core.checkpoint_records import (
@@ -52,26 +53,36 @@ def hear_of_storage(
     active = state.active
     if active is None or active.job != event.job:
         return state
-    commit = active.commit
+    known = active.checkpointing
+    commit, check = known.commit, known.check
     match event:
-        case DurableChecked() if active.check is not None and active.check.of == event.of:
+        case DurableChecked() if check is not None and check.of == event.of:
             if event.is_away:
-                later = _later(state)
-                active = replace(active, check=None, storage_after=later, storage_trouble=event.why)
+                known = replace(known, check=None, retry_at=_later(state), trouble=event.why)
             else:
                 why_none = event.why if event.found is None else ""
-                active = replace(active, check=Check(event.of, event.found, why_none))
+                known = replace(known, check=Check(event.of, event.found, why_none))
         case ManifestWritten() if commit == Commit(event.durable.point):
-            active = replace(active, commit=Commit(commit.point, event.durable))
+            known = replace(known, commit=Commit(commit.point, event.durable))
         case CheckpointCommitted() if commit is not None and commit.durable == event.durable:
-            active = replace(active, commit=None, storage_trouble="")
+            known = replace(known, commit=None, trouble="")
         case CommitFailed() if commit is not None and commit.point == event.point:
-            later = _later(state)
-            active = replace(active, commit=None, storage_after=later, storage_trouble=event.why)
-            active = replace(active, failed_at=event.point)
+            known = replace(
+                known,
+                commit=None,
+                retry_at=_later(state),
+                trouble=event.why,
+                failed_at=event.point,
+            )
         case _:
             pass
-    return replace(state, active=active)
+    return replace(state, active=replace(active, checkpointing=known))
+
+
+def _changed(state: State, active: Active, **facts: Any) -> State:
+    """Return the state with other facts about the job's checkpoints."""
+    known = replace(active.checkpointing, **facts)
+    return replace(state, active=replace(active, checkpointing=known))
 
 
 def _later(state: State) -> float:
@@ -101,20 +112,22 @@ def covering(
 
 def await_commit(_: State, active: Active) -> RuleAnswer:
     """Wait while a checkpoint is being stored: the next generation may begin from it."""
-    return WAIT if active.commit is not None and active.commit.is_storing else PASS
+    commit = active.checkpointing.commit
+    return WAIT if commit is not None and commit.is_storing else PASS
 
 
 def commit_next(state: State, active: Active) -> RuleAnswer:
     """Take a checkpoint one step further: to its manifest, then into the store."""
-    record, commit = active.generation, active.commit
+    record, commit = active.generation, active.checkpointing.commit
     if record is None or record.state == "closed" or isinstance(active.phase, Opening | Closing):
         return PASS
     if commit is None:
-        return _describe(state, active, record) if state.now >= active.storage_after else PASS
+        is_time = state.now >= active.checkpointing.retry_at
+        return _describe(state, active, record) if is_time else PASS
     if commit.durable is None or commit.is_storing:
         return PASS
-    storing = replace(active, commit=replace(commit, is_storing=True))
-    return Step(replace(state, active=storing), (CommitCheckpoint(commit.durable, record),))
+    storing = _changed(state, active, commit=replace(commit, is_storing=True))
+    return Step(storing, (CommitCheckpoint(commit.durable, record),))
 
 
 def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAnswer:
@@ -131,15 +144,17 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
             continue
         for upload in report.uploaded:
             by_point.setdefault(upload.point, []).append(upload)
-    for point in sorted(by_point, key=lambda point: (point == active.failed_at, point)):
+    for point in sorted(
+        by_point, key=lambda point: (point == active.checkpointing.failed_at, point)
+    ):
         is_late = last is not None and point.step <= last.point.step
         if is_late or point.generation != record.number:
             continue
         parts = covering(by_point[point], layers=state.job.layers, atoms=state.job.atoms)
         if parts is not None:
-            begun = replace(active, commit=Commit(point))
+            begun = _changed(state, active, commit=Commit(point))
             order = WriteManifest(state.job, record, parts, point, last)
-            return Step(replace(state, active=begun), (order,))
+            return Step(begun, (order,))
     return PASS
 
 
@@ -148,12 +163,12 @@ def sweep(state: State, active: Active) -> RuleAnswer:
     record, durable = active.generation, state.durables.get(active.job)
     if durable is None or record is None or not isinstance(active.phase, Running):
         return PASS
-    if active.swept == (record.number, durable):
+    if active.checkpointing.swept == (record.number, durable):
         return PASS
     if any(order.kind == "rollback" for order in active.orders):
         return PASS  # What is gone back to may be older than all that is kept.
     order = CollectGarbage(state.job, record, durable)
-    return Step(replace(state, active=replace(active, swept=(record.number, durable))), (order,))
+    return Step(_changed(state, active, swept=(record.number, durable)), (order,))
 
 
 # ---- what is to become durable now --------------------------------------------------------------
@@ -171,12 +186,12 @@ def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
     is_done = durable is not None and durable.point.step >= point.step
     if state.job.saving.uri is None or is_done:
         return PASS
-    wanted = active.securing
+    wanted = active.checkpointing.securing
     if wanted is None or wanted.point != point:
         wanted = Securing(point, state.now + state.options.secure_s)
         text = f"waiting for step {point.step} to become durable"
         note = Note(text, active.job)
-        return Step(replace(state, active=replace(active, securing=wanted)), (note,))
+        return Step(_changed(state, active, securing=wanted), (note,))
     return PASS if state.now >= wanted.until else WAIT
 
 
@@ -190,13 +205,13 @@ def obey_checkpoint(state: State, active: Active) -> RuleAnswer:
         return _answer(state, active, orders, "no checkpoint: the job names no place for them")
     if record is None or record.state == "closed":
         return _answer(state, active, orders, "no checkpoint: the job does not run")
-    durable, wanted = state.durables.get(active.job), active.securing
+    durable, wanted = state.durables.get(active.job), active.checkpointing.securing
     if wanted is None:
         point = newest_complete(state, active, record)
         if point is None:
             return PASS
         wanted = Securing(point, state.now + state.options.secure_s)
-        return Step(replace(state, active=replace(active, securing=wanted)))
+        return Step(_changed(state, active, securing=wanted))
     if durable is not None and durable.point.step >= wanted.point.step:
         return _answer(state, active, orders, f"step {durable.point.step} is durable, as ordered")
     if state.now >= wanted.until:
@@ -207,10 +222,10 @@ def obey_checkpoint(state: State, active: Active) -> RuleAnswer:
 
 def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str) -> Step:
     rest = tuple(order for order in active.orders if order not in orders)
-    settled = replace(active, orders=rest, securing=None)
+    settled = _changed(state, replace(active, orders=rest), securing=None)
     settle = (SettleIntent(order.id) for order in orders)
     commands: tuple[Command, ...] = (Note(text, active.job), *settle)
-    return Step(replace(state, active=settled), commands)
+    return Step(settled, commands)
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
@@ -232,16 +247,16 @@ def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     durable = state.durables.get(active.job)
     if restore.source != "durable" or durable is None or restore.point.step > durable.point.step:
         return PASS
-    check = active.check
+    check = active.checkpointing.check
     if check is not None and check.of == durable:
         is_known = check.found is not None or check.why_none
         return PASS if is_known else WAIT
-    if state.now < active.storage_after:
+    if state.now < active.checkpointing.retry_at:
         return WAIT
     last = active.generation
     # What was read and came to nothing may be damaged where a quick look does not go.
     came_to_nothing = (
-        last is not None and last.restore == restore and active.step == restore.point.step
+        last is not None and last.restore == restore and active.progress.step == restore.point.step
     )
     order = CheckDurable(state.job, durable, came_to_nothing)
-    return Step(replace(state, active=replace(active, check=Check(durable))), (order,))
+    return Step(_changed(state, active, check=Check(durable)), (order,))

@@ -8,7 +8,7 @@ from sailord.core.job_cost import over_budget
 from sailord.core.job_queue import next_in_queue
 from sailord.core.queries import is_writing
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
-from sailord.core.state import Active, Held, State, Waiting
+from sailord.core.state import Active, Held, Progress, State, Waiting
 from sailord.core.transitions import close
 
 
@@ -23,7 +23,7 @@ def take_next_job(state: State) -> Step | None:
     job = replace(job, state="running", reason="its turn came", past=past)
     phase = Waiting("nothing was planned yet", state.now)
     step = last.restore.point.step if last is not None else 0
-    active = Active(job.id, phase, last, step=step, advanced_at=state.now)
+    active = Active(job.id, phase, last, progress=Progress(step, state.now))
     state, commands = write_job(state, job)
     return Step(replace(state, generations=generations, active=active), commands)
 

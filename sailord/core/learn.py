@@ -52,12 +52,14 @@ from sailord.core.state import (
     Held,
     IntentGiven,
     JobSubmitted,
+    LastQuestion,
     NodesObserved,
     Opening,
     Phase,
     PlanFound,
     PlanRefused,
     ProbeFailed,
+    Progress,
     Reported,
     SettleIntent,
     Starting,
@@ -171,7 +173,13 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
     if record is not None:
         step = record.restore.point.step
     # What runs was considered by whoever led before; it need not be reconsidered at once.
-    return Active(job.id, phase, record, step=step, advanced_at=at, considered_at=at)
+    return Active(
+        job=job.id,
+        phase=phase,
+        generation=record,
+        progress=Progress(step, at),
+        asked=LastQuestion(at=at),
+    )
 
 
 def _note_intents(state: State, intents: Iterable[Intent]) -> Step:
@@ -278,11 +286,8 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             opened = replace(
                 active,
                 generation=record,
-                step=step,
-                advanced_at=state.now,
-                commit=None,
-                securing=None,
-                check=None,
+                progress=replace(active.progress, step=step, advanced_at=state.now),
+                checkpointing=replace(active.checkpointing, commit=None, securing=None, check=None),
             )
             durables = dict(state.durables)
             if active.phase.lowers is not None:

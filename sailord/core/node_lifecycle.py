@@ -8,7 +8,7 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, Intent, NodeId, NodeRecord, Report
 from sailord.core import standing
 from sailord.core.nodes import Node, Nodes
-from sailord.core.state import Active, Running, State
+from sailord.core.state import Active, Progress, Running, State
 
 
 def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
@@ -88,9 +88,9 @@ def _take_report(
             failed_since = state.now if node.failed_since is None else node.failed_since
         if report.taking == "broken":
             broken_since = state.now if node.broken_since is None else node.broken_since
-        if report.step > active.step:
+        if report.step > active.progress.step:
             step_s = _step_s(active, report.step, state.now)
-            active = replace(active, step=report.step, advanced_at=state.now, step_s=step_s)
+            active = replace(active, progress=Progress(report.step, state.now, step_s))
     heard = replace(
         node,
         report=report,
@@ -105,11 +105,11 @@ def _take_report(
 def _step_s(active: Active, step: int, now: float) -> float | None:
     """Moving average of a step's seconds; the first step of a generation does not count."""
     if active.question is not None or not isinstance(active.phase, Running):
-        return active.step_s
-    if active.advanced_at <= active.phase.since:
-        return active.step_s
-    fresh = (now - active.advanced_at) / (step - active.step)
-    return fresh if active.step_s is None else 0.9 * active.step_s + 0.1 * fresh
+        return active.progress.step_s
+    if active.progress.advanced_at <= active.phase.since:
+        return active.progress.step_s
+    fresh = (now - active.progress.advanced_at) / (step - active.progress.step)
+    return fresh if active.progress.step_s is None else 0.9 * active.progress.step_s + 0.1 * fresh
 
 
 def _speaks_of(record: GenerationRecord | None, report: Report) -> bool:
@@ -205,9 +205,11 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     if state.now < max(node.absent_since, node.heard_at, state.woken_at) + options.suspect_s:
         return ""
     generation = state.active.generation
-    has_stepped = generation is not None and state.active.step > generation.restore.point.step
+    has_stepped = (
+        generation is not None and state.active.progress.step > generation.restore.point.step
+    )
     waits_s = options.last_step_s(state.lease_of(node)) if has_stepped else options.suspect_s
-    if state.now < state.active.advanced_at + waits_s:
+    if state.now < state.active.progress.advanced_at + waits_s:
         return ""
     return "its lease is gone and no step was done since"
 

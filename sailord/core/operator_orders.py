@@ -33,8 +33,12 @@ def obey(state: State, active: Active) -> RuleAnswer:
             return _settled(state, active, order, said)
         case "resume" | "rollback" if isinstance(active.phase, Held):
             job = replace(state.job, state="running", reason=reason)
-            again = replace(active, failures=0, not_before=state.now, is_refused=False)
-            again = replace(again, considered=frozenset(), check=None)
+            again = replace(
+                active,
+                attempts=replace(active.attempts, failures=0, not_before=state.now),
+                asked=replace(active.asked, nodes=frozenset(), is_refused=False),
+                checkpointing=replace(active.checkpointing, check=None),
+            )
             settle: tuple[Command, ...] = ()
             if order.kind == "resume":
                 again, settle = without(again, order), (SettleIntent(order.id),)

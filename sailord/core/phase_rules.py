@@ -127,7 +127,8 @@ def _while_starting(state: State, active: Active, phase: Starting) -> RuleAnswer
         text = f"generation {active.generation.number} runs after {took:.2f} s"
         # What a start from nothing takes, nobody predicts.
         text += f" (predicted {phase.move_s:.2f} s)" if phase.move_s else ""
-        begun = replace(state, active=replace(active, advanced_at=state.now))
+        progress = replace(active.progress, advanced_at=state.now)
+        begun = replace(state, active=replace(active, progress=progress))
         return enter(begun, Running(state.now), note(active, text))
     if state.now >= phase.deadline:
         return fail(state, active)
@@ -144,14 +145,14 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
     if not is_alive(state, active):
         return fail(state, active)
     steps = state.job.steps
-    is_done = steps is not None and active.step >= steps
+    is_done = steps is not None and active.progress.step >= steps
     if is_done and all_members(state, active.generation, "stopped"):
         kept = secure(state, active, stopped_at(state, active.generation))
         done = f"all {steps} steps are done"
         return close(state, active, "done", done) if kept is PASS else kept
-    if state.now >= active.advanced_at + stall_s(state.options, active):
+    if state.now >= active.progress.advanced_at + stall_s(state.options, active):
         return fail(state, active)
-    if active.failures and is_healthy(state, active):
+    if active.attempts.failures and is_healthy(state, active):
         return forgive(state, active)
     kept = keep_too_many(state, active)
     if kept is not PASS:

@@ -38,11 +38,12 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
             return WAIT
         case None:
             # That says nothing about the nodes: the same question is worth another try.
-            again = replace(active, not_before=state.now + state.options.failure_pause_s)
+            not_before = state.now + state.options.failure_pause_s
+            again = replace(active, attempts=replace(active.attempts, not_before=not_before))
             why = f": {question.trouble}" if question.trouble else " in time"
             return _drop(state, again, note(active, f"the planner did not answer{why}"))
         case str() as why:
-            refused = replace(active, is_refused=True)
+            refused = replace(active, asked=replace(active.asked, is_refused=True))
             return _drop(state, refused, note(active, f"no plan: {why}"))
         case Proposal() as proposal if alive:
             return _weigh(state, active, question, proposal)

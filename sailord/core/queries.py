@@ -66,20 +66,22 @@ def is_explained(state: State, generation: GenerationRecord) -> bool:
 
 def is_due(state: State, active: Active, change: Change | None) -> bool:
     """Say whether the change may be asked about now, and is not the question just refused."""
-    if change is None or state.now < change.due or state.now < active.not_before:
+    if change is None or state.now < change.due or state.now < active.attempts.not_before:
         return False
     order = order_at_hand(active)
     if order is not None and order.kind == "replan":
         return True
-    is_same_question = active.is_refused and active.considered == frozenset(usable(state, active))
-    return not is_same_question or state.now >= active.considered_at + state.options.reconsider_s
+    asked = active.asked
+    is_same_question = asked.is_refused and asked.nodes == frozenset(usable(state, active))
+    return not is_same_question or state.now >= asked.at + state.options.reconsider_s
 
 
 def ask_again_in(state: State, active: Active, seconds: float | None) -> Active:
     """The question may come again earlier than usual: what it was too early for will be in time."""
     if seconds is None or seconds >= state.options.reconsider_s:
         return active
-    return replace(active, considered_at=state.now + seconds - state.options.reconsider_s)
+    at = state.now + seconds - state.options.reconsider_s
+    return replace(active, asked=replace(active.asked, at=at))
 
 
 def is_running_plan(active: Active, proposal: Proposal) -> bool:
@@ -199,7 +201,7 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
     """Choose the restore point, and the older checkpoint that then counts as the newest, if any."""
     durable = state.durables.get(active.job)
     lowers = None
-    check = active.check
+    check = active.checkpointing.check
     if check is not None and check.of == durable and check.found not in {None, durable}:
         durable = lowers = check.found
     order = order_at_hand(active)
@@ -228,8 +230,8 @@ def release_now(state: State) -> Point | None:
         durable=state.durables.get(active.job),
         domains=failure_domains(_copy_zones(state, active), state.job.saving.survive),
     )
-    if point is not None and active.securing is not None:
-        point = min(point, active.securing.point)
+    if point is not None and active.checkpointing.securing is not None:
+        point = min(point, active.checkpointing.securing.point)
     return point
 
 
@@ -253,5 +255,5 @@ def answer_to(state: State, report: Report, release: Point | None) -> ReportRepl
     every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
     if active is None or report.job != active.job:
         return ReportReply(state.term, every_s=every_s)
-    upload = None if active.securing is None else active.securing.point
+    upload = None if active.checkpointing.securing is None else active.checkpointing.securing.point
     return ReportReply(state.term, release, upload, every_s)

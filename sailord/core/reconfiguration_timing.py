@@ -135,9 +135,9 @@ def _again(seen: Watch, now: float) -> Watch:
 def _left(seen: Watch, state: State, active: Active, *, is_planned: bool) -> Watch:
     """The old generation is over, and the next one's record is on its way."""
     assert isinstance(active.phase, Opening)
-    stood_at, reached = seen.stood_at, max(seen.reached, active.step)
+    stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
     if stood_at is None:
-        stood_at = seen.sign_at if active.phase.record.number == 1 else active.advanced_at
+        stood_at = seen.sign_at if active.phase.record.number == 1 else active.progress.advanced_at
     answered_at = state.now if seen.answered_at is None else seen.answered_at
     return replace(
         seen,
@@ -148,7 +148,7 @@ def _left(seen: Watch, state: State, active: Active, *, is_planned: bool) -> Wat
         steps_lost=max(reached - active.phase.record.restore.point.step, 0),
         predicted_s=active.phase.proposal.move_s,
         predicted=active.phase.proposal.move_phases,
-        step_s=active.step_s or active.phase.proposal.iteration_s,
+        step_s=active.progress.step_s or active.phase.proposal.iteration_s,
         reason=active.phase.record.reason,
     )
 
@@ -157,12 +157,12 @@ def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, M
     record = active.generation
     if record is None or seen.opened_at is None:
         return None, None  # Nothing came of it: the old generation goes on.
-    if active.step <= record.restore.point.step:
+    if active.progress.step <= record.restore.point.step:
         return seen, None
     assert seen.answered_at is not None, "who opens a generation has an answer"
     assert seen.stood_at is not None, "who opens a generation left another, or had none"
     is_start = seen.kind == START
-    downtime_s = 0.0 if is_start else active.advanced_at - seen.stood_at - seen.step_s
+    downtime_s = 0.0 if is_start else active.progress.advanced_at - seen.stood_at - seen.step_s
     phases = {
         "detect": seen.asked_at - seen.sign_at - seen.retried_s,
         **({"retries": seen.retried_s} if seen.retried_s > 0 else {}),
@@ -180,7 +180,7 @@ def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, M
         restored_step=record.restore.point.step,
         steps_lost=seen.steps_lost,
         downtime_s=max(downtime_s, 0.0),
-        total_s=active.advanced_at - seen.sign_at,
+        total_s=active.progress.advanced_at - seen.sign_at,
         predicted_s=seen.predicted_s,
         phases=tuple((name, max(seconds, 0.0)) for name, seconds in phases.items()),
         predicted=seen.predicted,
@@ -225,7 +225,7 @@ def _sign(before: State, state: State, active: Active, question: Question) -> tu
     if question.is_forced:
         return state.now, "order"
     # Who was asked about before and is in no plan yet is no news: the time was not ripe.
-    old = {*members, *(() if before.active is None else before.active.considered)}
+    old = {*members, *(() if before.active is None else before.active.asked.nodes)}
     new = [state.nodes[id_].free_since for id_ in question.nodes if id_ not in old]
     # Nor was anybody overlooked who came in the middle of the last move.
     return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")

@@ -63,7 +63,7 @@ def few(words: Collection[str], between: str) -> str:
 def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
     """Nothing runs: plan as soon as it is likely that no more is about to change."""
     options, last = state.options, active.generation
-    due = max(phase.since + options.failures_gather_s, active.not_before)
+    due = max(phase.since + options.failures_gather_s, active.attempts.not_before)
     if last is None or last.state == "closed":
         ready = [state.nodes[id_].since for id_ in usable(state, active)]
         due = max(due, max(ready, default=state.now) + options.start_gather_s)
@@ -153,7 +153,7 @@ def _slow_nodes(state: State, active: Active) -> list[Change]:
 def _additions(state: State, active: Active) -> list[Change]:
     if not isinstance(active.phase, Running) or active.generation is None:
         return []
-    known = active.considered.union(active.generation.members)
+    known = active.asked.nodes.union(active.generation.members)
     unknown = sorted(state.nodes.keys() - known)
     new = [id_ for id_ in unknown if state.nodes[id_].is_usable(is_member=False)]
     if not new:
@@ -196,11 +196,11 @@ def _standstill(state: State, active: Active) -> list[Change]:
     match active.phase:
         case Starting() if state.now >= active.phase.deadline:
             return [Change("the generation did not start in time", state.now, is_forced=True)]
-        case Running() if state.now >= active.advanced_at + (limit_s := stall_s(options, active)):
-            reason = f"no step was done for {limit_s:.0f} s"
+        case Running() if state.now >= active.progress.advanced_at + stall_s(options, active):
+            reason = f"no step was done for {stall_s(options, active):.0f} s"
             return [Change(reason, state.now, is_forced=True)]
         case Running():
-            due = active.considered_at + options.reconsider_s
+            due = active.asked.at + options.reconsider_s
             return [Change("a better plan may exist by now", due, is_forced=False)]
         case _:
             return []

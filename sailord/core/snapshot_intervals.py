@@ -85,7 +85,7 @@ def intervals_now(state: State, active: Active, predicted_s: float) -> Intervals
     past = state.job.past
     return intervals(
         state.job.saving,
-        step_s=active.step_s or predicted_s,
+        step_s=active.progress.step_s or predicted_s,
         seen=_seen(state, active),
         observed_s=0.0 if past.since is None else max(0.0, state.now - past.since),
         departed=departures(state, active),

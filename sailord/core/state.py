@@ -124,11 +124,71 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A slow node that stays where it is for now."""
+class Progress:
+    """How far the generation came."""
+
+    step: int = 0
+    """The highest step that any member reported as done."""
+    advanced_at: float = 0.0
+    """When it did; at first, when the generation began."""
+    step_s: float | None = None
+    """Seconds of a step, a moving average over the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Failures in a row and the backoff after them."""
+
+    failures: int = 0
+    """Failed generations in a row that no lost machine explains."""
+    comebacks: int = 0
+    """How often the job left the smallest plan again, for one that may fail like those before."""
+    not_before: float = 0.0
+    """No question to the planner before this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastQuestion:
+    """What the planner was asked last: the same is not asked again at once."""
+
+    nodes: frozenset[NodeId] = frozenset()
+    at: float = 0.0
+    is_refused: bool = False
+    """There is no plan for these nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """What is being made durable, checked and removed for this job."""
+
+    commit: Commit | None = None
+    retry_at: float = 0.0
+    """The durable store failed; it is not asked again before this moment."""
+    trouble: str = ""
+    """How it failed."""
+    failed_at: Point | None = None
+    """The checkpoint that it did not take."""
+    securing: Securing | None = None
+    check: Check | None = None
+    swept: tuple[int, Durable] | None = None
+    """The generation and the checkpoint after which garbage was collected last."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStraggler:
+    """A straggler that stays in the plan for now."""
 
     until: float
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """The stragglers of the generation."""
+
+    watch: Watch = field(default_factory=Watch)
+    kept: Mapping[NodeId, KeptStraggler] = field(default_factory=dict)
+    """Those that it was decided to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,36 +200,13 @@ class Active:
     generation: GenerationRecord | None = None
     question: Question | None = None
     """To the planner; only while the job waits, starts or runs."""
-    step: int = 0
-    """The highest step that anybody reported as done in this generation."""
-    advanced_at: float = 0.0
-    considered: frozenset[NodeId] = frozenset()
-    """The nodes of the last question: what was refused once is not asked again at once."""
-    considered_at: float = 0.0
-    is_refused: bool = False
-    """There was no plan for them."""
-    failures: int = 0
-    """Failed attempts in a row that no lost machine explains."""
-    comebacks: int = 0
-    """How often it left the smallest plan again, for one that may fail like those before."""
-    not_before: float = 0.0
-    """A pause after such a failure: no planning earlier than this."""
     orders: tuple[Intent, ...] = ()
-    """What operators asked of this job and was not yet done, in their order."""
-    commit: Commit | None = None
-    storage_after: float = 0.0
-    storage_trouble: str = ""
-    """How the durable store failed us; it is not asked again before then."""
-    failed_at: Point | None = None  # The checkpoint that it did not take.
-    securing: Securing | None = None
-    check: Check | None = None
-    swept: tuple[int, Durable] | None = None
-    """After which generation and checkpoint the durable store was tidied up last."""
-    step_s: float | None = None
-    """What a step takes, as heard over the last ones."""
-    watch: Watch = field(default_factory=Watch)
-    kept_slow: Mapping[NodeId, Kept] = field(default_factory=dict)
-    """Slow nodes of which it was decided to go on with them."""
+    """Orders of operators that are not yet carried out, in the order in which they were given."""
+    progress: Progress = field(default_factory=Progress)
+    attempts: Attempts = field(default_factory=Attempts)
+    asked: LastQuestion = field(default_factory=LastQuestion)
+    checkpointing: Checkpointing = field(default_factory=Checkpointing)
+    slowness: Slowness = field(default_factory=Slowness)
 
 
 @dataclass(frozen=True, slots=True)

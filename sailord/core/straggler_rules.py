@@ -18,10 +18,11 @@ from sailord.core.state import (
     Active,
     Command,
     GiveIntent,
-    Kept,
+    KeptStraggler,
     Note,
     Question,
     Running,
+    Slowness,
     State,
 )
 from sailord.core.straggler_detection import Limits, Sample, Slow, Watch, look, worst
@@ -41,12 +42,12 @@ def watched(state: State) -> State:
     if active is None or active.generation is None or active.generation.busy is None:
         return state
     number, busy = active.generation.number, active.generation.busy
-    is_new = active.watch.generation != number
-    if not is_new and state.now < active.watch.looked_at + LOOK_S:
+    is_new = active.slowness.watch.generation != number
+    if not is_new and state.now < active.slowness.watch.looked_at + LOOK_S:
         return state
     if not isinstance(active.phase, Running):
         return state
-    before = Watch(number, active.step) if is_new else active.watch
+    before = Watch(number, active.progress.step) if is_new else active.slowness.watch
     watch = look(
         before,
         _samples(state, active.generation),
@@ -54,8 +55,8 @@ def watched(state: State) -> State:
         relative_error=busy.relative_error,
         limits=limits_of(state.options),
     )
-    kept = {id_: each for id_, each in active.kept_slow.items() if state.now < each.until}
-    return replace(state, active=replace(active, watch=watch, kept_slow=kept))
+    kept = {id_: each for id_, each in active.slowness.kept.items() if state.now < each.until}
+    return replace(state, active=replace(active, slowness=Slowness(watch, kept)))
 
 
 def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
@@ -84,12 +85,12 @@ def to_leave_out(state: State, active: Active) -> dict[NodeId, Slow]:
 
 def _undecided(state: State, active: Active) -> dict[NodeId, Slow]:
     """Found slow, slowest first, and nothing was said of it yet."""
-    if not active.watch.slow or not isinstance(active.phase, Running):
+    if not active.slowness.watch.slow or not isinstance(active.phase, Running):
         return {}
-    if active.generation is None or active.watch.generation != active.generation.number:
+    if active.generation is None or active.slowness.watch.generation != active.generation.number:
         return {}
-    found = active.watch.found(state.now, limits_of(state.options))
-    return {id_: slow for id_, slow in found.items() if id_ not in active.kept_slow}
+    found = active.slowness.watch.found(state.now, limits_of(state.options))
+    return {id_: slow for id_, slow in found.items() if id_ not in active.slowness.kept}
 
 
 def _room(state: State) -> int:
@@ -118,8 +119,8 @@ def keep(
 ) -> Step:
     """Go on with slow nodes, and say why; they are not asked about again for a while."""
     until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
-    kept = {**active.kept_slow, **{id_: Kept(until, why) for id_ in slow}}
-    active = replace(active, kept_slow=kept, question=None)
+    kept = {**active.slowness.kept, **{id_: KeptStraggler(until, why) for id_ in slow}}
+    active = replace(active, slowness=replace(active.slowness, kept=kept), question=None)
     names = ", ".join(_name(state, id_) for id_ in slow)
     told = f"stays with {names}, slow as it is: {why}"
     said = Note(told, active.job, is_transition=True)
@@ -140,7 +141,7 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
 
 def take_back(state: State, active: Active) -> RuleAnswer:
     """Where nothing can run without the nodes that were left out, slow ones are better."""
-    if not active.is_refused:
+    if not active.asked.is_refused:
         return PASS
     slow = {id_: node for id_, node in state.nodes.items() if node.slow}
     back = {id_: replace(node, slow="") for id_, node in slow.items()}
@@ -170,7 +171,7 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     answer = question.answer
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
-    if any(id_ not in active.watch.slow for id_ in question.slow):
+    if any(id_ not in active.slowness.watch.slow for id_ in question.slow):
         return keep(state, active, question.slow, "it is as fast as it should be again", 0.0)
     if answer is None:
         return keep(state, active, question.slow, "the planner did not answer in time")
@@ -187,8 +188,8 @@ def told_slow(state: State) -> dict[NodeId, str]:
     active = state.active
     if active is None:
         return told
-    for id_, slow in active.watch.found(state.now, limits_of(state.options)).items():
-        kept = active.kept_slow.get(id_)
+    for id_, slow in active.slowness.watch.found(state.now, limits_of(state.options)).items():
+        kept = active.slowness.kept.get(id_)
         told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
     return told
 

@@ -19,7 +19,7 @@ STEPS_TO_STOP = 3
 
 def step_of(active: Active, proposal: Proposal) -> float:
     """What a step is taken to take: as predicted, or as the last plan was measured, if longer."""
-    return max(proposal.iteration_s, active.step_s or 0.0)
+    return max(proposal.iteration_s, active.progress.step_s or 0.0)
 
 
 def stall_s(options: Options, active: Active) -> float:
@@ -53,4 +53,4 @@ def _stall_s(options: Options, step_s: float) -> float:
 
 def _running_step_s(active: Active) -> float:
     predicted = 0.0 if active.generation is None else active.generation.step_s
-    return max(predicted, active.step_s or 0.0)
+    return max(predicted, active.progress.step_s or 0.0)

@@ -24,6 +24,7 @@ from sailord.core.state import (
     Closing,
     Command,
     Held,
+    LastQuestion,
     Note,
     Opening,
     Phase,
@@ -46,7 +47,7 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
     """Ask the planner about all nodes that can be used, for this reason."""
     assert change is not None
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in change.slow)
-    considered = replace(active, considered=frozenset(nodes), considered_at=state.now)
+    considered = replace(active, asked=LastQuestion(frozenset(nodes), state.now))
     settled: tuple[Command, ...] = ()
     order = order_at_hand(active)
     if order is not None and order.kind == "replan":
@@ -55,7 +56,7 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
     if not nodes and change.slow:
         return keep(state, active, change.slow, "nobody else is there")
     if not nodes:
-        refused = replace(considered, is_refused=True)
+        refused = replace(considered, asked=replace(considered.asked, is_refused=True))
         return Step(replace(state, active=refused), (*settled, note(active, _nobody(state))))
     alive = is_alive(state, active)
     is_running = isinstance(active.phase, Starting | Running) and alive
@@ -69,16 +70,18 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
         slow=change.slow,
     )
     times = {id_: slow.times for id_, slow in change.slow.items()}
-    factors = active.watch.factors if change.slow else {}
-    is_safe = active.failures >= state.options.failures_until_safe
+    factors = active.slowness.watch.factors if change.slow else {}
+    is_safe = active.attempts.failures >= state.options.failures_until_safe
     is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
     if repeats:
         assert active.generation is not None
         # Of the others nobody is asked now: what they could help with is a question for later.
-        considered = replace(considered, considered=frozenset(active.generation.members))
+        considered = replace(
+            considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
+        )
     phase = active.phase if is_running else Waiting(change.reason, state.now)
-    asked = replace(considered, phase=phase, question=question, is_refused=False)
+    asked = replace(considered, phase=phase, question=question)
     command = RequestPlan(
         request=request,
         job=active.job,
@@ -97,7 +100,9 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
 def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
     """What ran last may run again as it was; what failed twice in a row may be at fault itself."""
     last = active.generation
-    if last is None or last.state == "closed" or active.is_refused or active.failures > 1:
+    if last is None or last.state == "closed":
+        return False
+    if active.asked.is_refused or active.attempts.failures > 1:
         return False
     return set(last.members) <= set(nodes)
 
@@ -111,7 +116,7 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
         return enter(state, phase)
     assert state.term is not None
     record = replace(
-        last, state="stopping", stop_at=active.step + 1, term=state.term, reason=reason
+        last, state="stopping", stop_at=active.progress.step + 1, term=state.term, reason=reason
     )
     order = WriteGeneration(record, replaces=last)
     return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
@@ -142,10 +147,11 @@ def open_next(
             looked = look_before(state, active)
             if looked is not PASS:
                 return looked
-            if restore.source == "durable" and active.check and active.check.why_none:
-                return close(state, active, "held", active.check.why_none)
+            check = active.checkpointing.check
+            if restore.source == "durable" and check is not None and check.why_none:
+                return close(state, active, "held", check.why_none)
     record = next_record(state, active, proposal, restore, reason)
-    lost = max(active.step - restore.point.step, 0)
+    lost = max(active.progress.step - restore.point.step, 0)
     text = f"generation {record.number} on {_count(record.members)} from step"
     text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
     active = ask_again_in(state, active, proposal.ask_again_s)
@@ -167,7 +173,7 @@ def fail(state: State, active: Active) -> Step:
     is_fault = not is_explained(state, active.generation)
     change = change_wanted(state, active)
     reason = change.reason if change is not None else "the generation failed"
-    failures = active.failures + is_fault
+    failures = active.attempts.failures + is_fault
     if is_healthy(state, active):
         failures = int(is_fault)
     elif _steps_done(active) >= options.steps_of_health:
@@ -175,9 +181,11 @@ def fail(state: State, active: Active) -> Step:
         failures = options.failures_until_safe
     pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
     active = replace(
-        active, failures=failures, not_before=state.now + pause, considered=frozenset()
+        active,
+        attempts=replace(active.attempts, failures=failures, not_before=state.now + pause),
+        asked=replace(active.asked, nodes=frozenset(), is_refused=False),
     )
-    state = replace(state, active=replace(active, is_refused=False))
+    state = replace(state, active=active)
     if failures >= options.failures_until_held:
         return close(state, active, "held", f"{failures} attempts failed; the last: {reason}")
     return enter(state, Waiting(reason, state.now), note(active, reason, is_transition=True))
@@ -186,23 +194,27 @@ def fail(state: State, active: Active) -> Step:
 def is_healthy(state: State, active: Active) -> bool:
     """Whether the generation did so many steps that what failed before it counts no more."""
     steps = state.options.steps_of_health
-    if active.failures >= state.options.failures_until_safe:
-        steps *= 2 ** min(active.comebacks, state.options.comebacks_max)
+    if active.attempts.failures >= state.options.failures_until_safe:
+        steps *= 2 ** min(active.attempts.comebacks, state.options.comebacks_max)
     return _steps_done(active) >= steps
 
 
 def _steps_done(active: Active) -> int:
     assert active.generation is not None
-    return active.step - active.generation.restore.point.step
+    return active.progress.step - active.generation.restore.point.step
 
 
 def forgive(state: State, active: Active) -> Step:
     """Forget earlier failures; who was left aside for safety's sake may be asked about again."""
     assert active.generation is not None
-    was_safe = active.failures >= state.options.failures_until_safe
-    considered = frozenset(active.generation.members) if was_safe else active.considered
-    comebacks = active.comebacks + was_safe
-    forgiven = replace(active, failures=0, considered=considered, comebacks=comebacks)
+    was_safe = active.attempts.failures >= state.options.failures_until_safe
+    considered = frozenset(active.generation.members) if was_safe else active.asked.nodes
+    comebacks = active.attempts.comebacks + was_safe
+    forgiven = replace(
+        active,
+        attempts=replace(active.attempts, failures=0, comebacks=comebacks),
+        asked=replace(active.asked, nodes=considered),
+    )
     said = note(active, "healthy again: earlier failures count no more")
     return Step(replace(state, active=forgiven), (said,))
 

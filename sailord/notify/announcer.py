@@ -133,9 +133,9 @@ def _changes(before: State, after: State) -> Iterator[tuple[Happening, str]]:
             text, when = f"{node.record.name} is going away", node.record.leaves_at
             happening = _happening("node_preempted", text, after, node=node.record.name)
             yield happening, f"{id_}.leaves" + ("" if when is None else f".{int(when)}")
-    trouble = "" if after.active is None else after.active.storage_trouble
+    trouble = "" if after.active is None else after.active.checkpointing.trouble
     if after.active is not None and trouble:
-        known_trouble = "" if before.active is None else before.active.storage_trouble
+        known_trouble = "" if before.active is None else before.active.checkpointing.trouble
         if trouble != known_trouble:
             text = f"the durable store: {trouble}"
             yield _happening("note", text, after, job=after.active.job), ""
@@ -180,4 +180,4 @@ def _happening(
 def _where(active: Active | None) -> tuple[int, int] | tuple[None, None]:
     if active is None or active.generation is None:
         return None, None
-    return active.generation.number, active.step
+    return active.generation.number, active.progress.step

@@ -64,13 +64,13 @@ MUTATIONS = [
         ),
         (
             "who ran on the safest plan stays there for ever",
-            "if active.failures and is_healthy(state, active):",
+            "if active.attempts.failures and is_healthy(state, active):",
             "if False:",
         ),
         (
             "a generation that stands still is let be",
-            "if state.now >= active.advanced_at + stall_s(state.options, active):",
-            "if state.now >= active.advanced_at + 999 * stall_s(state.options, active):",
+            "if state.now >= active.progress.advanced_at + stall_s(state.options, active):",
+            "if state.now >= active.progress.advanced_at + 999 * stall_s(state.options, active):",
         ),
     ),
     *_core(
@@ -111,7 +111,7 @@ MUTATIONS = [
         "sailord/core/transitions.py",
         (
             "a job whose large plans all fail comes back to them as soon each time",
-            "comebacks = active.comebacks + was_safe",
+            "comebacks = active.attempts.comebacks + was_safe",
             "comebacks = 0",
         ),
         (
@@ -168,7 +168,7 @@ MUTATIONS = [
         ),
         (
             "a lease that is gone is a loss whatever the steps say",
-            "if state.now < state.active.advanced_at + waits_s:",
+            "if state.now < state.active.progress.advanced_at + waits_s:",
             "if False:",
         ),
         (
@@ -257,8 +257,8 @@ MUTATIONS = [
         "sailord/core/straggler_rules.py",
         (
             "slow nodes are never taken back",
-            "    if not active.is_refused:\n        return PASS\n    slow",
-            "    if active.is_refused or not active.is_refused:\n        return PASS\n    slow",
+            "    if not active.asked.is_refused:\n        return PASS\n    slow",
+            "    if active.job:\n        return PASS\n    slow",
         ),
     ),
     *_core(
@@ -278,7 +278,7 @@ MUTATIONS = [
         ),
         (
             "a checkpoint that fails keeps all others back",
-            "key=lambda point: (point == active.failed_at, point)",
+            "key=lambda point: (point == active.checkpointing.failed_at, point)",
             "key=lambda point: point",
         ),
         (

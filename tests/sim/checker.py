@@ -85,7 +85,7 @@ class Checker:
         # Who was frozen may believe for a moment that he leads; nothing of it reaches the store.
         self.term_max = max(self.term_max, after.term or 0)
         if after.active is not None and after.term == self.term_max:
-            self.failures_max = max(self.failures_max, after.active.failures)
+            self.failures_max = max(self.failures_max, after.active.attempts.failures)
         if before.term != after.term:
             self.lines.append(Line(self.clock.now, f"{who}: term {before.term} -> {after.term}"))
 

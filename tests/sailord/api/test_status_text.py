@@ -19,7 +19,7 @@ from sailord.controller.step_rate import Pace
 from sailord.core.nodes import Nodes
 from sailord.core.state import (
     Held,
-    Kept,
+    KeptStraggler,
     Opening,
     Phase,
     Running,
@@ -40,6 +40,7 @@ from tests.sailord.core.standing import (
     C,
     G,
     Planning,
+    grouped,
     job,
     node,
     proposal,
@@ -83,8 +84,10 @@ LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same w
 CRAWLS = Slow(1.8, "it did before", NOW - 200, 10, 40)
 LIMPING = state().active
 assert LIMPING is not None
-LIMPS = replace(
-    LIMPING, watch=Watch(3, slow={B: CRAWLS}), kept_slow={B: Kept(NOW + 600, "no plan is better")}
+LIMPS = grouped(
+    LIMPING,
+    watch=Watch(3, slow={B: CRAWLS}),
+    kept_slow={B: KeptStraggler(NOW + 600, "no plan is better")},
 )
 
 CASES = {
@@ -130,7 +133,7 @@ def shown(case: Case) -> str:
         record = job(
             steps=case.steps, bill=case.bill, state="held" if case.bill.usd_max else "running"
         )
-        active = replace(
+        active = grouped(
             known.active,
             phase=Running(NOW) if isinstance(case.phase, Planning) else case.phase,
             job=record.id,

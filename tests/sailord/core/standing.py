@@ -36,6 +36,7 @@ from sailord.core.state import (
     Note,
     Opening,
     Phase,
+    Progress,
     Question,
     Running,
     Starting,
@@ -157,6 +158,34 @@ class Planning:
         return replace(active, phase=self.before, question=question)
 
 
+GROUPS = {
+    "progress": ("step", "advanced_at", "step_s"),
+    "attempts": ("failures", "comebacks", "not_before"),
+    "asked": ("considered", "considered_at", "is_refused"),
+    "checkpointing": (
+        *("commit", "storage_after", "storage_trouble", "failed_at"),
+        *("securing", "check", "swept"),
+    ),
+    "slowness": ("watch", "kept_slow"),
+}
+NAMES = {
+    "considered": "nodes",
+    "considered_at": "at",
+    "storage_after": "retry_at",
+    "storage_trouble": "trouble",
+    "kept_slow": "kept",
+}
+
+
+def grouped(active: Active, **others: Any) -> Active:
+    """The job with other facts, each in the group to which it belongs."""
+    for group, names in GROUPS.items():
+        found = {NAMES.get(name, name): others.pop(name) for name in names if name in others}
+        if found:
+            active = replace(active, **{group: replace(getattr(active, group), **found)})
+    return replace(active, **others)
+
+
 _job = job  # ``state`` has an argument of that name.
 
 
@@ -167,10 +196,10 @@ def state(
     known = nodes or (node(A), node(B))
     of = job or _job()
     begun = phase if phase is not None and not isinstance(phase, Planning) else Running(BEGAN)
-    active = Active(of.id, begun, G, step=40, advanced_at=NOW - 0.5)
+    active = Active(of.id, begun, G, progress=Progress(40, NOW - 0.5))
     active = phase.put(active) if isinstance(phase, Planning) else active
-    active = replace(active, considered=frozenset((A, B)), considered_at=BEGAN)
-    active = replace(active, **others)
+    active = grouped(active, considered=frozenset((A, B)), considered_at=BEGAN)
+    active = grouped(active, **others)
     return State(
         now=NOW,
         term=TERM,

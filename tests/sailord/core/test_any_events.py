@@ -224,9 +224,9 @@ class Play:
     def _kept(self, *, is_fine: bool) -> list[Event]:
         """What becomes of a commit: its manifest, then the store's word."""
         active = self.state.active
-        if active is None or active.commit is None:
+        if active is None or active.checkpointing.commit is None:
             return []
-        point, written = active.commit.point, active.commit.durable
+        point, written = active.checkpointing.commit.point, active.checkpointing.commit.durable
         if not is_fine:
             return [CommitFailed(self.now, active.job, point, "it is away")]
         if written is None:

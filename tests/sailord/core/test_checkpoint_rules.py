@@ -216,13 +216,13 @@ def test_what_failed_is_tried_again_after_a_pause_and_said():
     world.ordered(WriteManifest)
     world.tell(CommitFailed, JOB, Point(15, 3), "the storage is full")
     assert world.ordered(WriteManifest) == []
-    assert world.state.active.storage_trouble == "the storage is full"
+    assert world.state.active.checkpointing.trouble == "the storage is full"
     world.at += world.state.options.commit_pause_s
     world.tell(Ticked)
     assert world.ordered(WriteManifest)
     world.tell(ManifestWritten, JOB, durable(15))
     world.tell(CheckpointCommitted, JOB, durable(15))
-    assert world.state.active.storage_trouble == ""
+    assert world.state.active.checkpointing.trouble == ""
 
 
 def test_no_generation_opens_while_a_commit_is_on_its_way():
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_was_ordered_is_of_the_newest_complete_snapshot():
     world = World()
     world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
     world.report(A, "running", 12, sealed=[seal(12, 0)])
-    assert world.state.active.securing is None
+    assert world.state.active.checkpointing.securing is None
     world.report(B, "running", 12, sealed=[seal(12, 1)])
     report = world.state.nodes[A].report
     assert answer_to(world.state, report, Point(13, 3)).upload == Point(12, 3)
@@ -311,7 +311,7 @@ def test_a_job_is_done_once_its_last_step_is_durable():
     world = World(steps=20)
     end(world)
     assert world.ordered(WriteGeneration) == []
-    assert world.state.active.securing.point == Point(20, 3)
+    assert world.state.active.checkpointing.securing.point == Point(20, 3)
     world.report(A, "stopped", 20, sealed=[seal(20, 0, 1)], uploaded=whole(20))
     world.tell(ManifestWritten, JOB, durable(20))
     world.tell(CheckpointCommitted, JOB, durable(20))
@@ -424,7 +424,7 @@ def test_a_storage_that_is_away_is_asked_again():
     world.ordered(CheckDurable)
     world.tell(DurableChecked, JOB, durable(10, 2), None, "no answer", is_away=True)
     assert world.ordered(WriteGeneration) == []
-    assert world.state.active.storage_trouble == "no answer"
+    assert world.state.active.checkpointing.trouble == "no answer"
     world.at += world.state.options.commit_pause_s
     world.tell(Ticked)
     assert world.ordered(CheckDurable)

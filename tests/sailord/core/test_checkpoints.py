@@ -72,7 +72,7 @@ def test_what_was_uploaded_as_a_whole_gets_a_manifest_first() -> None:
     after, commands = act(voted(*HALVES), Ticked(NOW))
     assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
     assert after.active is not None
-    assert after.active.commit == Commit(Point(40, 3))
+    assert after.active.checkpointing.commit == Commit(Point(40, 3))
 
 
 @pytest.mark.parametrize(

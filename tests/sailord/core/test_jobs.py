@@ -167,7 +167,10 @@ def test_resume_takes_a_job_out_of_hold_with_its_failures_forgiven() -> None:
     before = state(Held("too many", NOW - 9), job=job(state="held"), failures=5, not_before=NOW + 9)
     after, commands = act(before, IntentGiven(NOW, order("resume")))
     assert after.active is not None
-    assert (after.active.failures, after.active.phase) == (0, Waiting("resume was ordered", NOW))
+    assert (after.active.attempts.failures, after.active.phase) == (
+        0,
+        Waiting("resume was ordered", NOW),
+    )
     assert SettleIntent("order") in commands
 
 

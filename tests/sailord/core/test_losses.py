@@ -52,6 +52,7 @@ from tests.sailord.core.standing import (
     act,
     changed,
     generation,
+    grouped,
     job,
     node,
     order,
@@ -73,7 +74,7 @@ def test_a_failure_that_no_machine_explains_counts_and_is_followed_by_a_pause() 
     after, commands = act(state(step=20), failing())
     assert after.active is not None
     assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
-    assert (after.active.failures, after.active.not_before) == (1, NOW + 1)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (1, NOW + 1)
     assert commands == ()
 
 
@@ -81,7 +82,7 @@ def test_a_broken_device_is_nobodys_failure_and_its_node_not_used_again() -> Non
     before = state(step=20)
     after, _ = act(before, failing(fault="device 0 is gone"))
     assert after.active is not None
-    assert (after.active.failures, after.active.not_before) == (0, NOW)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (0, NOW)
     assert usable(after, after.active) == (B,)
     mended, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
     assert mended.active is not None
@@ -92,7 +93,7 @@ def test_a_node_without_room_is_nobodys_failure_and_not_used_until_it_has_some()
     after, _ = act(state(step=20, failures=4), failing(no_room="no memory", step=20))
     assert after.active is not None
     assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
-    assert (after.active.failures, after.active.not_before) == (4, NOW)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (4, NOW)
     assert usable(after, after.active) == (B,)
     room, _ = act(after, Reported(NOW, report(A, "idle", number=7)))
     assert room.active is not None
@@ -111,7 +112,7 @@ def test_the_pause_doubles_with_each() -> None:
         state(step=20, failures=2), Reported(NOW, report(A, "failed", step=20, number=6))
     )
     assert after.active is not None
-    assert (after.active.failures, after.active.not_before) == (3, NOW + 4)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (3, NOW + 4)
 
 
 def test_a_lost_machine_is_nobodys_failure() -> None:
@@ -122,7 +123,7 @@ def test_a_lost_machine_is_nobodys_failure() -> None:
     )
     assert after.active is not None
     assert isinstance(after.active.phase, Waiting)
-    assert (after.active.failures, after.active.not_before) == (1, NOW)
+    assert (after.active.attempts.failures, after.active.attempts.not_before) == (1, NOW)
 
 
 def test_steps_of_health_forgive_what_failed_before() -> None:
@@ -133,7 +134,7 @@ def test_steps_of_health_forgive_what_failed_before() -> None:
     ill, _ = act(state(step=29, failures=3), Reported(NOW, report(A, "failed", step=29, number=6)))
     assert healthy.active is not None
     assert ill.active is not None
-    assert (healthy.active.failures, ill.active.failures) == (1, 4)
+    assert (healthy.active.attempts.failures, ill.active.attempts.failures) == (1, 4)
 
 
 def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None:
@@ -141,18 +142,18 @@ def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None
     everybody = frozenset((A, B, C))
     before = state(None, node(A), node(B), spare, step=29, failures=3, considered=everybody)
     ill, commands = act(before, Ticked(NOW))
-    assert (ill.active.failures, commands) == (3, ())  # type: ignore[union-attr] # it runs
+    assert (ill.active.attempts.failures, commands) == (3, ())  # type: ignore[union-attr] # it runs
     after, commands = act(before, Reported(NOW, report(A, step=30, number=6)))
     asked = next(order for order in commands if isinstance(order, RequestPlan))
     assert (asked.nodes, asked.is_safe) == ((A, B, C), False)
-    unlucky = replace(before.active, failures=2)  # type: ignore[type-var] # it runs
+    unlucky = grouped(before.active, failures=2)  # type: ignore[type-var] # it runs
     after, commands = act(
         replace(before, active=unlucky), Reported(NOW, report(A, step=30, number=6))
     )
     assert after.active is not None
-    assert after.active.failures == 0
+    assert after.active.attempts.failures == 0
     assert not any(isinstance(order, RequestPlan) for order in commands), "it ran on the best plan"
-    assert after.active.comebacks == 0
+    assert after.active.attempts.comebacks == 0
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,16 @@ def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None
 def test_each_time_the_safest_plan_is_left_later(comebacks: int, steps: int) -> None:
     before = state(None, node(A), node(B), step=10, failures=3)
     assert before.active is not None
-    before = replace(before, active=replace(before.active, comebacks=comebacks))
+    before = replace(before, active=grouped(before.active, comebacks=comebacks))
     ill, _ = act(before, Reported(NOW, report(A, step=10 + steps - 1, number=6)))
     healthy, _ = act(before, Reported(NOW, report(A, step=10 + steps, number=6)))
     assert ill.active is not None
     assert healthy.active is not None
-    assert (ill.active.failures, ill.active.comebacks) == (3, comebacks)
-    assert (healthy.active.failures, healthy.active.comebacks) == (0, comebacks + 1)
+    assert (ill.active.attempts.failures, ill.active.attempts.comebacks) == (3, comebacks)
+    assert (healthy.active.attempts.failures, healthy.active.attempts.comebacks) == (
+        0,
+        comebacks + 1,
+    )
 
 
 def test_after_five_failures_the_job_is_held() -> None:
@@ -352,7 +356,7 @@ def test_who_was_to_be_fetched_from_and_is_gone_is_lost_though_it_is_no_member()
     assert lost(after) == {C: "a peer lost its connection and its agent does not answer"}
     assert after.active is not None
     assert isinstance(after.active.phase, Waiting)
-    assert after.active.failures == 0
+    assert after.active.attempts.failures == 0
 
 
 def test_a_probe_that_is_not_answered_means_nothing_without_a_broken_connection() -> None:

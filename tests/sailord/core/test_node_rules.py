@@ -178,8 +178,8 @@ def test_what_a_step_takes_is_learned_from_steps(ran: Phase, step_s: float) -> N
     before = state(ran, step_s=0.5, advanced_at=NOW - 0.5)
     after, _ = act(before, Reported(NOW + 2, report(A, step=41, number=9)))
     assert after.active is not None
-    assert after.active.step_s == pytest.approx(step_s)
-    assert (after.active.step, after.active.advanced_at) == (41, NOW + 2)
+    assert after.active.progress.step_s == pytest.approx(step_s)
+    assert (after.active.progress.step, after.active.progress.advanced_at) == (41, NOW + 2)
 
 
 def test_who_was_joining_is_new_from_when_it_is_ready() -> None:

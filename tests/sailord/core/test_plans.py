@@ -266,7 +266,7 @@ def test_who_came_while_the_old_plan_is_repeated_is_asked_about_later():
     assert isinstance(asked, RequestPlan)
     assert (asked.nodes, asked.repeats) == ((A, B, C), True)
     assert after.active is not None
-    assert after.active.considered == frozenset((A, B))
+    assert after.active.asked.nodes == frozenset((A, B))
 
 
 def test_who_could_not_answer_is_asked_again_after_a_pause():
@@ -284,7 +284,7 @@ def test_an_answer_that_left_newcomers_out_is_looked_at_again_soon():
     soon = proposal(ask_again_s=30.0)
     after, _ = act(state(FROM_NOTHING), PlanFound(NOW, 4, soon))
     assert after.active is not None
-    assert after.active.considered_at + after.options.reconsider_s == NOW + 30.0
+    assert after.active.asked.at + after.options.reconsider_s == NOW + 30.0
 
 
 @pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])

@@ -23,13 +23,14 @@ from sailord.core.reconfiguration_timing import watch
 from sailord.core.state import (
     Active,
     Opening,
+    Progress,
     Running,
     Starting,
     State,
     Stopping,
     Waiting,
 )
-from tests.sailord.core.standing import Planning, changed
+from tests.sailord.core.standing import Planning, changed, grouped
 
 JOB = JobRecord(JobId("j"), "running")
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -54,7 +55,7 @@ class Film:
 
     def __init__(self):
         self.nodes = {A: node(A), B: node(B)}
-        self.active = Active(JOB, Running(0.0), OLD, step=101, advanced_at=10.0, step_s=0.5)
+        self.active = Active(JOB, Running(0.0), OLD, progress=Progress(101, 10.0, 0.5))
         self.state = self._state(10.0)
         self.under_way, self.moves = None, []
 
@@ -62,7 +63,7 @@ class Film:
         return State(term=1, now=now, nodes=Nodes(self.nodes), active=self.active)
 
     def at(self, now, phase=None, **facts):
-        self.active = replace(self.active, **facts)
+        self.active = grouped(self.active, **facts)
         if isinstance(phase, Planning):
             self.active = phase.put(self.active)
         elif phase is not None:

@@ -57,6 +57,7 @@ from tests.sailord.core.standing import (
     act,
     durable,
     generation,
+    grouped,
     job,
     node,
     order,
@@ -324,7 +325,7 @@ def test_a_slow_node_stays_where_nobody_else_is_there() -> None:
     after, _ = act(before, Reported(NOW, report(A, step=41, number=6)))
     assert isinstance(phase(after), Running)
     assert after.active is not None
-    assert [each.why for each in after.active.kept_slow.values()] == ["nobody else is there"]
+    assert [each.why for each in after.active.slowness.kept.values()] == ["nobody else is there"]
 
 
 def test_a_job_that_began_under_a_clock_that_was_ahead_is_planned_for() -> None:
@@ -356,8 +357,8 @@ def test_failures_after_many_healthy_steps_are_none_in_a_row_on_the_smallest_pla
         after, _ = act(after, Reported(NOW, failed))
         assert after.active is not None
         assert isinstance(phase(after), Waiting), phase(after)
-        assert after.active.failures == 3, "it stays on the smallest plan"
-        after = state(step=10, failures=after.active.failures, comebacks=6)
+        assert after.active.attempts.failures == 3, "it stays on the smallest plan"
+        after = state(step=10, failures=after.active.attempts.failures, comebacks=6)
 
 
 def test_a_write_that_is_refused_ends_the_term() -> None:
@@ -372,6 +373,6 @@ def test_nothing_is_tidied_up_while_a_way_back_is_ordered() -> None:
     _, commands = act(before, Ticked(NOW))
     assert any(isinstance(each, CollectGarbage) for each in commands)
     assert before.active is not None
-    ordered = replace(before, active=replace(before.active, orders=(BACK,), not_before=NOW + 9))
+    ordered = replace(before, active=grouped(before.active, orders=(BACK,), not_before=NOW + 9))
     _, commands = act(ordered, Ticked(NOW))
     assert not any(isinstance(each, CollectGarbage) for each in commands)

@@ -147,7 +147,7 @@ def test_a_generation_that_begins_to_run_has_its_time_for_a_step_from_then_on() 
     after, _ = act(state(STARTING, advanced_at=NOW - 99), Ticked(NOW))
     assert phase(after) == Running(NOW)
     assert after.active is not None
-    assert after.active.advanced_at == NOW
+    assert after.active.progress.advanced_at == NOW
 
 
 def test_who_does_not_stop_in_time_is_left_only_once_all_were_heard() -> None:
@@ -231,7 +231,7 @@ def test_what_was_asked_just_now_is_not_asked_again_for_a_while() -> None:
     after, _ = act(state(considered_at=NOW - 1e6), Ticked(NOW))
     assert isinstance(phase(after), Planning)
     assert after.active is not None
-    assert after.active.considered_at == NOW
+    assert after.active.asked.at == NOW
 
 
 @pytest.mark.parametrize("then", ["cancelled", "done"])
@@ -272,7 +272,7 @@ def test_a_question_that_was_too_early_comes_again_in_time_and_never_later(
     assert before.options.reconsider_s == 600.0
     after, _ = act(before, PlanFound(NOW, QUESTION.request, no))
     assert after.active is not None
-    assert after.active.considered_at == NOW - earlier
+    assert after.active.asked.at == NOW - earlier
 
 
 def test_a_rollback_whose_plan_was_refused_is_not_asked_about_at_every_tick() -> None:
@@ -305,7 +305,7 @@ def test_who_is_resumed_looks_anew_whether_its_checkpoint_can_be_read() -> None:
     held = state(Held("torn", BEGAN), job=job(state="held"), generation=CLOSED, check=check)
     after, _ = act(held, IntentGiven(NOW, order("resume")))
     assert after.active is not None
-    assert after.active.check is None
+    assert after.active.checkpointing.check is None
 
 
 @pytest.mark.parametrize(("failures", "forgiven"), [(1, True), (3, False)])
@@ -314,10 +314,10 @@ def test_only_who_was_on_the_smallest_plan_has_to_prove_itself_for_longer(
 ) -> None:
     before = state(failures=failures, comebacks=3)
     assert before.active is not None
-    assert before.active.step - G.restore.point.step == before.options.steps_of_health + 10
+    assert before.active.progress.step - G.restore.point.step == before.options.steps_of_health + 10
     after, _ = act(before, Ticked(NOW))
     assert after.active is not None
-    assert (after.active.failures == 0) is forgiven
+    assert (after.active.attempts.failures == 0) is forgiven
 
 
 # ---- storage ------------------------------------------------------------------------------------
@@ -327,15 +327,15 @@ def test_a_commit_of_another_job_that_fails_is_none_of_ours() -> None:
     before = state(commit=Commit(Point(39, 3)), job=job(saving=KEPT))
     after, _ = act(before, CommitFailed(NOW, JobId("other"), Point(39, 3), "the disk is full"))
     assert after.active is not None
-    assert after.active.commit == Commit(Point(39, 3))
-    assert after.active.storage_trouble == ""
+    assert after.active.checkpointing.commit == Commit(Point(39, 3))
+    assert after.active.checkpointing.trouble == ""
 
 
 def test_a_failure_that_is_told_late_does_not_end_the_next_commit() -> None:
     before = state(commit=Commit(Point(40, 3)), job=job(saving=KEPT))
     after, _ = act(before, CommitFailed(NOW, JOB, Point(39, 3), "the disk was full"))
     assert after.active is not None
-    assert after.active.commit == Commit(Point(40, 3))
+    assert after.active.checkpointing.commit == Commit(Point(40, 3))
 
 
 def test_nothing_is_forgotten_while_the_next_generation_is_opened() -> None:
@@ -367,11 +367,11 @@ def test_a_checkpoint_is_made_of_the_newest_step_and_once() -> None:
     before = state(job=job(saving=KEPT))
     after, _ = act(before, IntentGiven(NOW, order("checkpoint", id_="now")))
     assert after.active is not None
-    assert after.active.securing is not None
-    assert after.active.securing.point == Point(40, 3)
+    assert after.active.checkpointing.securing is not None
+    assert after.active.checkpointing.securing.point == Point(40, 3)
     done, commands = act(replace(after, durables={JOB: durable(40)}), Ticked(NOW + 1))
     assert done.active is not None
-    assert done.active.securing is None
+    assert done.active.checkpointing.securing is None
     assert SettleIntent("now") in commands
 
 
@@ -380,7 +380,7 @@ def test_a_checkpoint_waits_for_a_step_of_which_all_is_there() -> None:
     before = state(None, *bare, job=job(saving=KEPT), orders=(order("checkpoint", id_="now"),))
     after, commands = act(before, Ticked(NOW))
     assert after.active is not None
-    assert (after.active.securing, commands) == (None, ())
+    assert (after.active.checkpointing.securing, commands) == (None, ())
     assert orders_of(after) == ["now"]
 
 
@@ -453,8 +453,8 @@ def test_a_new_generation_has_none_of_the_last_ones_errands() -> None:
     before = state(Opening(record, proposal()), step=55, **errands)
     after, _ = act(before, GenerationWritten(NOW, record))
     assert after.active is not None
-    assert (after.active.step, after.durables) == (40, before.durables)
-    assert [getattr(after.active, name) for name in errands] == [None, None, None]
+    assert (after.active.progress.step, after.durables) == (40, before.durables)
+    assert [getattr(after.active.checkpointing, name) for name in errands] == [None, None, None]
 
 
 def test_who_speaks_though_its_lease_is_gone_keeps_what_it_has() -> None:

@@ -11,7 +11,7 @@ from sailord.core.options import Options
 from sailord.core.state import (
     GiveIntent,
     IntentGiven,
-    Kept,
+    KeptStraggler,
     Note,
     PlanFound,
     PlanRefused,
@@ -35,6 +35,7 @@ from tests.sailord.core.standing import (
     Planning,
     act,
     generation,
+    grouped,
     node,
     phase,
     proposal,
@@ -84,17 +85,17 @@ def test_what_nodes_report_is_held_against_what_was_predicted():
     before = measured(3.0, 40)
     after, _ = decide(before, Ticked(NOW))
     assert after.active is not None
-    assert after.active.watch == Watch(3, 40, NOW), "the first steps are not judged"
+    assert after.active.slowness.watch == Watch(3, 40, NOW), "the first steps are not judged"
     later = measured(3.0, 50)
     assert later.active is not None
-    later = replace(later, active=replace(later.active, watch=after.active.watch))
+    later = replace(later, active=grouped(later.active, watch=after.active.slowness.watch))
     after, _ = decide(later, Ticked(NOW + 1))
     assert after.active is not None
-    (slow,) = after.active.watch.slow.values()
+    (slow,) = after.active.slowness.watch.slow.values()
     assert replace(slow, times=round(slow.times, 6)) == replace(
         CRAWLS, since=NOW + 1, since_step=50, step=50
     )
-    assert list(after.active.watch.slow) == [B]
+    assert list(after.active.slowness.watch.slow) == [B]
 
 
 def test_a_planner_that_predicts_nothing_is_held_against_nobody():
@@ -103,7 +104,7 @@ def test_a_planner_that_predicts_nothing_is_held_against_nobody():
     unpredicted = replace(before, active=replace(before.active, generation=generation(*ALL)))
     after, _ = decide(unpredicted, Ticked(NOW))
     assert after.active is not None
-    assert after.active.watch == Watch()
+    assert after.active.slowness.watch == Watch()
 
 
 def test_the_planner_is_asked_what_is_best_without_it():
@@ -124,7 +125,7 @@ def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():
     assert isinstance(write, WriteGeneration)
     assert (write.record.state, write.record.stop_at) == ("stopping", 41)
     assert after.active is not None
-    assert after.active.failures == 0
+    assert after.active.attempts.failures == 0
     assert after.job.past.departures == 0, "no machine went"
 
 
@@ -135,13 +136,13 @@ def test_it_stays_if_nothing_is_better_without_it_and_that_is_said_once():
     told = "stays with machine-b, slow as it is: stay: no plan is better"
     assert orders == (Note(told, JOB, is_transition=True),)
     assert after.active is not None
-    assert after.active.kept_slow == {B: Kept(NOW + 600, "stay: no plan is better")}
+    assert after.active.slowness.kept == {B: KeptStraggler(NOW + 600, "stay: no plan is better")}
     assert after.nodes[B].slow == ""
     again, orders = decide(after, Ticked(NOW + 1))
     assert (phase(again), orders) == (Running(BEGAN), ())
     late = replace(after, now=NOW + 601)
     assert late.active is not None
-    late = replace(late, active=replace(late.active, advanced_at=NOW + 600))
+    late = replace(late, active=grouped(late.active, advanced_at=NOW + 600))
     again, _ = decide(late, Ticked(NOW + 601))
     assert isinstance(phase(again), Planning), "after a while it is asked anew"
 
@@ -150,22 +151,22 @@ def test_it_stays_where_there_is_no_plan_without_it():
     after, _ = act(asked(), PlanRefused(NOW, 1, "it does not fit"))
     assert phase(after) == Running(BEGAN)
     assert after.active is not None
-    assert after.active.kept_slow[B].why == "there is no plan without it: it does not fit"
-    assert not after.active.is_refused, "nothing was asked about all nodes"
+    assert after.active.slowness.kept[B].why == "there is no plan without it: it does not fit"
+    assert not after.active.asked.is_refused, "nothing was asked about all nodes"
 
 
 def test_it_stays_where_the_planner_does_not_answer():
     after, _ = act(asked(), Ticked(NOW + 60))
     assert phase(after) == Running(BEGAN)
     assert after.active is not None
-    assert B in after.active.kept_slow
+    assert B in after.active.slowness.kept
 
 
 def test_it_stays_if_it_recovered_while_the_planner_thought():
     before = asked()
     assert before.active is not None
-    watch = replace(before.active.watch, slow={})
-    before = replace(before, active=replace(before.active, watch=watch))
+    watch = replace(before.active.slowness.watch, slow={})
+    before = replace(before, active=grouped(before.active, watch=watch))
     after, orders = act(before, PlanFound(NOW, 1, proposal(A, C, D)))
     assert (phase(after), orders) == (Running(BEGAN), ())
     assert after.nodes[B].slow == ""
@@ -175,8 +176,8 @@ def test_no_more_than_a_share_is_left_out_the_slowest_first():
     before = four(B, C)
     assert before.active is not None
     slow = {B: CRAWLS, C: replace(CRAWLS, times=4.0)}
-    watch = replace(before.active.watch, slow=slow)
-    before = replace(before, active=replace(before.active, watch=watch))
+    watch = replace(before.active.slowness.watch, slow=slow)
+    before = replace(before, active=grouped(before.active, watch=watch))
     after, orders = decide(before, Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
@@ -216,8 +217,8 @@ def test_where_nothing_can_run_without_them_slow_ones_are_taken_back():
     gone = replace(before.nodes[D], slow="it crawls", draining_since=NOW - 1)
     left = replace(before, nodes=before.nodes.with_({B: slow, D: gone}))
     assert left.active is not None
-    waits = replace(left.active, phase=Waiting("a loss", NOW - 1), is_refused=True)
-    waits = replace(waits, considered=frozenset((A, C)), considered_at=NOW)
+    waits = grouped(left.active, phase=Waiting("a loss", NOW - 1), is_refused=True)
+    waits = grouped(waits, considered=frozenset((A, C)), considered_at=NOW)
     after, orders = decide(replace(left, active=waits), Ticked(NOW))
     at = phase(after)
     assert isinstance(at, Planning)
@@ -226,5 +227,5 @@ def test_where_nothing_can_run_without_them_slow_ones_are_taken_back():
     back = Intent("slow-back-b-3", "uncordon", B, None, "there is no plan without it")
     assert GiveIntent(back) in orders
     assert "takes back machine-b" in next(o.text for o in orders if isinstance(o, Note))
-    still = replace(left, active=replace(waits, is_refused=False))
+    still = replace(left, active=grouped(waits, is_refused=False))
     assert act(still, Ticked(NOW))[0].nodes[B].slow == "it crawls", "first the others are asked"
