@@ -35,7 +35,7 @@ from sailord.controller.agent_client import Calls
 from sailord.controller.election import Election, StateFolder, take_state
 from sailord.controller.lifetime_store import KEEP_S, keep_lives, recall_lives
 from sailord.controller.loop import Shell
-from sailord.core.state import (
+from sailord.core.events import (
     Deposed,
     Elected,
     IntentGiven,

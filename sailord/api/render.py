@@ -29,8 +29,9 @@ from sailord.core.drain_status import drained
 from sailord.core.job_cost import billed, costs
 from sailord.core.job_queue import in_queue
 from sailord.core.nodes import Node
+from sailord.core.phases import Running, Starting, Stopping
 from sailord.core.standing import Unreachable
-from sailord.core.state import Active, Running, Starting, State, Stopping
+from sailord.core.state import Active, State
 from sailord.core.straggler_rules import told_slow
 from sailord.notify.outbox import committed_id
 

@@ -43,43 +43,42 @@ from sailord.controller.probe_cache import Releasing
 from sailord.controller.step_rate import Pace
 from sailord.controller.store_health import StoreHealth
 from sailord.core import invariants
-from sailord.core.checkpoint_records import (
-    CheckDurable,
-    CheckpointCommitted,
-    CollectGarbage,
-    CommitCheckpoint,
-    CommitFailed,
-    ManifestWritten,
-    WriteManifest,
-)
-from sailord.core.decide import decide
-from sailord.core.nodes import Node
-from sailord.core.queries import answer_to
-from sailord.core.replan_triggers import usable
-from sailord.core.state import (
+from sailord.core.commands import (
     AbortGeneration,
-    Active,
+    CheckDurable,
+    CollectGarbage,
     Command,
-    Event,
-    GenerationWritten,
+    CommitCheckpoint,
     GiveIntent,
     Note,
-    PlanFound,
-    PlanRefused,
     ProbeAgent,
-    ProbeFailed,
-    Reported,
     RequestPlan,
     Resign,
-    Running,
     SettleIntent,
-    State,
-    Ticked,
     WakeAgents,
     WriteGeneration,
     WriteJob,
+    WriteManifest,
+)
+from sailord.core.decide import decide
+from sailord.core.events import (
+    CheckpointCommitted,
+    CommitFailed,
+    Event,
+    GenerationWritten,
+    ManifestWritten,
+    PlanFound,
+    PlanRefused,
+    ProbeFailed,
+    Reported,
+    Ticked,
     WriteRefused,
 )
+from sailord.core.nodes import Node
+from sailord.core.phases import Running
+from sailord.core.queries import answer_to
+from sailord.core.replan_triggers import usable
+from sailord.core.state import Active, State
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed
 from sailord.notify.outbox import Outbox, generation_opened, job_left

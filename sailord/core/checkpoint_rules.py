@@ -12,32 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 from agents.protocol.records import GenerationRecord, Intent, Point, Restore, Uploaded
-from sailord.core.checkpoint_records import (
-    Check,
+from sailord.core.commands import (
     CheckDurable,
-    CheckpointCommitted,
     CollectGarbage,
-    Commit,
+    Command,
     CommitCheckpoint,
-    CommitFailed,
-    DurableChecked,
-    ManifestWritten,
-    Securing,
+    Note,
+    SettleIntent,
     WriteManifest,
 )
+from sailord.core.events import CheckpointCommitted, CommitFailed, DurableChecked, ManifestWritten
+from sailord.core.phases import Closing, Opening, Running
 from sailord.core.queries import in_memory
 from sailord.core.restore_point import complete_points
 from sailord.core.rule import PASS, WAIT, RuleAnswer, Step
-from sailord.core.state import (
-    Active,
-    Closing,
-    Command,
-    Note,
-    Opening,
-    Running,
-    SettleIntent,
-    State,
-)
+from sailord.core.state import Active, Check, Commit, Securing, State
 
 # ---- what is known ----------------------------------------------------------------------------
 

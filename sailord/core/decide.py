@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable
 
 from agents.protocol.records import LIVE
 from sailord.core.checkpoint_rules import await_commit, commit_next, obey_checkpoint, sweep
+from sailord.core.commands import Command, Resign, WriteJob
+from sailord.core.events import Elected, Event, WriteRefused
 from sailord.core.job_rules import keep_budget, take_next_job
 from sailord.core.learn import learn
 from sailord.core.operator_orders import obey
@@ -31,16 +33,7 @@ from sailord.core.phase_rules import advance
 from sailord.core.planner_answer import answer_question
 from sailord.core.probing import probe_suspects
 from sailord.core.rule import PASS, RuleAnswer, Step, state_note
-from sailord.core.state import (
-    Active,
-    Command,
-    Elected,
-    Event,
-    Resign,
-    State,
-    WriteJob,
-    WriteRefused,
-)
+from sailord.core.state import Active, State
 
 Rule = Callable[[State, Active], RuleAnswer]
 

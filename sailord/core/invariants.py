@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agents.protocol.records import LIVE, JobId, JobRecord
-from sailord.core.state import (
-    AbortGeneration,
-    Closing,
-    Command,
-    Opening,
-    Running,
-    Starting,
-    State,
-    Stopping,
-    WriteGeneration,
-    WriteJob,
-)
+from sailord.core.commands import AbortGeneration, Command, WriteGeneration, WriteJob
+from sailord.core.phases import Closing, Opening, Running, Starting, Stopping
+from sailord.core.state import State
 
 
 def check(before: State, after: State, commands: Iterable[Command]) -> None:

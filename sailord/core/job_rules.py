@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from sailord.core.job_cost import over_budget
 from sailord.core.job_queue import next_in_queue
+from sailord.core.phases import Held, Waiting
 from sailord.core.queries import is_writing
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
-from sailord.core.state import Active, Held, Progress, State, Waiting
+from sailord.core.state import Active, Progress, State
 from sailord.core.transitions import close
 
 

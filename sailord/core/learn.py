@@ -21,13 +21,28 @@ from agents.protocol.records import (
     JobState,
     NodeId,
 )
-from sailord.core.checkpoint_records import (
+from sailord.core.checkpoint_rules import hear_of_storage
+from sailord.core.commands import Command, GiveIntent, SettleIntent
+from sailord.core.events import (
     CheckpointCommitted,
     CommitFailed,
+    Deposed,
     DurableChecked,
+    Elected,
+    Event,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
     ManifestWritten,
+    NodesObserved,
+    PlanFound,
+    PlanRefused,
+    ProbeFailed,
+    Reported,
+    StoreReturned,
+    Ticked,
+    WriteRefused,
 )
-from sailord.core.checkpoint_rules import hear_of_storage
 from sailord.core.job_cost import charge
 from sailord.core.job_queue import next_in_queue, queue_order
 from sailord.core.node_lifecycle import (
@@ -39,37 +54,9 @@ from sailord.core.node_lifecycle import (
     take_reports,
 )
 from sailord.core.nodes import Node
+from sailord.core.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.rule import Step, state_note, write_job
-from sailord.core.state import (
-    Active,
-    Closing,
-    Command,
-    Deposed,
-    Elected,
-    Event,
-    GenerationWritten,
-    GiveIntent,
-    Held,
-    IntentGiven,
-    JobSubmitted,
-    LastQuestion,
-    NodesObserved,
-    Opening,
-    Phase,
-    PlanFound,
-    PlanRefused,
-    ProbeFailed,
-    Progress,
-    Reported,
-    SettleIntent,
-    Starting,
-    State,
-    Stopping,
-    StoreReturned,
-    Ticked,
-    Waiting,
-    WriteRefused,
-)
+from sailord.core.state import Active, LastQuestion, Progress, State
 from sailord.core.straggler_rules import watched
 from sailord.core.timeouts import adopted_start_s, stop_s
 

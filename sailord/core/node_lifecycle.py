@@ -8,7 +8,8 @@ from dataclasses import replace
 from agents.protocol.records import GenerationRecord, Intent, NodeId, NodeRecord, Report
 from sailord.core import standing
 from sailord.core.nodes import Node, Nodes
-from sailord.core.state import Active, Progress, Running, State
+from sailord.core.phases import Running
+from sailord.core.state import Active, Progress, State
 
 
 def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:

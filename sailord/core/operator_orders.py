@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import Intent
+from sailord.core.commands import Command, Note, SettleIntent
 from sailord.core.job_cost import over_budget
+from sailord.core.phases import Held, Stopping, Waiting
 from sailord.core.queries import is_alive, is_writing
 from sailord.core.replan_triggers import order_at_hand
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
-from sailord.core.state import Active, Command, Held, Note, SettleIntent, State, Stopping, Waiting
+from sailord.core.state import Active, State
 from sailord.core.transitions import close, enter, stop, without
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from agents.protocol.records import Intent, IntentKind, JobId, JobRecord, JobState
+from sailord.core.events import IntentGiven
 from sailord.core.job_cost import over_budget
 from sailord.core.learn import learn
 from sailord.core.nodes import Node
+from sailord.core.phases import Closing, Held
 from sailord.core.replan_triggers import last_word
-from sailord.core.state import Active, Closing, Held, IntentGiven, State
+from sailord.core.state import Active, State
 from simulator.documents.problems import Problem
 
 INSTEAD: dict[JobState, str] = {

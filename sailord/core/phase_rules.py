@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from sailord.core.checkpoint_rules import secure
+from sailord.core.commands import AbortGeneration, Command, WakeAgents
+from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.queries import (
     all_members,
@@ -18,20 +20,7 @@ from sailord.core.queries import (
 )
 from sailord.core.replan_triggers import change_wanted, last_word, order_at_hand, usable
 from sailord.core.rule import PASS, WAIT, RuleAnswer
-from sailord.core.state import (
-    AbortGeneration,
-    Active,
-    Closing,
-    Command,
-    Held,
-    Opening,
-    Running,
-    Starting,
-    State,
-    Stopping,
-    Waiting,
-    WakeAgents,
-)
+from sailord.core.state import Active, State
 from sailord.core.straggler_rules import keep_too_many, take_back
 from sailord.core.timeouts import stall_s, start_s
 from sailord.core.transitions import (

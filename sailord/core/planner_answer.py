@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sailord.core.commands import Command, Note
+from sailord.core.phases import Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.queries import (
     ask_again_in,
@@ -15,7 +17,7 @@ from sailord.core.queries import (
 )
 from sailord.core.replan_triggers import usable
 from sailord.core.rule import PASS, WAIT, RuleAnswer, Step, write_job
-from sailord.core.state import Active, Command, Note, Question, State, Waiting
+from sailord.core.state import Active, Question, State
 from sailord.core.straggler_rules import answer_to_slow, leave_out
 from sailord.core.transitions import fail, look_before, note, open_next, stop
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, NodeId
+from sailord.core.commands import ProbeAgent
 from sailord.core.nodes import Node
 from sailord.core.rule import PASS, RuleAnswer, Step
 from sailord.core.standing import Unreachable
-from sailord.core.state import Active, ProbeAgent, State
+from sailord.core.state import Active, State
 
 PROBES_AT_ONCE = 32
 """More of them would wait for each other's connections until they count as unanswered."""

@@ -15,18 +15,12 @@ from agents.protocol.records import (
     Sealed,
 )
 from sailord.core.nodes import Node
+from sailord.core.phases import Closing, Opening, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.replan_triggers import Change, broken_members, is_gone, order_at_hand, usable
 from sailord.core.restore_point import failure_domains, release_point, restore_point
 from sailord.core.standing import Unreachable
-from sailord.core.state import (
-    Active,
-    Closing,
-    Opening,
-    State,
-    Stopping,
-    Waiting,
-)
+from sailord.core.state import Active, State
 
 REPORTS_PER_S_MAX = 500.0
 """That all goes on is heard so often of all nodes together; what is news comes besides."""

@@ -15,18 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sailord.core.phases import Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.standing import Lost
-from sailord.core.state import (
-    Active,
-    Held,
-    Opening,
-    Question,
-    Running,
-    Starting,
-    State,
-    Stopping,
-    Waiting,
-)
+from sailord.core.state import Active, Question, State
 
 START = "start"
 """The kind of a move before which nothing ran: the first one, or one after a pause."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from agents.protocol.records import GenerationRecord, Intent, IntentKind, NodeId
 from sailord.core.nodes import Node
+from sailord.core.phases import Running, Starting, Waiting
 from sailord.core.standing import Lost
-from sailord.core.state import Active, Running, Starting, State, Waiting
+from sailord.core.state import Active, State
 from sailord.core.straggler_detection import Slow
 from sailord.core.straggler_rules import to_leave_out
 from sailord.core.timeouts import stall_s

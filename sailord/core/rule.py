@@ -6,7 +6,8 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from agents.protocol.records import JobRecord
-from sailord.core.state import Command, Note, State, WriteJob
+from sailord.core.commands import Command, Note, WriteJob
+from sailord.core.state import State
 
 
 class NoStep(Enum):

@@ -11,20 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agents.protocol.records import GenerationRecord, Intent, NodeId
+from sailord.core.commands import Command, GiveIntent, Note
 from sailord.core.nodes import Node
 from sailord.core.options import Options
+from sailord.core.phases import Running
 from sailord.core.rule import PASS, RuleAnswer, Step
-from sailord.core.state import (
-    Active,
-    Command,
-    GiveIntent,
-    KeptStraggler,
-    Note,
-    Question,
-    Running,
-    Slowness,
-    State,
-)
+from sailord.core.state import Active, KeptStraggler, Question, Slowness, State
 from sailord.core.straggler_detection import Limits, Sample, Slow, Watch, look, worst
 
 LOOK_S = 1.0

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from agents.protocol.records import Intent, JobState, NodeId, Point, Restore
 from sailord.core.checkpoint_rules import look_first
+from sailord.core.commands import (
+    Command,
+    Note,
+    RequestPlan,
+    SettleIntent,
+    WakeAgents,
+    WriteGeneration,
+)
 from sailord.core.generation_record import next_record
+from sailord.core.phases import Closing, Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.queries import ask_again_in, goes_back, is_alive, is_explained, restore_now
 from sailord.core.replan_triggers import (
@@ -19,26 +28,7 @@ from sailord.core.replan_triggers import (
 )
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.snapshot_intervals import departures
-from sailord.core.state import (
-    Active,
-    Closing,
-    Command,
-    Held,
-    LastQuestion,
-    Note,
-    Opening,
-    Phase,
-    Question,
-    RequestPlan,
-    Running,
-    SettleIntent,
-    Starting,
-    State,
-    Stopping,
-    Waiting,
-    WakeAgents,
-    WriteGeneration,
-)
+from sailord.core.state import Active, LastQuestion, Question, State
 from sailord.core.straggler_rules import keep
 from sailord.core.timeouts import stop_s
 

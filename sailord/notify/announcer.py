@@ -12,8 +12,10 @@ from agents.daemon.backoff import Backoff
 from agents.protocol.records import JobId
 from agents.store import StoreError
 from sailord.cluster_records import Gateway, Transition
+from sailord.core.commands import Note
+from sailord.core.phases import Running
 from sailord.core.reconfiguration_timing import START, Move, Watch, watch
-from sailord.core.state import Active, Note, Running, State
+from sailord.core.state import Active, State
 from sailord.notify.feed import EventKind, Feed, Happening
 from sailord.notify.outbox import Message, Outbox, committed_id
 

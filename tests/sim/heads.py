@@ -19,45 +19,45 @@ from agents.protocol.records import (
 )
 from sailord.core import decide as controller
 from sailord.core import invariants
-from sailord.core.checkpoint_records import (
-    CheckDurable,
-    CheckpointCommitted,
-    CollectGarbage,
-    CommitCheckpoint,
-    CommitFailed,
-    DurableChecked,
-    ManifestWritten,
-    WriteManifest,
-)
-from sailord.core.queries import answer_to, release_now
-from sailord.core.state import (
+from sailord.core.commands import (
     AbortGeneration,
+    CheckDurable,
+    CollectGarbage,
     Command,
-    Deposed,
-    Elected,
-    Event,
-    GenerationWritten,
+    CommitCheckpoint,
     GiveIntent,
-    IntentGiven,
-    JobSubmitted,
-    NodesObserved,
     Note,
-    PlanFound,
-    PlanRefused,
     ProbeAgent,
-    ProbeFailed,
-    Reported,
     RequestPlan,
     Resign,
     SettleIntent,
-    State,
-    StoreReturned,
-    Ticked,
     WakeAgents,
     WriteGeneration,
     WriteJob,
+    WriteManifest,
+)
+from sailord.core.events import (
+    CheckpointCommitted,
+    CommitFailed,
+    Deposed,
+    DurableChecked,
+    Elected,
+    Event,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
+    ManifestWritten,
+    NodesObserved,
+    PlanFound,
+    PlanRefused,
+    ProbeFailed,
+    Reported,
+    StoreReturned,
+    Ticked,
     WriteRefused,
 )
+from sailord.core.queries import answer_to, release_now
+from sailord.core.state import State
 from tests.sim.clock import Process
 from tests.sim.planners import paced
 from tests.sim.storage import Client, Store, Unanswered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from sailord.core.state import Held, Running
+from sailord.core.phases import Held, Running
 from sailord.core.straggler_rules import limits_of
 from tests.sim.faults import Trouble
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner

@@ -25,12 +25,21 @@ from agents.protocol.records import (
     Sealed,
 )
 from sailord.core import invariants
-from sailord.core.decide import decide
-from sailord.core.proposal import Proposal
-from sailord.core.state import (
+from sailord.core.commands import (
     AbortGeneration,
-    CheckpointCommitted,
     Command,
+    Note,
+    ProbeAgent,
+    RequestPlan,
+    Resign,
+    SettleIntent,
+    WakeAgents,
+    WriteGeneration,
+    WriteJob,
+)
+from sailord.core.decide import decide
+from sailord.core.events import (
+    CheckpointCommitted,
     Deposed,
     Elected,
     Event,
@@ -38,23 +47,16 @@ from sailord.core.state import (
     IntentGiven,
     JobSubmitted,
     NodesObserved,
-    Note,
     PlanFound,
     PlanRefused,
-    ProbeAgent,
     ProbeFailed,
     Reported,
-    RequestPlan,
-    Resign,
-    SettleIntent,
-    State,
     StoreReturned,
     Ticked,
-    WakeAgents,
-    WriteGeneration,
-    WriteJob,
     WriteRefused,
 )
+from sailord.core.proposal import Proposal
+from sailord.core.state import State
 
 JOB = JobId("job")
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from agents.protocol.records import NodeId
 from sailord.capacity.core.decide import is_out, obtainable, supply
 from sailord.capacity.core.model import Agent, Capacity
+from sailord.core.phases import Opening, Stopping
 from sailord.core.proposal import Proposal
-from sailord.core.state import Opening, State, Stopping
+from sailord.core.state import State
 from sailord.planning.messages import PoolSupply
 from sailord.planning.spot_mix import hold_back_on_demand
 from sailord.providers.interface import Pool

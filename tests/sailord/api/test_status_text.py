@@ -17,18 +17,8 @@ from sailord.api import render
 from sailord.api.types import LeaderView, Status, StoreView
 from sailord.controller.step_rate import Pace
 from sailord.core.nodes import Nodes
-from sailord.core.state import (
-    Held,
-    KeptStraggler,
-    Opening,
-    Phase,
-    Running,
-    Securing,
-    Starting,
-    State,
-    Stopping,
-    Waiting,
-)
+from sailord.core.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
+from sailord.core.state import KeptStraggler, Securing, State
 from sailord.core.straggler_detection import Slow, Watch
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import nodes_text, status_text

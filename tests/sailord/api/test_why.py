@@ -7,7 +7,7 @@ from dataclasses import replace
 from agents.protocol.codec import plain
 from agents.protocol.records import JobId
 from sailord.api.render import job_view, waits_for, why_view
-from sailord.core.state import Running
+from sailord.core.phases import Running
 from sailord.text.cluster_text import why_text
 from tests.sailord.core.standing import BEGAN, JOB, job, state
 

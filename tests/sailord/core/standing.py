@@ -25,26 +25,14 @@ from agents.protocol.records import (
     Taking,
     Uploaded,
 )
+from sailord.core.commands import Command, Note, WriteGeneration
 from sailord.core.decide import decide
+from sailord.core.events import Event
 from sailord.core.nodes import Node, Nodes
+from sailord.core.phases import Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.standing import given_up, lease_ended, probe_failed
-from sailord.core.state import (
-    Active,
-    Command,
-    Event,
-    Note,
-    Opening,
-    Phase,
-    Progress,
-    Question,
-    Running,
-    Starting,
-    State,
-    Stopping,
-    Waiting,
-    WriteGeneration,
-)
+from sailord.core.state import Active, Progress, Question, State
 from sailord.core.straggler_detection import Slow
 
 JOB = JobId("job")

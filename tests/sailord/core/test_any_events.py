@@ -22,41 +22,36 @@ from agents.protocol.records import (
     Taking,
 )
 from sailord.core import invariants
-from sailord.core.checkpoint_records import (
-    CheckpointCommitted,
-    CommitCheckpoint,
-    CommitFailed,
-    ManifestWritten,
-)
-from sailord.core.decide import decide
-from sailord.core.nodes import Nodes
-from sailord.core.state import (
-    Closing,
+from sailord.core.commands import (
     Command,
-    Elected,
-    Event,
-    GenerationWritten,
-    Held,
-    IntentGiven,
-    JobSubmitted,
-    NodesObserved,
-    Opening,
-    PlanFound,
-    PlanRefused,
+    CommitCheckpoint,
     ProbeAgent,
-    ProbeFailed,
-    Reported,
     RequestPlan,
-    Running,
     SettleIntent,
-    Starting,
-    State,
-    Stopping,
-    StoreReturned,
-    Ticked,
     WriteGeneration,
     WriteJob,
 )
+from sailord.core.decide import decide
+from sailord.core.events import (
+    CheckpointCommitted,
+    CommitFailed,
+    Elected,
+    Event,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
+    ManifestWritten,
+    NodesObserved,
+    PlanFound,
+    PlanRefused,
+    ProbeFailed,
+    Reported,
+    StoreReturned,
+    Ticked,
+)
+from sailord.core.nodes import Nodes
+from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     JOB,
     KEPT,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agents.protocol.records import NodeId
-from sailord.core.state import IntentGiven, PlanFound, RequestPlan, Running, Ticked, WriteGeneration
+from sailord.core.commands import RequestPlan, WriteGeneration
+from sailord.core.events import IntentGiven, PlanFound, Ticked
+from sailord.core.phases import Running
 from tests.sailord.core.standing import (
     BEGAN,
     NOW,

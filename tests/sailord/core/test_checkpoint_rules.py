@@ -24,37 +24,35 @@ from agents.protocol.records import (
     Uploaded,
 )
 from sailord.core import invariants
-from sailord.core.checkpoint_records import (
+from sailord.core.checkpoint_rules import covering
+from sailord.core.commands import (
     CheckDurable,
-    CheckpointCommitted,
     CollectGarbage,
     CommitCheckpoint,
-    CommitFailed,
-    DurableChecked,
-    ManifestWritten,
+    Note,
+    RequestPlan,
+    SettleIntent,
+    WriteGeneration,
     WriteManifest,
 )
-from sailord.core.checkpoint_rules import covering
 from sailord.core.decide import decide
-from sailord.core.proposal import Proposal
-from sailord.core.queries import answer_to, release_now
-from sailord.core.state import (
+from sailord.core.events import (
+    CheckpointCommitted,
+    CommitFailed,
+    DurableChecked,
     Elected,
     GenerationWritten,
-    Held,
     IntentGiven,
+    ManifestWritten,
     NodesObserved,
-    Note,
-    Opening,
     PlanFound,
     Reported,
-    RequestPlan,
-    Running,
-    SettleIntent,
-    State,
     Ticked,
-    WriteGeneration,
 )
+from sailord.core.phases import Held, Opening, Running
+from sailord.core.proposal import Proposal
+from sailord.core.queries import answer_to, release_now
+from sailord.core.state import State
 
 JOB = JobId("job")
 A, B = NodeId("a"), NodeId("b")

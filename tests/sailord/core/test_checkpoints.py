@@ -7,31 +7,27 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import FIRST, Durable, Holding, NodeId, Point, Restore, Sealed
-from sailord.core.checkpoint_records import (
-    Check,
+from sailord.core.checkpoint_rules import covering
+from sailord.core.commands import (
     CheckDurable,
-    CheckpointCommitted,
-    Commit,
     CommitCheckpoint,
+    ProbeAgent,
+    WriteGeneration,
+    WriteManifest,
+)
+from sailord.core.events import (
+    CheckpointCommitted,
     CommitFailed,
     DurableChecked,
     ManifestWritten,
-    WriteManifest,
+    PlanFound,
+    Reported,
+    Ticked,
 )
-from sailord.core.checkpoint_rules import covering
+from sailord.core.phases import Closing, Opening, Running
 from sailord.core.queries import release_now
 from sailord.core.restore_point import failure_domains, is_on_line, release_point, restore_point
-from sailord.core.state import (
-    Closing,
-    Opening,
-    PlanFound,
-    ProbeAgent,
-    Reported,
-    Running,
-    State,
-    Ticked,
-    WriteGeneration,
-)
+from sailord.core.state import Check, Commit, State
 from tests.sailord.core.standing import (
     FROM_NOTHING,
     JOB,

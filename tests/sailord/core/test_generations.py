@@ -7,27 +7,18 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, Point, Restore
-from sailord.core.state import (
+from sailord.core.commands import (
     AbortGeneration,
-    Closing,
     Command,
-    Event,
-    GenerationWritten,
-    Opening,
-    Phase,
     ProbeAgent,
-    Reported,
     RequestPlan,
     Resign,
-    Running,
-    Starting,
-    State,
-    Ticked,
-    Waiting,
     WakeAgents,
     WriteGeneration,
-    WriteRefused,
 )
+from sailord.core.events import Event, GenerationWritten, Reported, Ticked, WriteRefused
+from sailord.core.phases import Closing, Opening, Phase, Running, Starting, Waiting
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     BEGAN,
     G4,

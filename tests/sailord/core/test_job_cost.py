@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import Bill, GenerationRecord, JobRecord
+from sailord.core.commands import WriteGeneration, WriteJob
+from sailord.core.events import Elected, Event, GenerationWritten, Ticked
 from sailord.core.job_cost import WRITTEN_EVERY_S, billed
-from sailord.core.state import (
-    Closing,
-    Elected,
-    Event,
-    GenerationWritten,
-    Held,
-    Opening,
-    Running,
-    State,
-    Ticked,
-    WriteGeneration,
-    WriteJob,
-)
+from sailord.core.phases import Closing, Held, Opening, Running
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     BEGAN,
     G4,

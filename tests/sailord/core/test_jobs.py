@@ -9,33 +9,30 @@ import pytest
 
 from agents.protocol.records import FIRST, Intent, IntentKind, JobId, JobState, Past
 from sailord.core import learn
-from sailord.core.decide import decide
-from sailord.core.nodes import Nodes
-from sailord.core.state import (
-    Closing,
+from sailord.core.commands import (
     Command,
-    Elected,
-    GenerationWritten,
     GiveIntent,
-    Held,
-    IntentGiven,
-    JobSubmitted,
-    NodesObserved,
     Note,
-    Opening,
-    PlanFound,
-    Reported,
     RequestPlan,
-    Running,
     SettleIntent,
-    State,
-    Stopping,
-    Ticked,
-    Waiting,
     WakeAgents,
     WriteGeneration,
     WriteJob,
 )
+from sailord.core.decide import decide
+from sailord.core.events import (
+    Elected,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    PlanFound,
+    Reported,
+    Ticked,
+)
+from sailord.core.nodes import Nodes
+from sailord.core.phases import Closing, Held, Opening, Running, Stopping, Waiting
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     BEGAN,
     FROM_NOTHING,

@@ -7,36 +7,32 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import NodeId, Past, Point, Restore
-from sailord.core.decide import decide
-from sailord.core.replan_triggers import usable
-from sailord.core.snapshot_intervals import departures
-from sailord.core.state import (
-    Closing,
-    Deposed,
-    Elected,
-    Event,
-    GenerationWritten,
-    Held,
-    IntentGiven,
-    JobSubmitted,
-    NodesObserved,
+from sailord.core.commands import (
     Note,
-    Opening,
-    Phase,
-    PlanFound,
     ProbeAgent,
-    ProbeFailed,
-    Reported,
     RequestPlan,
-    Running,
-    Starting,
-    State,
-    Ticked,
-    Waiting,
     WakeAgents,
     WriteGeneration,
     WriteJob,
 )
+from sailord.core.decide import decide
+from sailord.core.events import (
+    Deposed,
+    Elected,
+    Event,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
+    NodesObserved,
+    PlanFound,
+    ProbeFailed,
+    Reported,
+    Ticked,
+)
+from sailord.core.phases import Closing, Held, Opening, Phase, Running, Starting, Waiting
+from sailord.core.replan_triggers import usable
+from sailord.core.snapshot_intervals import departures
+from sailord.core.state import State
 from sailord.planning.machine_lifetimes import MachineLifetimes
 from tests.sailord.core.standing import (
     BEGAN,

@@ -8,24 +8,14 @@ from typing import Any
 import pytest
 
 from agents.protocol.records import JobId, NodeId
+from sailord.core.commands import Note, ProbeAgent
 from sailord.core.decide import decide
+from sailord.core.events import IntentGiven, NodesObserved, PlanFound, Reported, Ticked
 from sailord.core.nodes import Nodes
+from sailord.core.phases import Opening, Phase, Running, Waiting
 from sailord.core.queries import in_memory
 from sailord.core.replan_triggers import change_wanted, usable
 from sailord.core.standing import Lost
-from sailord.core.state import (
-    IntentGiven,
-    NodesObserved,
-    Note,
-    Opening,
-    Phase,
-    PlanFound,
-    ProbeAgent,
-    Reported,
-    Running,
-    Ticked,
-    Waiting,
-)
 from sailord.core.straggler_detection import Slow, Watch
 from sailord.core.straggler_rules import to_leave_out, told_slow
 from tests.sailord.core.standing import (

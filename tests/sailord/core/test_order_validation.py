@@ -7,22 +7,13 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState
+from sailord.core.commands import GiveIntent, Note, SettleIntent
 from sailord.core.decide import decide
+from sailord.core.events import IntentGiven, Ticked
 from sailord.core.nodes import Nodes
 from sailord.core.order_validation import objection
-from sailord.core.state import (
-    Closing,
-    GiveIntent,
-    Held,
-    IntentGiven,
-    Note,
-    Running,
-    SettleIntent,
-    State,
-    Stopping,
-    Ticked,
-    Waiting,
-)
+from sailord.core.phases import Closing, Held, Running, Stopping, Waiting
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     BEGAN,
     JOB,

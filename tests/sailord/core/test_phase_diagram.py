@@ -10,18 +10,11 @@ from unittest.mock import patch
 
 from agents.protocol.records import GenerationRecord
 from sailord.core import decide
+from sailord.core.events import IntentGiven, NodesObserved, PlanFound, Ticked
 from sailord.core.nodes import Nodes
+from sailord.core.phases import Closing, Held, Stopping
 from sailord.core.rule import Step
-from sailord.core.state import (
-    Closing,
-    Held,
-    IntentGiven,
-    NodesObserved,
-    PlanFound,
-    State,
-    Stopping,
-    Ticked,
-)
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     NOW,
     QUESTION,

@@ -7,23 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import Past
-from sailord.core.state import (
-    Command,
-    Event,
-    Opening,
-    Phase,
-    PlanFound,
-    PlanRefused,
-    ProbeAgent,
-    RequestPlan,
-    Running,
-    State,
-    Stopping,
-    Ticked,
-    Waiting,
-    WriteGeneration,
-    WriteJob,
-)
+from sailord.core.commands import Command, ProbeAgent, RequestPlan, WriteGeneration, WriteJob
+from sailord.core.events import Event, PlanFound, PlanRefused, Ticked
+from sailord.core.phases import Opening, Phase, Running, Stopping, Waiting
+from sailord.core.state import State
 from tests.sailord.core.standing import (
     ASKED,
     BEGAN,

@@ -18,18 +18,10 @@ from agents.protocol.records import (
     Restore,
 )
 from sailord.core.nodes import Node, Nodes
+from sailord.core.phases import Opening, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.reconfiguration_timing import watch
-from sailord.core.state import (
-    Active,
-    Opening,
-    Progress,
-    Running,
-    Starting,
-    State,
-    Stopping,
-    Waiting,
-)
+from sailord.core.state import Active, Progress, State
 from tests.sailord.core.standing import Planning, changed, grouped
 
 JOB = JobRecord(JobId("j"), "running")

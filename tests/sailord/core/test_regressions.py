@@ -9,36 +9,34 @@ import pytest
 
 from agents.protocol.records import Holding, JobId, NodeId, Past, Point, Restore, Sealed
 from agents.registration import choose
-from sailord.core.checkpoint_records import CollectGarbage, CommitFailed, WriteManifest
-from sailord.core.decide import decide
-from sailord.core.order_validation import objection
-from sailord.core.state import (
-    Closing,
+from sailord.core.commands import (
+    CollectGarbage,
     Command,
+    Note,
+    ProbeAgent,
+    RequestPlan,
+    Resign,
+    SettleIntent,
+    WriteGeneration,
+    WriteJob,
+    WriteManifest,
+)
+from sailord.core.decide import decide
+from sailord.core.events import (
+    CommitFailed,
     Elected,
     Event,
     GenerationWritten,
-    Held,
     IntentGiven,
-    Note,
-    Opening,
     PlanFound,
-    ProbeAgent,
     ProbeFailed,
     Reported,
-    RequestPlan,
-    Resign,
-    Running,
-    SettleIntent,
-    Starting,
-    State,
-    Stopping,
     Ticked,
-    Waiting,
-    WriteGeneration,
-    WriteJob,
     WriteRefused,
 )
+from sailord.core.order_validation import objection
+from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
+from sailord.core.state import State
 from sailord.core.straggler_detection import Slow, Watch
 from tests.sailord.core.standing import (
     BEGAN,

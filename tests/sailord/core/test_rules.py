@@ -7,31 +7,22 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import JobId, JobState, Past, Point, Restore
-from sailord.core.checkpoint_records import Check, CheckDurable, Commit, CommitFailed, Securing
+from sailord.core.commands import CheckDurable, Note, RequestPlan, SettleIntent, WriteGeneration
 from sailord.core.decide import decide
+from sailord.core.events import (
+    CommitFailed,
+    Elected,
+    GenerationWritten,
+    IntentGiven,
+    JobSubmitted,
+    PlanFound,
+    Ticked,
+)
+from sailord.core.phases import Closing, Held, Opening, Phase, Running, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.queries import answer_to, in_memory, release_now
 from sailord.core.standing import Present
-from sailord.core.state import (
-    Closing,
-    Elected,
-    GenerationWritten,
-    Held,
-    IntentGiven,
-    JobSubmitted,
-    Note,
-    Opening,
-    Phase,
-    PlanFound,
-    RequestPlan,
-    Running,
-    SettleIntent,
-    State,
-    Stopping,
-    Ticked,
-    Waiting,
-    WriteGeneration,
-)
+from sailord.core.state import Check, Commit, Securing, State
 from sailord.core.straggler_detection import Slow, Watch
 from tests.sailord.core.standing import (
     BEGAN,

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from agents.protocol.codec import read
 from agents.protocol.records import Report, Saving
-from agents.workers.status import WorkerStatus, combine
+from agents.workers.status import Word, sum_up
+from sailord.core.phases import Running
 from sailord.core.snapshot_intervals import intervals_now
-from sailord.core.state import Running
 from tests.sailord.core.standing import BEGAN, A, generation, job, node, report, state
 from tests.worker.trained import SomeLabels, alone, small_job
 from worker.checkpoint import snapshot_writer

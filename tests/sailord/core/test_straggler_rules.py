@@ -6,23 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from agents.protocol.records import Busy, Intent, NodeId
+from sailord.core.commands import GiveIntent, Note, RequestPlan, WriteGeneration
 from sailord.core.decide import decide
+from sailord.core.events import IntentGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.options import Options
-from sailord.core.state import (
-    GiveIntent,
-    IntentGiven,
-    KeptStraggler,
-    Note,
-    PlanFound,
-    PlanRefused,
-    RequestPlan,
-    Running,
-    State,
-    Stopping,
-    Ticked,
-    Waiting,
-    WriteGeneration,
-)
+from sailord.core.phases import Running, Stopping, Waiting
+from sailord.core.state import KeptStraggler, State
 from sailord.core.straggler_detection import Slow, Watch
 from tests.sailord.core.standing import (
     BEGAN,

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sailord.core import timeouts
+from sailord.core.events import Ticked
 from sailord.core.generation_record import next_record
 from sailord.core.options import Options
-from sailord.core.state import Active, Ticked, Waiting
+from sailord.core.phases import Waiting
+from sailord.core.state import Active
 from tests.sailord.core.standing import NOW, G, act, phase, proposal, state
 
 OPTIONS = Options()

@@ -18,7 +18,7 @@ from sailord.cluster_records import Gateway
 from sailord.config import load_config
 from sailord.controller.agent_client import Calls
 from sailord.controller.loop import Shell
-from sailord.core.state import WriteJob
+from sailord.core.commands import WriteJob
 from sailord.notify.feed import Feed
 from sailord.text.cluster_text import status_text
 from tests.sailord.daemon.running import Place

@@ -13,8 +13,9 @@ import pytest
 from agents.protocol.store_keys import Keys
 from agents.store import EmbeddedStore, StoreUnavailable
 from sailord.cluster_records import Gateway
+from sailord.core.commands import Note
+from sailord.core.phases import Running, Starting
 from sailord.core.reconfiguration_timing import Move
-from sailord.core.state import Note, Running, Starting
 from sailord.notify import announcer
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed
