@@ -25,7 +25,7 @@ from agents.store import (
     Store,
     WriteUnknown,
 )
-from sailord.core.reconfiguration_timing import Move
+from sailord.core.reconfiguration_timing import ReconfigurationTiming
 
 T = TypeVar("T")
 Commitment = Literal["committed", "late", "deposed"]
@@ -47,7 +47,7 @@ class Transition:
     generation: int | None = None
     step: int | None = None
     term: int = 0
-    move: Move | None = None
+    move: ReconfigurationTiming | None = None
     """The move that came to its end here, phase by phase."""
 
 

@@ -19,7 +19,7 @@ from sailord.checkpoints.manifest import Manifest, folder_of
 from sailord.checkpoints.object_storage import Missing, StorageError
 from sailord.checkpoints.retention import Folder
 from sailord.checkpoints.verify import faults_of
-from sailord.core.reconfiguration_timing import Move
+from sailord.core.reconfiguration_timing import ReconfigurationTiming
 from simulator.documents.problems import InputError, Problem
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Moves:
     """What a job's moves to other generations took, oldest first."""
 
     job: str
-    moves: tuple[Move, ...]
+    moves: tuple[ReconfigurationTiming, ...]
 
 
 async def list_moves(request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from sailord.api import render
 from sailord.api.app import Api
 from sailord.api.capacity import CapacityView, capacity_of
 from sailord.core.state import State
-from sailord.core.straggler_detection import Watch
+from sailord.core.straggler_detection import Speeds
 from sailord.core.straggler_rules import told_slow
 
 
@@ -33,7 +33,7 @@ def _lines(api: Api) -> Iterator[str]:
                        [("", 0 if generation is None else generation.number)])  # fmt: skip
     yield from _metric("sailor_nodes", "gauge", "Nodes by state.",
                        _by_state(state))  # fmt: skip
-    watch = Watch() if active is None else active.slowness.watch
+    watch = Speeds() if active is None else active.slowness.speeds
     factors = [(f'gpu="{gpu}"', times) for gpu, times in sorted(watch.factors.items())]
     yield from _metric("sailor_compute_over_predicted", "gauge",
                        "Seconds that a kind of GPU computes in a step, over what was predicted.",

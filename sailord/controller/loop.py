@@ -76,8 +76,8 @@ from sailord.core.events import (
 )
 from sailord.core.nodes import Node
 from sailord.core.phases import Running
-from sailord.core.queries import answer_to
 from sailord.core.replan_triggers import usable
+from sailord.core.report_reply import answer_to
 from sailord.core.state import Active, State
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed

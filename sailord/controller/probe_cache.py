@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.protocol.records import GenerationRecord, Point
-from sailord.core.queries import release_now
+from sailord.core.restore_choice import release_now
 from sailord.core.state import State
 
 AGE_S = 0.2

@@ -23,7 +23,7 @@ from sailord.core.commands import (
 )
 from sailord.core.events import CheckpointCommitted, CommitFailed, DurableChecked, ManifestWritten
 from sailord.core.phases import Closing, Opening, Running
-from sailord.core.queries import in_memory
+from sailord.core.restore_choice import in_memory
 from sailord.core.restore_point import complete_points
 from sailord.core.rule import PASS, WAIT, RuleAnswer, Step
 from sailord.core.state import Active, Check, Commit, Securing, State

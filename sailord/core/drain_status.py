@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.protocol.records import NodeId, Point, Report
 from sailord.core.nodes import Node
-from sailord.core.queries import release_now
+from sailord.core.restore_choice import release_now
 from sailord.core.state import State
 
 

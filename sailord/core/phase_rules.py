@@ -9,16 +9,9 @@ from sailord.core.checkpoint_rules import secure
 from sailord.core.commands import AbortGeneration, Command, WakeAgents
 from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.queries import (
-    all_members,
-    has_started,
-    is_alive,
-    is_due,
-    is_informed,
-    is_writing,
-    stopped_at,
-)
-from sailord.core.replan_triggers import change_wanted, last_word, order_at_hand, usable
+from sailord.core.queries import all_members, has_started, is_alive, is_due, is_writing, stopped_at
+from sailord.core.replan_triggers import last_word, order_at_hand, replan_trigger, usable
+from sailord.core.restore_choice import is_informed
 from sailord.core.rule import PASS, WAIT, RuleAnswer
 from sailord.core.state import Active, State
 from sailord.core.straggler_rules import keep_too_many, take_back
@@ -63,8 +56,8 @@ def _while_waiting(state: State, active: Active) -> RuleAnswer:
     back = take_back(state, active)
     if back is not PASS:
         return back
-    change = change_wanted(state, active)
-    return ask(state, active, change) if is_due(state, active, change) else PASS
+    trigger = replan_trigger(state, active)
+    return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 
 
 def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer:
@@ -122,10 +115,10 @@ def _while_starting(state: State, active: Active, phase: Starting) -> RuleAnswer
     if state.now >= phase.deadline:
         return fail(state, active)
     # A notice or a drain does not wait until everything runs.
-    change = change_wanted(state, active)
-    is_pressing = change is not None and change.is_forced
-    is_time = is_pressing and is_due(state, active, change)
-    return ask(state, active, change) if is_time else PASS
+    trigger = replan_trigger(state, active)
+    is_pressing = trigger is not None and trigger.is_forced
+    is_time = is_pressing and is_due(state, active, trigger)
+    return ask(state, active, trigger) if is_time else PASS
 
 
 def _while_running(state: State, active: Active) -> RuleAnswer:
@@ -146,8 +139,8 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
     kept = keep_too_many(state, active)
     if kept is not PASS:
         return kept
-    change = change_wanted(state, active)
-    return ask(state, active, change) if is_due(state, active, change) else PASS
+    trigger = replan_trigger(state, active)
+    return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 
 
 def _while_closing(state: State, active: Active, phase: Closing) -> RuleAnswer:

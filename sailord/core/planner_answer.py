@@ -11,11 +11,11 @@ from sailord.core.queries import (
     ask_again_in,
     goes_back,
     is_alive,
-    is_informed,
     is_running_plan,
     is_too_late_to_stop,
 )
 from sailord.core.replan_triggers import usable
+from sailord.core.restore_choice import is_informed
 from sailord.core.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.state import Active, Question, State
 from sailord.core.straggler_rules import answer_to_slow, leave_out

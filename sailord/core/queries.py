@@ -5,26 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import (
-    Durable,
     GenerationRecord,
-    NodeId,
     Point,
-    Report,
-    ReportReply,
-    Restore,
-    Sealed,
 )
-from sailord.core.nodes import Node
 from sailord.core.phases import Closing, Opening, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.replan_triggers import Change, broken_members, is_gone, order_at_hand, usable
-from sailord.core.restore_point import failure_domains, release_point, restore_point
-from sailord.core.standing import Unreachable
+from sailord.core.replan_triggers import Trigger, broken_members, is_gone, order_at_hand, usable
 from sailord.core.state import Active, State
-
-REPORTS_PER_S_MAX = 500.0
-"""That all goes on is heard so often of all nodes together; what is news comes besides."""
-REPORTS_EVERY_S_MIN = 0.2
 
 
 def is_alive(state: State, active: Active) -> bool:
@@ -58,9 +45,9 @@ def is_explained(state: State, generation: GenerationRecord) -> bool:
     return any(is_gone(node) for node in involved)
 
 
-def is_due(state: State, active: Active, change: Change | None) -> bool:
-    """Say whether the change may be asked about now, and is not the question just refused."""
-    if change is None or state.now < change.due or state.now < active.attempts.not_before:
+def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
+    """Say whether the trigger may be asked about now, and is not the question just refused."""
+    if trigger is None or state.now < trigger.due or state.now < active.attempts.not_before:
         return False
     order = order_at_hand(active)
     if order is not None and order.kind == "replan":
@@ -145,109 +132,3 @@ def has_started(state: State, generation: GenerationRecord) -> bool:
         for report in reports
     )
     return has_stepped or all_members(state, generation, "running", "stopped")
-
-
-def is_informed(state: State, active: Active) -> bool:
-    """Say whether all who may hold snapshots were heard, or had their time to speak.
-
-    A leader that has just come knows nothing yet of what stands in the nodes' memory; and a node
-    that lost its lease may be cut off from the store alone.
-    """
-    if active.generation is None:
-        return True
-    members = (state.nodes.get(id_) for id_ in active.generation.members)
-    heard = all(n is None or n.is_lost or _speaks(n) or _is_mute(state, n) for n in members)
-    # Copies stand with those as well that only stand by.
-    return heard and not any(
-        node.report is None and node.absent_since is None and not _is_mute(state, node)
-        for node in state.nodes.values()
-        if not node.is_lost
-    )
-
-
-def _is_mute(state: State, node: Node) -> bool:
-    """It is there, and cannot be heard: it left a probe unanswered when its time to speak was over.
-
-    A wall may stand between it and us, or its clock be far from ours.
-    """
-    is_over = state.now >= state.trusted_since(node)
-    return isinstance(node.standing, Unreachable) and is_over
-
-
-def _speaks(node: Node) -> bool:
-    """Its agent reports, even if it is not in the store."""
-    is_there = node.absent_since is None or node.heard_at > node.absent_since
-    return node.report is not None and is_there
-
-
-def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]:
-    """The job's snapshots in the memory of nodes that live."""
-    return tuple(
-        (id_, sealed)
-        for id_, node in sorted(state.nodes.items())
-        if node.report is not None and not node.is_lost and _speaks(node)
-        if node.report.job in {None, active.job}
-        for sealed in node.report.sealed
-    )
-
-
-def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
-    """Choose the restore point, and the older checkpoint that then counts as the newest, if any."""
-    durable = state.durables.get(active.job)
-    lowers = None
-    check = active.checkpointing.check
-    if check is not None and check.of == durable and check.found not in {None, durable}:
-        durable = lowers = check.found
-    order = order_at_hand(active)
-    if order is not None and order.durable is not None:
-        return Restore(order.durable.point, "durable"), order.durable
-    restore = restore_point(
-        in_memory(state, active),
-        layers=state.job.layers,
-        atoms=state.job.atoms,
-        last=active.generation,
-        durable=durable,
-    )
-    return restore, lowers
-
-
-def release_now(state: State) -> Point | None:
-    """The snapshots of the active job before this one may be forgotten; ``None``: none of them."""
-    active = state.active
-    if active is None or active.generation is None or isinstance(active.phase, Opening):
-        return None
-    point = release_point(
-        in_memory(state, active),
-        layers=state.job.layers,
-        atoms=state.job.atoms,
-        record=active.generation,
-        durable=state.durables.get(active.job),
-        domains=failure_domains(_copy_zones(state, active), state.job.saving.survive),
-    )
-    if point is not None and active.checkpointing.securing is not None:
-        point = min(point, active.checkpointing.securing.point)
-    return point
-
-
-def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
-    """The zones of all nodes that hold copies, or could: members, and those that stand by.
-
-    A member without a lease may be back in a moment; until it is lost, two copies are two.
-    """
-    members = frozenset(() if active.generation is None else active.generation.members)
-    return {
-        id_: node.record.zone
-        for id_, node in state.nodes.items()
-        if not node.is_lost
-        if id_ in members or (node.absent_since is None and node.record.state == "ready")
-    }
-
-
-def answer_to(state: State, report: Report, release: Point | None) -> ReportReply:
-    """What an agent may forget of the active job, and what it is to make durable now."""
-    active = state.active
-    every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
-    if active is None or report.job != active.job:
-        return ReportReply(state.term, every_s=every_s)
-    upload = None if active.checkpointing.securing is None else active.checkpointing.securing.point
-    return ReportReply(state.term, release, upload, every_s)

@@ -25,7 +25,7 @@ MEASURED = ("fetch", "rebuild", "verify", "first_step")
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReconfigurationTiming:
     """One move, from its first sign to the end of the first step after it."""
 
     generation: int
@@ -50,7 +50,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class Reconfiguring:
     """The move that is under way, as far as it has come."""
 
     sign_at: float
@@ -72,7 +72,9 @@ class Watch:
     step_s: float = 0.0
 
 
-def watch(under_way: Watch | None, before: State, after: State) -> tuple[Watch | None, Move | None]:
+def follow(
+    under_way: Reconfiguring | None, before: State, after: State
+) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     """Follow one decision; a move that has come to its end is returned with it."""
     active = after.active
     if after.term is None or active is None or isinstance(active.phase, Held):
@@ -99,12 +101,12 @@ def watch(under_way: Watch | None, before: State, after: State) -> tuple[Watch |
 
 
 def _asked(
-    under_way: Watch | None, before: State, after: State, active: Active, question: Question
-) -> tuple[Watch | None, Move | None]:
+    under_way: Reconfiguring | None, before: State, after: State, active: Active, question: Question
+) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     """Follow an open question."""
     if under_way is None:
         sign_at, kind = _sign(before, after, active, question)
-        under_way = Watch(sign_at, after.now, kind, question.reason)
+        under_way = Reconfiguring(sign_at, after.now, kind, question.reason)
     elif under_way.opened_at is not None and isinstance(active.phase, Starting | Running):
         # It is about what runs already: the reconfiguration ends with its first step.
         return _running(under_way, after, active)
@@ -117,13 +119,13 @@ def _asked(
     return under_way, None
 
 
-def _again(seen: Watch, now: float) -> Watch:
+def _again(seen: Reconfiguring, now: float) -> Reconfiguring:
     """What was opened never trained; another generation is to come of it."""
     retried_s = seen.retried_s + now - seen.asked_at
     return replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
 
 
-def _left(seen: Watch, state: State, active: Active, *, is_planned: bool) -> Watch:
+def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool) -> Reconfiguring:
     """The old generation is over, and the next one's record is on its way."""
     assert isinstance(active.phase, Opening)
     stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
@@ -144,7 +146,9 @@ def _left(seen: Watch, state: State, active: Active, *, is_planned: bool) -> Wat
     )
 
 
-def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, Move | None]:
+def _running(
+    seen: Reconfiguring, state: State, active: Active
+) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
     record = active.generation
     if record is None or seen.opened_at is None:
         return None, None  # Nothing came of it: the old generation goes on.
@@ -161,7 +165,7 @@ def _running(seen: Watch, state: State, active: Active) -> tuple[Watch | None, M
         "quiesce": seen.opened_at - seen.answered_at,
         **_measured(state, active),
     }
-    return None, Move(
+    return None, ReconfigurationTiming(
         generation=record.number,
         at=seen.sign_at,
         kind=seen.kind,

@@ -10,7 +10,7 @@ from sailord.core.nodes import Node
 from sailord.core.phases import Running, Starting, Waiting
 from sailord.core.standing import Lost
 from sailord.core.state import Active, State
-from sailord.core.straggler_detection import Slow
+from sailord.core.straggler_detection import Straggler
 from sailord.core.straggler_rules import to_leave_out
 from sailord.core.timeouts import stall_s
 
@@ -21,18 +21,18 @@ NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Trigger:
     """A reason to plan anew, not before ``due``: what else is on its way may join it."""
 
     reason: str
     due: float
     is_forced: bool
     """The present generation cannot go on, or must not."""
-    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
     """Members to be left out, as they are slow."""
 
 
-def change_wanted(state: State, active: Active) -> Change | None:
+def replan_trigger(state: State, active: Active) -> Trigger | None:
     """The most pressing reason to plan anew; ``None`` if all is well."""
     if isinstance(active.phase, Waiting):
         return _first_plan(state, active, active.phase)
@@ -47,11 +47,11 @@ def change_wanted(state: State, active: Active) -> Change | None:
     if not found:
         return None
     # The forced ones first: an addition never delays the answer to a loss.
-    first = min(found, key=lambda change: (not change.is_forced, change.due, change.reason))
+    first = min(found, key=lambda trigger: (not trigger.is_forced, trigger.due, trigger.reason))
     joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
-    reasons = dict.fromkeys(change.reason for change in joined)
-    slow = {id_: each for change in joined for id_, each in change.slow.items()}
-    return Change(few(reasons, "; "), first.due, first.is_forced, slow)
+    reasons = dict.fromkeys(trigger.reason for trigger in joined)
+    slow = {id_: each for trigger in joined for id_, each in trigger.slow.items()}
+    return Trigger(few(reasons, "; "), first.due, first.is_forced, slow)
 
 
 def few(words: Collection[str], between: str) -> str:
@@ -61,14 +61,14 @@ def few(words: Collection[str], between: str) -> str:
     return between.join([*first, f"{rest} more"] if rest else first)
 
 
-def _first_plan(state: State, active: Active, phase: Waiting) -> Change:
-    """Nothing runs: plan as soon as it is likely that no more is about to change."""
+def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
+    """Nothing runs: plan as soon as it is likely that no more is about to trigger."""
     options, last = state.options, active.generation
     due = max(phase.since + options.failures_gather_s, active.attempts.not_before)
     if last is None or last.state == "closed":
         ready = [state.nodes[id_].since for id_ in usable(state, active)]
         due = max(due, max(ready, default=state.now) + options.start_gather_s)
-    return Change(phase.reason, due, is_forced=True)
+    return Trigger(phase.reason, due, is_forced=True)
 
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
@@ -104,7 +104,7 @@ def is_gone(node: Node | None) -> bool:
     return node is None or node.is_lost or node.is_unsound
 
 
-def _losses(state: State, active: Active) -> list[Change]:
+def _losses(state: State, active: Active) -> list[Trigger]:
     if active.generation is None:
         return []
     broken = broken_members(state, active.generation)
@@ -115,7 +115,7 @@ def _losses(state: State, active: Active) -> list[Change]:
         since = _broken_since(state, id_)
         assert since is not None
         due = since + state.options.failures_gather_s
-        found.append(Change(_what_broke(state, id_), due, is_forced=True))
+        found.append(Trigger(_what_broke(state, id_), due, is_forced=True))
     return found
 
 
@@ -129,7 +129,7 @@ def _what_broke(state: State, id_: NodeId) -> str:
     return f"{node.record.name} failed: {why or 'it lost the connection to a peer'}"
 
 
-def _notices(state: State, active: Active) -> list[Change]:
+def _notices(state: State, active: Active) -> list[Trigger]:
     if active.generation is None:
         return []
     found = []
@@ -140,18 +140,18 @@ def _notices(state: State, active: Active) -> list[Change]:
         due = node.draining_since + state.options.notices_gather_s
         if node.record.leaves_at is not None:
             due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
-        found.append(Change(f"{node.record.name} is leaving", due, is_forced=True))
+        found.append(Trigger(f"{node.record.name} is leaving", due, is_forced=True))
     return found
 
 
-def _slow_nodes(state: State, active: Active) -> list[Change]:
+def _slow_nodes(state: State, active: Active) -> list[Trigger]:
     return [
-        Change(f"{state.nodes[id_].record.name} is slow: {slow}", state.now, False, {id_: slow})
+        Trigger(f"{state.nodes[id_].record.name} is slow: {slow}", state.now, False, {id_: slow})
         for id_, slow in to_leave_out(state, active).items()
     ]
 
 
-def _additions(state: State, active: Active) -> list[Change]:
+def _additions(state: State, active: Active) -> list[Trigger]:
     if not isinstance(active.phase, Running) or active.generation is None:
         return []
     known = active.asked.nodes.union(active.generation.members)
@@ -161,7 +161,7 @@ def _additions(state: State, active: Active) -> list[Change]:
         return []
     names = few([state.nodes[id_].record.name for id_ in new], ", ")
     due = max(state.nodes[id_].since for id_ in new) + state.options.additions_gather_s
-    return [Change(f"{names} could help", due, is_forced=False)]
+    return [Trigger(f"{names} could help", due, is_forced=False)]
 
 
 def order_at_hand(active: Active) -> Intent | None:
@@ -179,29 +179,29 @@ def last_word(active: Active) -> IntentKind | None:
     return "cancel" if "cancel" in steering else next(reversed(steering), None)
 
 
-def _orders(active: Active, now: float) -> list[Change]:
+def _orders(active: Active, now: float) -> list[Trigger]:
     order = order_at_hand(active)
     if order is not None and order.kind == "replan":
-        return [Change("a new plan was ordered", now, is_forced=True)]
+        return [Trigger("a new plan was ordered", now, is_forced=True)]
     if order is not None and order.kind == "rollback":
         assert order.durable is not None, "who goes back says where to"
         reason = f"going back to step {order.durable.point.step} was ordered"
-        return [Change(reason, now, is_forced=True)]
+        return [Trigger(reason, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":
-        return [Change("the generation was told to stop", now, is_forced=True)]
+        return [Trigger("the generation was told to stop", now, is_forced=True)]
     return []
 
 
-def _standstill(state: State, active: Active) -> list[Change]:
+def _standstill(state: State, active: Active) -> list[Trigger]:
     options = state.options
     match active.phase:
         case Starting() if state.now >= active.phase.deadline:
-            return [Change("the generation did not start in time", state.now, is_forced=True)]
+            return [Trigger("the generation did not start in time", state.now, is_forced=True)]
         case Running() if state.now >= active.progress.advanced_at + stall_s(options, active):
             reason = f"no step was done for {stall_s(options, active):.0f} s"
-            return [Change(reason, state.now, is_forced=True)]
+            return [Trigger(reason, state.now, is_forced=True)]
         case Running():
             due = active.asked.at + options.reconsider_s
-            return [Change("a better plan may exist by now", due, is_forced=False)]
+            return [Trigger("a better plan may exist by now", due, is_forced=False)]
         case _:
             return []

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from agents.protocol.records import FIRST, Durable, GenerationRecord, NodeId, Point, Restore, Sealed
 
-Held = Iterable[tuple[NodeId, Sealed]]
+SealedByNode = Iterable[tuple[NodeId, Sealed]]
 """Snapshots in memory, each with the node that has it."""
 
 
 def restore_point(
-    held: Held,
+    held: SealedByNode,
     *,
     layers: int,
     atoms: int,
@@ -34,7 +34,7 @@ def restore_point(
 
 
 def complete_points(
-    held: Held,
+    held: SealedByNode,
     layers: int,
     atoms: int,
     *,
@@ -63,7 +63,7 @@ def complete_points(
 
 
 def release_point(
-    held: Held,
+    held: SealedByNode,
     *,
     layers: int,
     atoms: int,

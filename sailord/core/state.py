@@ -18,7 +18,7 @@ from sailord.core.nodes import Node, Nodes
 from sailord.core.options import Options
 from sailord.core.phases import Phase
 from sailord.core.proposal import Proposal
-from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_detection import Speeds, Straggler
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Question:
     deadline: float
     answer: Proposal | str | None = None
     """A plan, or why there is none."""
-    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
     """Stragglers that the question leaves out."""
     trouble: str = ""
     """Why no answer will come, where that is known before the deadline."""
@@ -132,7 +132,7 @@ class KeptStraggler:
 class Slowness:
     """The stragglers of the generation."""
 
-    watch: Watch = field(default_factory=Watch)
+    speeds: Speeds = field(default_factory=Speeds)
     kept: Mapping[NodeId, KeptStraggler] = field(default_factory=dict)
     """Those that it was decided to go on with."""
 

@@ -57,7 +57,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Straggler:
     """A node that takes longer than it should, without a break since then."""
 
     times: float
@@ -72,7 +72,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class Speeds:
     """What is known of one generation's speed."""
 
     generation: int = 0
@@ -83,9 +83,9 @@ class Watch:
     """By kind of GPU: what was measured over what was predicted, the median over its nodes."""
     at_first: Mapping[NodeId, float] = field(default_factory=dict)
     """Each node's own, when it was judged first."""
-    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
 
-    def found(self, now: float, limits: Limits) -> dict[NodeId, Slow]:
+    def found(self, now: float, limits: Limits) -> dict[NodeId, Straggler]:
         """Those that have been slow for long enough, the slowest first."""
         long = {
             id_: slow
@@ -96,13 +96,13 @@ class Watch:
 
 
 def look(
-    watch: Watch,
+    watch: Speeds,
     samples: Mapping[NodeId, Sample],
     *,
     now: float,
     relative_error: float,
     limits: Limits,
-) -> Watch:
+) -> Speeds:
     """Compare what is measured now; ``relative_error`` is the prediction's own."""
     settled = {
         id_: sample
@@ -112,7 +112,7 @@ def look(
     at_first = {id_: sample.factor for id_, sample in settled.items()} | dict(watch.at_first)
     by_work, by_gpu = _grouped(settled)
     grown = sorted(settled[id_].factor / at_first[id_] for id_ in settled)
-    slow: dict[NodeId, Slow] = {}
+    slow: dict[NodeId, Straggler] = {}
     for id_, sample in settled.items():
         own = sample.factor / at_first[id_]
         others = _median_without(grown, own)
@@ -128,8 +128,8 @@ def look(
         if times > limits.times:
             before = watch.slow.get(id_)
             since, at = (now, sample.step) if before is None else (before.since, before.since_step)
-            slow[id_] = Slow(times, against, since, at, sample.step)
-    return Watch(
+            slow[id_] = Straggler(times, against, since, at, sample.step)
+    return Speeds(
         watch.generation,
         watch.begun_step,
         now,

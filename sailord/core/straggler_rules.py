@@ -17,7 +17,7 @@ from sailord.core.options import Options
 from sailord.core.phases import Running
 from sailord.core.rule import PASS, RuleAnswer, Step
 from sailord.core.state import Active, KeptStraggler, Question, Slowness, State
-from sailord.core.straggler_detection import Limits, Sample, Slow, Watch, look, worst
+from sailord.core.straggler_detection import Limits, Sample, Speeds, Straggler, look, worst
 
 LOOK_S = 1.0
 """How often speeds are compared."""
@@ -34,12 +34,12 @@ def watched(state: State) -> State:
     if active is None or active.generation is None or active.generation.busy is None:
         return state
     number, busy = active.generation.number, active.generation.busy
-    is_new = active.slowness.watch.generation != number
-    if not is_new and state.now < active.slowness.watch.looked_at + LOOK_S:
+    is_new = active.slowness.speeds.generation != number
+    if not is_new and state.now < active.slowness.speeds.looked_at + LOOK_S:
         return state
     if not isinstance(active.phase, Running):
         return state
-    before = Watch(number, active.progress.step) if is_new else active.slowness.watch
+    before = Speeds(number, active.progress.step) if is_new else active.slowness.speeds
     watch = look(
         before,
         _samples(state, active.generation),
@@ -69,19 +69,19 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
     return found
 
 
-def to_leave_out(state: State, active: Active) -> dict[NodeId, Slow]:
+def to_leave_out(state: State, active: Active) -> dict[NodeId, Straggler]:
     """Nodes that are to be planned around; those beyond the share that may be are not."""
     found = _undecided(state, active)
     return dict(list(found.items())[: _room(state)]) if found else {}
 
 
-def _undecided(state: State, active: Active) -> dict[NodeId, Slow]:
+def _undecided(state: State, active: Active) -> dict[NodeId, Straggler]:
     """Found slow, slowest first, and nothing was said of it yet."""
-    if not active.slowness.watch.slow or not isinstance(active.phase, Running):
+    if not active.slowness.speeds.slow or not isinstance(active.phase, Running):
         return {}
-    if active.generation is None or active.slowness.watch.generation != active.generation.number:
+    if active.generation is None or active.slowness.speeds.generation != active.generation.number:
         return {}
-    found = active.slowness.watch.found(state.now, limits_of(state.options))
+    found = active.slowness.speeds.found(state.now, limits_of(state.options))
     return {id_: slow for id_, slow in found.items() if id_ not in active.slowness.kept}
 
 
@@ -105,7 +105,7 @@ def keep_too_many(state: State, active: Active) -> RuleAnswer:
 def keep(
     state: State,
     active: Active,
-    slow: Mapping[NodeId, Slow],
+    slow: Mapping[NodeId, Straggler],
     why: str,
     ask_again_s: float | None = None,
 ) -> Step:
@@ -163,7 +163,7 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     answer = question.answer
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
-    if any(id_ not in active.slowness.watch.slow for id_ in question.slow):
+    if any(id_ not in active.slowness.speeds.slow for id_ in question.slow):
         return keep(state, active, question.slow, "it is as fast as it should be again", 0.0)
     if answer is None:
         return keep(state, active, question.slow, "the planner did not answer in time")
@@ -180,7 +180,7 @@ def told_slow(state: State) -> dict[NodeId, str]:
     active = state.active
     if active is None:
         return told
-    for id_, slow in active.slowness.watch.found(state.now, limits_of(state.options)).items():
+    for id_, slow in active.slowness.speeds.found(state.now, limits_of(state.options)).items():
         kept = active.slowness.kept.get(id_)
         told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
     return told

@@ -17,15 +17,16 @@ from sailord.core.commands import (
 from sailord.core.generation_record import next_record
 from sailord.core.phases import Closing, Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.queries import ask_again_in, goes_back, is_alive, is_explained, restore_now
+from sailord.core.queries import ask_again_in, goes_back, is_alive, is_explained
 from sailord.core.replan_triggers import (
-    Change,
-    change_wanted,
+    Trigger,
     few,
     last_word,
     order_at_hand,
+    replan_trigger,
     usable,
 )
+from sailord.core.restore_choice import restore_now
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.snapshot_intervals import departures
 from sailord.core.state import Active, LastQuestion, Question, State
@@ -33,18 +34,18 @@ from sailord.core.straggler_rules import keep
 from sailord.core.timeouts import stop_s
 
 
-def ask(state: State, active: Active, change: Change | None) -> Step:
+def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     """Ask the planner about all nodes that can be used, for this reason."""
-    assert change is not None
-    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in change.slow)
+    assert trigger is not None
+    nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     considered = replace(active, asked=LastQuestion(frozenset(nodes), state.now))
     settled: tuple[Command, ...] = ()
     order = order_at_hand(active)
     if order is not None and order.kind == "replan":
         settled = (SettleIntent(order.id),)
         considered = without(considered, order)
-    if not nodes and change.slow:
-        return keep(state, active, change.slow, "nobody else is there")
+    if not nodes and trigger.slow:
+        return keep(state, active, trigger.slow, "nobody else is there")
     if not nodes:
         refused = replace(considered, asked=replace(considered.asked, is_refused=True))
         return Step(replace(state, active=refused), (*settled, note(active, _nobody(state))))
@@ -54,13 +55,13 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
     question = Question(
         request=request,
         nodes=nodes,
-        reason=change.reason,
-        is_forced=change.is_forced,
+        reason=trigger.reason,
+        is_forced=trigger.is_forced,
         deadline=state.now + state.options.plan_s,
-        slow=change.slow,
+        slow=trigger.slow,
     )
-    times = {id_: slow.times for id_, slow in change.slow.items()}
-    factors = active.slowness.watch.factors if change.slow else {}
+    times = {id_: slow.times for id_, slow in trigger.slow.items()}
+    factors = active.slowness.speeds.factors if trigger.slow else {}
     is_safe = active.attempts.failures >= state.options.failures_until_safe
     is_urgent = not is_running and active.generation is not None
     repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
@@ -70,7 +71,7 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
         considered = replace(
             considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
         )
-    phase = active.phase if is_running else Waiting(change.reason, state.now)
+    phase = active.phase if is_running else Waiting(trigger.reason, state.now)
     asked = replace(considered, phase=phase, question=question)
     command = RequestPlan(
         request=request,
@@ -83,7 +84,7 @@ def ask(state: State, active: Active, change: Change | None) -> Step:
         repeats=repeats,
         factors=factors,
     )
-    told = note(active, f"planning for {_count(nodes)}: {change.reason}")
+    told = note(active, f"planning for {_count(nodes)}: {trigger.reason}")
     return Step(replace(state, active=asked, requests=request), (*settled, told, command))
 
 
@@ -161,8 +162,8 @@ def fail(state: State, active: Active) -> Step:
     assert active.generation is not None
     options = state.options
     is_fault = not is_explained(state, active.generation)
-    change = change_wanted(state, active)
-    reason = change.reason if change is not None else "the generation failed"
+    trigger = replan_trigger(state, active)
+    reason = trigger.reason if trigger is not None else "the generation failed"
     failures = active.attempts.failures + is_fault
     if is_healthy(state, active):
         failures = int(is_fault)

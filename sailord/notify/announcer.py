@@ -14,7 +14,7 @@ from agents.store import StoreError
 from sailord.cluster_records import Gateway, Transition
 from sailord.core.commands import Note
 from sailord.core.phases import Running
-from sailord.core.reconfiguration_timing import START, Move, Watch, watch
+from sailord.core.reconfiguration_timing import START, ReconfigurationTiming, Reconfiguring, follow
 from sailord.core.state import Active, State
 from sailord.notify.feed import EventKind, Feed, Happening
 from sailord.notify.outbox import Message, Outbox, committed_id
@@ -34,7 +34,7 @@ class Teller:
     gateway: Gateway
     feed: Feed
     outbox: Outbox
-    under_way: Watch | None = None
+    under_way: Reconfiguring | None = None
     _lines: asyncio.Queue[tuple[JobId, Transition]] = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
     )
@@ -58,7 +58,7 @@ class Teller:
         Who has just come to lead sees all of it for the first time, and so may tell it again:
         what was told before is known by its id.
         """
-        self.under_way, move = watch(self.under_way, before, after)
+        self.under_way, move = follow(self.under_way, before, after)
         if move is not None and after.active is not None:
             self._tell_move(move, after.active.job, after)
         if after.term is None:
@@ -71,7 +71,7 @@ class Teller:
                 shown = {f.name: getattr(happening, f.name) for f in fields(happening)}
                 self.outbox.offer(Message(**shown | {"id": id_}))
 
-    def _tell_move(self, move: Move, job: JobId, state: State) -> None:
+    def _tell_move(self, move: ReconfigurationTiming, job: JobId, state: State) -> None:
         """Log what a move took beside what was predicted, and keep it in the history."""
         took = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in move.phases)
         text = f"generation {move.generation} trains, {_lost(move)}: {took}"
@@ -104,7 +104,7 @@ class Teller:
         return True
 
 
-def _lost(move: Move) -> str:
+def _lost(move: ReconfigurationTiming) -> str:
     """What a move cost; before a start nothing ran that could have gone on meanwhile."""
     if move.kind == START:
         return f"{move.total_s:.2f} s after it could be planned"

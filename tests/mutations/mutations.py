@@ -225,16 +225,6 @@ MUTATIONS = [
             "return False",
         ),
         (
-            "who cannot be heard is waited for for ever",
-            "return isinstance(node.standing, Unreachable) and is_over",
-            "return False",
-        ),
-        (
-            "a new leader restores before it has heard who holds what",
-            "return heard and not any(",
-            "return True or any(",
-        ),
-        (
             "reports of another generation count",
             "        and node.report.speaks_of(generation)\n",
             "",
@@ -243,6 +233,19 @@ MUTATIONS = [
             "who leaves in the middle of a step is stopped for",
             "needed = state.now + 1.5 * proposal.iteration_s",
             "needed = state.now - 1.5 * proposal.iteration_s",
+        ),
+    ),
+    *_core(
+        "sailord/core/restore_choice.py",
+        (
+            "who cannot be heard is waited for for ever",
+            "return isinstance(node.standing, Unreachable) and is_over",
+            "return False",
+        ),
+        (
+            "a new leader restores before it has heard who holds what",
+            "return heard and not any(",
+            "return True or any(",
         ),
     ),
     *_core(
@@ -301,14 +304,15 @@ MUTATIONS = [
         "agents/core/decide.py",
         (
             "an agent ends while others fetch from its memory",
-            "if not state.is_leaving or _is_needed_by_others(state):",
+            "if not state.is_leaving or _is_needed(state):",
             "if not state.is_leaving:",
         ),
         (
             "a generation is joined while the last has the devices",
-            "    if gang is None:\n        return _join(state) or _exit(state)\n",
-            "    joined = _join(state) or (_exit(state) if gang is None else None)\n"
-            "    if gang is None or joined is not None:\n        return joined\n",
+            "    if gang is None:\n        return _join(state) or _end(state)\n",
+            "    joined = _join(state) or (_end(state) if gang is None else None)\n"
+            "    if gang is None or joined is not None:\n"
+            "        return joined\n",
         ),
         (
             "who leads no more is obeyed",
@@ -322,13 +326,13 @@ MUTATIONS = [
         ),
         (
             "an agent that starts anew ends the workers it finds",
-            "if state.has_read_store and not _is_wanted(state, gang):",
+            "if state.has_read and not _is_wanted(state, gang):",
             "if not _is_wanted(state, gang):",
         ),
         (
             "cut off, workers are parked though their steps go on",
-            "still_since = max(state.store_silent_since, gang.advanced_at, state.resumed_at)",
-            "still_since = state.store_silent_since",
+            "still_since = max(state.silent_since, gang.advanced_at, state.woken_at)",
+            "still_since = state.silent_since",
         ),
         (
             "workers that do not listen are never killed",

@@ -56,7 +56,8 @@ from sailord.core.events import (
     Ticked,
     WriteRefused,
 )
-from sailord.core.queries import answer_to, release_now
+from sailord.core.report_reply import answer_to
+from sailord.core.restore_choice import release_now
 from sailord.core.state import State
 from tests.sim.clock import Process
 from tests.sim.planners import paced

@@ -118,8 +118,8 @@ def _check_slow(world: World) -> None:
         return
     members = active.generation.members
     assert not [node for node in marked if node.record.id in members], "a slow one trains"
-    if active.slowness.watch.generation != active.generation.number:
+    if active.slowness.speeds.generation != active.generation.number:
         return  # It has only just begun.
-    crawling = active.slowness.watch.found(state.now, limits_of(world.options))
+    crawling = active.slowness.speeds.found(state.now, limits_of(world.options))
     unsaid = [id_ for id_ in crawling if id_ not in active.slowness.kept]
     assert not unsaid, f"{unsaid} crawl, of {len(living)} nodes, and nobody said why they may"

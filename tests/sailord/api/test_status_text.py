@@ -19,7 +19,7 @@ from sailord.controller.step_rate import Pace
 from sailord.core.nodes import Nodes
 from sailord.core.phases import Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.state import KeptStraggler, Securing, State
-from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_detection import Speeds, Straggler
 from sailord.notify.outbox import committed_id
 from sailord.text.cluster_text import nodes_text, status_text
 from tests.sailord.core.standing import (
@@ -71,12 +71,12 @@ LEAVES = node(B, draining_since=NOW - 1, record=replace(node(B).record, leaves_a
 GONE = node(C, report(C, "idle", sealed=()), draining_since=NOW - 60)
 
 LEFT_OUT = node(C, slow="it computes 4.2 times as long as others with the same work")
-CRAWLS = Slow(1.8, "it did before", NOW - 200, 10, 40)
+CRAWLS = Straggler(1.8, "it did before", NOW - 200, 10, 40)
 LIMPING = state().active
 assert LIMPING is not None
 LIMPS = grouped(
     LIMPING,
-    watch=Watch(3, slow={B: CRAWLS}),
+    watch=Speeds(3, slow={B: CRAWLS}),
     kept_slow={B: KeptStraggler(NOW + 600, "no plan is better")},
 )
 

@@ -33,7 +33,7 @@ from sailord.core.phases import Opening, Phase, Running, Starting, Stopping, Wai
 from sailord.core.proposal import Proposal
 from sailord.core.standing import given_up, lease_ended, probe_failed
 from sailord.core.state import Active, Progress, Question, State
-from sailord.core.straggler_detection import Slow
+from sailord.core.straggler_detection import Straggler
 
 JOB = JobId("job")
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -128,7 +128,7 @@ class Planning:
     deadline: float
     before: Phase
     answer: Proposal | str | None = None
-    slow: Mapping[NodeId, Slow] = field(default_factory=dict)
+    slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
     trouble: str = ""
 
     def put(self, active: Active) -> Active:
@@ -162,6 +162,7 @@ NAMES = {
     "storage_after": "retry_at",
     "storage_trouble": "trouble",
     "kept_slow": "kept",
+    "watch": "speeds",
 }
 
 

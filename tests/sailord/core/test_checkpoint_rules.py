@@ -51,7 +51,8 @@ from sailord.core.events import (
 )
 from sailord.core.phases import Held, Opening, Running
 from sailord.core.proposal import Proposal
-from sailord.core.queries import answer_to, release_now
+from sailord.core.report_reply import answer_to
+from sailord.core.restore_choice import release_now
 from sailord.core.state import State
 
 JOB = JobId("job")

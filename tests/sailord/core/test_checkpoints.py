@@ -25,7 +25,7 @@ from sailord.core.events import (
     Ticked,
 )
 from sailord.core.phases import Closing, Opening, Running
-from sailord.core.queries import release_now
+from sailord.core.restore_choice import release_now
 from sailord.core.restore_point import failure_domains, is_on_line, release_point, restore_point
 from sailord.core.state import Check, Commit, State
 from tests.sailord.core.standing import (

@@ -13,10 +13,10 @@ from sailord.core.decide import decide
 from sailord.core.events import IntentGiven, NodesObserved, PlanFound, Reported, Ticked
 from sailord.core.nodes import Nodes
 from sailord.core.phases import Opening, Phase, Running, Waiting
-from sailord.core.queries import in_memory
 from sailord.core.replan_triggers import change_wanted, usable
+from sailord.core.restore_choice import in_memory
 from sailord.core.standing import Lost
-from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_detection import Speeds, Straggler
 from sailord.core.straggler_rules import to_leave_out, told_slow
 from tests.sailord.core.standing import (
     BEGAN,
@@ -37,8 +37,8 @@ from tests.sailord.core.standing import (
     state,
 )
 
-SEES_A_LIMP = Watch(
-    3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Slow(3.0, "others", NOW - 61, 10, 40)}
+SEES_A_LIMP = Speeds(
+    3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Straggler(3.0, "others", NOW - 61, 10, 40)}
 )
 
 

@@ -20,7 +20,7 @@ from agents.protocol.records import (
 from sailord.core.nodes import Node, Nodes
 from sailord.core.phases import Opening, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.reconfiguration_timing import watch
+from sailord.core.reconfiguration_timing import follow
 from sailord.core.state import Active, Progress, State
 from tests.sailord.core.standing import Planning, changed, grouped
 
@@ -61,7 +61,7 @@ class Film:
         elif phase is not None:
             self.active = replace(self.active, phase=phase, question=None)
         before, self.state = self.state, self._state(now)
-        self.under_way, move = watch(self.under_way, before, self.state)
+        self.under_way, move = follow(self.under_way, before, self.state)
         if move is not None:
             self.moves.append(move)
 

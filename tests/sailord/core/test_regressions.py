@@ -37,7 +37,7 @@ from sailord.core.events import (
 from sailord.core.order_validation import objection
 from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.state import State
-from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_detection import Speeds, Straggler
 from tests.sailord.core.standing import (
     BEGAN,
     FROM_NOTHING,
@@ -66,8 +66,8 @@ from tests.sailord.core.standing import (
     uploaded,
 )
 
-LIMPS = Slow(3.0, "others with the same work", NOW - 61, 10, 40)
-SEES_A_LIMP = Watch(3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: LIMPS})
+LIMPS = Straggler(3.0, "others with the same work", NOW - 61, 10, 40)
+SEES_A_LIMP = Speeds(3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: LIMPS})
 
 
 def go_on(before: State, seconds: float, *, every_s: float = 0.1) -> tuple[State, list[Command]]:

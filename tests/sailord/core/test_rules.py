@@ -20,10 +20,11 @@ from sailord.core.events import (
 )
 from sailord.core.phases import Closing, Held, Opening, Phase, Running, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.queries import answer_to, in_memory, release_now
+from sailord.core.report_reply import answer_to
+from sailord.core.restore_choice import in_memory, release_now
 from sailord.core.standing import Present
 from sailord.core.state import Check, Commit, Securing, State
-from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_detection import Speeds, Straggler
 from tests.sailord.core.standing import (
     BEGAN,
     FROM_NOTHING,
@@ -55,8 +56,8 @@ from tests.sailord.core.standing import (
 
 CLOSED = replace(G, state="closed")
 BACK = order("rollback", id_="back", durable=durable(20))
-SEES_A_LIMP = Watch(
-    3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Slow(3.0, "others", NOW - 61, 10, 40)}
+SEES_A_LIMP = Speeds(
+    3, 10, NOW - 0.5, {"A100-40": 1.0}, {}, {A: Straggler(3.0, "others", NOW - 61, 10, 40)}
 )
 UNFORCED = replace(QUESTION, is_forced=False)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agents.protocol.records import NodeId
-from sailord.core.straggler_detection import Limits, Sample, Slow, Watch, look
+from sailord.core.straggler_detection import Limits, Sample, Speeds, Straggler, look
 
 LIMITS = Limits(times=1.5, steps=10, seconds=60.0)
 NAMES = [NodeId(f"n{number}") for number in range(8)]
@@ -36,9 +36,9 @@ def at(step: int, measured: Mapping[NodeId, Sample]) -> dict[NodeId, Sample]:
     return {id_: replace(sample, step=step) for id_, sample in measured.items()}
 
 
-def seen(*measured: Mapping[NodeId, Sample], relative_error: float = 0.0, steps: int = 1) -> Watch:
+def seen(*measured: Mapping[NodeId, Sample], relative_error: float = 0.0, steps: int = 1) -> Speeds:
     """What is known after these looks, ten seconds and some steps from one to the next."""
-    watch = Watch(generation=1)
+    watch = Speeds(generation=1)
     for number, one in enumerate(measured):
         step = LIMITS.steps + steps * number
         watch = look(
@@ -100,7 +100,7 @@ def test_what_became_faster_for_others_is_held_against_nobody():
 
 def test_the_first_steps_are_not_judged():
     early = at(LIMITS.steps - 1, samples(1.0, 1.0, 9.0, 1.0))
-    watch = look(Watch(1), early, now=0.0, relative_error=0.0, limits=LIMITS)
+    watch = look(Speeds(1), early, now=0.0, relative_error=0.0, limits=LIMITS)
     assert (watch.slow, watch.at_first) == ({}, {})
 
 
@@ -123,7 +123,7 @@ def test_a_break_begins_the_count_anew():
 
 def test_the_slowest_come_first():
     found = {
-        NAMES[0]: Slow(2.0, "it did before", 0.0, 0, 100),
-        NAMES[1]: Slow(3.0, "it did before", 0.0, 0, 100),
+        NAMES[0]: Straggler(2.0, "it did before", 0.0, 0, 100),
+        NAMES[1]: Straggler(3.0, "it did before", 0.0, 0, 100),
     }
-    assert list(Watch(slow=found).found(100.0, LIMITS)) == [NAMES[1], NAMES[0]]
+    assert list(Speeds(slow=found).found(100.0, LIMITS)) == [NAMES[1], NAMES[0]]

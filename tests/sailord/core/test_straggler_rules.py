@@ -12,7 +12,7 @@ from sailord.core.events import IntentGiven, PlanFound, PlanRefused, Ticked
 from sailord.core.options import Options
 from sailord.core.phases import Running, Stopping, Waiting
 from sailord.core.state import KeptStraggler, State
-from sailord.core.straggler_detection import Slow, Watch
+from sailord.core.straggler_detection import Speeds, Straggler
 from tests.sailord.core.standing import (
     BEGAN,
     JOB,
@@ -34,7 +34,7 @@ from tests.sailord.core.standing import (
 
 ALL = (A, B, C, D)
 OPTIONS = Options(slow_steps=10, slow_s=60.0)
-CRAWLS = Slow(3.0, "others with the same work", NOW - 60, 30, 40)
+CRAWLS = Straggler(3.0, "others with the same work", NOW - 60, 30, 40)
 SAID = "machine-b is slow: it computes 3.0 times as long as others with the same work"
 QUESTION = Planning(1, (A, C, D), SAID, False, NOW + 60, Running(BEGAN), slow={B: CRAWLS})
 MARK = Intent("slow-b-3", "quarantine", B, None, str(CRAWLS))
@@ -44,7 +44,7 @@ G = generation(*ALL, busy=Busy((0.1,) * 4))
 def four(*found: NodeId, **others: Any) -> State:
     """A job on four nodes, some of which have been slow for long enough, as was seen just now."""
     slow = dict.fromkeys(found, CRAWLS)
-    watch = Watch(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
+    watch = Speeds(3, 10, NOW + 1000, {"A100-40": 1.0}, dict.fromkeys(ALL, 1.0), slow)
     others = {"considered": frozenset(ALL), "generation": G, "watch": watch, **others}
     made = state(None, *map(node, ALL), **others)
     return replace(made, options=OPTIONS)
@@ -74,17 +74,17 @@ def test_what_nodes_report_is_held_against_what_was_predicted():
     before = measured(3.0, 40)
     after, _ = decide(before, Ticked(NOW))
     assert after.active is not None
-    assert after.active.slowness.watch == Watch(3, 40, NOW), "the first steps are not judged"
+    assert after.active.slowness.speeds == Speeds(3, 40, NOW), "the first steps are not judged"
     later = measured(3.0, 50)
     assert later.active is not None
-    later = replace(later, active=grouped(later.active, watch=after.active.slowness.watch))
+    later = replace(later, active=grouped(later.active, watch=after.active.slowness.speeds))
     after, _ = decide(later, Ticked(NOW + 1))
     assert after.active is not None
-    (slow,) = after.active.slowness.watch.slow.values()
+    (slow,) = after.active.slowness.speeds.slow.values()
     assert replace(slow, times=round(slow.times, 6)) == replace(
         CRAWLS, since=NOW + 1, since_step=50, step=50
     )
-    assert list(after.active.slowness.watch.slow) == [B]
+    assert list(after.active.slowness.speeds.slow) == [B]
 
 
 def test_a_planner_that_predicts_nothing_is_held_against_nobody():
@@ -93,7 +93,7 @@ def test_a_planner_that_predicts_nothing_is_held_against_nobody():
     unpredicted = replace(before, active=replace(before.active, generation=generation(*ALL)))
     after, _ = decide(unpredicted, Ticked(NOW))
     assert after.active is not None
-    assert after.active.slowness.watch == Watch()
+    assert after.active.slowness.speeds == Speeds()
 
 
 def test_the_planner_is_asked_what_is_best_without_it():
@@ -154,7 +154,7 @@ def test_it_stays_where_the_planner_does_not_answer():
 def test_it_stays_if_it_recovered_while_the_planner_thought():
     before = asked()
     assert before.active is not None
-    watch = replace(before.active.slowness.watch, slow={})
+    watch = replace(before.active.slowness.speeds, slow={})
     before = replace(before, active=grouped(before.active, watch=watch))
     after, orders = act(before, PlanFound(NOW, 1, proposal(A, C, D)))
     assert (phase(after), orders) == (Running(BEGAN), ())
@@ -165,7 +165,7 @@ def test_no_more_than_a_share_is_left_out_the_slowest_first():
     before = four(B, C)
     assert before.active is not None
     slow = {B: CRAWLS, C: replace(CRAWLS, times=4.0)}
-    watch = replace(before.active.slowness.watch, slow=slow)
+    watch = replace(before.active.slowness.speeds, slow=slow)
     before = replace(before, active=grouped(before.active, watch=watch))
     after, orders = decide(before, Ticked(NOW))
     at = phase(after)

@@ -15,7 +15,7 @@ from agents.store import EmbeddedStore, StoreUnavailable
 from sailord.cluster_records import Gateway
 from sailord.core.commands import Note
 from sailord.core.phases import Running, Starting
-from sailord.core.reconfiguration_timing import Move
+from sailord.core.reconfiguration_timing import ReconfigurationTiming
 from sailord.notify import announcer
 from sailord.notify.announcer import Teller
 from sailord.notify.feed import Feed
@@ -95,7 +95,7 @@ def test_each_machine_that_is_lost_is_told_of_once_though_no_plan_is_made_for_it
     assert voice.told("node_lost") == ["machine-b is lost: gone"]
 
 
-MOVE = Move(
+MOVE = ReconfigurationTiming(
     1, NOW, "start", "", is_planned=False, source="start", restored_step=0, steps_lost=0,
     downtime_s=0.0, total_s=10.19, predicted_s=0.0, phases=(("plan", 9.0),),
 )  # fmt: skip

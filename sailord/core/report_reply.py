@@ -1,0 +1,26 @@
+"""What an agent is told in reply to its report."""
+
+from __future__ import annotations
+
+from agents.protocol.records import (
+    ReportReply,
+    Point,
+    Report,
+)
+from sailord.core.state import State
+
+REPORTS_PER_S_MAX = 500.0
+"""That all goes on is heard so often of all nodes together; what is news comes besides."""
+
+
+REPORTS_EVERY_S_MIN = 0.2
+
+
+def answer_to(state: State, report: Report, release: Point | None) -> ReportReply:
+    """What an agent may forget of the active job, and what it is to make durable now."""
+    active = state.active
+    every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
+    if active is None or report.job != active.job:
+        return ReportReply(state.term, every_s=every_s)
+    upload = None if active.checkpointing.securing is None else active.checkpointing.securing.point
+    return ReportReply(state.term, release, upload, every_s)
