@@ -1,8 +1,8 @@
-"""Checkpoints as the controller sees them: when one counts, and which one can be gone back to.
+"""Checkpoints: committing them, making a snapshot durable on request, and checking before restore.
 
-Phase 1: agents upload what their workers sealed and report it. Phase 2: what covers every piece
-of a point exactly once gets a manifest, and then one transaction makes it the newest checkpoint:
-our term, the present generation, a later step than the last. Commits are in order of their steps.
+Two-phase commit. Agents upload what their workers sealed and report it. Objects that cover every
+piece of a point exactly once get a manifest; then one transaction makes it the newest checkpoint,
+if the term is ours, the generation is the present one and the step is later than the last.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sailord.core.restore_point import complete_points
 from sailord.core.rule import PASS, WAIT, RuleAnswer, Step
 from sailord.core.state import Active, Check, Commit, Securing, State
 
-# ---- what is known ----------------------------------------------------------------------------
+# ---- what the storage said ----------------------------------------------------------------------
 
 
 def hear_of_storage(
     state: State, event: ManifestWritten | CheckpointCommitted | CommitFailed | DurableChecked
 ) -> State:
-    """Learn what became of a commit, or of a look at what is durable."""
+    """Take in the outcome of a commit, or of a check of the newest checkpoint."""
     if isinstance(event, CheckpointCommitted):
         before = state.durables.get(event.job)
         if before is None or before.point.step < event.durable.point.step:
@@ -84,9 +84,9 @@ def _later(state: State) -> float:
 def covering(
     uploads: Iterable[Uploaded], *, layers: int, atoms: int
 ) -> tuple[Uploaded, ...] | None:
-    """Objects that together have every piece exactly once; ``None``: there are none yet.
+    """Return uploads that together have every piece exactly once; ``None``: not complete yet.
 
-    An agent that was started anew may have uploaded the same again under another name.
+    A restarted agent may have uploaded the same pieces again under another name.
     """
     chosen: list[Uploaded] = []
     held: set[tuple[int, int]] = set()
@@ -106,7 +106,7 @@ def await_commit(_: State, active: Active) -> RuleAnswer:
 
 
 def commit_next(state: State, active: Active) -> RuleAnswer:
-    """Take a checkpoint one step further: to its manifest, then into the store."""
+    """Advance the commit: first the manifest, then the transaction in the store."""
     record, commit = active.generation, active.checkpointing.commit
     if record is None or record.state == "closed" or isinstance(active.phase, Opening | Closing):
         return PASS
@@ -120,15 +120,15 @@ def commit_next(state: State, active: Active) -> RuleAnswer:
 
 
 def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAnswer:
-    """Begin with the oldest point that was uploaded as a whole and is not yet durable.
+    """Start with the oldest point that was uploaded completely and is not yet durable.
 
-    One that failed comes last: what is wrong with it need not be wrong with the next.
+    One that failed before comes last: the next one may succeed.
     """
     last = state.durables.get(active.job)
     by_point: dict[Point, list[Uploaded]] = {}
     for node in state.nodes.values():
         report = node.report
-        # Of thousands few have any to tell of.
+        # Few of thousands have any.
         if report is None or not report.uploaded or report.job not in (None, active.job):
             continue
         for upload in report.uploaded:
@@ -148,23 +148,23 @@ def _describe(state: State, active: Active, record: GenerationRecord) -> RuleAns
 
 
 def sweep(state: State, active: Active) -> RuleAnswer:
-    """Tidy up the durable store once a generation runs, and after each commit."""
+    """Collect garbage in the durable store once a generation runs, and after each commit."""
     record, durable = active.generation, state.durables.get(active.job)
     if durable is None or record is None or not isinstance(active.phase, Running):
         return PASS
     if active.checkpointing.swept == (record.number, durable):
         return PASS
     if any(order.kind == "rollback" for order in active.orders):
-        return PASS  # What is gone back to may be older than all that is kept.
+        return PASS  # The rollback may be to an older checkpoint than retention keeps.
     order = CollectGarbage(state.job, record, durable)
     return Step(_changed(state, active, swept=(record.number, durable)), (order,))
 
 
-# ---- what is to become durable now --------------------------------------------------------------
+# ---- durable on request -------------------------------------------------------------------------
 
 
 def secure(state: State, active: Active, point: Point | None) -> RuleAnswer:
-    """Have the last point made durable before the job leaves its nodes.
+    """Make the last point durable before the job leaves its nodes.
 
     ``PASS`` once it is, where there is none, where the job keeps no checkpoints, and after
     ``secure_s``.
@@ -218,14 +218,14 @@ def _answer(state: State, active: Active, orders: tuple[Intent, ...], text: str)
 
 
 def newest_complete(state: State, active: Active, record: GenerationRecord) -> Point | None:
-    """The newest point of the generation of which memory has every piece."""
+    """Return the newest point of the generation of which memory has every piece."""
     held = in_memory(state, active)
     shape = state.job.layers, state.job.atoms
     points = (p for p in complete_points(held, *shape) if p.generation == record.number)
     return max(points, default=None)
 
 
-# ---- going back -------------------------------------------------------------------------------
+    # A generation that began from it failed at once: damage may hide where a quick check misses it.
 
 
 def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
@@ -243,7 +243,7 @@ def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     if state.now < active.checkpointing.retry_at:
         return WAIT
     last = active.generation
-    # What was read and came to nothing may be damaged where a quick look does not go.
+    # A generation that began from it failed at once: it may be damaged where a quick check misses.
     came_to_nothing = (
         last is not None and last.restore == restore and active.progress.step == restore.point.step
     )

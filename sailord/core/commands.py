@@ -30,40 +30,39 @@ class RequestPlan:
     nodes: tuple[NodeId, ...]
     running: GenerationRecord | None
     is_safe: bool
-    """The smallest plan that is sure to work, after several that failed."""
+    """Ask for the smallest plan that is sure to work, after several failures."""
     slow: Mapping[NodeId, float] = field(default_factory=dict)
-    """Members that are not among the nodes, as they take so many times as long as they should: is
-    there anything better than to go on with them?"""
+    """Stragglers among the members, which are not among ``nodes``, and how many times as long as
+    predicted they take: is a plan without them better than going on with them?"""
     is_urgent: bool = False
-    """Nothing runs that could go on while the planner searches."""
+    """Nothing runs while the planner searches."""
     repeats: bool = False
-    """The plan that ran last is answer enough: nothing runs, and all its nodes are there."""
+    """The last plan is a good enough answer: nothing runs, and all its nodes are usable."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """By kind of GPU: what it was seen to compute over what was predicted."""
+    """By kind of GPU: measured over predicted compute time."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteGeneration:
-    """Store the record if ``replaces`` still stands there and the term is ours.
+    """Store the record if the store still holds ``replaces`` and the term is ours.
 
-    Ends in ``GenerationWritten`` or ``WriteRefused``; a write whose fate is unknown is settled
-    by reading, so that repeating this order is harmless.
+    Ends in ``GenerationWritten`` or ``WriteRefused``. A write whose outcome is unknown is settled
+    by reading: the command is idempotent.
     """
 
     record: GenerationRecord
     replaces: GenerationRecord | None
     lowers: Durable | None = None
-    """Store this as the newest checkpoint with it, though it is an older one."""
+    """Store this older checkpoint as the newest one, in the same transaction."""
     settles: str = ""
-    """The order that it carries out, to be forgotten with it: nobody carries it out again."""
+    """The order that this carries out, forgotten in the same transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Describe in the durable store what was uploaded of a point, all of it, each piece once.
+    """Write the manifest of a point: the uploaded objects that have each piece exactly once.
 
-    Ends in ``ManifestWritten`` or ``CommitFailed``; under one term the same order always writes
-    the same.
+    Ends in ``ManifestWritten`` or ``CommitFailed``. Idempotent within a term.
     """
 
     job: JobRecord
@@ -75,9 +74,9 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CommitCheckpoint:
-    """Store that a checkpoint is the newest, if the term is ours, the generation the present one
-    and the step beyond the last. Ends in ``CheckpointCommitted`` or ``CommitFailed``, or in
-    ``WriteRefused`` if somebody else leads."""
+    """Make a checkpoint the newest, if the term is ours, the generation is the present one and the
+    step is later than the last one's. Ends in ``CheckpointCommitted`` or ``CommitFailed``, or in
+    ``WriteRefused`` if another leader exists."""
 
     durable: Durable
     record: GenerationRecord
@@ -85,7 +84,7 @@ class CommitCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckDurable:
-    """Find the newest checkpoint that can be read, ``durable`` or an older one.
+    """Find the newest readable checkpoint, ``durable`` or an older one.
 
     Ends in ``DurableChecked``.
     """
@@ -93,12 +92,12 @@ class CheckDurable:
     job: JobRecord
     durable: Durable
     is_thorough: bool
-    """Read every byte: a generation that began from it came to nothing."""
+    """Read every byte: a generation that began from it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectGarbage:
-    """Remove from the durable store what nobody will ask for again."""
+    """Remove checkpoints and uploads from the durable store that are no longer needed."""
 
     job: JobRecord
     record: GenerationRecord
@@ -107,28 +106,28 @@ class CollectGarbage:
 
 @dataclass(frozen=True, slots=True)
 class GiveIntent:
-    """Store what was found out of a node, so that every leader hears of it."""
+    """Store an order about a node, so that every later leader knows of it."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
 class SettleIntent:
-    """An order was carried out: a later leader need not hear of it."""
+    """Forget an order: it was carried out."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """Store a job's new state."""
+    """Store a job's record."""
 
     job: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class AbortGeneration:
-    """Tell agents that a generation is over: what waits in it is broken off."""
+    """Tell agents that a generation is over: its ranks stop waiting for each other."""
 
     job: JobId
     generation: int
@@ -137,7 +136,7 @@ class AbortGeneration:
 
 @dataclass(frozen=True, slots=True)
 class WakeAgents:
-    """Tell agents to read the store now instead of when the watch gets there."""
+    """Tell agents to read the store now, without waiting for their watch."""
 
     nodes: tuple[NodeId, ...]
 
@@ -151,14 +150,14 @@ class ProbeAgent:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Give up leading; whoever leads next reads everything anew."""
+    """Give up leadership."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence for the log and the history."""
+    """A sentence for the log; a transition is kept in the job's history."""
 
     text: str
     job: JobId | None = None

@@ -1,4 +1,4 @@
-"""When a machine that is to go away may be stopped: nobody will ask for anything on it again."""
+"""When a draining node is safe to stop: no job needs anything on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sailord.core.state import State
 
 
 def drained(state: State) -> frozenset[NodeId]:
-    """Nodes that are to go away and hold nothing that a job still needs."""
+    """Return the draining nodes that are safe to stop."""
     leaving = [
         (id_, node)
         for id_ in state.nodes.notable
@@ -31,7 +31,7 @@ def _is_free(state: State, id_: NodeId, node: Node, release: Point | None) -> bo
 
 
 def _holds_state(state: State, report: Report, release: Point | None) -> bool:
-    """Snapshots in its memory may be the only ones of their step that will ever be asked for."""
+    """Its snapshots may be the last copy of a step that a job could restore."""
     active = state.active
     if not report.sealed:
         return False

@@ -23,7 +23,7 @@ from sailord.core.proposal import Proposal
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """We lead. Everything that the store holds was read in one look."""
+    """This sailord is the leader; the whole store was read in one snapshot."""
 
     at: float
     term: int
@@ -32,12 +32,12 @@ class Elected:
     generations: tuple[GenerationRecord, ...]
     durables: tuple[tuple[JobId, Durable], ...] = ()
     intents: tuple[Intent, ...] = ()
-    """Those that still hold, in the order in which they were given."""
+    """Orders that still hold, in the order in which they were given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """We lead no more, or could no longer be sure of it."""
+    """This sailord is no longer the leader, or cannot be sure of it."""
 
     at: float
 
@@ -52,12 +52,12 @@ class NodesObserved:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """An agent told how it stands."""
+    """An agent reported."""
 
     at: float
     report: Report
     others: tuple[Report, ...] = ()
-    """Of other nodes, that came in the same moment: one decision answers them all."""
+    """Reports of other nodes at the same moment, answered by one decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,18 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class IntentGiven:
-    """Somebody warned of something or ordered something."""
+    """A notice or an operator's order arrived."""
 
     at: float
     intent: Intent
     others: tuple[Intent, ...] = ()
-    """Found in the same look, in the order in which they were given: notices of a whole rack are
-    one decision."""
+    """Read at the same moment, in the order in which they were given: the notices of a whole rack
+    are one decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job stands in the queue."""
+    """A job was submitted; its record is in the store."""
 
     at: float
     job: JobRecord
@@ -99,18 +99,18 @@ class PlanFound:
 
 @dataclass(frozen=True, slots=True)
 class PlanRefused:
-    """There is no plan for the nodes asked about, or nobody could find out."""
+    """There is no plan for these nodes, or the planner could not answer."""
 
     at: float
     request: int
     why: str
     is_known: bool = True
-    """False: this says nothing of the nodes, and the same question is worth another try."""
+    """False: the planner could not answer, and the same question may be asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationWritten:
-    """The store holds this record now."""
+    """The record is stored."""
 
     at: float
     record: GenerationRecord
@@ -118,14 +118,14 @@ class GenerationWritten:
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """The store holds something else than we thought: somebody else leads."""
+    """The store holds something else than we wrote: another leader exists."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestWritten:
-    """The manifest of a checkpoint stands in the durable store; nothing follows it yet."""
+    """The manifest of a checkpoint is in the durable store; it is not yet the newest one."""
 
     at: float
     job: JobId
@@ -134,7 +134,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted:
-    """A job's state is safe in its durable store up to this point."""
+    """A checkpoint is committed: the newest one of the job."""
 
     at: float
     job: JobId
@@ -143,7 +143,7 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """The durable store did not take a checkpoint, or it came too late to count."""
+    """The durable store failed, or the checkpoint came too late to count."""
 
     at: float
     job: JobId
@@ -153,22 +153,22 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class DurableChecked:
-    """Somebody has looked which checkpoint is the newest that can be read."""
+    """The newest readable checkpoint was looked for."""
 
     at: float
     job: JobId
     of: Durable
-    """The one that the store names."""
+    """The checkpoint that the store names."""
     found: Durable | None
     why: str = ""
-    """What is wrong with those that are newer, or with all."""
+    """What is wrong with the newer ones, or with all."""
     is_away: bool = False
-    """The durable store does not answer, which says nothing of what it holds."""
+    """The durable store does not answer: nothing is known of what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReturned:
-    """The store answers again after it was away; leases may have ended meanwhile."""
+    """The store answers again after an outage, in which leases may have expired."""
 
     at: float
 

@@ -1,4 +1,4 @@
-"""The record of the generation that comes next."""
+"""The record of the next generation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sailord.core.timeouts import step_of, wait_s
 def next_record(
     state: State, active: Active, proposal: Proposal, restore: Restore, reason: str
 ) -> GenerationRecord:
-    """Describe the generation that carries out the proposal."""
+    """Return the record of the generation that carries out the proposal."""
     last = active.generation
     often = intervals_now(state, active, proposal.iteration_s)
     step_s = step_of(active, proposal)
-    assert state.term is not None, "only who leads opens a generation"
+    assert state.term is not None, "only the leader opens a generation"
     return GenerationRecord(
         job=active.job,
         number=1 if last is None else last.number + 1,

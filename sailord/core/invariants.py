@@ -1,4 +1,4 @@
-"""What must hold after every decision, whatever happened. A breach is our bug, and stops us."""
+"""Invariants of every decision; a breach is a bug in the controller and ends the process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sailord.core.state import State
 
 
 def check(before: State, after: State, commands: Iterable[Command]) -> None:
-    """Stop at once if a decision broke a rule of the protocol."""
-    assert after.now >= before.now, "time went back"
+    """Raise if a decision broke an invariant of the protocol."""
+    assert after.now >= before.now, "time went backwards"
     orders = tuple(commands)
     writes = [order for order in orders if isinstance(order, WriteGeneration)]
     assert len(writes) <= 1, f"one decision writes several records: {writes}"
     if after.term is None:
-        assert after.active is None, "a job is run by somebody who does not lead"
-        assert not writes, "somebody writes who does not lead"
+        assert after.active is None, "a sailord that is not the leader runs a job"
+        assert not writes, "a sailord that is not the leader writes"
         return
     if after.term == before.term:
         _check_jobs(before, after, orders)
@@ -31,7 +31,7 @@ def check(before: State, after: State, commands: Iterable[Command]) -> None:
 
 
 def _check_jobs(before: State, after: State, commands: Iterable[Command]) -> None:
-    """A job's record and its copy in the store do not drift apart."""
+    """Every change of a job's record is written to the store."""
     if after.jobs is before.jobs:
         return
     written: dict[JobId, JobRecord] = {}

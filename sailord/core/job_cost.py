@@ -1,8 +1,8 @@
-"""What a job has cost so far: pure sums over the generations that ran, kept in the job's record.
+"""The cost of a job so far, kept in its record.
 
-A generation costs what its plan's devices cost an hour, from its opening to its end, whoever
-leads meanwhile and whether or not it trains. The sum is written now and then and whenever the
-rate changes; in between, the rate and the time since tell the rest.
+A generation costs what its plan's devices cost per hour, from its opening to its end, whether or
+not it trains. The sum is stored every ``WRITTEN_EVERY_S`` and whenever the rate changes; in
+between, it follows from the rate and the time since.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WRITTEN_EVERY_S = 10.0
 
 
 def charge(before: State, after: State) -> Step:
-    """Write down what was spent since the last time, if it is time or the rate is another one."""
+    """Add what was spent since the last time to the bill, if it is time or the rate changed."""
     active = after.active
     if active is None or active.generation is None:
         return Step(after)
@@ -34,12 +34,12 @@ def charge(before: State, after: State) -> Step:
 
 
 def costs(record: GenerationRecord | None) -> bool:
-    """Whether money runs while this generation is the last."""
+    """Return whether this generation still costs money."""
     return record is not None and record.state != "closed"
 
 
 def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
-    """The bill up to now, where ``ran`` was the generation since it was last written."""
+    """Return the bill up to now; ``ran`` was the generation since it was last written."""
     bill = job.bill
     if ran is None or not costs(ran) or bill.until is None:
         return replace(bill, until=now)
@@ -50,7 +50,7 @@ def billed(job: JobRecord, ran: GenerationRecord | None, now: float) -> Bill:
 
 
 def over_budget(state: State) -> str:
-    """Say so where the active job has spent what it may; empty where it has not."""
+    """Return why the active job may not go on; empty if its budget is not spent."""
     active = state.active
     if active is None or state.job.bill.usd_max is None:
         return ""

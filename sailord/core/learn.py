@@ -1,7 +1,7 @@
-"""What the controller learns from an event: the facts change, nothing is decided yet.
+"""Fold an event into the state, before any rule is asked.
 
-The world arrives as whole snapshots, so that a lost event is made good by the next one of its
-kind, and one that comes twice changes nothing.
+Nodes and reports arrive as whole snapshots: a lost event is made good by the next one of its kind,
+and one that comes twice changes nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from sailord.core.straggler_rules import watched
 from sailord.core.timeouts import adopted_start_s, stop_s
 
 MARKS_MAX = 4096
-"""Of so many lives of nodes it is known what was said of them."""
+"""Orders are remembered for at most so many nodes that are gone."""
 _ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
     ("queued", "cancel"): "cancelled",
     ("queued", "pause"): "paused",
@@ -69,12 +69,12 @@ _ORDERED: dict[tuple[JobState, IntentKind], JobState] = {
     ("paused", "resume"): "queued",
     ("failed", "resume"): "queued",
 }
-"""What an order makes of a job that does not have the cluster."""
+"""The state that an order gives to a job that does not have the cluster."""
 
 
 def learn(state: State, event: Event) -> Step:
     """Fold the event into the state; the commands are its immediate consequences, no decisions."""
-    # Where nothing at all reached us, it was we who stood still: silence says nothing of others.
+    # If no event at all arrived, we were stopped ourselves: silence says nothing about the nodes.
     stood_still = event.at > state.now + state.options.still_s
     leases_since = event.at if stood_still else state.leases_since
     woken_at = event.at if event.at > state.now + state.options.nap_s else state.woken_at
@@ -118,7 +118,7 @@ def learn(state: State, event: Event) -> Step:
 
 
 def _take_over(state: State, event: Elected) -> Step:
-    """Begin from what the store holds, and from nothing that an earlier term believed."""
+    """Start from what the store holds; nothing is kept from an earlier term."""
     jobs = {job.id: job for job in event.jobs}
     generations = {record.job: record for record in event.generations}
     live = sorted((job for job in event.jobs if job.state in LIVE), key=queue_order)
@@ -155,11 +155,11 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
     if job.state == "held":
         phase = Held(job.reason, at)
     elif record is not None and record.state != "closed":
-        # Its members' reports will tell whether it runs, and one that was told to stop does.
+        # Reports will tell whether it runs; one that was told to stop is followed by another.
         phase = Starting(since=at, deadline=at + adopted_start_s(state.options, record), move_s=0.0)
     if record is not None:
         step = record.restore.point.step
-    # What runs was considered by whoever led before; it need not be reconsidered at once.
+    # The previous leader considered what runs; it need not be reconsidered at once.
     return Active(
         job=job.id,
         phase=phase,
@@ -170,7 +170,7 @@ def _adopted(job: JobRecord, record: GenerationRecord | None, state: State, at: 
 
 
 def _note_intents(state: State, intents: Iterable[Intent]) -> Step:
-    """Take in orders, each once and in their order; the nodes are replaced once for all of them."""
+    """Take in orders, each once and in order; the nodes are replaced once for all of them."""
     heard, marked = set(state.intents), dict[NodeId, Node]()
     marks, commands = dict(state.marks), list[Command]()
     lives = _lives_by_name(state)
@@ -199,9 +199,9 @@ def _note_intents(state: State, intents: Iterable[Intent]) -> Step:
 
 
 def _lives_by_name(state: State) -> dict[str, NodeId]:
-    """Whom a name means now: the life that came last under it, and not one that is lost."""
+    """Return the node id that each name means now: the newest that is not lost."""
     living = (node for node in state.nodes.values() if not node.is_lost)
-    # Who is there comes after who is not.
+    # A node with a lease wins over one without.
     in_order = sorted(living, key=lambda node: (node.absent_since is None, node.since))
     return {node.record.name: node.record.id for node in in_order}
 
@@ -218,7 +218,7 @@ def _without_old_marks(state: State) -> Step:
 
 
 def _order(state: State, intent: Intent) -> Step:
-    """Queue an order of the active job for the rules; any other job is changed, or not, at once."""
+    """Queue an order about the active job for the rules; apply one about another job at once."""
     active = state.active
     if active is not None and active.job == intent.target:
         return Step(replace(state, active=replace(active, orders=(*active.orders, intent))))
@@ -282,7 +282,7 @@ def _recorded(state: State, record: GenerationRecord) -> State:
             nodes = state.nodes.with_(cleared)
             return replace(state, nodes=nodes, active=opened, durables=durables)
         case Stopping() if _is_later(record, active.generation):
-            # They are told only now.
+            # The members learn of the stop only now: their time to stop starts here.
             deadline = state.now + stop_s(state.options, active)
             told = replace(active.phase, deadline=deadline)
             return replace(state, active=replace(active, generation=record, phase=told))

@@ -1,4 +1,4 @@
-"""What the controller knows of each machine."""
+"""What the controller knows of each node."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from sailord.core.standing import PRESENT, Absent, Lost, Present, Silent, Standi
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One life of a machine, as far as the controller knows."""
+    """One life of a node: its agent from one start to its end."""
 
     record: NodeRecord
     since: float
-    """Since when it is ready for work, or was first seen."""
+    """When it became ready for work, or was first seen."""
     report: Report | None = None
     heard_at: float = 0.0
     standing: Standing = PRESENT
     probed_at: float | None = None
     failed_since: float | None = None
-    """Its workers of the current generation failed then."""
+    """When its workers of the present generation failed."""
     broken_since: float | None = None
-    """Its workers lost the connection to a peer then, and are sound themselves."""
+    """When its workers, sound themselves, lost the connection to a peer."""
     draining_since: float | None = None
-    """A notice, a drain order or the agent itself announced its departure then."""
+    """When a notice, a drain order or the agent itself announced its departure."""
     returned_at: float | None = None
-    """What had kept it out of plans was taken back then."""
+    """When a drain, a cordon or a straggler mark was taken back."""
     is_cordoned: bool = False
     slow: str = ""
-    """It computes slower than it should, by so much: no plan uses it till somebody says so."""
+    """Why it is left out as a straggler; empty if it is not."""
 
     @property
     def free_since(self) -> float:
-        """Since when a plan could have it, if none has."""
+        """Since when a plan could use it."""
         return self.since if self.returned_at is None else max(self.since, self.returned_at)
 
     @property
@@ -62,12 +62,12 @@ class Node:
 
     @property
     def is_unsound(self) -> bool:
-        """Nothing can run there, as it says itself."""
+        """Nothing can run there, by its own report."""
         return bool(self.why_unsound)
 
     @property
     def why_unsound(self) -> str:
-        """A device of it is broken, or its memory has no room for the job's snapshots."""
+        """Why nothing can run there: a broken device, or no memory for the job's snapshots."""
         return "" if self.report is None else self.report.fault or self.report.no_room
 
     def is_usable(self, *, is_member: bool) -> bool:
@@ -82,8 +82,7 @@ class Node:
 
     @property
     def is_notable(self) -> bool:
-        """Something happened to it, or nothing yet, or it says so of a peer: rules look at no
-        others."""
+        """Rules need to look at it: it is not well, has not reported yet, or lost a peer."""
         return (
             self.report is None
             or not isinstance(self.standing, Present)
@@ -95,24 +94,24 @@ class Node:
 
 
 class Nodes(dict[NodeId, Node]):
-    """All nodes; never changed, only followed by others.
+    """All nodes; never changed in place.
 
-    Of thousands a few are worth a rule's attention. They are gathered once, so that what a
-    decision costs grows with what happened and not with the cluster.
+    The few that rules must look at are collected once, so that the cost of a decision grows with
+    what happened and not with the size of the cluster.
     """
 
     @cached_property
     def notable(self) -> frozenset[NodeId]:
-        """Those of which something is to be said."""
+        """The ids of the nodes that rules must look at."""
         return frozenset(id_ for id_, node in self.items() if node.is_notable)
 
     @cached_property
     def free(self) -> tuple[NodeId, ...]:
-        """Those that any plan may use, in the order of their names."""
+        """The ids of the nodes that any plan may use, sorted."""
         return tuple(sorted(id_ for id_, n in self.items() if n.is_usable(is_member=False)))
 
     def with_(self, fresh: Mapping[NodeId, Node]) -> Nodes:
-        """The same but for these."""
+        """Return a copy with these nodes replaced."""
         nodes = Nodes(self)
         nodes.update(fresh)
         news = {id_ for id_, node in fresh.items() if node.is_notable}

@@ -1,4 +1,4 @@
-"""What operators order of a job, carried out as soon as its phase allows it."""
+"""Operators' orders about the active job, carried out as soon as its phase allows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sailord.core.transitions import close, enter, stop, without
 
 
 def obey(state: State, active: Active) -> RuleAnswer:
-    """Carry out the first order that is not yet done."""
+    """Carry out the next order."""
     order = order_at_hand(active)
     if order is None or is_writing(active):
         return PASS
@@ -47,10 +47,10 @@ def obey(state: State, active: Active) -> RuleAnswer:
             state, written = write_job(replace(state, active=again), job)
             return enter(state, Waiting(reason, state.now), *written, *settle)
         case "replan" if isinstance(active.phase, Held):
-            return _settled(state, active, order)  # Whoever resumes it has it planned anew.
+            return _settled(state, active, order)  # Resuming it asks for a new plan.
         case "replan" | "rollback":
             return PASS  # A trigger of a new plan: see ``replan_triggers``.
-        case _:  # It goes on already.
+        case _:  # A resume of a job that goes on.
             return _settled(state, active, order)
 
 

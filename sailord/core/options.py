@@ -1,4 +1,4 @@
-"""How long the controller waits for what."""
+"""Time limits, intervals and thresholds of the controller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How long the controller waits for what, and how often it tries."""
+    """Time limits, intervals and thresholds of the controller."""
 
     failures_gather_s: float = 0.1
     notices_gather_s: float = 0.5
@@ -15,51 +15,51 @@ class Options:
     additions_gather_s: float = 30.0
     lease_s: float = 10.0
     grace_s: float = 2.0
-    """Beyond a lease: a new leader calls nobody lost before one lease and this have passed."""
+    """Grace period after takeover, beyond one lease, before nodes without one may be given up."""
     plan_s: float = 60.0
     stop_s: float = 60.0
     start_s: float = 120.0
     suspect_s: float = 1.5
-    """A node without a lease is lost when its agent said nothing for so long, and no step was done
-    for ``last_step_s``. An agent that starts anew has its lease back before; a silent death while
-    all train is noticed within the node's lease and 2 s."""
+    """A node without a lease is lost after so long without a report, if no step was done for
+    ``last_step_s``. A restarted agent renews its lease sooner; a silent death during training is
+    noticed within the node's lease and 2 s."""
     nap_s: float = 0.7
-    """Without any event for so long, what others said meanwhile is yet to be heard."""
+    """After so long without any event, reports from that time are still to come."""
     still_s: float = 1.5
-    """Without any event for so long, not even a tick, the controller itself stood still."""
+    """After so long without any event, not even a tick, the controller itself was stopped."""
     stall_s: float = 120.0
-    """Without a step for so long, a running generation counts as stuck, ..."""
+    """A running generation is stuck after so long without a step, ..."""
     stall_steps: float = 20.0
-    """... or for this many steps, if that is longer; see ``sailord.core.timeouts``."""
+    """... or after the time of so many steps, if that is longer; see ``timeouts``."""
     broken_s: float = 1.0
-    """A generation whose members lost connections is over after so long, whoever is to blame."""
+    """A generation whose members lost connections ends after so long, regardless of cause."""
     probe_s: float = 0.2
-    """A node that seems gone is probed again after so long, if it did not answer."""
+    """Seconds between two probes of a suspect node."""
     reconsider_s: float = 600.0
     failure_pause_s: float = 1.0
-    """Before the next attempt after a failure that no lost machine explains; doubles with each."""
+    """Backoff after a failure that no lost machine explains; doubles with each in a row."""
     failures_until_safe: int = 3
     failures_until_held: int = 5
     secure_s: float = 600.0
-    """For the last step of a job that ends or pauses to become durable."""
+    """Time for the last step of a job that ends or pauses to become durable."""
     commit_pause_s: float = 5.0
-    """Before the durable store is tried again that did not take a checkpoint, or was away."""
+    """Before the durable store is tried again after a failure."""
     slow_times: float = 1.5
-    """A node is slow that computes so many times as long as it should."""
+    """A node is a straggler if it computes so many times as long as predicted."""
     slow_steps: int = 20
     slow_s: float = 60.0
-    """It counts as slow after so many steps and so long without a break."""
+    """... for so many steps and so many seconds without a break."""
     slow_share: float = 0.25
-    """Of all nodes no more are left out for being slow."""
+    """At most this share of all nodes is left out as stragglers."""
     steps_of_health: int = 20
-    """A generation that did so many steps was healthy: earlier failures are forgiven."""
+    """A generation that did so many steps is healthy: earlier failures no longer count."""
     comebacks_max: int = 6
-    """The smallest plan is left after that many steps, and each time after twice as many, so often:
-    a job of which only large plans fail does most of its steps where it can."""
+    """Larger plans are retried after ``steps_of_health`` steps on the smallest one, and each time
+    after twice as many, up to this many doublings."""
 
     def last_step_s(self, lease_s: float) -> float:
-        """A member may have taken part in a step that is no longer ago, whatever its lease says.
+        """Return the age up to which a step proves that a member without a lease was alive.
 
-        Agents renew a lease each quarter of it: who is without one was silent for the other three.
+        Agents renew a lease every quarter of it: a node without one was silent for three quarters.
         """
         return max(self.suspect_s, 0.75 * lease_s)

@@ -1,4 +1,4 @@
-"""Why an order would change nothing, told to who gives it instead of being taken without effect."""
+"""Reject orders that would have no effect, and say what would."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ INSTEAD: dict[JobState, str] = {
     "done": "submit it again, under another id",
     "cancelled": "submit it again, under another id",
 }
-"""What can be done with a job that does not have the cluster."""
+"""What can be ordered of a job that does not have the cluster."""
 
 
 def objection(state: State, intent: Intent) -> Problem | None:
-    """Why the order would have no effect, and what would; ``None``: it has one.
+    """Return why the order would have no effect, and what would; ``None``: it has one.
 
-    One that was heard of before is no mistake: its sender only did not hear our answer.
+    A repeated id is accepted: the sender did not receive our answer.
     """
     active = state.active
     if state.term is None or intent.id in state.intents:
@@ -44,7 +44,7 @@ def objection(state: State, intent: Intent) -> Problem | None:
 
 
 def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
-    """Of one that does not have the cluster, what is known changes at once or never."""
+    """An order about a job without the cluster takes effect at once or never."""
     if learn(state, IntentGiven(state.now, intent)).state.jobs != state.jobs:
         return None
     return _nothing(job.id, intent.kind, f"it is {job.state}", INSTEAD[job.state])

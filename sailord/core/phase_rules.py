@@ -1,4 +1,4 @@
-"""One rule for each phase of a job: what ends the phase, and what comes next."""
+"""One rule for each phase of a job: what ends the phase, and what follows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sailord.core.transitions import (
 
 
 def advance(state: State, active: Active) -> RuleAnswer:
-    """Ask the rule of the phase that the job is in."""
+    """Apply the rule of the present phase."""
     match active.phase:
         case Waiting():
             return _while_waiting(state, active)
@@ -52,7 +52,7 @@ def advance(state: State, active: Active) -> RuleAnswer:
 
 
 def _while_waiting(state: State, active: Active) -> RuleAnswer:
-    """Nothing runs: ask for a plan, once those who come or go together have done so."""
+    """Nothing runs: ask for a plan, after the gathering window."""
     back = take_back(state, active)
     if back is not PASS:
         return back
@@ -61,7 +61,7 @@ def _while_waiting(state: State, active: Active) -> RuleAnswer:
 
 
 def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer:
-    """Wait until all are parked, or cannot be; then go on with what the stop was for."""
+    """Wait until all members are parked, or cannot be; then do what the stop was for."""
     assert active.generation is not None
     if is_writing(active):
         return WAIT
@@ -69,8 +69,8 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
     if stopped is None and is_alive(state, active) and state.now < phase.deadline:
         return WAIT
     if not isinstance(phase.then, Proposal):
-        # Whoever pauses may give the machines back, and their memory with them; not so whoever
-        # has ordered to resume meanwhile.
+        # After a pause the machines may be returned, and their memory with them: make the last step
+        # durable first, unless the job was resumed meanwhile.
         goes_on = last_word(active) == "resume"
         is_kept = goes_on or not is_alive(state, active)
         kept = PASS if is_kept else secure(state, active, stopped)
@@ -83,7 +83,7 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
 
 
 def _while_opening(state: State, active: Active, phase: Opening) -> RuleAnswer:
-    """Once the record stands in the store, tell those whom it concerns."""
+    """After the record is stored, wake its members and abort the generation before."""
     if active.generation != phase.record:
         return WAIT
     options, record = state.options, phase.record
@@ -100,21 +100,21 @@ def _while_opening(state: State, active: Active, phase: Opening) -> RuleAnswer:
 
 
 def _while_starting(state: State, active: Active, phase: Starting) -> RuleAnswer:
-    """Wait until every member trains, for as long as that may take."""
+    """Wait until every member trains, up to the deadline."""
     if not is_alive(state, active):
         return fail(state, active)
     assert active.generation is not None
     if has_started(state, active.generation):
         took = state.now - phase.since
         text = f"generation {active.generation.number} runs after {took:.2f} s"
-        # What a start from nothing takes, nobody predicts.
+        # There is no prediction for the first start.
         text += f" (predicted {phase.move_s:.2f} s)" if phase.move_s else ""
         progress = replace(active.progress, advanced_at=state.now)
         begun = replace(state, active=replace(active, progress=progress))
         return enter(begun, Running(state.now), note(active, text))
     if state.now >= phase.deadline:
         return fail(state, active)
-    # A notice or a drain does not wait until everything runs.
+    # A notice or a drain is answered before the generation runs.
     trigger = replan_trigger(state, active)
     is_pressing = trigger is not None and trigger.is_forced
     is_time = is_pressing and is_due(state, active, trigger)
@@ -122,7 +122,7 @@ def _while_starting(state: State, active: Active, phase: Starting) -> RuleAnswer
 
 
 def _while_running(state: State, active: Active) -> RuleAnswer:
-    """Let it run: until it fails, is done, stands still, or something better is to be had."""
+    """Let it run until it fails, is done or stuck, or there is a reason to ask for a plan."""
     assert active.generation is not None
     if not is_alive(state, active):
         return fail(state, active)
@@ -144,7 +144,7 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
 
 
 def _while_closing(state: State, active: Active, phase: Closing) -> RuleAnswer:
-    """Once the end stands in the store, give the cluster free."""
+    """After the end is stored, free the cluster."""
     if active.generation is not None and active.generation.state != "closed":
         return WAIT
     return finish(state, active, phase.then, phase.reason)

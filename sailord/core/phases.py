@@ -10,7 +10,7 @@ from sailord.core.proposal import Proposal
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No healthy generation runs; nothing was asked yet, or nothing fits what is there."""
+    """No generation runs, and the planner was not asked yet or has no plan."""
 
     reason: str
     since: float
@@ -18,12 +18,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """The generation stands in the store; its members fetch, rebuild and verify."""
+    """The generation is stored; its members fetch state, rebuild and verify."""
 
     since: float
     deadline: float
     move_s: float
-    """What the planner predicted, to be compared with what it takes."""
+    """Seconds that the planner predicted for this start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """All members park at one step's end: for another plan, or for good."""
+    """All members park at the end of one step: for another plan, or to leave the cluster."""
 
     then: Proposal | JobState
     reason: str
@@ -44,17 +44,17 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The next generation's record is on its way into the store."""
+    """The next generation's record is being stored."""
 
     record: GenerationRecord
     proposal: Proposal
     lowers: Durable | None = None
-    """The checkpoint that counts as the newest from then on, where that is an older one."""
+    """An older checkpoint that counts as the newest from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The generation's end is on its way into the store."""
+    """The end of the generation is being stored."""
 
     then: JobState
     reason: str
@@ -62,7 +62,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parked until a person says resume; snapshots stay alive."""
+    """Parked until an operator resumes it; its snapshots stay in memory."""
 
     reason: str
     since: float

@@ -1,4 +1,4 @@
-"""What becomes of an open question to the planner."""
+"""Act on the planner's answer to the open question."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
         case None if state.now < question.deadline:
             return WAIT
         case None:
-            # That says nothing about the nodes: the same question is worth another try.
+            # This says nothing about the nodes: the same question may be asked again.
             not_before = state.now + state.options.failure_pause_s
             again = replace(active, attempts=replace(active.attempts, not_before=not_before))
             why = f": {question.trouble}" if question.trouble else " in time"
@@ -50,7 +50,7 @@ def answer_question(state: State, active: Active) -> RuleAnswer:
         case Proposal() as proposal if alive:
             return _weigh(state, active, question, proposal)
         case Proposal() as proposal:
-            # Nothing runs that could be stopped; but all who may hold its state are heard first.
+            # Nothing runs that must be stopped, but every snapshot holder must be heard first.
             is_time = is_informed(state, active)
             return open_next(state, active, proposal, question.reason) if is_time else WAIT
 

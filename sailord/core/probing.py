@@ -1,4 +1,4 @@
-"""Probing: ask agents for a report that seem gone, a few at a time."""
+"""Probes: ask suspect agents for a report, a few at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sailord.core.standing import Unreachable
 from sailord.core.state import Active, State
 
 PROBES_AT_ONCE = 32
-"""More of them would wait for each other's connections until they count as unanswered."""
+"""More at a time would time out waiting for connections."""
 
 
 def probe_suspects(state: State, active: Active) -> RuleAnswer:
@@ -28,7 +28,7 @@ def probe_suspects(state: State, active: Active) -> RuleAnswer:
 
 
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Who seems gone and was not asked lately how it is; those first who wait longest.
+    """Return the nodes to probe, the one that was probed longest ago first.
 
     A peer lost its connection to it; or a member has no lease, and has not spoken for a while; or
     somebody is there and never spoke.
@@ -52,7 +52,7 @@ def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeI
 
 
 def _is_silent(state: State, node: Node) -> bool:
-    """It has no lease and says nothing, at a time when that may soon count against it."""
+    """Return whether it has neither lease nor fresh report, when that may soon count against it."""
     if node.absent_since is None or not node.record.address:
         return False
     options = state.options
@@ -61,7 +61,7 @@ def _is_silent(state: State, node: Node) -> bool:
 
 
 def _is_unheard(state: State, node: Node) -> bool:
-    """It had a moment to speak by itself."""
+    """Return whether it has a lease and never reported, though it had time to."""
     since = max(state.leases_since, node.since) + state.options.suspect_s
     is_there = node.absent_since is None and bool(node.record.address)
     return node.report is None and is_there and state.now >= since
@@ -71,7 +71,7 @@ def _is_to_probe(state: State, suspect: Node) -> bool:
     if suspect.is_lost:
         return False
     if isinstance(suspect.standing, Unreachable):
-        return False  # Where only its answers speak for a node, one that was late is not the last.
+        return False  # It has a lease; if its agent recovers, it reports by itself.
     return not _was_just_probed(state, suspect)
 
 

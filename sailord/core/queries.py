@@ -1,4 +1,4 @@
-"""Questions that the controller's rules ask of what is known; each has one answer and no effect."""
+"""Questions that several rules ask of the state; none changes anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sailord.core.state import Active, State
 
 
 def is_alive(state: State, active: Active) -> bool:
-    """The generation can go on: it is not closed, and every member is there and sound."""
+    """Return whether the generation can go on: it is not closed, and no member is broken."""
     generation = active.generation
     if generation is None or generation.state == "closed" or isinstance(active.phase, Waiting):
         return False
@@ -23,7 +23,7 @@ def is_alive(state: State, active: Active) -> bool:
 
 
 def is_writing(active: Active) -> bool:
-    """Say whether a record of the generation is on its way into the store: one after the other."""
+    """Return whether a generation record is being stored; only one may be at a time."""
     match active.phase:
         case Opening() | Closing():
             return True
@@ -34,9 +34,9 @@ def is_writing(active: Active) -> bool:
 
 
 def is_explained(state: State, generation: GenerationRecord) -> bool:
-    """Say whether a lost machine, or a broken device, explains that the generation cannot go on.
+    """Return whether a lost machine or a broken device explains the failure of the generation.
 
-    It need not be a member: one from which state was to be fetched may be gone, too.
+    It need not be a member: state may have been fetched from another node.
     """
     broken = broken_members(state, generation)
     reports = (node.report for id_ in broken if (node := state.nodes.get(id_)) is not None)
@@ -46,7 +46,7 @@ def is_explained(state: State, generation: GenerationRecord) -> bool:
 
 
 def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
-    """Say whether the trigger may be asked about now, and is not the question just refused."""
+    """Return whether the planner may be asked now, and was not just asked the same."""
     if trigger is None or state.now < trigger.due or state.now < active.attempts.not_before:
         return False
     order = order_at_hand(active)
@@ -58,7 +58,7 @@ def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
 
 
 def ask_again_in(state: State, active: Active, seconds: float | None) -> Active:
-    """The question may come again earlier than usual: what it was too early for will be in time."""
+    """Allow the next question after ``seconds``, if that is sooner than ``reconsider_s``."""
     if seconds is None or seconds >= state.options.reconsider_s:
         return active
     at = state.now + seconds - state.options.reconsider_s
@@ -66,7 +66,7 @@ def ask_again_in(state: State, active: Active, seconds: float | None) -> Active:
 
 
 def is_running_plan(active: Active, proposal: Proposal) -> bool:
-    """Say whether the proposal is what runs already."""
+    """Return whether the proposed plan runs already."""
     last = active.generation
     assert last is not None
     same = last.plan == proposal.plan and set(last.members) == set(proposal.members)
@@ -74,13 +74,13 @@ def is_running_plan(active: Active, proposal: Proposal) -> bool:
 
 
 def goes_back(active: Active) -> bool:
-    """An operator ordered to go back to an older checkpoint: what runs is to be left as it is."""
+    """Return whether a rollback was ordered: then what runs is left without a stop."""
     order = order_at_hand(active)
     return order is not None and order.kind == "rollback"
 
 
 def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> bool:
-    """A member goes before one more step would end: its last snapshot is what counts."""
+    """Return whether a draining member leaves before one more step would end."""
     assert active.generation is not None
     leaving = [
         node.record.leaves_at
@@ -92,7 +92,7 @@ def is_too_late_to_stop(state: State, active: Active, proposal: Proposal) -> boo
 
 
 def stopped_at(state: State, generation: GenerationRecord) -> Point | None:
-    """The point that all members have sealed, once all of them are parked at it."""
+    """Return the point at which all members are parked and sealed; ``None``: not yet."""
     if not all_members(state, generation, "stopped"):
         return None
     points = set()
@@ -107,7 +107,7 @@ def stopped_at(state: State, generation: GenerationRecord) -> Point | None:
 
 
 def all_members(state: State, generation: GenerationRecord, *taking: str) -> bool:
-    """Say whether every member takes part in the generation in one of these ways."""
+    """Return whether every member reports one of these states for the generation."""
     return all(
         (node := state.nodes.get(id_)) is not None
         and node.report is not None
@@ -118,7 +118,7 @@ def all_members(state: State, generation: GenerationRecord, *taking: str) -> boo
 
 
 def has_started(state: State, generation: GenerationRecord) -> bool:
-    """Say whether every member trains.
+    """Return whether every member trains.
 
     Each says so; or one does that has done a step, which proves it also of those that a new leader
     cannot hear.

@@ -1,6 +1,6 @@
-"""What each move to another generation took, phase by phase, beside what was predicted.
+"""Timing of each reconfiguration, phase by phase, beside the prediction.
 
-Put together from what the controller goes through and from what the nodes' reports measure:
+From the controller's own phases and from what the nodes' reports measure:
 
 - *detect*: from the first sign of the reason to the question to the planner, with the time in
   which further signs are gathered
@@ -20,38 +20,38 @@ from sailord.core.standing import Lost
 from sailord.core.state import Active, Question, State
 
 START = "start"
-"""The kind of a move before which nothing ran: the first one, or one after a pause."""
+"""A reconfiguration before which nothing ran: the first one, or one after a pause."""
 MEASURED = ("fetch", "rebuild", "verify", "first_step")
 
 
 @dataclass(frozen=True, slots=True)
 class ReconfigurationTiming:
-    """One move, from its first sign to the end of the first step after it."""
+    """One reconfiguration, from the first sign of its trigger to the end of the next first step."""
 
     generation: int
     at: float
-    """When the first sign was seen."""
+    """When the first sign of the trigger was seen."""
     kind: str
     reason: str
     is_planned: bool
-    """All parked at one step's end before it; else the generation was left as it was."""
+    """All members parked at the end of a step; else the generation was abandoned."""
     source: str
     restored_step: int
     steps_lost: int
     downtime_s: float
-    """From the last step before to the end of the first after, less what a step takes; none at a
-    start, before which nothing ran."""
+    """From the last step before to the end of the first after, less the time of a step; 0 for a
+    start."""
     total_s: float
     predicted_s: float
-    """What the planner said that the move itself takes."""
+    """Seconds that the planner predicted."""
     phases: tuple[tuple[str, float], ...]
     predicted: tuple[tuple[str, float], ...] = ()
-    """The same phases, as the planner said them."""
+    """The same phases, as predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguring:
-    """The move that is under way, as far as it has come."""
+    """A reconfiguration that is under way."""
 
     sign_at: float
     asked_at: float
@@ -60,11 +60,11 @@ class Reconfiguring:
     answered_at: float | None = None
     is_planned: bool = False
     stood_at: float | None = None
-    """Since when no step was done."""
+    """The last step before."""
     reached: int = 0
     """The highest step before."""
     retried_s: float = 0.0
-    """For generations in between that never ran."""
+    """Spent on generations in between that never ran."""
     steps_lost: int = 0
     predicted_s: float = 0.0
     predicted: tuple[tuple[str, float], ...] = ()
@@ -75,7 +75,7 @@ class Reconfiguring:
 def follow(
     under_way: Reconfiguring | None, before: State, after: State
 ) -> tuple[Reconfiguring | None, ReconfigurationTiming | None]:
-    """Follow one decision; a move that has come to its end is returned with it."""
+    """Follow one decision; return what is under way, and a reconfiguration that ended."""
     active = after.active
     if after.term is None or active is None or isinstance(active.phase, Held):
         return None, None
@@ -120,13 +120,13 @@ def _asked(
 
 
 def _again(seen: Reconfiguring, now: float) -> Reconfiguring:
-    """What was opened never trained; another generation is to come of it."""
+    """The generation that was opened never trained; another one follows."""
     retried_s = seen.retried_s + now - seen.asked_at
     return replace(seen, asked_at=now, answered_at=None, opened_at=None, retried_s=retried_s)
 
 
 def _left(seen: Reconfiguring, state: State, active: Active, *, is_planned: bool) -> Reconfiguring:
-    """The old generation is over, and the next one's record is on its way."""
+    """The old generation is over, and the next one's record is being stored."""
     assert isinstance(active.phase, Opening)
     stood_at, reached = seen.stood_at, max(seen.reached, active.progress.step)
     if stood_at is None:
@@ -154,8 +154,8 @@ def _running(
         return None, None  # Nothing came of it: the old generation goes on.
     if active.progress.step <= record.restore.point.step:
         return seen, None
-    assert seen.answered_at is not None, "who opens a generation has an answer"
-    assert seen.stood_at is not None, "who opens a generation left another, or had none"
+    assert seen.answered_at is not None, "a generation opens after an answer"
+    assert seen.stood_at is not None, "a generation opens after the one before was left"
     is_start = seen.kind == START
     downtime_s = 0.0 if is_start else active.progress.advanced_at - seen.stood_at - seen.step_s
     phases = {
@@ -183,7 +183,7 @@ def _running(
 
 
 def _measured(state: State, active: Active) -> dict[str, float]:
-    """The slowest node's times; all wait for it."""
+    """Return the slowest node's times, since all wait for it."""
     assert active.generation is not None
     found: dict[str, float] = {}
     for id_ in active.generation.members:
@@ -196,7 +196,7 @@ def _measured(state: State, active: Active) -> dict[str, float]:
 
 
 def _sign(before: State, state: State, active: Active, question: Question) -> tuple[float, str]:
-    """When it was first seen that something changes, and what kind of change it is."""
+    """Return when the trigger was first seen, and its kind."""
     phase, generation = active.phase, active.generation
     assert isinstance(phase, Waiting | Starting | Running), "no question is open in other phases"
     if isinstance(phase, Waiting) and (generation is None or generation.state == "closed"):
@@ -219,8 +219,8 @@ def _sign(before: State, state: State, active: Active, question: Question) -> tu
         return state.now, "slow"
     if question.is_forced:
         return state.now, "order"
-    # Who was asked about before and is in no plan yet is no news: the time was not ripe.
+    # A node that was asked about before is no news: it was too early for it.
     old = {*members, *(() if before.active is None else before.active.asked.nodes)}
     new = [state.nodes[id_].free_since for id_ in question.nodes if id_ not in old]
-    # Nor was anybody overlooked who came in the middle of the last move.
+    # A node that came during the last reconfiguration counts from its end.
     return (max(*new, phase.since), "addition") if new else (state.now, "reconsidered")

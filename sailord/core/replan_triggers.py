@@ -1,4 +1,4 @@
-"""What asks for another plan: losses, failures, notices, additions, orders, or time gone by."""
+"""Triggers of a new plan: losses, failures, notices, stragglers, new nodes, orders, time."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from sailord.core.straggler_rules import to_leave_out
 from sailord.core.timeouts import stall_s
 
 STEERING = ("cancel", "pause", "resume")
-"""Orders about whether a job goes on; the last that was given says where it is heading."""
+"""Orders about whether a job goes on; the last one given counts."""
 NAMED_MAX = 5
-"""So many things of a kind a sentence names."""
+"""A sentence names at most so many things."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A reason to plan anew, not before ``due``: what else is on its way may join it."""
+    """A reason to ask for a plan, not before ``due``, so that others may join it."""
 
     reason: str
     due: float
     is_forced: bool
     """The present generation cannot go on, or must not."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
-    """Members to be left out, as they are slow."""
+    """Stragglers to leave out."""
 
 
 def replan_trigger(state: State, active: Active) -> Trigger | None:
-    """The most pressing reason to plan anew; ``None`` if all is well."""
+    """Return the most urgent trigger, joined with those due as early; ``None``: there is none."""
     if isinstance(active.phase, Waiting):
         return _first_plan(state, active, active.phase)
     found = [
@@ -46,7 +46,7 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
     ]
     if not found:
         return None
-    # The forced ones first: an addition never delays the answer to a loss.
+    # Forced ones first: a new node never delays the answer to a loss.
     first = min(found, key=lambda trigger: (not trigger.is_forced, trigger.due, trigger.reason))
     joined = [c for c in found if c.is_forced == first.is_forced and c.due <= first.due]
     reasons = dict.fromkeys(trigger.reason for trigger in joined)
@@ -55,14 +55,14 @@ def replan_trigger(state: State, active: Active) -> Trigger | None:
 
 
 def few(words: Collection[str], between: str) -> str:
-    """The first of them, and how many more there are: a rack that goes is one sentence, too."""
+    """Join the first ``NAMED_MAX`` of them, and say how many more there are."""
     first = list(words)[:NAMED_MAX]
     rest = len(words) - len(first)
     return between.join([*first, f"{rest} more"] if rest else first)
 
 
 def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
-    """Nothing runs: plan as soon as it is likely that no more is about to trigger."""
+    """Nothing runs: plan after the gathering window."""
     options, last = state.options, active.generation
     due = max(phase.since + options.failures_gather_s, active.attempts.not_before)
     if last is None or last.state == "closed":
@@ -72,7 +72,7 @@ def _first_plan(state: State, active: Active, phase: Waiting) -> Trigger:
 
 
 def usable(state: State, active: Active) -> tuple[NodeId, ...]:
-    """Nodes that a new plan may use, in the order of their names."""
+    """Return the nodes that a new plan may use, sorted."""
     nodes, members = state.nodes, active.generation.members if active.generation else ()
     kept = (id_ for id_ in members if id_ in nodes and nodes[id_].is_cordoned)
     stay = [id_ for id_ in kept if nodes[id_].is_usable(is_member=True)]
@@ -80,7 +80,7 @@ def usable(state: State, active: Active) -> tuple[NodeId, ...]:
 
 
 def broken_members(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
-    """Members that are lost, failed, or cut from a peer for too long: the generation is over."""
+    """Return members that are lost, failed, or disconnected from a peer for ``broken_s``."""
     nodes, notable = state.nodes, state.nodes.notable
     suspects = (id_ for id_ in generation.members if id_ in notable or id_ not in nodes)
     return tuple(id_ for id_ in suspects if _broken_since(state, id_) is not None)
@@ -100,7 +100,7 @@ def _broken_since(state: State, id_: NodeId) -> float | None:
 
 
 def is_gone(node: Node | None) -> bool:
-    """The machine itself is why nothing goes on there: it is away, broken, or too small."""
+    """Return whether the machine itself is the cause: lost, broken, or short of memory."""
     return node is None or node.is_lost or node.is_unsound
 
 
@@ -110,7 +110,7 @@ def _losses(state: State, active: Active) -> list[Trigger]:
     broken = broken_members(state, active.generation)
     lost = tuple(id_ for id_ in broken if is_gone(state.nodes.get(id_)))
     found = []
-    # Where a machine is lost, what its loss did to the others goes without saying.
+    # A lost machine explains the failures of the others: name only the lost ones.
     for id_ in lost or broken:
         since = _broken_since(state, id_)
         assert since is not None
@@ -165,16 +165,16 @@ def _additions(state: State, active: Active) -> list[Trigger]:
 
 
 def order_at_hand(active: Active) -> Intent | None:
-    """What operators ordered first; a cancel waits for nothing that was ordered before it.
+    """Return the next order to carry out; a cancel comes before all others.
 
-    A checkpoint is made beside it and holds up nothing.
+    A checkpoint is made at the same time and delays nothing.
     """
     orders = [order for order in active.orders if order.kind != "checkpoint"]
     return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
 
 
 def last_word(active: Active) -> IntentKind | None:
-    """Where the orders lead that were given and are not yet carried out."""
+    """Return the open order that decides whether the job goes on."""
     steering = [order.kind for order in active.orders if order.kind in STEERING]
     return "cancel" if "cancel" in steering else next(reversed(steering), None)
 
@@ -184,7 +184,7 @@ def _orders(active: Active, now: float) -> list[Trigger]:
     if order is not None and order.kind == "replan":
         return [Trigger("a new plan was ordered", now, is_forced=True)]
     if order is not None and order.kind == "rollback":
-        assert order.durable is not None, "who goes back says where to"
+        assert order.durable is not None, "a rollback names its checkpoint"
         reason = f"going back to step {order.durable.point.step} was ordered"
         return [Trigger(reason, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":

@@ -1,4 +1,4 @@
-"""What an agent is told in reply to its report."""
+"""The reply to an agent's report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agents.protocol.records import (
 from sailord.core.state import State
 
 REPORTS_PER_S_MAX = 500.0
-"""That all goes on is heard so often of all nodes together; what is news comes besides."""
+"""Maximum routine reports per second, cluster-wide; news is reported at once besides."""
 
 
 REPORTS_EVERY_S_MIN = 0.2
 
 
 def answer_to(state: State, report: Report, release: Point | None) -> ReportReply:
-    """What an agent may forget of the active job, and what it is to make durable now."""
+    """Return what the agent may release, what it must make durable, and when to report next."""
     active = state.active
     every_s = max(REPORTS_EVERY_S_MIN, len(state.nodes) / REPORTS_PER_S_MAX)
     if active is None or report.job != active.job:

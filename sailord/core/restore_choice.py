@@ -1,4 +1,4 @@
-"""Which point the next generation begins from, and which snapshots no one needs any more."""
+"""Choose the point that the next generation begins from, and which snapshots may be released."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sailord.core.state import Active, State
 
 
 def is_informed(state: State, active: Active) -> bool:
-    """Say whether all who may hold snapshots were heard, or had their time to speak.
+    """Return whether every possible snapshot holder has reported or timed out.
 
-    A leader that has just come knows nothing yet of what stands in the nodes' memory; and a node
-    that lost its lease may be cut off from the store alone.
+    A new leader does not know yet what is in the nodes' memory; and a node without a lease may be
+    cut off from the store alone.
     """
     if active.generation is None:
         return True
     members = (state.nodes.get(id_) for id_ in active.generation.members)
     heard = all(n is None or n.is_lost or _speaks(n) or _is_mute(state, n) for n in members)
-    # Copies stand with those as well that only stand by.
+    # Unused nodes may hold replicas, too.
     return heard and not any(
         node.report is None and node.absent_since is None and not _is_mute(state, node)
         for node in state.nodes.values()
@@ -36,22 +36,22 @@ def is_informed(state: State, active: Active) -> bool:
 
 
 def _is_mute(state: State, node: Node) -> bool:
-    """It is there, and cannot be heard: it left a probe unanswered when its time to speak was over.
+    """Return whether it has a lease, had time to report, and left a probe unanswered.
 
-    A wall may stand between it and us, or its clock be far from ours.
+    A firewall may block it, or its clock be far from ours.
     """
     is_over = state.now >= state.trusted_since(node)
     return isinstance(node.standing, Unreachable) and is_over
 
 
 def _speaks(node: Node) -> bool:
-    """Its agent reports, even if it is not in the store."""
+    """Return whether its agent reports, even if its lease has expired."""
     is_there = node.absent_since is None or node.heard_at > node.absent_since
     return node.report is not None and is_there
 
 
 def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]:
-    """The job's snapshots in the memory of nodes that live."""
+    """Return the job's snapshots in the memory of live nodes."""
     return tuple(
         (id_, sealed)
         for id_, node in sorted(state.nodes.items())
@@ -62,7 +62,7 @@ def in_memory(state: State, active: Active) -> tuple[tuple[NodeId, Sealed], ...]
 
 
 def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
-    """Choose the restore point, and the older checkpoint that then counts as the newest, if any."""
+    """Return the restore point, and an older checkpoint if that is to count as the newest."""
     durable = state.durables.get(active.job)
     lowers = None
     check = active.checkpointing.check
@@ -82,7 +82,7 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
 
 
 def release_now(state: State) -> Point | None:
-    """The snapshots of the active job before this one may be forgotten; ``None``: none of them."""
+    """Return the point before which snapshots may be released; ``None``: release none."""
     active = state.active
     if active is None or active.generation is None or isinstance(active.phase, Opening):
         return None
@@ -100,9 +100,9 @@ def release_now(state: State) -> Point | None:
 
 
 def _copy_zones(state: State, active: Active) -> dict[NodeId, str]:
-    """The zones of all nodes that hold copies, or could: members, and those that stand by.
+    """Return the zones of all nodes that hold replicas, or could: members and unused nodes.
 
-    A member without a lease may be back in a moment; until it is lost, two copies are two.
+    A member without a lease may come back; its copies count until it is lost.
     """
     members = frozenset(() if active.generation is None else active.generation.members)
     return {

@@ -1,4 +1,4 @@
-"""From where a job goes on: the newest point of which every piece has a live, sealed copy."""
+"""The restore point: the newest point of which every piece has a sealed copy on a live node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from agents.protocol.records import FIRST, Durable, GenerationRecord, NodeId, Point, Restore, Sealed
 
 SealedByNode = Iterable[tuple[NodeId, Sealed]]
-"""Snapshots in memory, each with the node that has it."""
+"""Snapshots in memory, each with its node."""
 
 
 def restore_point(
@@ -18,10 +18,10 @@ def restore_point(
     last: GenerationRecord | None,
     durable: Durable | None,
 ) -> Restore:
-    """Choose where the next generation begins.
+    """Return where the next generation begins.
 
-    ``held`` is of nodes that live. A point counts only if it lies on the line of generations
-    that led to the last one: what a generation did after it was left is void.
+    ``held`` is of live nodes. A point counts only if it is an ancestor of the last generation's
+    state: what a generation did after it was abandoned is void.
     """
     complete = complete_points(held, layers, atoms)
     on_line = [point for point in complete if last is not None and is_on_line(point, last)]
@@ -41,9 +41,9 @@ def complete_points(
     copies: int = 1,
     domains: Mapping[NodeId, str] | None = None,
 ) -> set[Point]:
-    """The points of which each piece stands in so many failure domains.
+    """Return the points of which each piece has copies in so many failure domains.
 
-    Who belongs to none does not count; without ``domains`` each node is one by itself.
+    Nodes without a domain do not count; without ``domains`` each node is one of its own.
     """
     holders: dict[Point, dict[tuple[int, int], set[str]]] = {}
     for node, sealed in held:
@@ -71,11 +71,11 @@ def release_point(
     durable: Durable | None,
     domains: Mapping[NodeId, str],
 ) -> Point | None:
-    """The newest point of a generation that the loss of one failure domain cannot take away.
+    """Return the newest point of a generation that survives the loss of one failure domain.
 
-    ``domains`` are those of all nodes that can hold copies, members or not, and of nobody else.
-    Of snapshots before the point nobody will ask again. ``None``: everything must be kept, as the
-    only safe copy may be one of another generation.
+    ``domains`` has exactly the nodes that can hold copies, members or not. Snapshots before the
+    point are no longer needed. ``None``: keep everything, since the only safe copy may be of
+    another generation.
     """
     copies = min(2, len(set(domains.values())))
     safe = complete_points(held, layers, atoms, copies=copies, domains=domains)
@@ -85,14 +85,14 @@ def release_point(
 
 
 def failure_domains(zones: Mapping[NodeId, str], survive: str) -> dict[NodeId, str]:
-    """To what each node belongs that one event may take away: its zone, if the job is to survive
-    one and there is another; else itself."""
+    """Return each node's failure domain: its zone, if the job must survive the loss of one and
+    there is more than one; else the node itself."""
     by_zone = survive == "zone" and len(set(zones.values())) > 1
     return {id_: zone if by_zone else id_ for id_, zone in zones.items()}
 
 
 def is_on_line(point: Point, last: GenerationRecord) -> bool:
-    """Say whether the point's state is one that the last generation's state came from, or its own.
+    """Return whether the point is an ancestor of the last generation's state, or its own.
 
     The line is the last generation, then each restore point on the way back: of the generation
     it names only the steps up to it count.
@@ -108,5 +108,5 @@ def is_on_line(point: Point, last: GenerationRecord) -> bool:
 
 
 def lineage_of(last: GenerationRecord, *, length: int = 8) -> tuple[Point, ...]:
-    """The restore points on the way back from a generation that follows ``last``."""
+    """Return the restore points that lead back from a generation after ``last``."""
     return (last.restore.point, *last.lineage)[:length]

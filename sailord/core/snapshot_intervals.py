@@ -1,9 +1,9 @@
-"""How often state is kept, from what keeping it costs and how often machines go away.
+"""Intervals of snapshots and checkpoints, from their measured cost and the rate of departures.
 
-A snapshot in memory is taken as often as the time for which it holds up training stays below a
-small share of it, and not before the last one is out of the way. A checkpoint is made every
-sqrt(2 · cost · time between departures) seconds, which loses least: half an interval with each
-departure, against the cost of each checkpoint.
+A snapshot in memory is taken as often as its stalls stay below ``STALL_SHARE`` of training time,
+and not before the last one is settled. A checkpoint is made every
+sqrt(2 · cost · time between departures) seconds, the optimum between its own cost and the half
+interval that each departure loses.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from agents.protocol.records import Saving
 from sailord.core.state import Active, State
 
 STALL_SHARE = 0.03
-"""Of a step's time, on average, may be spent waiting for snapshots in memory."""
+"""At most this share of a step, on average, is spent waiting for snapshots."""
 COST_SHARE_MIN = 0.01
-"""Of a step: what a checkpoint costs at least, as uploads share the machine with training."""
+"""A checkpoint costs at least this share of a step: uploads compete with training."""
 _BARE_SHARE_MIN = 0.05
-"""Of a step as it was observed, so much at least is no waiting for snapshots."""
+"""At least this share of a measured step is not waiting for snapshots."""
 PRIOR_S = 6 * 3600.0
-"""A cluster that we know nothing of is taken to lose a machine in so many seconds."""
+"""Prior: seconds between departures in a cluster without history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """In steps."""
+    """Intervals in steps."""
 
     memory_every: int
     persist_every: int | None
-    """A multiple of the other; ``None``: nothing is made durable."""
+    """A multiple of ``memory_every``; ``None``: no checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a generation's snapshots were seen to cost."""
+    """The measured cost of a generation's snapshots."""
 
     memory_every: int
-    """So often they were taken."""
+    """Their interval in steps."""
     stall_s: float | None = None
-    """How long one held training up, whatever it waited for."""
+    """Seconds for which one stalled training."""
     late_s: float = 0.0
-    """How much of that was since the one before was not out of the way."""
+    """The part of it spent waiting for the snapshot before to settle."""
     settle_s: float | None = None
-    """How long after one was begun the next might be taken without waiting."""
+    """Seconds after the start of one until the next need not wait."""
 
 
 NOTHING_SEEN = Seen(1)
@@ -53,7 +53,7 @@ NOTHING_SEEN = Seen(1)
 def intervals(
     saving: Saving, *, step_s: float, seen: Seen, observed_s: float, departed: int
 ) -> Intervals:
-    """Choose what the job leaves open.
+    """Return the intervals; what the job sets itself is kept.
 
     ``step_s`` is as it was observed, what snapshots held it up included. Before anything is
     measured, each step has its snapshot, so that it soon is, and one is taken to cost a whole step.
@@ -71,7 +71,7 @@ def intervals(
 
 
 def _memory_every(step_s: float, seen: Seen) -> int:
-    """As often as the limits allow; as before where the last generation was too short to tell."""
+    """Return the shortest interval within the limits; the last one if nothing was measured."""
     if seen.stall_s is None:
         return seen.memory_every
     bare_s = max(step_s - seen.stall_s / seen.memory_every, _BARE_SHARE_MIN * step_s)
@@ -81,7 +81,7 @@ def _memory_every(step_s: float, seen: Seen) -> int:
 
 
 def intervals_now(state: State, active: Active, predicted_s: float) -> Intervals:
-    """Choose for the next generation, from what was heard of the last."""
+    """Return the intervals of the next generation, from the reports of the last."""
     past = state.job.past
     return intervals(
         state.job.saving,
@@ -93,7 +93,7 @@ def intervals_now(state: State, active: Active, predicted_s: float) -> Intervals
 
 
 def _seen(state: State, active: Active) -> Seen:
-    """The slowest node is what counts, since the others wait for it."""
+    """Return the slowest node's measurements, since the others wait for it."""
     record = active.generation
     if record is None:
         return NOTHING_SEEN
@@ -107,7 +107,7 @@ def _seen(state: State, active: Active) -> Seen:
 
 
 def departures(state: State, active: Active) -> int:
-    """How many members were lost, or left, those of the last generation included."""
+    """Return how many members were lost or drained so far, the last generation included."""
     members = () if active.generation is None else active.generation.members
     nodes = (state.nodes.get(id_) for id_ in members)
     leaving = sum(n is None or n.is_lost or n.draining_since is not None for n in nodes)

@@ -81,12 +81,12 @@ class Commit:
     durable: Durable | None = None
     """Its manifest, once that is written."""
     is_storing: bool = False
-    """It is on its way into the store; where a generation may begin hangs on it."""
+    """It is being stored; the next generation may begin from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Securing:
-    """A point that agents are told to make durable now, whatever the interval says."""
+    """A point that agents make durable now, independent of the interval."""
 
     point: Point
     until: float
@@ -94,13 +94,13 @@ class Securing:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Whether the newest checkpoint can be read: somebody looks, or has looked."""
+    """A check whether the newest checkpoint is readable."""
 
     of: Durable
     found: Durable | None = None
-    """The newest that can be; ``None``: nobody knows yet, or there is none."""
+    """The newest readable one; ``None``: not known yet, or there is none."""
     why_none: str = ""
-    """No checkpoint can be read, and why."""
+    """Why no checkpoint is readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,11 @@ class State:
     options: Options = field(default_factory=Options)
     now: float = 0.0
     term: int | None = None
-    """Our term as leader; ``None`` while somebody else leads."""
+    """Our term as leader; ``None`` while another sailord is the leader."""
     leases_since: float = 0.0
-    """Since when leases mean something: we lead and the store answers."""
+    """Since when a missing lease says something: we lead, and the store answers."""
     woken_at: float = 0.0
-    """When we last went on after a nap: steps that were done meanwhile are only heard of now."""
+    """The end of our last pause of ``nap_s``: steps from then are only reported now."""
     nodes: Nodes = field(default_factory=Nodes)
     jobs: Mapping[JobId, JobRecord] = field(default_factory=dict)
     """All jobs, the active one among them."""
@@ -175,9 +175,9 @@ class State:
     durables: Mapping[JobId, Durable] = field(default_factory=dict)
     active: Active | None = None
     intents: frozenset[str] = frozenset()
-    """Those that were heard of: each has one effect."""
+    """The ids of all orders that were taken in: each has one effect."""
     marks: Mapping[str, tuple[Intent, ...]] = field(default_factory=dict)
-    """What was said of each life of a node, in its order: it holds for as long as that lives."""
+    """Orders about each node id, in order: they hold for as long as that node lives."""
     requests: int = 0
 
     @property
@@ -191,9 +191,9 @@ class State:
         return replace(self, jobs={**self.jobs, job.id: job})
 
     def lease_of(self, node: Node) -> float:
-        """After so long without a word the store forgets the node."""
+        """Seconds after which the store drops the node's lease if it is not renewed."""
         return node.record.lease_s or self.options.lease_s
 
     def trusted_since(self, node: Node) -> float:
-        """From then on it says something about the node that it has no lease."""
+        """From when on the node's missing lease counts against it."""
         return self.leases_since + self.lease_of(node) + self.options.grace_s

@@ -1,4 +1,4 @@
-"""Which nodes compute slower than they should, held against what was predicted of their work.
+"""Detection of stragglers: nodes that compute slower than predicted for their work.
 
 A prediction may be off for a whole kind of GPU, or for some layers, and says nothing of a node
 alone. So it is corrected first: by nodes that do the same work on the same kind of GPU, else by
@@ -20,26 +20,26 @@ from dataclasses import dataclass, field
 from agents.protocol.records import NodeId
 
 PEERS_MIN = 2
-"""A median of fewer others says nothing."""
+"""A median needs more peers than this."""
 
 Work = tuple[str, str]
-"""A kind of GPU, and how long a rank is predicted to compute on it."""
+"""A kind of GPU, and the predicted compute time of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From when on a node counts as slow."""
+    """When a node counts as a straggler."""
 
     times: float
-    """So many times as long as it should take."""
+    """Measured over predicted time."""
     steps: int
     seconds: float
-    """For so many steps and so long without a break; and nothing is judged before as many steps."""
+    """For so many steps and seconds without a break; nothing is judged before as many steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a node's slowest rank computes in a step."""
+    """The compute time of a node's slowest rank in a step."""
 
     gpu: str
     step: int
@@ -58,11 +58,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A node that takes longer than it should, without a break since then."""
+    """A node that takes longer than predicted, without a break since ``since``."""
 
     times: float
     against: str
-    """What it is compared with, in words."""
+    """What it was compared with, in words."""
     since: float
     since_step: int
     step: int
@@ -73,20 +73,20 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What is known of one generation's speed."""
+    """The compute speeds of one generation's nodes."""
 
     generation: int = 0
     begun_step: int = 0
-    """The step at which it was looked at first."""
+    """The step of the first comparison."""
     looked_at: float = 0.0
     factors: Mapping[str, float] = field(default_factory=dict)
-    """By kind of GPU: what was measured over what was predicted, the median over its nodes."""
+    """By kind of GPU: the median over its nodes of measured over predicted time."""
     at_first: Mapping[NodeId, float] = field(default_factory=dict)
-    """Each node's own, when it was judged first."""
+    """Each node's own factor when it was judged first."""
     slow: Mapping[NodeId, Straggler] = field(default_factory=dict)
 
     def found(self, now: float, limits: Limits) -> dict[NodeId, Straggler]:
-        """Those that have been slow for long enough, the slowest first."""
+        """Return those that have been slow for long enough, the slowest first."""
         long = {
             id_: slow
             for id_, slow in self.slow.items()
@@ -103,7 +103,7 @@ def look(
     relative_error: float,
     limits: Limits,
 ) -> Speeds:
-    """Compare what is measured now; ``relative_error`` is the prediction's own."""
+    """Compare the present measurements; ``relative_error`` is the prediction's."""
     settled = {
         id_: sample
         for id_, sample in sorted(samples.items())
@@ -142,7 +142,7 @@ def look(
 def _grouped(
     samples: Mapping[NodeId, Sample],
 ) -> tuple[dict[Work, list[float]], dict[str, list[float]]]:
-    """The factors of equal work and of equal kind, each in rising order."""
+    """Return the factors by equal work and by kind of GPU, each sorted."""
     by_work: defaultdict[Work, list[float]] = defaultdict(list)
     by_gpu: defaultdict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples.values(), key=lambda each: each.factor):
@@ -152,7 +152,7 @@ def _grouped(
 
 
 def _median_without(ordered: list[float], one: float) -> float:
-    """The median of all but one of them; 0 if there is no other."""
+    """Return the median of all but one; 0 if there is no other."""
     others = len(ordered) - 1
     if others == 0:
         return 0.0
@@ -165,6 +165,6 @@ def _median_without(ordered: list[float], one: float) -> float:
 
 
 def worst(ranks: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
-    """Of (measured, predicted) of a node's ranks that which is furthest behind."""
+    """Return the (measured, predicted) pair of the rank that is furthest behind."""
     known = [(measured, predicted) for measured, predicted in ranks if min(measured, predicted) > 0]
     return max(known, key=lambda pair: pair[0] / pair[1], default=None)

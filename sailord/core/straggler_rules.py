@@ -1,4 +1,4 @@
-"""Nodes that compute slower than they should: seen, planned around, and marked; or kept, and why.
+"""Stragglers: found, planned around and marked; or kept, and why.
 
 What slow means is decided by ``straggling``. A node found slow is not simply left out: the planner
 is asked what is best without it, and only if that is better than going on with it, slow as it is,
@@ -20,16 +20,16 @@ from sailord.core.state import Active, KeptStraggler, Question, Slowness, State
 from sailord.core.straggler_detection import Limits, Sample, Speeds, Straggler, look, worst
 
 LOOK_S = 1.0
-"""How often speeds are compared."""
+"""Seconds between two comparisons of speeds."""
 
 
 def limits_of(options: Options) -> Limits:
-    """From when on a node counts as slow."""
+    """Return when a node counts as a straggler."""
     return Limits(options.slow_times, options.slow_steps, options.slow_s)
 
 
 def watched(state: State) -> State:
-    """Compare the speeds of the nodes that train, now and then."""
+    """Compare the speeds of the nodes that train, every ``LOOK_S``."""
     active = state.active
     if active is None or active.generation is None or active.generation.busy is None:
         return state
@@ -52,7 +52,7 @@ def watched(state: State) -> State:
 
 
 def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
-    """What each member measures of itself, where it trains."""
+    """Return the measurements of the members that train."""
     assert generation.busy is not None
     predicted, found = generation.busy.seconds, {}
     for id_ in generation.members:
@@ -70,13 +70,13 @@ def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]
 
 
 def to_leave_out(state: State, active: Active) -> dict[NodeId, Straggler]:
-    """Nodes that are to be planned around; those beyond the share that may be are not."""
+    """Return the stragglers to plan around, up to ``slow_share`` of all nodes."""
     found = _undecided(state, active)
     return dict(list(found.items())[: _room(state)]) if found else {}
 
 
 def _undecided(state: State, active: Active) -> dict[NodeId, Straggler]:
-    """Found slow, slowest first, and nothing was said of it yet."""
+    """Return stragglers that were not yet decided about, slowest first."""
     if not active.slowness.speeds.slow or not isinstance(active.phase, Running):
         return {}
     if active.generation is None or active.slowness.speeds.generation != active.generation.number:
@@ -86,16 +86,18 @@ def _undecided(state: State, active: Active) -> dict[NodeId, Straggler]:
 
 
 def _room(state: State) -> int:
-    """How many more nodes may be left out."""
+    """Return how many more nodes may be left out."""
     living = [node for node in state.nodes.values() if not node.is_lost]
     most = int(state.options.slow_share * len(living))
     return max(most - sum(bool(node.slow) for node in living), 0)
 
 
 def keep_too_many(state: State, active: Active) -> RuleAnswer:
-    """Where more nodes are slow than may be left out, the others stay."""
+    """Keep the stragglers beyond ``slow_share`` of all nodes."""
     undecided = list(_undecided(state, active).items())
-    found = undecided and undecided[_room(state) :]  # Mostly there are none, and many nodes.
+    found = (
+        undecided and undecided[_room(state) :]
+    )  # Usually empty: then skip the count of all nodes.
     if not found:
         return PASS
     why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
@@ -109,7 +111,7 @@ def keep(
     why: str,
     ask_again_s: float | None = None,
 ) -> Step:
-    """Go on with slow nodes, and say why; they are not asked about again for a while."""
+    """Go on with stragglers, and say why; they are not asked about again for a while."""
     until = state.now + (state.options.reconsider_s if ask_again_s is None else ask_again_s)
     kept = {**active.slowness.kept, **{id_: KeptStraggler(until, why) for id_ in slow}}
     active = replace(active, slowness=replace(active.slowness, kept=kept), question=None)
@@ -120,7 +122,7 @@ def keep(
 
 
 def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, ...]]:
-    """Mark the nodes that the next plan is without; the mark stands in the store."""
+    """Mark the stragglers that the next plan leaves out; the mark is stored."""
     marked: dict[NodeId, Node] = {}
     intents: list[Intent] = []
     assert state.active is not None
@@ -132,7 +134,7 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
 
 
 def take_back(state: State, active: Active) -> RuleAnswer:
-    """Where nothing can run without the nodes that were left out, slow ones are better."""
+    """Take stragglers back if there is no plan without them."""
     if not active.asked.is_refused:
         return PASS
     slow = {id_: node for id_, node in state.nodes.items() if node.slow}
@@ -150,7 +152,7 @@ def take_back(state: State, active: Active) -> RuleAnswer:
 
 
 def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command, ...]]:
-    """Say of nodes what others may say as well, so that it holds under every leader."""
+    """Issue orders about nodes, stored so that they hold under every leader."""
     marks = dict(state.marks)
     for intent in intents:
         marks[intent.target] = (*marks.get(intent.target, ()), intent)
@@ -159,7 +161,7 @@ def _said(state: State, intents: Sequence[Intent]) -> tuple[State, tuple[Command
 
 
 def answer_to_slow(state: State, active: Active, question: Question) -> Step | None:
-    """Keep the nodes that the question leaves out, if that is what the answer comes to."""
+    """Keep the stragglers that the question leaves out, unless a plan without them is better."""
     answer = question.answer
     if not question.slow or (answer is None and state.now < question.deadline):
         return None
@@ -175,7 +177,7 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
 
 
 def told_slow(state: State) -> dict[NodeId, str]:
-    """What is to be said of nodes that are slow, whether they are left out or still in use."""
+    """Return what to show of each straggler, left out or still in use."""
     told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
     active = state.active
     if active is None:

@@ -1,4 +1,4 @@
-"""The moves between the phases of a job: what is written and ordered with each of them."""
+"""Transitions between the phases of a job, with what is written and commanded in each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sailord.core.timeouts import stop_s
 
 
 def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
-    """Ask the planner about all nodes that can be used, for this reason."""
+    """Ask the planner for a plan on all usable nodes, for this reason."""
     assert trigger is not None
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     considered = replace(active, asked=LastQuestion(frozenset(nodes), state.now))
@@ -67,7 +67,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     repeats = is_urgent and not is_safe and _can_repeat(active, nodes)
     if repeats:
         assert active.generation is not None
-        # Of the others nobody is asked now: what they could help with is a question for later.
+        # Whether other nodes could help is a question for later.
         considered = replace(
             considered, asked=LastQuestion(frozenset(active.generation.members), state.now)
         )
@@ -89,7 +89,7 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
 
 
 def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
-    """What ran last may run again as it was; what failed twice in a row may be at fault itself."""
+    """Return whether the last plan may run again; after two failures it may be the cause."""
     last = active.generation
     if last is None or last.state == "closed":
         return False
@@ -99,7 +99,7 @@ def _can_repeat(active: Active, nodes: tuple[NodeId, ...]) -> bool:
 
 
 def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -> Step:
-    """Let all members park at the end of one step, with nothing lost."""
+    """Order all members to park at the end of one step, with no step lost."""
     last = active.generation
     assert last is not None
     phase = Stopping(then, reason, state.now + stop_s(state.options, active))
@@ -114,7 +114,7 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
 
 
 def look_before(state: State, active: Active) -> RuleAnswer:
-    """What must still be seen of the checkpoint that the next generation would begin from."""
+    """Check the checkpoint that the next generation would begin from, if that is still to do."""
     restore, _ = restore_now(state, active)
     return look_first(state, active, restore)
 
@@ -126,7 +126,7 @@ def open_next(
     reason: str,
     stopped: Point | None = None,
 ) -> RuleAnswer:
-    """Store the next generation; only then is anybody told of it."""
+    """Store the next generation's record; its members are woken only after that."""
     lowers, settles = None, ""
     restore = Restore(stopped or Point(0, 0), "memory")
     if stopped is None or goes_back(active):
@@ -158,7 +158,7 @@ def open_next(
 
 
 def fail(state: State, active: Active) -> Step:
-    """The generation cannot go on. Machines that went away are nobody's fault and count nowhere."""
+    """Give up the generation; only a failure that no lost machine explains counts as an attempt."""
     assert active.generation is not None
     options = state.options
     is_fault = not is_explained(state, active.generation)
@@ -168,7 +168,7 @@ def fail(state: State, active: Active) -> Step:
     if is_healthy(state, active):
         failures = int(is_fault)
     elif _steps_done(active) >= options.steps_of_health:
-        # Not one more in a row; but it stays on the smallest plan until it is forgiven.
+        # Not one more in a row, but the job stays on the smallest plan until it is healthy.
         failures = options.failures_until_safe
     pause = options.failure_pause_s * 2 ** (failures - 1) if is_fault else 0.0
     active = replace(
@@ -183,7 +183,7 @@ def fail(state: State, active: Active) -> Step:
 
 
 def is_healthy(state: State, active: Active) -> bool:
-    """Whether the generation did so many steps that what failed before it counts no more."""
+    """Return whether the generation did enough steps for earlier failures to be forgotten."""
     steps = state.options.steps_of_health
     if active.attempts.failures >= state.options.failures_until_safe:
         steps *= 2 ** min(active.attempts.comebacks, state.options.comebacks_max)
@@ -196,7 +196,7 @@ def _steps_done(active: Active) -> int:
 
 
 def forgive(state: State, active: Active) -> Step:
-    """Forget earlier failures; who was left aside for safety's sake may be asked about again."""
+    """Forget earlier failures; a larger plan may be asked for again."""
     assert active.generation is not None
     was_safe = active.attempts.failures >= state.options.failures_until_safe
     considered = frozenset(active.generation.members) if was_safe else active.asked.nodes
@@ -211,7 +211,7 @@ def forgive(state: State, active: Active) -> Step:
 
 
 def close(state: State, active: Active, then: JobState, reason: str) -> Step:
-    """Store that the generation is over, and none follows it for now."""
+    """Store the end of the generation; none follows for now."""
     last = active.generation
     phase = Closing(then, reason)
     if last is None or last.state == "closed":
@@ -223,7 +223,7 @@ def close(state: State, active: Active, then: JobState, reason: str) -> Step:
 
 
 def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
-    """Give the cluster free; a job that is held keeps it, as its snapshots are in its memory."""
+    """Free the cluster; a held job keeps it, since its snapshots are in its nodes' memory."""
     job = replace(state.job, state=then, reason=reason)
     wake: tuple[Command, ...] = ()
     if active.generation is not None:
@@ -233,7 +233,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
         held = replace(active, phase=Held(reason, state.now))
         return Step(replace(state, active=held), (*written, *wake))
     wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
-    # What was ordered while the end was on its way into the store.
+    # Orders that were given while the end was being stored.
     word = last_word(active) if then == "paused" else None
     if word == "resume":
         job = replace(job, state="queued", reason="resume was ordered")
@@ -247,28 +247,28 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
 
 
 def _nobody(state: State) -> str:
-    """There is nobody to ask the planner about; machines that are there may say why."""
+    """Return why there is no node to plan for, as the nodes report it."""
     unsound = [n for _, n in sorted(state.nodes.items()) if n.is_unsound and not n.is_lost]
     why = few([f"{node.record.name}: {node.why_unsound}" for node in unsound], "; ")
     return f"no node is ready: {why}" if why else "no node is ready"
 
 
-# ---- small words --------------------------------------------------------------------------------
+# ---- helpers ------------------------------------------------------------------------------------
 
 
 def enter(state: State, phase: Phase, *commands: Command) -> Step:
-    """Enter a phase; a question that is open is dropped."""
+    """Enter a phase; an open question is dropped."""
     assert state.active is not None
     return Step(replace(state, active=replace(state.active, phase=phase, question=None)), commands)
 
 
 def note(active: Active, text: str, *, is_transition: bool = False) -> Note:
-    """Say something of the job; a transition stands in its history."""
+    """Note something about the job; a transition is kept in its history."""
     return Note(text, active.job, is_transition)
 
 
 def without(active: Active, order: Intent) -> Active:
-    """The job, with the order done."""
+    """Return the job without this order."""
     return replace(active, orders=tuple(each for each in active.orders if each != order))
 
 
