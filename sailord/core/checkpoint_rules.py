@@ -224,7 +224,6 @@ def newest_complete(state: State, active: Active, record: GenerationRecord) -> P
     points = (p for p in complete_points(held, *shape) if p.generation == record.number)
     return max(points, default=None)
 
-
     # A generation that began from it failed at once: damage may hide where a quick check misses it.
 
 

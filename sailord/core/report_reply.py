@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agents.protocol.records import (
-    ReportReply,
     Point,
     Report,
+    ReportReply,
 )
 from sailord.core.state import State
 

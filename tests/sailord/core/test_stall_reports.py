@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from agents.protocol.codec import read
 from agents.protocol.records import Report, Saving
-from agents.workers.status import Word, sum_up
+from agents.workers.status import WorkerStatus, combine
 from sailord.core.phases import Running
 from sailord.core.snapshot_intervals import intervals_now
 from tests.sailord.core.standing import BEGAN, A, generation, job, node, report, state
