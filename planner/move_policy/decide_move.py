@@ -60,7 +60,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to move now, and the reason as a sentence."""
+    """Whether to move now, and the reason."""
 
     moves: bool
     reason: str
@@ -72,10 +72,16 @@ class Verdict:
     ask_again_s: float | None = None
     """Seconds after which to ask again, if it is only too early."""
 
+    @property
+    def sentence(self) -> str:
+        """The verdict and its reason."""
+        too_early = "stay" if self.ask_again_s is None else "not yet"
+        return f"{'move' if self.moves else too_early}: {self.reason}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "moves": self.moves,
-            "reason": self.reason,
+            "reason": self.sentence,
             "expected_life_s": self.expected_life_s,
             "gain": self.gain,
             "cost": self.cost,
@@ -103,15 +109,15 @@ def judge_move(
         return Verdict(moves, reason, life_s, gain, offer.cost, offer.unit, ask_again_s)
 
     if offer.needed is not None:
-        return verdict(True, f"move: {offer.needed}")
+        return verdict(True, offer.needed)
     if offer.gain_per_s <= 0:
-        return verdict(False, "stay: no better plan found")
+        return verdict(False, "no better plan found")
     sums = (
         f"gains {_amount(offer.gain_per_s, offer.unit)}/s for {_span(life_s)}, in all"
         f" {_amount(gain, offer.unit)}, and costs {_amount(offer.cost, offer.unit)}"
     )
     if gain <= rules.margin * offer.cost:
-        return verdict(False, f"stay: {sums}; the gain must exceed {rules.margin:g} times the cost")
+        return verdict(False, f"{sums}; the gain must exceed {rules.margin:g} times the cost")
     settle_s = max(
         (settling_s(history, pool, now_s=now_s, rules=rules) for pool in offer.newcomers),
         default=0.0,
@@ -120,7 +126,7 @@ def judge_move(
         wait_s = settle_s - offer.newcomer_age_s
         return verdict(
             False,
-            f"not yet: the newest node has been up for {_span(offer.newcomer_age_s)}, and in its"
+            f"the newest node has been up for {_span(offer.newcomer_age_s)}, and in its"
             f" pool nodes must be up for {_span(settle_s)}",
             wait_s,
         )
@@ -130,11 +136,11 @@ def judge_move(
         if wait_s > 0:
             return verdict(
                 False,
-                f"not yet: the last move was {_span(now_s - last_move_s)} ago, and a move of"
+                f"the last move was {_span(now_s - last_move_s)} ago, and a move of"
                 f" {_span(offer.downtime_s)} needs a cooldown of {_span(rest_s)}",
                 wait_s,
             )
-    return verdict(True, f"move: {sums}")
+    return verdict(True, sums)
 
 
 def expected_life_s(

@@ -10,7 +10,7 @@ from sailord.api.app import Api
 from sailord.api.capacity import CapacityView, capacity_of
 from sailord.core.state import State
 from sailord.core.straggler_detection import Speeds
-from sailord.core.straggler_rules import told_slow
+from sailord.core.straggler_queries import told_slow
 
 
 def metrics_text(api: Api) -> str:

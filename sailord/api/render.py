@@ -32,7 +32,7 @@ from sailord.core.nodes import Node
 from sailord.core.phases import Running, Starting, Stopping
 from sailord.core.standing import Unreachable
 from sailord.core.state import Active, State
-from sailord.core.straggler_rules import told_slow
+from sailord.core.straggler_queries import told_slow
 from sailord.notify.outbox import committed_id
 
 

@@ -203,7 +203,7 @@ def _text(
             f" ${move.egress_usd:.2f} for egress{rent}"
         )
     lines += [
-        f"verdict     {verdict.reason}",
+        f"verdict     {verdict.sentence}",
         f"search      {seconds * 1e3:.0f} ms, {found.evaluations} plans judged",
     ]
     return "\n".join(lines)

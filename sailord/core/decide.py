@@ -34,6 +34,7 @@ from sailord.core.planner_answer import answer_question
 from sailord.core.probing import probe_suspects
 from sailord.core.rule import PASS, RuleAnswer, Step, state_note
 from sailord.core.state import Active, State
+from sailord.core.straggler_rules import decide_stragglers
 
 Rule = Callable[[State, Active], RuleAnswer]
 
@@ -55,9 +56,11 @@ RULES: tuple[Rule, ...] = (
     commit_next,
     # Before the phase's own course, which waits for the planner's answer.
     answer_question,
-    # After commits, since what they replace may be removed. Not while the planner is asked: the
-    # next generation may begin from an older checkpoint.
+    # After commits, since what they replace may be removed; and, as all below, not while a question
+    # is open.
     sweep,
+    # Before the phase's rule, which asks the planner: it must know which stragglers to leave out.
+    decide_stragglers,
     # Last: what is left is the ordinary course of the job.
     advance,
 )

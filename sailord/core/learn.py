@@ -57,7 +57,7 @@ from sailord.core.nodes import Node
 from sailord.core.phases import Closing, Held, Opening, Phase, Starting, Stopping, Waiting
 from sailord.core.rule import Step, state_note, write_job
 from sailord.core.state import Active, LastQuestion, Progress, State
-from sailord.core.straggler_rules import watched
+from sailord.core.straggler_queries import watched
 from sailord.core.timeouts import adopted_start_s, stop_s
 
 MARKS_MAX = 4096

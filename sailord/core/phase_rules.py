@@ -14,7 +14,6 @@ from sailord.core.replan_triggers import last_word, order_at_hand, replan_trigge
 from sailord.core.restore_choice import is_informed
 from sailord.core.rule import PASS, WAIT, RuleAnswer
 from sailord.core.state import Active, State
-from sailord.core.straggler_rules import keep_too_many, take_back
 from sailord.core.timeouts import stall_s, start_s
 from sailord.core.transitions import (
     ask,
@@ -53,9 +52,6 @@ def advance(state: State, active: Active) -> RuleAnswer:
 
 def _while_waiting(state: State, active: Active) -> RuleAnswer:
     """Nothing runs: ask for a plan, after the gathering window."""
-    back = take_back(state, active)
-    if back is not PASS:
-        return back
     trigger = replan_trigger(state, active)
     return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 
@@ -136,9 +132,6 @@ def _while_running(state: State, active: Active) -> RuleAnswer:
         return fail(state, active)
     if active.attempts.failures and is_healthy(state, active):
         return forgive(state, active)
-    kept = keep_too_many(state, active)
-    if kept is not PASS:
-        return kept
     trigger = replan_trigger(state, active)
     return ask(state, active, trigger) if is_due(state, active, trigger) else PASS
 

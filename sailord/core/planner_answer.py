@@ -66,8 +66,7 @@ def _weigh(state: State, active: Active, question: Question, proposal: Proposal)
         return open_next(state, active, proposal, question.reason)
     if not question.is_forced and not proposal.is_worth_it:
         later = ask_again_in(state, active, proposal.ask_again_s)
-        text = f"stays: {proposal.why.removeprefix('stay: ')}"
-        return _drop(state, later, note(active, text))
+        return _drop(state, later, note(active, f"stays: {proposal.why}"))
     if is_running_plan(active, proposal):
         return _drop(state, active, note(active, "stays: no better plan"))
     cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
@@ -75,7 +74,7 @@ def _weigh(state: State, active: Active, question: Question, proposal: Proposal)
         return looked
     reason, written = question.reason, tuple[Command, ...]()
     if not question.is_forced:
-        reason = f"{reason}: {proposal.why.removeprefix('move: ')}"
+        reason = f"{reason}: {proposal.why}"
         past = replace(state.job.past, moved_at=state.now)
         state, written = write_job(state, replace(state.job, past=past))
     state, marks = leave_out(state, question)

@@ -11,7 +11,7 @@ from sailord.core.phases import Running, Starting, Waiting
 from sailord.core.standing import Lost
 from sailord.core.state import Active, State
 from sailord.core.straggler_detection import Straggler
-from sailord.core.straggler_rules import to_leave_out
+from sailord.core.straggler_queries import to_leave_out
 from sailord.core.timeouts import stall_s
 
 STEERING = ("cancel", "pause", "resume")

@@ -10,98 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agents.protocol.records import GenerationRecord, Intent, NodeId
+from agents.protocol.records import Intent, NodeId
 from sailord.core.commands import Command, GiveIntent, Note
 from sailord.core.nodes import Node
-from sailord.core.options import Options
-from sailord.core.phases import Running
+from sailord.core.phases import Waiting
+from sailord.core.queries import is_alive
 from sailord.core.rule import PASS, RuleAnswer, Step
-from sailord.core.state import Active, KeptStraggler, Question, Slowness, State
-from sailord.core.straggler_detection import Limits, Sample, Speeds, Straggler, look, worst
-
-LOOK_S = 1.0
-"""Seconds between two comparisons of speeds."""
+from sailord.core.state import Active, KeptStraggler, Question, State
+from sailord.core.straggler_detection import Straggler
+from sailord.core.straggler_queries import room_for_stragglers, undecided_stragglers
 
 
-def limits_of(options: Options) -> Limits:
-    """Return when a node counts as a straggler."""
-    return Limits(options.slow_times, options.slow_steps, options.slow_s)
+def decide_stragglers(state: State, active: Active) -> RuleAnswer:
+    """Take marked stragglers back, or keep those that are too many to leave out."""
+    if isinstance(active.phase, Waiting):
+        return _take_back(state, active)
+    return _keep_too_many(state, active) if is_alive(state, active) else PASS
 
 
-def watched(state: State) -> State:
-    """Compare the speeds of the nodes that train, every ``LOOK_S``."""
-    active = state.active
-    if active is None or active.generation is None or active.generation.busy is None:
-        return state
-    number, busy = active.generation.number, active.generation.busy
-    is_new = active.slowness.speeds.generation != number
-    if not is_new and state.now < active.slowness.speeds.looked_at + LOOK_S:
-        return state
-    if not isinstance(active.phase, Running):
-        return state
-    before = Speeds(number, active.progress.step) if is_new else active.slowness.speeds
-    watch = look(
-        before,
-        _samples(state, active.generation),
-        now=state.now,
-        relative_error=busy.relative_error,
-        limits=limits_of(state.options),
-    )
-    kept = {id_: each for id_, each in active.slowness.kept.items() if state.now < each.until}
-    return replace(state, active=replace(active, slowness=Slowness(watch, kept)))
-
-
-def _samples(state: State, generation: GenerationRecord) -> dict[NodeId, Sample]:
-    """Return the measurements of the members that train."""
-    assert generation.busy is not None
-    predicted, found = generation.busy.seconds, {}
-    for id_ in generation.members:
-        node = state.nodes.get(id_)
-        report = None if node is None else node.report
-        if node is None or report is None or report.taking != "running":
-            continue
-        if not report.speaks_of(generation):
-            continue
-        ranks = ((s, predicted[rank]) for rank, s in report.busy if rank < len(predicted))
-        slowest = worst(ranks)
-        if slowest is not None:
-            found[id_] = Sample(node.record.gpu, report.step, slowest[1], slowest[0])
-    return found
-
-
-def to_leave_out(state: State, active: Active) -> dict[NodeId, Straggler]:
-    """Return the stragglers to plan around, up to ``slow_share`` of all nodes."""
-    found = _undecided(state, active)
-    return dict(list(found.items())[: _room(state)]) if found else {}
-
-
-def _undecided(state: State, active: Active) -> dict[NodeId, Straggler]:
-    """Return stragglers that were not yet decided about, slowest first."""
-    if not active.slowness.speeds.slow or not isinstance(active.phase, Running):
-        return {}
-    if active.generation is None or active.slowness.speeds.generation != active.generation.number:
-        return {}
-    found = active.slowness.speeds.found(state.now, limits_of(state.options))
-    return {id_: slow for id_, slow in found.items() if id_ not in active.slowness.kept}
-
-
-def _room(state: State) -> int:
-    """Return how many more nodes may be left out."""
-    living = [node for node in state.nodes.values() if not node.is_lost]
-    most = int(state.options.slow_share * len(living))
-    return max(most - sum(bool(node.slow) for node in living), 0)
-
-
-def keep_too_many(state: State, active: Active) -> RuleAnswer:
+def _keep_too_many(state: State, active: Active) -> RuleAnswer:
     """Keep the stragglers beyond ``slow_share`` of all nodes."""
-    undecided = list(_undecided(state, active).items())
-    found = (
-        undecided and undecided[_room(state) :]
-    )  # Usually empty: then skip the count of all nodes.
-    if not found:
+    found = list(undecided_stragglers(state, active).items())
+    too_many = found and found[room_for_stragglers(state) :]  # Most often there are none.
+    if not too_many:
         return PASS
     why = f"no more than {state.options.slow_share:.0%} of all nodes are left out"
-    return keep(state, active, dict(found), why)
+    return keep(state, active, dict(too_many), why)
 
 
 def keep(
@@ -133,7 +67,7 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
     return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
 
 
-def take_back(state: State, active: Active) -> RuleAnswer:
+def _take_back(state: State, active: Active) -> RuleAnswer:
     """Take stragglers back if there is no plan without them."""
     if not active.asked.is_refused:
         return PASS
@@ -174,18 +108,6 @@ def answer_to_slow(state: State, active: Active, question: Question) -> Step | N
     if not answer.is_worth_it:
         return keep(state, active, question.slow, answer.why, answer.ask_again_s)
     return None
-
-
-def told_slow(state: State) -> dict[NodeId, str]:
-    """Return what to show of each straggler, left out or still in use."""
-    told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
-    active = state.active
-    if active is None:
-        return told
-    for id_, slow in active.slowness.speeds.found(state.now, limits_of(state.options)).items():
-        kept = active.slowness.kept.get(id_)
-        told.setdefault(id_, str(slow) if kept is None else f"{slow}; it stays: {kept.why}")
-    return told
 
 
 def _name(state: State, id_: NodeId) -> str:

@@ -58,8 +58,8 @@ def choose_capacity(request: CapacityRequest) -> CapacityAnswer:
         rules=DEFAULT_RULES,
     )
     if verdict.moves:
-        return CapacityAnswer(_counts(best, request), verdict.reason)
-    return CapacityAnswer(_counts(now, request), verdict.reason)
+        return CapacityAnswer(_counts(best, request), verdict.sentence)
+    return CapacityAnswer(_counts(now, request), verdict.sentence)
 
 
 def _within_budget(job: Job, usd_per_hour_max: float | None) -> Job:

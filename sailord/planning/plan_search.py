@@ -210,7 +210,8 @@ def _judged(
         plan,
         estimate,
         again=_again(replanner, plan, estimate, nodes),
-        why=(verdict.reason,),
+        why=(verdict.sentence,),
+        reason=verdict.reason,
         is_worth_it=verdict.moves,
         move_s=move.seconds,
         move=move.to_json(),
@@ -308,6 +309,7 @@ def _found(
     *,
     again: dict[str, Any],
     why: Sequence[str],
+    reason: str = "",
     is_worth_it: bool = True,
     move_s: float = 0.0,
     move: dict[str, Any] | None = None,
@@ -316,20 +318,19 @@ def _found(
     text = plan_text(plan).encode()
     sha = hashlib.sha256(text).hexdigest()
     members = tuple(sorted(NodeId(id_) for id_ in nodes_used(plan)))
-    sentence = why[0] if why else "the best plan that was found"
     figures = estimate.to_json()
     proposal = Proposal(
-        sha,
-        members,
-        is_worth_it,
-        sentence,
-        estimate.iteration_s,
-        move_s,
-        ask_again_s,
-        figures["cost_usd_per_hour"],
-        _busy(job, plan, estimate),
-        _peaks(plan, estimate),
-        predicted_phases(move),
+        plan=sha,
+        members=members,
+        is_worth_it=is_worth_it,
+        why=reason or (why[0] if why else "the best plan that was found"),
+        iteration_s=estimate.iteration_s,
+        move_s=move_s,
+        ask_again_s=ask_again_s,
+        usd_per_hour=figures["cost_usd_per_hour"],
+        busy=_busy(job, plan, estimate),
+        peaks=_peaks(plan, estimate),
+        move_phases=predicted_phases(move),
     )
     about = {
         "estimate": figures,

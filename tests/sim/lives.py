@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from sailord.core.phases import Held, Running
-from sailord.core.straggler_rules import limits_of
+from sailord.core.straggler_queries import limits_of
 from tests.sim.faults import Trouble
 from tests.sim.planners import MEMBERS_MIN, Planner, QuickPlanner, RealPlanner
 from tests.sim.world import GENTLE, JOB, LIMPING, PEACEFUL, Faults, World

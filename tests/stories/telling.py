@@ -193,7 +193,7 @@ def _plan(_: Story, at: float, names: list[str], values: dict[str, str]) -> Even
     members = tuple(NodeId(node) for node in sorted(nodes))
     plan = values.get("name", "plan-" + "".join(sorted(nodes)))
     worth = values.get("worth", "yes") == "yes"
-    why = "move: it pays" if worth else "stay: it would not pay"
+    why = "it pays" if worth else "it would not pay"
     return PlanFound(at, int(request), Proposal(plan, members, worth, why, 0.5, 1.0))
 
 

@@ -17,7 +17,7 @@ from sailord.core.replan_triggers import change_wanted, usable
 from sailord.core.restore_choice import in_memory
 from sailord.core.standing import Lost
 from sailord.core.straggler_detection import Speeds, Straggler
-from sailord.core.straggler_rules import to_leave_out, told_slow
+from sailord.core.straggler_queries import to_leave_out, told_slow
 from tests.sailord.core.standing import (
     BEGAN,
     FROM_NOTHING,

@@ -119,13 +119,13 @@ def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():
 
 
 def test_it_stays_if_nothing_is_better_without_it_and_that_is_said_once():
-    worse = proposal(A, C, D, is_worth_it=False, why="stay: no plan is better")
+    worse = proposal(A, C, D, is_worth_it=False, why="no plan is better")
     after, orders = decide(asked(), PlanFound(NOW, 1, worse))
     assert phase(after) == Running(BEGAN)
-    told = "stays with machine-b, slow as it is: stay: no plan is better"
+    told = "stays with machine-b, slow as it is: no plan is better"
     assert orders == (Note(told, JOB, is_transition=True),)
     assert after.active is not None
-    assert after.active.slowness.kept == {B: KeptStraggler(NOW + 600, "stay: no plan is better")}
+    assert after.active.slowness.kept == {B: KeptStraggler(NOW + 600, "no plan is better")}
     assert after.nodes[B].slow == ""
     again, orders = decide(after, Ticked(NOW + 1))
     assert (phase(again), orders) == (Running(BEGAN), ())
