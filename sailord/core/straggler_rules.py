@@ -63,7 +63,8 @@ def leave_out(state: State, question: Question) -> tuple[State, tuple[Command, .
     number = 0 if state.active.generation is None else state.active.generation.number
     for id_, slow in question.slow.items():
         marked[id_] = replace(state.nodes[id_], slow=str(slow))
-        intents.append(Intent(f"slow-{id_}-{number}", "quarantine", id_, None, str(slow)))
+        id_of_order = f"slow-{id_}-{number}"
+        intents.append(Intent(id_of_order, "quarantine", target=id_, reason=str(slow)))
     return _said(replace(state, nodes=state.nodes.with_(marked)), intents)
 
 
@@ -78,7 +79,9 @@ def _take_back(state: State, active: Active) -> RuleAnswer:
         return PASS
     number = 0 if active.generation is None else active.generation.number
     why = "there is no plan without it"
-    intents = [Intent(f"slow-back-{id_}-{number}", "uncordon", id_, None, why) for id_ in back]
+    intents = [
+        Intent(f"slow-back-{id_}-{number}", "uncordon", target=id_, reason=why) for id_ in back
+    ]
     names = ", ".join(node.record.name for node in back.values())
     said = Note(f"takes back {names}, slow as it is: {why}", active.job, is_transition=True)
     after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)

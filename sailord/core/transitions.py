@@ -150,9 +150,11 @@ def open_next(
     state, written = write_job(replace(state, active=active), replace(state.job, past=past))
     return enter(
         state,
-        Opening(record, proposal, lowers),
+        Opening(record=record, proposal=proposal, lowers=lowers),
         *written,
-        WriteGeneration(record, active.generation, lowers, settles),
+        WriteGeneration(
+            record=record, replaces=active.generation, lowers=lowers, settles=settles
+        ),
         note(active, text, is_transition=True),
     )
 

@@ -234,7 +234,7 @@ histories = st.lists(goes_on | goes_wrong, min_size=10, max_size=60)
 
 
 @given(histories)
-def test_no_order_of_events_breaks_an_invariant_and_the_same_events_decide_the_same(
+def test_any_events_keep_the_invariants_and_decide_the_same(
     history: list[tuple[object, ...]],
 ) -> None:
     one, other = Play(), Play()
@@ -248,7 +248,7 @@ def test_no_order_of_events_breaks_an_invariant_and_the_same_events_decide_the_s
 
 
 @given(histories, st.sampled_from((None, 0.3, 5.0)))
-def test_whatever_happened_once_all_is_well_the_job_goes_on(
+def test_job_goes_on_once_faults_end(
     history: list[tuple[object, ...]], usd_max: float | None
 ) -> None:
     """Or it is held, and says why; or nobody wants it to go on."""
@@ -278,7 +278,7 @@ def has_come_to_rest(state: State) -> bool:
 
 
 @given(histories)
-def test_an_event_that_comes_twice_changes_nothing(history: list[tuple[object, ...]]) -> None:
+def test_repeated_event_changes_nothing(history: list[tuple[object, ...]]) -> None:
     play = Play()
     for move in history:
         for event in play.events(move):
@@ -290,7 +290,7 @@ def test_an_event_that_comes_twice_changes_nothing(history: list[tuple[object, .
 
 
 @given(histories)
-def test_nothing_is_ordered_twice(history: list[tuple[object, ...]]) -> None:
+def test_no_command_is_repeated(history: list[tuple[object, ...]]) -> None:
     play = Play()
     for move in history:
         for event in play.events(move):
@@ -311,7 +311,7 @@ def test_nothing_is_ordered_twice(history: list[tuple[object, ...]]) -> None:
 
 
 @given(histories, st.permutations(NAMES), st.sampled_from(("running", "stopped", "fetching")))
-def test_reports_of_one_moment_may_come_in_any_order(
+def test_simultaneous_reports_commute(
     history: list[tuple[object, ...]], sequence: list[NodeId], taking: Taking
 ) -> None:
     play = Play()

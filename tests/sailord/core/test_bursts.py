@@ -26,7 +26,7 @@ GO, STAY = NODES[:200], NODES[200:]
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.002], ids=["at once", "one by one"])
-def test_two_hundred_notices_lead_to_one_question_and_one_move(apart_s: float) -> None:
+def test_two_hundred_notices_cause_one_question_and_one_reconfiguration(apart_s: float) -> None:
     runs = state(
         Running(BEGAN),
         *(node(id_, report(id_)) for id_ in NODES),

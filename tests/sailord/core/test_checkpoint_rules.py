@@ -155,7 +155,7 @@ def test_objects_must_cover_every_piece_exactly_once():
 # ---- committing ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_described_then_committed_then_tidied_up_after():
+def test_checkpoint_gets_manifest_commit_and_garbage_collection():
     world = World()
     first, second = whole(15)
     world.report(A, "running", 15, uploaded=[first])
@@ -189,19 +189,19 @@ def test_commits_are_in_order_and_each_names_its_parent():
 
 
 @pytest.mark.parametrize("generation", [2, 4])
-def test_what_another_generation_uploaded_never_counts(generation):
+def test_uploads_of_another_generation_never_count(generation):
     world = World()
     world.report(A, "running", 15, uploaded=whole(15, generation))
     assert world.ordered(WriteManifest) == []
 
 
-def test_what_is_not_beyond_the_durable_step_never_counts():
+def test_uploads_up_to_the_durable_step_never_count():
     world = World(durable=durable(15, 2))
     world.report(A, "running", 15, uploaded=whole(15))
     assert world.ordered(WriteManifest) == []
 
 
-def test_the_votes_of_a_node_that_died_since_still_count():
+def test_uploads_of_a_node_that_died_still_count():
     world = World()
     world.report(B, "running", 15, uploaded=whole(15)[1:])
     world.report(A, "running", 15, uploaded=whole(15)[:1])
@@ -209,7 +209,7 @@ def test_the_votes_of_a_node_that_died_since_still_count():
     assert world.ordered(WriteManifest)
 
 
-def test_what_failed_is_tried_again_after_a_pause_and_said():
+def test_failed_commit_is_retried_and_reported():
     world = World()
     world.report(A, "running", 15, uploaded=whole(15))
     world.ordered(WriteManifest)
@@ -224,7 +224,7 @@ def test_what_failed_is_tried_again_after_a_pause_and_said():
     assert world.state.active.checkpointing.trouble == ""
 
 
-def test_no_generation_opens_while_a_commit_is_on_its_way():
+def test_no_generation_opens_during_a_commit():
     world = World()
     world.report(A, "running", 15, uploaded=whole(15))
     world.tell(ManifestWritten, JOB, durable(15))
@@ -237,7 +237,7 @@ def test_no_generation_opens_while_a_commit_is_on_its_way():
 # ---- what may be forgotten ----------------------------------------------------------------------
 
 
-def test_a_point_is_released_once_one_node_less_cannot_take_it_away():
+def test_point_is_released_once_it_survives_a_node():
     world = World()
     world.report(A, "running", 12, sealed=[seal(11, 0, 1), seal(12, 0, 1)])
     assert release_now(world.state) is None
@@ -247,20 +247,20 @@ def test_a_point_is_released_once_one_node_less_cannot_take_it_away():
     assert release_now(world.state) == Point(12, 3)
 
 
-def test_what_another_generation_sealed_releases_nothing():
+def test_snapshots_of_another_generation_release_nothing():
     world = World()
     for node in (A, B):
         world.report(node, "running", 12, sealed=[seal(10, 0, 1, generation=2)])
     assert release_now(world.state) is None
 
 
-def test_a_committed_point_is_safe_without_a_second_copy():
+def test_committed_point_needs_no_replica():
     world = World()
     commit(world, 15)
     assert release_now(world.state) == Point(15, 3)
 
 
-def test_a_report_is_answered_for_its_own_job_only():
+def test_reply_is_about_the_reports_own_job():
     world = World()
     report = world.state.nodes[A].report
     answer = answer_to(world.state, report, Point(12, 3))
@@ -271,7 +271,7 @@ def test_a_report_is_answered_for_its_own_job_only():
 # ---- now, and before the end --------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_was_ordered_is_of_the_newest_complete_snapshot():
+def test_ordered_checkpoint_is_the_newest_complete_snapshot():
     world = World()
     world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
     world.report(A, "running", 12, sealed=[seal(12, 0)])
@@ -287,14 +287,14 @@ def test_a_checkpoint_that_was_ordered_is_of_the_newest_complete_snapshot():
     assert answer_to(world.state, report, None).upload is None
 
 
-def test_a_checkpoint_that_was_ordered_holds_up_no_other_order():
+def test_ordered_checkpoint_does_not_delay_other_orders():
     world = World()
     world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
     world.tell(IntentGiven, Intent("k", "replan", JOB))
     assert world.ordered(RequestPlan)
 
 
-def test_without_a_place_an_ordered_checkpoint_is_answered_at_once():
+def test_ordered_checkpoint_without_a_uri_is_answered_at_once():
     world = World(uri=None)
     world.tell(IntentGiven, Intent("i", "checkpoint", JOB))
     assert world.ordered(SettleIntent) == [SettleIntent("i")]
@@ -318,7 +318,7 @@ def test_a_job_is_done_once_its_last_step_is_durable():
     assert (closed.record.state, closed.record.reason) == ("closed", "all 20 steps are done")
 
 
-def test_a_job_that_keeps_nothing_or_cannot_is_done_all_the_same():
+def test_job_without_checkpoints_is_done_at_once():
     world = World(steps=20, uri=None)
     end(world)
     assert world.ordered(WriteGeneration)
@@ -329,7 +329,7 @@ def test_a_job_that_keeps_nothing_or_cannot_is_done_all_the_same():
     assert world.ordered(WriteGeneration)
 
 
-def test_a_pause_waits_for_its_step_to_be_durable():
+def test_pause_waits_for_its_step_to_be_durable():
     world = World()
     world.tell(IntentGiven, Intent("i", "pause", JOB))
     (stopping,) = world.ordered(WriteGeneration)
@@ -363,7 +363,7 @@ def lose_memory(world):
     world.tell(PlanFound, asked.request, Proposal("p2", members, True, "why"))
 
 
-def test_a_checkpoint_is_looked_at_before_a_generation_begins_from_it():
+def test_checkpoint_is_checked_before_a_generation_begins_from_it():
     world = World(durable=durable(10, 2))
     lose_memory(world)
     assert world.ordered(WriteGeneration) == []
@@ -377,7 +377,7 @@ def test_a_checkpoint_is_looked_at_before_a_generation_begins_from_it():
     assert opened.lowers is None
 
 
-def test_a_look_holds_up_a_move_that_has_no_time_to_stop_first():
+def test_check_delays_a_reconfiguration_without_time_to_stop():
     """What runs goes on meanwhile, and nothing is moved or written before it is known."""
     world = World(durable=durable(10, 2))
     world.tell(IntentGiven, Intent("i", "preempt", B, leaves_at=world.at + 3.0))
@@ -396,7 +396,7 @@ def test_a_look_holds_up_a_move_that_has_no_time_to_stop_first():
     assert opened.record.restore == Restore(Point(10, 2), "durable")
 
 
-def test_where_the_newest_cannot_be_read_the_next_older_one_counts_from_then_on():
+def test_older_checkpoint_replaces_an_unreadable_one():
     world = World(durable=durable(10, 2))
     lose_memory(world)
     world.tell(DurableChecked, JOB, durable(10, 2), durable(5, 1), "step 10 cannot be read")
@@ -407,7 +407,7 @@ def test_where_the_newest_cannot_be_read_the_next_older_one_counts_from_then_on(
     assert world.state.durables[JOB] == durable(5, 1)
 
 
-def test_where_none_can_be_read_the_job_is_held_and_never_begun_anew():
+def test_job_without_readable_checkpoint_is_held_not_restarted():
     world = World(durable=durable(10, 2))
     lose_memory(world)
     world.tell(DurableChecked, JOB, durable(10, 2), None, "step 10 cannot be read")
@@ -417,7 +417,7 @@ def test_where_none_can_be_read_the_job_is_held_and_never_begun_anew():
     assert "step 10 cannot be read" in world.state.active.phase.reason
 
 
-def test_a_storage_that_is_away_is_asked_again():
+def test_unavailable_storage_is_retried():
     world = World(durable=durable(10, 2))
     lose_memory(world)
     world.ordered(CheckDurable)
@@ -429,7 +429,7 @@ def test_a_storage_that_is_away_is_asked_again():
     assert world.ordered(CheckDurable)
 
 
-def test_what_came_to_nothing_is_read_to_the_last_byte():
+def test_checkpoint_that_led_nowhere_is_read_to_the_last_byte():
     world = World(durable=durable(10, 2))
     record = replace(RECORD, restore=Restore(Point(10, 2), "durable"))
     world.state = replace(world.state, active=replace(world.state.active, generation=record))
@@ -438,7 +438,7 @@ def test_what_came_to_nothing_is_read_to_the_last_byte():
     assert check.is_thorough
 
 
-def test_a_rollback_opens_a_generation_and_lowers_the_durable_step_with_it():
+def test_rollback_lowers_the_durable_step_with_its_generation():
     world = World(durable=durable(10, 2))
     back = durable(5, 1)
     world.tell(IntentGiven, Intent("i", "rollback", JOB, durable=back))
@@ -455,7 +455,7 @@ def test_a_rollback_opens_a_generation_and_lowers_the_durable_step_with_it():
     assert world.state.active.orders == ()
 
 
-def test_after_a_rollback_older_memory_beyond_it_is_void():
+def test_snapshots_after_the_rollback_point_are_void():
     world = World(durable=durable(10, 2))
     world.tell(IntentGiven, Intent("i", "rollback", JOB, durable=durable(5, 1)))
     (asked,) = world.ordered(RequestPlan)

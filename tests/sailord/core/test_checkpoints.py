@@ -64,7 +64,7 @@ def voted(*votes: object, **others: object) -> State:
     return state(None, *nodes, job=LAYERS, **others)
 
 
-def test_what_was_uploaded_as_a_whole_gets_a_manifest_first() -> None:
+def test_complete_upload_gets_a_manifest_first() -> None:
     after, commands = act(voted(*HALVES), Ticked(NOW))
     assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
     assert after.active is not None
@@ -80,25 +80,25 @@ def test_what_was_uploaded_as_a_whole_gets_a_manifest_first() -> None:
     ],
     ids=["a half is missing", "of two steps", "of a generation that is over"],
 )
-def test_what_is_no_checkpoint_gets_none(votes: tuple[object, ...]) -> None:
+def test_incomplete_upload_gets_no_manifest(votes: tuple[object, ...]) -> None:
     assert act(voted(*votes), Ticked(NOW))[1] == ()
 
 
-def test_none_is_begun_while_the_next_generation_is_opened() -> None:
+def test_no_commit_starts_while_a_generation_opens() -> None:
     before = voted(*HALVES)
     assert before.active is not None
     opens = replace(before, active=replace(before.active, phase=OPENING))
     assert act(opens, Ticked(NOW))[1] == ()
 
 
-def test_what_is_not_later_than_the_last_checkpoint_is_not_committed() -> None:
+def test_upload_not_later_than_the_last_checkpoint_is_not_committed() -> None:
     for step, is_late in ((40, True), (39, False)):
         before = replace(voted(*HALVES), durables={JOB: durable(step)})
         _, commands = act(before, Ticked(NOW))
         assert any(isinstance(each, WriteManifest) for each in commands) != is_late
 
 
-def test_a_manifest_that_stands_is_committed_in_one_transaction_and_once() -> None:
+def test_written_manifest_is_committed_once() -> None:
     before = voted(*HALVES, commit=Commit(Point(40, 3)))
     after, commands = act(before, ManifestWritten(NOW, JOB, durable(40)))
     assert commands == (CommitCheckpoint(durable(40), G),)
@@ -106,7 +106,7 @@ def test_a_manifest_that_stands_is_committed_in_one_transaction_and_once() -> No
     assert act(before, ManifestWritten(NOW, JOB, durable(39)))[1] == ()
 
 
-def test_while_a_checkpoint_is_on_its_way_into_the_store_no_generation_opens() -> None:
+def test_no_generation_opens_while_a_commit_is_stored() -> None:
     on_its_way = Commit(Point(40, 3), durable(40), is_storing=True)
     before = state(FROM_NOTHING, job=job(saving=KEPT), commit=on_its_way)
     waits, commands = act(before, PlanFound(NOW, 4, proposal()))
@@ -116,7 +116,7 @@ def test_while_a_checkpoint_is_on_its_way_into_the_store_no_generation_opens() -
     assert after.durables == {JOB: durable(40)}
 
 
-def test_meanwhile_a_peer_that_seems_gone_is_asked_or_its_loss_would_be_anothers_failure() -> None:
+def test_suspects_are_probed_while_a_commit_is_stored() -> None:
     on_its_way = Commit(Point(40, 3), durable(40), is_storing=True)
     before = state(job=job(saving=KEPT), commit=on_its_way)
     broken = report(A, "broken", number=6, broken_peers=(B,))
@@ -124,7 +124,7 @@ def test_meanwhile_a_peer_that_seems_gone_is_asked_or_its_loss_would_be_anothers
     assert commands == (ProbeAgent(B),)
 
 
-def test_a_commit_that_failed_is_tried_again_after_a_pause() -> None:
+def test_failed_commit_is_retried_after_a_pause() -> None:
     before = voted(*HALVES, commit=Commit(Point(40, 3)))
     after, commands = act(before, CommitFailed(NOW, JOB, Point(40, 3), "it is away"))
     assert commands == ()
@@ -133,13 +133,13 @@ def test_a_commit_that_failed_is_tried_again_after_a_pause() -> None:
     assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
 
 
-def test_the_durable_step_does_not_go_back() -> None:
+def test_durable_step_never_goes_back() -> None:
     before = replace(state(), durables={JOB: durable(40)})
     after, _ = act(before, CheckpointCommitted(NOW, JOB, durable(39)))
     assert after.durables == {JOB: durable(40)}
 
 
-def test_of_what_was_uploaded_twice_one_is_taken() -> None:
+def test_duplicate_upload_is_used_once() -> None:
     again = replace(uploaded(A, 40), uri="3-40/z")
     assert covering((again, *HALVES), layers=2, atoms=1) == HALVES
     both = replace(uploaded(C, 40), holds=(Holding(0, 0, 1), Holding(1, 0, 1)))
@@ -172,7 +172,7 @@ LINE = replace(G, lineage=(Point(4, 1),))
         (Point(9, 4), False),
     ],
 )
-def test_what_a_generation_did_after_it_was_left_is_void(
+def test_steps_after_a_generation_was_abandoned_are_void(
     point: Point, expected: bool
 ) -> None:  # a column of the table
     assert is_on_line(point, LINE) == expected
@@ -190,14 +190,14 @@ def test_what_a_generation_did_after_it_was_left_is_void(
         ([("a", 50, 2)], durable(8, 2), Restore(Point(8, 2), "durable")),
     ],
 )
-def test_where_a_job_goes_on(
+def test_restore_point(
     points: list[tuple[str, int, int]], kept: Durable | None, expected: Restore
 ) -> None:
     found = restore_point(held(*points), layers=1, atoms=1, last=LINE, durable=kept)
     assert found == expected
 
 
-def test_a_point_of_which_a_piece_is_missing_is_none() -> None:
+def test_incomplete_point_is_not_restored() -> None:
     found = restore_point(held(("a", 40, 3)), layers=2, atoms=1, last=LINE, durable=None)
     assert found == FIRST
 
@@ -237,7 +237,7 @@ TWO_AND_TWO = [("a", 41, 3), ("b", 41, 3), ("a", 40, 3), ("c", 40, 3)]
         "a copy on a node that nobody knows",
     ],
 )
-def test_what_may_be_forgotten(
+def test_release_point(
     points: list[tuple[str, int, int]],
     there: str,
     survive: str,
@@ -249,7 +249,7 @@ def test_what_may_be_forgotten(
     assert found == expected
 
 
-def test_a_node_that_stands_by_is_a_place_for_copies_and_its_zone_counts() -> None:
+def test_unused_node_counts_as_a_failure_domain() -> None:
     """The only member's snapshots may be forgotten once they stand in another zone, too."""
     alone = replace(G, members=(A,))
     member = node(A, report(A, sealed=(40, 41)))
@@ -274,7 +274,7 @@ def lost_memory(**others: object) -> State:
     return replace(made, durables={JOB: durable(30)})
 
 
-def test_before_a_checkpoint_is_gone_back_to_somebody_looks_whether_it_can_be_read() -> None:
+def test_checkpoint_is_checked_before_it_is_restored() -> None:
     looks, commands = act(lost_memory(), PlanFound(NOW, 4, proposal()))
     assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
     assert act(looks, Ticked(NOW + 1))[1] == ()
@@ -286,14 +286,14 @@ def test_before_a_checkpoint_is_gone_back_to_somebody_looks_whether_it_can_be_re
     assert commands == (WriteGeneration(opening.record, replaces=G),)
 
 
-def test_what_was_found_of_an_older_checkpoint_says_nothing_of_the_newest() -> None:
+def test_check_of_an_older_checkpoint_does_not_count_for_the_newest() -> None:
     looks, _ = act(lost_memory(), PlanFound(NOW, 4, proposal()))
     after, commands = act(looks, DurableChecked(NOW + 1, JOB, durable(20), None, "it is torn"))
     assert phase(after) == phase(looks)
     assert commands == ()
 
 
-def test_nor_is_it_gone_back_to_unseen_where_there_is_no_time_to_stop() -> None:
+def test_checkpoint_is_checked_even_without_time_to_stop() -> None:
     bare = [node(n, report(n, sealed=())) for n in (A, B)]
     at_once = replace(bare[0].record, leaves_at=NOW)
     goes = replace(bare[0], draining_since=NOW - 1, record=at_once)
@@ -304,7 +304,7 @@ def test_nor_is_it_gone_back_to_unseen_where_there_is_no_time_to_stop() -> None:
     assert commands == (CheckDurable(job(saving=KEPT), durable(30), is_thorough=False),)
 
 
-def test_one_that_cannot_be_read_gives_way_to_the_one_before_it() -> None:
+def test_unreadable_checkpoint_is_replaced_by_the_one_before() -> None:
     before = lost_memory(check=Check(durable(30), durable(20)))
     after, commands = act(before, PlanFound(NOW, 4, proposal()))
     opening = phase(after)
@@ -313,13 +313,13 @@ def test_one_that_cannot_be_read_gives_way_to_the_one_before_it() -> None:
     assert commands == (WriteGeneration(opening.record, replaces=G, lowers=durable(20)),)
 
 
-def test_where_none_can_be_read_the_job_is_held() -> None:
+def test_job_is_held_if_no_checkpoint_is_readable() -> None:
     before = lost_memory(check=Check(durable(30), None, "a byte is wrong"))
     after, _ = act(before, PlanFound(NOW, 4, proposal()))
     assert phase(after) == Closing("held", "a byte is wrong")
 
 
-def test_a_durable_store_that_is_away_is_asked_again_later() -> None:
+def test_unavailable_durable_store_is_retried() -> None:
     before = lost_memory(check=Check(durable(30)))
     waits, _ = act(before, PlanFound(NOW, 4, proposal()))
     away = DurableChecked(NOW, JOB, durable(30), None, "it is away", is_away=True)

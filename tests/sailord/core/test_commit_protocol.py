@@ -190,7 +190,7 @@ def _way(ways: dict[State, tuple[State, str] | None], state: State) -> tuple[str
 
 
 @pytest.mark.slow
-def test_no_order_of_events_breaks_a_committed_checkpoint() -> None:
+def test_any_interleaving_keeps_committed_checkpoints_whole() -> None:
     states, way = explore(RULES)
     assert way is None, "\n".join(way or ())
     # The bounds are wide enough to mean something: zombies, two leaders, garbage, all of it.
@@ -198,7 +198,7 @@ def test_no_order_of_events_breaks_a_committed_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("dropped", ["fences", "immutable_names", "coverage", "careful_garbage"])
-def test_every_rule_is_needed(dropped: str) -> None:
+def test_dropping_any_rule_breaks_the_protocol(dropped: str) -> None:
     _, way = explore(replace(RULES, **{dropped: False}))
     assert way is not None, f"without {dropped} nothing breaks"
     assert len(way) <= 9, way

@@ -71,11 +71,11 @@ HOLDS = leaving(report(C, "idle", step=0, sealed=(40,)))
         "no job",
     ],
 )
-def test_a_node_is_free_when_nothing_on_it_is_needed(now: State, is_free: bool) -> None:
+def test_drained_node_is_safe_once_nothing_on_it_is_needed(now: State, is_free: bool) -> None:
     assert drained(now) == (frozenset({C}) if is_free else frozenset())
 
 
-def test_a_member_is_not_free_before_the_next_generation_is_open() -> None:
+def test_member_is_not_safe_before_the_next_generation_opens() -> None:
     idle = node(B, report(B, "idle", sealed=()), draining_since=NOW)
     assert drained(state(None, node(A), idle)) == frozenset()
 
@@ -84,7 +84,7 @@ def test_a_member_is_not_free_before_the_next_generation_is_open() -> None:
     ("of", "kept", "is_free"),
     [("paused", None, False), ("paused", 39, False), ("paused", 40, True), ("done", None, True)],
 )
-def test_what_a_job_that_waits_left_in_memory_is_needed(
+def test_snapshots_of_a_waiting_job_are_needed(
     of: JobState, kept: int | None, is_free: bool
 ) -> None:
     other = JobId("other")
@@ -95,15 +95,15 @@ def test_what_a_job_that_waits_left_in_memory_is_needed(
     assert drained(now) == (frozenset({C}) if is_free else frozenset())
 
 
-def test_who_was_in_the_last_generation_of_a_closed_one_is_free() -> None:
+def test_member_of_a_closed_generation_is_safe() -> None:
     over = state(None, node(A), leaving(), generation=generation(A, C, state="closed"))
     assert drained(over) == frozenset({C})
 
 
-def test_what_a_job_that_nobody_knows_left_in_memory_is_not_needed() -> None:
+def test_snapshots_of_an_unknown_job_are_not_needed() -> None:
     ghost = leaving(report(C, "idle", step=0, sealed=(40,), job=JobId("ghost")))
     assert drained(after_move(ghost, 50)) == frozenset({C})
 
 
-def test_nothing_is_asked_where_nobody_leaves() -> None:
+def test_no_draining_node_means_none_is_safe() -> None:
     assert drained(replace(state(), nodes=Nodes({D: node(D)}))) == frozenset()

@@ -282,7 +282,7 @@ def test_one_decision(
     assert commands == orders
 
 
-def test_what_nodes_say_of_another_job_is_no_word_of_this_one() -> None:
+def test_reports_about_another_job_are_ignored() -> None:
     """Each job counts its generations from one: the one before had a third one, too."""
     others = (node(each, report(each, "stopped", step=59, job=JobId("before"))) for each in (A, B))
     begun = state(STARTING, *others)

@@ -47,14 +47,14 @@ def running(record: GenerationRecord = PRICED, **bill: float) -> State:
     return state(Running(BEGAN), generation=record, job=job(bill=Bill(until=NOW, **bill)))
 
 
-def test_the_sum_is_written_now_and_then() -> None:
+def test_bill_is_written_every_ten_seconds() -> None:
     soon, orders = at(running(), Ticked(NOW + WRITTEN_EVERY_S - 1))
     assert (soon, orders) == (Bill(until=NOW), [])
     later, (order_,) = at(running(), Ticked(NOW + 20))
     assert later == order_.bill == Bill(usd=0.2, until=NOW + 20)
 
 
-def test_another_rate_begins_with_another_generation() -> None:
+def test_rate_changes_with_the_generation() -> None:
     following = replace(G4, usd_per_hour=72.0)
     opening = state(
         Opening(following, proposal()), generation=PRICED, job=job(bill=Bill(until=NOW))
@@ -64,7 +64,7 @@ def test_another_rate_begins_with_another_generation() -> None:
     assert round(billed(after.job, following, NOW + 6).usd, 9) == 0.07
 
 
-def test_who_leads_next_goes_on_from_what_is_stored() -> None:
+def test_new_leader_continues_the_stored_bill() -> None:
     stored = job(bill=Bill(usd=1.0, until=NOW - 100))
     elected = Elected(NOW, 8, (), (stored,), (PRICED,))
     bill, (order_,) = at(State(), elected)
@@ -82,13 +82,13 @@ def test_a_closed_generation_costs_nothing() -> None:
     assert after.active is None
 
 
-def test_time_at_unknown_prices_is_no_time_for_nothing() -> None:
+def test_unpriced_time_is_counted() -> None:
     unpriced = replace(G, usd_per_hour=None)
     record = job(bill=Bill(until=NOW))
     assert billed(record, unpriced, NOW + 9) == Bill(until=NOW + 9, unpriced_s=9.0)
 
 
-def test_a_job_that_has_spent_its_budget_is_held_at_once() -> None:
+def test_spent_budget_holds_the_job() -> None:
     """Money spent is never more than the budget and one decision's time."""
     budget = running(usd=9.95, usd_max=10.0)
     before, orders = act(budget, Ticked(NOW + 4.9))
@@ -104,7 +104,7 @@ def test_a_job_that_has_spent_its_budget_is_held_at_once() -> None:
     assert written(commands)[-1].reason == why
 
 
-def test_who_resumes_it_is_told_again() -> None:
+def test_resuming_an_overspent_job_holds_it_again() -> None:
     closed = replace(PRICED, state="closed")
     record = job(state="held", bill=Bill(usd=10.0, until=NOW, usd_max=10.0))
     held = state(Held("x", NOW), generation=closed, job=record, orders=(order("resume", JOB),))

@@ -77,7 +77,7 @@ def queue(*jobs: tuple[str, int, float]) -> State:
         ([("b", 0, 1.0), ("a", 0, 1.0)], "a"),
     ],
 )
-def test_whose_turn_it_is(jobs: list[tuple[str, int, float]], first: str) -> None:
+def test_queue_order_is_priority_then_age(jobs: list[tuple[str, int, float]], first: str) -> None:
     after, commands = act(queue(*jobs), Ticked(NOW))
     assert after.active is not None
     assert after.active.job == first
@@ -85,7 +85,7 @@ def test_whose_turn_it_is(jobs: list[tuple[str, int, float]], first: str) -> Non
     assert after.job.state == "running"
 
 
-def test_a_job_that_is_submitted_twice_is_one_job() -> None:
+def test_second_submission_changes_nothing() -> None:
     once, _ = act(state(), JobSubmitted(NOW, job(id=JobId("other"), state="queued")))
     twice, commands = act(
         once, JobSubmitted(NOW, job(id=JobId("other"), state="queued", priority=9))
@@ -94,12 +94,12 @@ def test_a_job_that_is_submitted_twice_is_one_job() -> None:
     assert commands == ()
 
 
-def test_a_job_that_has_the_cluster_is_not_queued_again() -> None:
+def test_active_job_is_not_queued_again() -> None:
     after, _ = act(state(), JobSubmitted(NOW, job(state="queued")))
     assert after.jobs == {JOB: job()}
 
 
-def test_the_next_job_takes_over_where_one_is_done() -> None:
+def test_next_job_gets_the_cluster_after_one_is_done() -> None:
     closed = replace(G, state="closed")
     before = state(Closing("done", "all steps"), generation=closed).with_job(
         job(id=JobId("other"), state="queued")
@@ -117,7 +117,7 @@ def test_the_next_job_takes_over_where_one_is_done() -> None:
     )
 
 
-def test_a_job_is_done_when_all_its_steps_are_and_all_are_parked() -> None:
+def test_job_is_done_after_its_last_step_with_all_parked() -> None:
     done = job(steps=40)
     assert isinstance(phase(act(state(job=done), Ticked(NOW))[0]), Running)
     nodes = (node(A, report(A, "stopped")), node(B, report(B, "stopped")))
@@ -125,7 +125,7 @@ def test_a_job_is_done_when_all_its_steps_are_and_all_are_parked() -> None:
     assert phase(after) == Closing("done", "all 40 steps are done")
 
 
-def test_an_order_is_carried_out_once() -> None:
+def test_order_is_carried_out_once() -> None:
     once, first = act(state(), IntentGiven(NOW, order("pause")))
     twice, second = act(once, IntentGiven(NOW, order("pause")))
     stopping = replace(G, state="stopping", stop_at=41, reason="pause was ordered")
@@ -134,7 +134,7 @@ def test_an_order_is_carried_out_once() -> None:
 
 
 @pytest.mark.parametrize(("later", "then"), [("cancel", "cancelled"), ("resume", "paused")])
-def test_a_pause_that_waits_for_its_checkpoint_ends_when_something_else_is_ordered(
+def test_pause_waiting_for_its_checkpoint_yields_to_a_later_order(
     later: IntentKind, then: JobState
 ) -> None:
     kept = job(saving=KEPT)
@@ -150,7 +150,7 @@ def test_a_pause_that_waits_for_its_checkpoint_ends_when_something_else_is_order
     )
 
 
-def test_a_cancelled_job_is_closed_and_its_order_is_settled_when_that_is_written() -> None:
+def test_cancel_is_settled_after_the_end_is_stored() -> None:
     after, commands = act(state(), IntentGiven(NOW, order("cancel")))
     closed = replace(G, state="closed", reason="cancel was ordered")
     assert commands == (WriteGeneration(closed, replaces=G),)
@@ -160,7 +160,7 @@ def test_a_cancelled_job_is_closed_and_its_order_is_settled_when_that_is_written
     assert after.jobs[JOB].state == "cancelled"
 
 
-def test_resume_takes_a_job_out_of_hold_with_its_failures_forgiven() -> None:
+def test_resume_ends_hold_and_clears_failures() -> None:
     before = state(Held("too many", NOW - 9), job=job(state="held"), failures=5, not_before=NOW + 9)
     after, commands = act(before, IntentGiven(NOW, order("resume")))
     assert after.active is not None
@@ -171,7 +171,7 @@ def test_resume_takes_a_job_out_of_hold_with_its_failures_forgiven() -> None:
     assert SettleIntent("order") in commands
 
 
-def test_nothing_but_an_order_takes_a_job_out_of_hold() -> None:
+def test_only_an_order_ends_hold() -> None:
     before = state(Held("too many", NOW - 9), node(A), node(B, lost_at=NOW - 1))
     after, commands = act(before, Ticked(NOW + 10_000))
     assert (phase(after), commands) == (phase(before), ())
@@ -188,7 +188,7 @@ def test_nothing_but_an_order_takes_a_job_out_of_hold() -> None:
         ("cancel", "done", "done"),
     ],
 )
-def test_orders_to_a_job_that_does_not_have_the_cluster(kind: str, was: str, becomes: str) -> None:
+def test_orders_about_a_job_without_the_cluster(kind: str, was: str, becomes: str) -> None:
     other = JobId("other")
     before = state().with_job(job(id=other, state=was))
     after, commands = act(before, IntentGiven(NOW, order(kind, other)))
@@ -197,7 +197,7 @@ def test_orders_to_a_job_that_does_not_have_the_cluster(kind: str, was: str, bec
 
 
 @pytest.mark.parametrize("kind", ["preempt", "drain"])
-def test_a_notice_by_name_or_id_marks_one_machine(kind: str) -> None:
+def test_notice_by_name_or_id_marks_one_node(kind: str) -> None:
     for target in (B, "machine-b"):
         after, _ = act(state(), IntentGiven(NOW, order(kind, target, leaves_at=NOW + 30)))
         assert after.nodes[B].draining_since == NOW
@@ -205,13 +205,13 @@ def test_a_notice_by_name_or_id_marks_one_machine(kind: str) -> None:
         assert after.nodes[A].draining_since is None
 
 
-def test_a_notice_that_is_withdrawn_leaves_no_trace() -> None:
+def test_withdrawn_notice_leaves_no_mark() -> None:
     warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     after, _ = act(warned, IntentGiven(NOW, order("withdraw", B, "another")))
     assert after.nodes[B] == replace(state().nodes[B], returned_at=NOW)
 
 
-def test_who_lost_its_lease_comes_back_as_it_was_marked() -> None:
+def test_node_back_after_an_expired_lease_keeps_its_marks() -> None:
     """Its agent was away for longer than the lease; nobody said that the machine may be used."""
     before = state(None, node(A), node(B), node(C))
     for kind in ("cordon", "drain", "quarantine"):
@@ -225,7 +225,7 @@ def test_who_lost_its_lease_comes_back_as_it_was_marked() -> None:
     assert (marked.is_cordoned, marked.draining_since, marked.slow) == (True, NOW + 2, "it limps")
 
 
-def test_who_was_given_up_and_lives_is_still_marked() -> None:
+def test_lost_node_that_reports_keeps_its_marks() -> None:
     before, _ = act(state(), IntentGiven(NOW, order("cordon", B)))
     lost = changed(before.nodes[B], lost_at=NOW)
     before = replace(before, nodes=before.nodes.with_({B: lost}))
@@ -233,7 +233,7 @@ def test_who_was_given_up_and_lives_is_still_marked() -> None:
     assert (after.nodes[B].is_lost, after.nodes[B].is_cordoned) == (False, True)
 
 
-def test_what_a_name_meant_does_not_hold_for_the_next_machine_of_that_name() -> None:
+def test_order_by_name_does_not_apply_to_the_next_node_of_that_name() -> None:
     before, commands = act(state(), IntentGiven(NOW, order("preempt", "machine-b")))
     (meant,) = [each.intent for each in commands if isinstance(each, GiveIntent)]
     assert (meant.target, meant.life) == ("machine-b", B)
@@ -245,7 +245,7 @@ def test_what_a_name_meant_does_not_hold_for_the_next_machine_of_that_name() -> 
     assert led.nodes[D].draining_since is None, "a new leader knows whom it meant"
 
 
-def test_of_thousands_of_lives_that_are_over_the_first_are_forgotten(
+def test_oldest_orders_about_gone_nodes_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(learn, "MARKS_MAX", 3)
@@ -256,7 +256,7 @@ def test_of_thousands_of_lives_that_are_over_the_first_are_forgotten(
     assert SettleIntent("order-0") in commands
 
 
-def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None:
+def test_simultaneous_orders_apply_once_and_in_order() -> None:
     notice = order("preempt", "machine-b", "first", leaves_at=NOW + 30)
     given = [notice, order("withdraw", B, "second"), notice, order("drain", A, "third")]
     given += [order("pause", JOB, "fourth"), order("pause", JOB, "fourth")]
@@ -271,13 +271,13 @@ def test_what_is_found_in_one_look_is_heard_in_its_order_and_each_once() -> None
 
 
 @pytest.mark.parametrize("kind", ["resume", "pause", "replan", "checkpoint"])
-def test_however_many_orders_come_at_once_the_rules_come_to_rest(kind: str) -> None:
+def test_rules_converge_with_many_orders(kind: str) -> None:
     orders = tuple(order(kind, JOB, f"order-{i}") for i in range(200))
     for before in (state(), state(Held("too many", NOW - 9))):
         act(before, IntentGiven(NOW, orders[0], orders[1:]))
 
 
-def test_a_cordoned_member_goes_on_and_no_other_plan_takes_a_cordoned_one() -> None:
+def test_cordon_keeps_members_but_no_new_plan_uses_the_node() -> None:
     before = state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 99))
     after, commands = act(before, IntentGiven(NOW, order("cordon", C)))
     assert (phase(after), commands) == (Running(BEGAN), ())
@@ -285,7 +285,7 @@ def test_a_cordoned_member_goes_on_and_no_other_plan_takes_a_cordoned_one() -> N
     assert (phase(after), commands) == (Running(BEGAN), ())
 
 
-def test_a_plan_is_asked_for_when_one_is_ordered() -> None:
+def test_replan_order_asks_the_planner() -> None:
     after, commands = act(state(), IntentGiven(NOW, order("replan")))
     assert commands == (SettleIntent("order"), RequestPlan(1, JOB, (A, B), G, False))
     assert phase(after) == Planning(
@@ -293,7 +293,7 @@ def test_a_plan_is_asked_for_when_one_is_ordered() -> None:
     )
 
 
-def test_the_first_generation_begins_at_the_start() -> None:
+def test_first_generation_begins_at_step_0() -> None:
     before = state(FROM_NOTHING, generation=None, step=0)
     after, commands = act(before, PlanFound(NOW, 4, proposal()))
     opening = phase(after)
@@ -309,7 +309,7 @@ def told(commands: Iterable[Command]) -> list[str]:
     return [f"{c.job} {c.text}" for c in commands if isinstance(c, Note) and c.is_transition]
 
 
-def test_each_turn_of_a_job_is_told_with_its_reason() -> None:
+def test_each_job_state_is_noted_with_its_reason() -> None:
     waits = queue(("j", 0, 1.0))
     new = job(id=JobId("k"), state="queued", submitted_at=2.0, reason="submitted")
     after, commands = decide(waits, JobSubmitted(NOW, new))
@@ -320,7 +320,7 @@ def test_each_turn_of_a_job_is_told_with_its_reason() -> None:
         assert told(commands) == [f"k {became}: {kind}: because"]
 
 
-def test_a_new_leader_tells_nothing_that_was_told_before() -> None:
+def test_new_leader_repeats_no_notes() -> None:
     jobs = (job(id=JobId("j"), state="queued"), job(id=JobId("k"), state="paused"))
     _, commands = decide(State(now=NOW), Elected(NOW, TERM, (), jobs, ()))
     assert told(commands) == ["j running: its turn came"]

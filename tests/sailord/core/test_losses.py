@@ -66,7 +66,7 @@ def failing(**others: object) -> Reported:
     return Reported(NOW, report(A, "failed", number=6, failure="no memory", **others))
 
 
-def test_a_failure_that_no_machine_explains_counts_and_is_followed_by_a_pause() -> None:
+def test_unexplained_failure_counts_and_backs_off() -> None:
     after, commands = act(state(step=20), failing())
     assert after.active is not None
     assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
@@ -74,7 +74,7 @@ def test_a_failure_that_no_machine_explains_counts_and_is_followed_by_a_pause() 
     assert commands == ()
 
 
-def test_a_broken_device_is_nobodys_failure_and_its_node_not_used_again() -> None:
+def test_broken_device_counts_no_failure_and_excludes_its_node() -> None:
     before = state(step=20)
     after, _ = act(before, failing(fault="device 0 is gone"))
     assert after.active is not None
@@ -85,7 +85,7 @@ def test_a_broken_device_is_nobodys_failure_and_its_node_not_used_again() -> Non
     assert usable(mended, mended.active) == (A, B)
 
 
-def test_a_node_without_room_is_nobodys_failure_and_not_used_until_it_has_some() -> None:
+def test_node_without_memory_counts_no_failure_and_is_excluded() -> None:
     after, _ = act(state(step=20, failures=4), failing(no_room="no memory", step=20))
     assert after.active is not None
     assert after.active.phase == Waiting("machine-a failed: no memory", NOW)
@@ -96,14 +96,14 @@ def test_a_node_without_room_is_nobodys_failure_and_not_used_until_it_has_some()
     assert usable(room, room.active) == (A, B)
 
 
-def test_where_no_node_has_room_the_job_waits_and_each_says_why() -> None:
+def test_job_waits_and_says_why_if_no_node_has_memory() -> None:
     small = (node(n, report(n, "idle", no_room=f"{n} is full")) for n in (A, B))
     _, commands = decide(state(Waiting("a reason", NOW - 1), *small), Ticked(NOW))
     (said,) = (each for each in commands if isinstance(each, Note))
     assert said.text == "no node is ready: machine-a: a is full; machine-b: b is full"
 
 
-def test_the_pause_doubles_with_each() -> None:
+def test_backoff_doubles_with_each_failure() -> None:
     after, _ = act(
         state(step=20, failures=2), Reported(NOW, report(A, "failed", step=20, number=6))
     )
@@ -111,7 +111,7 @@ def test_the_pause_doubles_with_each() -> None:
     assert (after.active.attempts.failures, after.active.attempts.not_before) == (3, NOW + 4)
 
 
-def test_a_lost_machine_is_nobodys_failure() -> None:
+def test_lost_machine_counts_no_failure() -> None:
     broken = report(A, "broken", step=20, broken_peers=(B,))
     gone = node(B, unreachable_since=NOW - 1)
     after, _ = act(
@@ -122,7 +122,7 @@ def test_a_lost_machine_is_nobodys_failure() -> None:
     assert (after.active.attempts.failures, after.active.attempts.not_before) == (1, NOW)
 
 
-def test_steps_of_health_forgive_what_failed_before() -> None:
+def test_healthy_steps_clear_failures() -> None:
     assert G.restore.point.step == 10
     healthy, _ = act(
         state(step=30, failures=4), Reported(NOW, report(A, "failed", step=30, number=6))
@@ -133,7 +133,7 @@ def test_steps_of_health_forgive_what_failed_before() -> None:
     assert (healthy.active.attempts.failures, ill.active.attempts.failures) == (1, 4)
 
 
-def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None:
+def test_healthy_smallest_plan_is_replanned() -> None:
     spare = replace(node(C, report(C, "idle")), since=NOW - 99)
     everybody = frozenset((A, B, C))
     before = state(None, node(A), node(B), spare, step=29, failures=3, considered=everybody)
@@ -155,7 +155,7 @@ def test_who_ran_on_the_safest_plan_and_is_healthy_is_planned_for_anew() -> None
 @pytest.mark.parametrize(
     ("comebacks", "steps"), [(0, 20), (1, 40), (3, 160), (6, 1280), (99, 1280)]
 )
-def test_each_time_the_safest_plan_is_left_later(comebacks: int, steps: int) -> None:
+def test_smallest_plan_is_left_later_each_time(comebacks: int, steps: int) -> None:
     before = state(None, node(A), node(B), step=10, failures=3)
     assert before.active is not None
     before = replace(before, active=grouped(before.active, comebacks=comebacks))
@@ -170,7 +170,7 @@ def test_each_time_the_safest_plan_is_left_later(comebacks: int, steps: int) -> 
     )
 
 
-def test_after_five_failures_the_job_is_held() -> None:
+def test_five_failures_hold_the_job() -> None:
     before = state(step=20, failures=4)
     after, commands = act(
         before, Reported(NOW, report(A, "failed", step=20, number=6, failure="no"))
@@ -211,7 +211,7 @@ def test_deadlines(before: State, expected: Phase) -> None:
     assert phase(after) == expected
 
 
-def test_who_does_not_stop_in_time_goes_on_from_memory() -> None:
+def test_stop_deadline_restores_from_memory() -> None:
     before = state(replace(STOPPING, deadline=NOW), generation=STOPPED)
     after, _ = act(before, Ticked(NOW))
     opening = phase(after)
@@ -263,12 +263,12 @@ LONG = replace(SILENT, record=replace(SILENT.record, lease_s=20.0))
         *("a new leader waits", "for the node's own lease", "for one lease"),
     ],
 )
-def test_a_lease_that_is_gone(before: State, expected: dict[str, str]) -> None:
+def test_expired_lease(before: State, expected: dict[str, str]) -> None:
     after, _ = act(before, Ticked(NOW))
     assert lost(after) == expected
 
 
-def test_a_member_without_a_lease_that_answers_stays_however_long_a_step_takes() -> None:
+def test_member_without_a_lease_that_answers_is_not_lost() -> None:
     before = state(None, node(A), SILENT, advanced_at=NOW - 1)
     number = 6
     for tenth in range(100):
@@ -285,7 +285,7 @@ def test_a_member_without_a_lease_that_answers_stays_however_long_a_step_takes()
     assert lost(after) == {B: "its lease is gone and no step was done since"}
 
 
-def test_a_probe_that_is_late_now_and_then_is_not_the_last_one() -> None:
+def test_late_probe_answer_is_followed_by_more_probes() -> None:
     before, asked = state(None, node(A), SILENT, advanced_at=NOW - 1), 0
     for tenth in range(300):
         now = NOW + tenth / 10
@@ -298,7 +298,7 @@ def test_a_probe_that_is_late_now_and_then_is_not_the_last_one() -> None:
     assert lost(before) == {}
 
 
-def test_many_that_are_silent_are_asked_a_few_at_a_time() -> None:
+def test_few_probes_at_a_time() -> None:
     names = [NodeId(f"n{i:04}") for i in range(2000)]
     many = [replace(SILENT, record=replace(SILENT.record, id=id_, name=id_)) for id_ in names]
     before = state(None, *many, generation=generation(*names), advanced_at=NOW - 1)
@@ -309,14 +309,14 @@ def test_many_that_are_silent_are_asked_a_few_at_a_time() -> None:
     assert (asked, second) == (names[:64], ()), "each has its turn"
 
 
-def test_nobody_is_asked_who_cannot_be_called_lost_yet_or_has_no_address() -> None:
+def test_no_probe_before_a_node_can_be_lost_or_without_address() -> None:
     early = replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 9)
     nowhere = replace(SILENT, record=replace(SILENT.record, address=""))
     for before in (early, state(None, node(A), nowhere, advanced_at=NOW - 1)):
         assert act(before, Ticked(NOW))[1] == ()
 
 
-def test_who_comes_back_at_another_address_has_answered_nobody_there_yet() -> None:
+def test_new_address_clears_the_last_probe() -> None:
     gone = changed(SILENT, unreachable_since=NOW - 1, probed_at=NOW - 1)
     back = replace(record(B), address="b:2")
     after, _ = act(
@@ -326,12 +326,12 @@ def test_who_comes_back_at_another_address_has_answered_nobody_there_yet() -> No
     assert (after.nodes[B].is_unreachable, after.nodes[B].probed_at) == (False, None)
 
 
-def test_before_the_first_step_a_lease_that_is_gone_counts_as_soon_as_ever() -> None:
+def test_expired_lease_counts_sooner_before_the_first_step() -> None:
     before = state(None, node(A), SILENT, step=10, advanced_at=NOW - 1.5)
     assert lost(act(before, Ticked(NOW))[0]) == {B: "its lease is gone and no step was done since"}
 
 
-def test_a_broken_connection_has_the_peer_probed_and_an_unanswered_probe_settles_it() -> None:
+def test_broken_connection_plus_unanswered_probe_is_a_loss() -> None:
     broken = Reported(NOW, report(A, "broken", number=6, broken_peers=(B,)))
     asked, commands = act(state(), broken)
     assert commands == (ProbeAgent(B),)
@@ -344,7 +344,7 @@ def test_a_broken_connection_has_the_peer_probed_and_an_unanswered_probe_settles
     assert lost(after) == {B: "a peer lost its connection and its agent does not answer"}
 
 
-def test_who_was_to_be_fetched_from_and_is_gone_is_lost_though_it_is_no_member() -> None:
+def test_lost_fetch_source_need_not_be_a_member() -> None:
     asking = report(A, "broken", step=20, number=6, broken_peers=(C,))
     holder = node(C, report(C, "idle", of=3), unreachable_since=NOW - 1)
     before = state(None, node(A, broken_since=NOW - 2), node(B), holder, step=20)
@@ -355,12 +355,12 @@ def test_who_was_to_be_fetched_from_and_is_gone_is_lost_though_it_is_no_member()
     assert after.active.attempts.failures == 0
 
 
-def test_a_probe_that_is_not_answered_means_nothing_without_a_broken_connection() -> None:
+def test_unanswered_probe_alone_is_no_loss() -> None:
     after, _ = act(state(), ProbeFailed(NOW, B))
     assert lost(after) == {}
 
 
-def test_a_broken_connection_between_two_that_answer_ends_the_generation_after_a_while() -> None:
+def test_broken_connection_between_live_nodes_ends_the_generation() -> None:
     before = state(
         None, node(A, report(A, "broken", broken_peers=(B,)), broken_since=NOW - 1), node(B)
     )
@@ -369,27 +369,27 @@ def test_a_broken_connection_between_two_that_answer_ends_the_generation_after_a
     assert lost(after) == {}
 
 
-def test_a_machine_that_was_started_anew_is_another_one() -> None:
+def test_restarted_machine_is_a_new_node() -> None:
     again = record(D, name="machine-b")
     after, _ = act(state(), NodesObserved(NOW, (record(A), again)))
     assert lost(after) == {B: "its machine was started anew"}
     assert set(after.nodes) == {A, B, D}
 
 
-def test_who_was_given_up_and_speaks_is_welcome() -> None:
+def test_lost_node_that_reports_is_back() -> None:
     before = state(None, node(A), node(B), node(C, lost_at=NOW - 5, why_lost="silence"))
     after, _ = act(before, Reported(NOW, report(C, "idle", number=6)))
     assert not after.nodes[C].is_lost
     assert after.nodes[C].since == NOW
 
 
-def test_a_report_that_was_overtaken_is_dropped() -> None:
+def test_stale_report_is_dropped() -> None:
     before = state()
     after, _ = act(before, Reported(NOW, report(A, "failed", number=5)))
     assert after.nodes[A] == before.nodes[A]
 
 
-def test_a_false_alarm_is_taken_back_by_the_agent_itself() -> None:
+def test_agent_withdraws_its_own_notice() -> None:
     leaving = record(B, state="draining", leaves_at=NOW + 30)
     warned, _ = act(state(), NodesObserved(NOW, (record(A), leaving)))
     assert warned.nodes[B].draining_since == NOW
@@ -405,7 +405,7 @@ def elected(**others: object) -> Elected:
     return replace(made, **others)  # type: ignore[arg-type] # fields of the event
 
 
-def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
+def test_new_leader_keeps_the_jobs_history() -> None:
     past = Past(since=BEGAN, departures=2, moved_at=BEGAN + 5)
     after, commands = act(State(), elected(jobs=(job(past=past),)))
     assert after.active is not None
@@ -416,14 +416,14 @@ def test_a_new_leader_goes_on_from_what_the_last_one_knew_of_the_job() -> None:
     assert MachineLifetimes().context(after).last_move_s == BEGAN + 5
 
 
-def test_a_new_leader_lets_what_runs_run() -> None:
+def test_new_leader_leaves_a_running_job_alone() -> None:
     after, commands = act(State(), elected())
     assert phase(after) == Starting(NOW, NOW + G.wait_s / 2, 0.0)
     assert commands == ()
     assert after.term == 9
 
 
-def test_a_new_leader_gives_members_without_a_lease_time_to_come_back() -> None:
+def test_new_leader_grants_members_without_a_lease_a_grace_period() -> None:
     after, _ = act(State(), elected(nodes=(record(A),)))
     later = tick(after, until=NOW + 11.9)
     assert lost(later) == {}
@@ -431,9 +431,7 @@ def test_a_new_leader_gives_members_without_a_lease_time_to_come_back() -> None:
     assert lost(later) == {B: "its lease is gone and no step was done since"}
 
 
-def test_a_leader_that_stood_still_calls_nobody_lost_for_the_silence_that_it_slept_through() -> (
-    None
-):
+def test_stopped_leader_gives_up_no_node_for_its_own_silence() -> None:
     before = state(None, node(A), node(B, absent_since=NOW - 30))
     slept, _ = act(before, Ticked(NOW + 6))
     assert lost(slept) == {}
@@ -442,7 +440,7 @@ def test_a_leader_that_stood_still_calls_nobody_lost_for_the_silence_that_it_sle
     assert lost(later) == {B: "its lease is gone and no step was done since"}
 
 
-def test_after_a_nap_the_steps_that_were_done_meanwhile_are_heard_of_first() -> None:
+def test_steps_during_a_short_pause_of_the_leader_are_heard_first() -> None:
     before = state(None, node(A), SILENT, advanced_at=NOW - 9)
     woken, _ = act(before, Ticked(NOW + 1.3))
     assert lost(woken) == {}
@@ -457,13 +455,13 @@ def tick(before: State, *, until: float) -> State:
     return before
 
 
-def test_a_new_leader_believes_nothing_that_it_knew_before() -> None:
+def test_new_leader_keeps_nothing_from_before() -> None:
     after, _ = act(state(failures=4), elected(jobs=()))
     assert after.active is None
     assert after.nodes[A].report is None
 
 
-def test_who_is_deposed_forgets_all_and_orders_nothing() -> None:
+def test_deposed_leader_forgets_everything() -> None:
     after, commands = act(state(), Deposed(NOW))
     assert (after.term, after.active, after.nodes, commands) == (None, None, {}, ())
 
@@ -480,10 +478,10 @@ def test_who_is_deposed_forgets_all_and_orders_nothing() -> None:
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_who_does_not_lead_learns_nothing_and_orders_nothing(event: Event) -> None:
+def test_follower_learns_and_commands_nothing(event: Event) -> None:
     assert act(State(now=NOW), event) == (State(now=NOW), ())
 
 
-def test_time_does_not_go_back() -> None:
+def test_time_never_goes_back() -> None:
     after, _ = act(state(), Ticked(NOW - 500))
     assert after.now == NOW

@@ -42,7 +42,7 @@ SEES_A_LIMP = Speeds(
 )
 
 
-def test_who_drains_leaves_since_it_was_first_seen_to() -> None:
+def test_draining_starts_when_it_is_first_seen() -> None:
     draining = replace(node(B).record, state="draining")
     first, _ = act(state(), NodesObserved(NOW, (node(A).record, draining)))
     again, _ = act(first, NodesObserved(NOW + 3, (node(A).record, draining)))
@@ -50,7 +50,7 @@ def test_who_drains_leaves_since_it_was_first_seen_to() -> None:
 
 
 @pytest.mark.parametrize("trouble", [{"absent_since": NOW - 30.0}, {"address": ""}])
-def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any]) -> None:
+def test_node_without_lease_or_address_is_not_probed(trouble: dict[str, Any]) -> None:
     c = node(C, heard_at=0.0, report=None)
     if "address" in trouble:
         c = replace(c, record=replace(c.record, address=""))
@@ -60,14 +60,14 @@ def test_who_never_spoke_and_cannot_be_asked_is_not_asked(trouble: dict[str, Any
     assert ProbeAgent(C) not in commands
 
 
-def test_where_all_are_gone_nobody_says_why_nobody_is_ready() -> None:
+def test_no_node_ready_has_no_reason_if_all_are_lost() -> None:
     gone = (node(n, lost_at=NOW - 5, why_lost="gone") for n in (A, B))
     before = state(Waiting("a reason", NOW - 1), *gone)
     notes = [each.text for each in decide(before, Ticked(NOW))[1] if isinstance(each, Note)]
     assert notes == ["no node is ready"]
 
 
-def test_a_machine_that_is_lost_has_no_say_in_why_nobody_is_ready() -> None:
+def test_lost_node_does_not_explain_why_no_node_is_ready() -> None:
     broken = node(A, report(A, "idle", fault="its device fell off the bus"))
     lost = node(B, report(B, "idle", fault="it burned"), lost_at=NOW - 5, why_lost="gone")
     before = state(Waiting("a reason", NOW - 1), broken, lost)
@@ -87,14 +87,14 @@ NOTABLE = {
 
 
 @pytest.mark.parametrize("what", NOTABLE)
-def test_rules_look_at_whom_something_happened_to(what: str) -> None:
+def test_node_that_is_not_well_is_notable(what: str) -> None:
     assert not node(A).is_notable
     peers = report(A, broken_peers=(B,))
     assert node(A, peers).is_notable
     assert changed(node(A), **{what: NOTABLE[what]}).is_notable
 
 
-def test_who_takes_its_leave_back_has_no_deadline_any_more() -> None:
+def test_withdraw_clears_the_departure_time() -> None:
     going = node(B, draining_since=NOW - 9)
     going = replace(going, record=replace(going.record, state="draining", leaves_at=NOW + 30))
     after, _ = act(
@@ -103,14 +103,14 @@ def test_who_takes_its_leave_back_has_no_deadline_any_more() -> None:
     assert (after.nodes[B].draining_since, after.nodes[B].record.leaves_at) == (None, None)
 
 
-def test_who_speaks_has_answered() -> None:
+def test_report_ends_unreachable() -> None:
     silent = node(B, unreachable_since=NOW - 1)
     after, _ = act(state(None, node(A), silent), Reported(NOW, report(B, number=9)))
     assert not after.nodes[B].is_unreachable
 
 
 @pytest.mark.parametrize("kept_out", [{"is_cordoned": True}, {"slow": "3 times as slow"}])
-def test_an_uncordon_takes_back_all_that_kept_a_node_out(kept_out: dict[str, Any]) -> None:
+def test_uncordon_clears_cordon_and_straggler_mark(kept_out: dict[str, Any]) -> None:
     before = state(None, node(A), node(B), node(C, **kept_out))
     after, _ = act(before, IntentGiven(NOW, order("uncordon", C)))
     back = after.nodes[C]
@@ -118,11 +118,11 @@ def test_an_uncordon_takes_back_all_that_kept_a_node_out(kept_out: dict[str, Any
     assert (back.is_cordoned, back.slow, back.returned_at) == (False, "", NOW)
 
 
-def test_nothing_is_said_of_nodes_that_are_as_fast_as_they_should_be() -> None:
+def test_question_without_stragglers_names_no_factors() -> None:
     assert told_slow(state()) == {}
 
 
-def test_slow_nodes_are_left_out_of_what_runs_alone() -> None:
+def test_stragglers_are_left_out_only_while_running() -> None:
     for at, found in ((Running(BEGAN), {A}), (STARTING, set())):
         nodes = (node(n) for n in (A, B, C, D, NodeId("e"), NodeId("f"), NodeId("g"), NodeId("h")))
         now = state(at, *nodes, watch=SEES_A_LIMP)
@@ -130,13 +130,13 @@ def test_slow_nodes_are_left_out_of_what_runs_alone() -> None:
         assert to_leave_out(now, now.active).keys() == found
 
 
-def test_what_somebody_else_said_of_when_a_machine_goes_holds_though_it_does_not_know() -> None:
+def test_departure_time_of_a_notice_survives_the_nodes_own_record() -> None:
     warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     after, _ = act(warned, NodesObserved(NOW + 1, (node(A).record, node(B).record)))
     assert after.nodes[B].record.leaves_at == NOW + 30
 
 
-def test_new_nodes_are_waited_for_until_the_last_has_been_there_for_a_while() -> None:
+def test_gathering_window_starts_with_the_newest_node() -> None:
     old, new = node(C, since=NOW - 100), node(D, since=NOW - 4)
     now = state(None, node(A), node(B), old, new)
     assert now.active is not None
@@ -146,14 +146,14 @@ def test_new_nodes_are_waited_for_until_the_last_has_been_there_for_a_while() ->
 
 
 @pytest.mark.parametrize(("of", "is_lost"), [(3, True), (2, False)])
-def test_only_peers_of_this_generation_say_who_is_cut_off(of: int, is_lost: bool) -> None:
+def test_broken_peers_of_another_generation_are_ignored(of: int, is_lost: bool) -> None:
     says = node(A, report(A, of=of, broken_peers=(B,)))
     silent = node(B, unreachable_since=NOW - 0.05)
     after, _ = act(state(None, says, silent), Ticked(NOW))
     assert after.nodes[B].is_lost is is_lost
 
 
-def test_a_connection_is_broken_since_it_was_first_told() -> None:
+def test_broken_connection_counts_from_its_first_report() -> None:
     broken = node(B, report(B, "broken"), broken_since=NOW - 0.05)
     after, _ = act(state(None, node(A), broken), Reported(NOW, report(B, "broken", number=9)))
     assert after.nodes[B].broken_since == NOW - 0.05
@@ -164,7 +164,7 @@ def test_a_connection_is_broken_since_it_was_first_told() -> None:
     [(Running(BEGAN), 0.7), (Running(NOW - 0.5), 0.5), (STARTING, 0.5)],
     ids=["steps", "the first of a generation", "before it runs"],
 )
-def test_what_a_step_takes_is_learned_from_steps(ran: Phase, step_s: float) -> None:
+def test_step_time_is_a_moving_average_of_steps(ran: Phase, step_s: float) -> None:
     before = state(ran, step_s=0.5, advanced_at=NOW - 0.5)
     after, _ = act(before, Reported(NOW + 2, report(A, step=41, number=9)))
     assert after.active is not None
@@ -172,14 +172,14 @@ def test_what_a_step_takes_is_learned_from_steps(ran: Phase, step_s: float) -> N
     assert (after.active.progress.step, after.active.progress.advanced_at) == (41, NOW + 2)
 
 
-def test_who_was_joining_is_new_from_when_it_is_ready() -> None:
+def test_joining_node_is_new_once_it_is_ready() -> None:
     joining = node(C, since=NOW - 60)
     joining = replace(joining, record=replace(joining.record, state="joining"))
     seen = NodesObserved(NOW, tuple(node(n).record for n in (A, B, C)))
     assert act(state(None, node(A), node(B), joining), seen)[0].nodes[C].since == NOW
 
 
-def test_what_was_said_of_lives_that_are_over_is_forgotten_and_of_no_others() -> None:
+def test_orders_about_gone_nodes_are_forgotten_first() -> None:
     said = (order("cordon", B, "it"),)
     marks = {B: said, **{NodeId(f"gone-{n}"): (order("cordon", C, f"x{n}"),) for n in range(5000)}}
     after, _ = act(replace(state(), marks=marks), IntentGiven(NOW, order("cordon", A)))
@@ -187,23 +187,21 @@ def test_what_was_said_of_lives_that_are_over_is_forgotten_and_of_no_others() ->
     assert len(after.marks) < 5000
 
 
-def test_who_was_lost_was_lost_then() -> None:
+def test_time_and_reason_of_a_loss_stay() -> None:
     gone = node(B, absent_since=NOW - 90, heard_at=NOW - 90, lost_at=NOW - 50, why_lost="it burned")
     before = state(None, node(A), gone, advanced_at=NOW - 80)
     after, _ = act(before, Ticked(NOW))
     assert after.nodes[B].standing == Lost(NOW - 50, "it burned", NOW - 90)
 
 
-def test_who_has_its_lease_again_has_left_nothing_unanswered() -> None:
+def test_lease_ends_unreachable() -> None:
     away = node(B, absent_since=NOW - 1, unreachable_since=NOW - 1)
     seen = NodesObserved(NOW, (node(A).record, node(B).record))
     assert not act(state(None, node(A), away), seen)[0].nodes[B].is_unreachable
 
 
 @pytest.mark.parametrize(("heard_at", "opens"), [(NOW - 5, False), (NOW - 0.5, True)])
-def test_nothing_is_opened_before_a_member_without_a_lease_was_heard(
-    heard_at: float, opens: bool
-) -> None:
+def test_generation_waits_for_a_member_without_a_lease(heard_at: float, opens: bool) -> None:
     """It may have the newest step, and be cut off from the store alone."""
     away = node(B, report(B, "idle"), absent_since=NOW - 1, heard_at=heard_at)
     before = state(replace(FROM_NOTHING, asked_for=(A,)), node(A, report(A, "idle")), away)
@@ -211,7 +209,7 @@ def test_nothing_is_opened_before_a_member_without_a_lease_was_heard(
     assert isinstance(phase(after), Opening) is opens
 
 
-def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> None:
+def test_cordoned_member_stays_usable_but_no_other_cordoned_node() -> None:
     nodes = (node(n, is_cordoned=n != B) for n in (A, B, C))
     now = state(None, *nodes)
     assert now.active is not None
@@ -221,32 +219,32 @@ def test_a_member_stays_though_it_is_cordoned_and_nobody_else_comes_then() -> No
     assert usable(replace(now, nodes=Nodes({B: now.nodes[B]})), now.active) == (B,)
 
 
-def test_who_was_told_twice_that_it_goes_leaves_since_the_first_time() -> None:
+def test_second_drain_keeps_the_first_start() -> None:
     warned, _ = act(state(), IntentGiven(NOW, order("preempt", B, leaves_at=NOW + 30)))
     again, _ = act(warned, IntentGiven(NOW + 5, order("drain", B, "another")))
     assert again.nodes[B].draining_since == NOW
 
 
-def test_what_another_job_left_in_memory_is_nothing_to_this_one() -> None:
+def test_snapshots_of_another_job_are_ignored() -> None:
     theirs = node(B, report(B, "idle", job=JobId("other")))
     now = state(None, node(A), theirs)
     assert now.active is not None
     assert {id_ for id_, _ in in_memory(now, now.active)} == {A}
 
 
-def test_a_failure_counts_from_when_it_was_first_told() -> None:
+def test_failure_counts_from_its_first_report() -> None:
     failed = node(B, report(B, "failed", failure="it broke"), failed_since=NOW - 0.05)
     again = Reported(NOW, report(B, "failed", number=9, failure="it broke"))
     assert act(state(None, node(A), failed), again)[0].nodes[B].failed_since == NOW - 0.05
 
 
-def test_a_plan_can_have_who_came_and_was_given_back() -> None:
+def test_node_is_free_since_it_came_or_was_given_back() -> None:
     assert node(A, since=5.0).free_since == 5.0
     assert node(A, since=5.0, returned_at=9.0).free_since == 9.0
     assert node(A, since=9.0, returned_at=5.0).free_since == 9.0
 
 
-def test_who_comes_back_at_another_address_has_left_nothing_unanswered_there() -> None:
+def test_node_at_another_address_is_probed_anew() -> None:
     silent = node(B, unreachable_since=NOW - 1, probed_at=NOW - 1)
     moved = replace(node(B).record, address="10.0.0.9:7")
     after, _ = act(state(None, node(A), silent), NodesObserved(NOW, (node(A).record, moved)))
@@ -267,5 +265,5 @@ def test_who_comes_back_at_another_address_has_left_nothing_unanswered_there() -
     ],
     ids=["well", "slow", "lost", "absent", "leaving", "cordoned", "faulty", "full"],
 )
-def test_who_may_be_in_the_next_plan(facts: dict[str, Any], is_usable: bool) -> None:
+def test_usable_nodes(facts: dict[str, Any], is_usable: bool) -> None:
     assert node(A, **facts).is_usable(is_member=False) is is_usable

@@ -77,7 +77,7 @@ USELESS = [
 
 
 @pytest.mark.parametrize(("before", "kind", "target", "why", "cure"), USELESS)
-def test_an_order_without_effect_is_answered_with_what_can_be_done(
+def test_order_without_effect_is_rejected_with_a_hint(
     before: State, kind: str, target: str, why: str, cure: str
 ) -> None:
     problem = objection(before, order(kind, target))
@@ -111,7 +111,7 @@ USEFUL = [
 
 
 @pytest.mark.parametrize(("before", "kind", "target"), USEFUL)
-def test_an_order_with_an_effect_is_taken(before: State, kind: str, target: str) -> None:
+def test_order_with_an_effect_is_accepted(before: State, kind: str, target: str) -> None:
     assert objection(before, order(kind, target)) is None
     after, _ = decide(before, IntentGiven(NOW, order(kind, target, "new")))
     is_kept = after.active is not None and any(each.id == "new" for each in after.active.orders)
@@ -119,7 +119,7 @@ def test_an_order_with_an_effect_is_taken(before: State, kind: str, target: str)
 
 
 @pytest.mark.parametrize("case", USELESS)
-def test_what_is_refused_would_have_changed_nothing(
+def test_rejected_order_would_change_nothing(
     case: tuple[State, str, str, str, str],
 ) -> None:
     before, kind, target, *_ = case
@@ -136,15 +136,15 @@ def has_effect(before: State, kind: str, target: str) -> bool:
     )  # fmt: skip
 
 
-def test_what_was_said_before_is_no_mistake() -> None:
+def test_repeated_order_id_is_accepted() -> None:
     before = replace(waits("done"), intents=frozenset({"order"}))
     assert objection(before, order("cancel", OTHER)) is None
 
 
-def test_who_does_not_lead_cannot_know() -> None:
+def test_follower_rejects_no_order() -> None:
     assert objection(replace(waits("done"), term=None), order("cancel", OTHER)) is None
 
 
-def test_an_earlier_moment_of_a_known_leave_is_news() -> None:
+def test_earlier_departure_time_has_an_effect() -> None:
     before = nodes(draining_since=NOW)
     assert objection(before, order("preempt", A, leaves_at=NOW + 30)) is None

@@ -113,7 +113,7 @@ def _live(chance: random.Random) -> None:
             play.feed(event)
 
 
-def test_every_way_that_is_gone_is_drawn_and_every_way_drawn_is_gone() -> None:
+def test_diagram_shows_exactly_the_transitions_that_occur() -> None:
     shown, gone = drawn(), lived()
     assert gone - shown == set(), "not drawn"
     assert shown - gone == set(), "drawn, and nobody goes there"

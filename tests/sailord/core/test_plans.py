@@ -247,7 +247,7 @@ def test_one_decision(
     assert commands == orders
 
 
-def test_who_came_while_the_old_plan_is_repeated_is_asked_about_later():
+def test_nodes_left_out_of_a_repeated_plan_are_asked_about_later():
     before = state(WAITING, node(A), node(B), node(C))
     after, (asked,) = act(before, Ticked(NOW))
     assert isinstance(asked, RequestPlan)
@@ -256,7 +256,7 @@ def test_who_came_while_the_old_plan_is_repeated_is_asked_about_later():
     assert after.active.asked.nodes == frozenset((A, B))
 
 
-def test_who_could_not_answer_is_asked_again_after_a_pause():
+def test_planner_without_answer_is_asked_again_after_a_pause():
     refused = PlanRefused(NOW, 4, "its process died", is_known=False)
     after, _ = act(state(FROM_NOTHING), refused)
     assert isinstance(phase(after), Waiting)
@@ -267,7 +267,7 @@ def test_who_could_not_answer_is_asked_again_after_a_pause():
     assert isinstance(asked, RequestPlan)
 
 
-def test_an_answer_that_left_newcomers_out_is_looked_at_again_soon():
+def test_plan_that_leaves_new_nodes_out_is_reconsidered_soon():
     soon = proposal(ask_again_s=30.0)
     after, _ = act(state(FROM_NOTHING), PlanFound(NOW, 4, soon))
     assert after.active is not None
@@ -275,7 +275,7 @@ def test_an_answer_that_left_newcomers_out_is_looked_at_again_soon():
 
 
 @pytest.mark.parametrize(("is_forced", "moved_at"), [(True, None), (False, NOW)])
-def test_only_a_move_that_nothing_forced_calls_for_a_rest(is_forced, moved_at) -> None:
+def test_only_voluntary_reconfiguration_starts_a_cooldown(is_forced, moved_at) -> None:
     nodes = (node(A), node(B), node(C))
     question = replace(QUESTION, asked_for=(A, B, C), is_forced=is_forced)
     after, commands = act(state(question, *nodes), PlanFound(NOW, 4, proposal(A, B, C)))

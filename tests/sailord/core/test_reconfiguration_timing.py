@@ -82,7 +82,7 @@ class Film:
         self.at(stepped, step=of.restore.point.step + 1, advanced_at=stepped)
 
 
-def test_a_loss_is_told_phase_by_phase():
+def test_timing_of_a_loss_by_phase():
     film = Film()
     film.nodes[B] = node(B, absent_since=11.0, lost_at=12.0)
     film.plan(12.25, 12.5)
@@ -101,7 +101,7 @@ def test_a_loss_is_told_phase_by_phase():
     assert dict(PREDICTED).keys() <= dict(move.phases).keys()
 
 
-def test_a_planned_move_loses_nothing_and_stands_from_the_stop_on():
+def test_planned_reconfiguration_loses_no_step_and_starts_at_the_stop():
     film = Film()
     film.nodes[B] = node(B, draining_since=10.5)
     film.plan(11.0, 11.5, Running(0.0))
@@ -114,7 +114,7 @@ def test_a_planned_move_loses_nothing_and_stands_from_the_stop_on():
     assert dict(move.phases)["quiesce"] == 1.0
 
 
-def test_a_generation_that_never_ran_belongs_to_the_same_move():
+def test_generation_that_never_ran_counts_as_a_retry():
     film = Film()
     film.nodes[B] = node(B, lost_at=12.0)
     film.plan(12.0, 12.5)
@@ -130,7 +130,7 @@ def test_a_generation_that_never_ran_belongs_to_the_same_move():
     assert move.downtime_s == pytest.approx(18.0 - 10.0 - 0.5)
 
 
-def test_a_question_that_changes_nothing_is_no_move():
+def test_question_that_changes_nothing_is_not_timed():
     film = Film()
     film.plan(11.0, 11.5, Running(0.0))
     film.at(11.5, Running(0.0))
@@ -139,7 +139,7 @@ def test_a_question_that_changes_nothing_is_no_move():
     assert film.under_way is None
 
 
-def test_what_no_node_reports_is_left_out():
+def test_unreported_phase_is_left_out():
     film = Film()
     film.plan(11.0, 11.0)
     film.at(11.0, Opening(NEW, PLAN))
@@ -150,7 +150,7 @@ def test_what_no_node_reports_is_left_out():
 
 
 @pytest.mark.parametrize("before", [None, replace(OLD, state="closed")])
-def test_a_start_loses_nothing_for_nothing_ran_before(before):
+def test_start_loses_no_steps(before):
     film = Film()
     film.at(10.0, Waiting("its turn came", 10.0), generation=before, advanced_at=2.0, step=0)
     film.plan(11.0, 11.5, Waiting("its turn came", 10.0))
@@ -160,7 +160,7 @@ def test_a_start_loses_nothing_for_nothing_ran_before(before):
     assert move.total_s == 4.0
 
 
-def test_an_addition_is_no_failure():
+def test_new_node_is_of_kind_addition():
     film = Film()
     film.nodes[C] = node(C)
     film.at(11.0, Planning(1, (A, B, C), "c could help", False, 99.0, Running(0.0)))
@@ -172,19 +172,19 @@ def asked_for_c(film, at, began=0.0):
     return film.under_way
 
 
-def test_who_was_taken_back_into_plans_is_seen_from_then_on():
+def test_returned_node_is_seen_since_its_return():
     film = Film()
     film.nodes[C] = node(C, returned_at=105.0)
     assert asked_for_c(film, 135.0).sign_at == 105.0
 
 
-def test_who_came_while_the_job_moved_is_seen_once_it_has_moved():
+def test_node_that_came_during_a_reconfiguration_is_seen_after_it():
     film = Film()
     film.nodes[C] = node(C)
     assert asked_for_c(film, 135.0, began=110.0).sign_at == 110.0
 
 
-def test_who_was_asked_about_before_is_no_news():
+def test_node_that_was_asked_about_before_is_no_addition():
     """It was too early to move for it: the wait is the policy's, and detects nothing."""
     film = Film()
     film.nodes[C] = node(C)
@@ -193,7 +193,7 @@ def test_who_was_asked_about_before_is_no_news():
     assert (seen.kind, seen.sign_at) == ("reconsidered", 600.0)
 
 
-def test_a_question_before_the_first_step_does_not_end_the_story():
+def test_question_before_the_first_step_does_not_end_the_timing():
     film = Film()
     film.plan(11.0, 11.5)
     film.at(11.5, Opening(NEW, PLAN))
@@ -205,7 +205,7 @@ def test_a_question_before_the_first_step_does_not_end_the_story():
     assert (move.generation, move.total_s) == (2, 3.0)
 
 
-def test_who_moves_on_before_the_first_step_has_moved_once():
+def test_reconfiguration_before_the_first_step_counts_once():
     film = Film()
     film.plan(11.0, 11.5)
     film.at(11.5, Opening(NEW, PLAN))

@@ -110,7 +110,7 @@ SPENT: dict[str, Any] = {"saving": KEPT, "bill": replace(job().bill, usd=5.01, u
 BACK = order("rollback", id_="back", durable=durable(20))
 
 
-def test_who_has_spent_all_does_not_go_back_and_says_so() -> None:
+def test_rollback_of_an_overspent_job_is_refused() -> None:
     closed = replace(G, state="closed")
     before = state(Held("it is spent", BEGAN), job=job(state="held", **SPENT), generation=closed)
     problem = objection(before, BACK)
@@ -125,7 +125,7 @@ def test_who_has_spent_all_does_not_go_back_and_says_so() -> None:
     assert said == ["does not go back: its budget of $5.00 is spent"]
 
 
-def test_a_budget_that_ends_while_the_way_back_is_planned_holds_the_job() -> None:
+def test_budget_spent_during_a_rollback_holds_the_job() -> None:
     before = state(QUESTION, job=job(**SPENT), orders=(BACK,))
     after, _ = act(before, Ticked(NOW))
     assert isinstance(phase(after), Closing)
@@ -134,7 +134,7 @@ def test_a_budget_that_ends_while_the_way_back_is_planned_holds_the_job() -> Non
     assert SettleIntent("back") in commands
 
 
-def test_a_replan_that_was_overtaken_by_a_hold_is_in_nobodys_way() -> None:
+def test_replan_ordered_before_a_hold_is_settled() -> None:
     closed = replace(G, state="closed")
     held = state(Held("too many", BEGAN), job=job(state="held"), generation=closed,
                  orders=(order("replan", id_="first"),))  # fmt: skip
@@ -153,9 +153,7 @@ def test_a_replan_that_was_overtaken_by_a_hold_is_in_nobodys_way() -> None:
         (("resume", "cancel"), "cancelled"),
     ],
 )
-def test_what_is_ordered_while_a_pause_is_stored_counts(
-    given: tuple[str, ...], becomes: str
-) -> None:
+def test_order_given_while_a_pause_is_stored_counts(given: tuple[str, ...], becomes: str) -> None:
     first = order("pause", id_="first")
     before = state(Closing("paused", "lunch"), generation=STOPPED, orders=(first,))
     for kind in given:
@@ -167,7 +165,7 @@ def test_what_is_ordered_while_a_pause_is_stored_counts(
     assert states == {JOB: becomes}
 
 
-def test_nobody_goes_back_while_it_is_being_paused() -> None:
+def test_rollback_is_refused_while_pausing() -> None:
     before = state(Stopping("paused", "lunch", NOW + 9), generation=STOPPED,
                    orders=(order("pause", id_="first"),))  # fmt: skip
     problem = objection(before, BACK)
@@ -175,7 +173,7 @@ def test_nobody_goes_back_while_it_is_being_paused() -> None:
     assert "being paused" in problem.what
 
 
-def test_an_ordered_replan_asks_again_what_was_refused() -> None:
+def test_ordered_replan_repeats_a_refused_question() -> None:
     before = state(Waiting("a reason", NOW - 50), node(A, report(A, "idle")), generation=None,
                    is_refused=True, considered=frozenset((A,)), considered_at=NOW - 5)  # fmt: skip
     assert not any(isinstance(each, RequestPlan) for each in act(before, Ticked(NOW))[1])
@@ -183,7 +181,7 @@ def test_an_ordered_replan_asks_again_what_was_refused() -> None:
     assert any(isinstance(each, RequestPlan) for each in commands)
 
 
-def test_a_rollback_is_forgotten_with_the_record_that_carries_it_out() -> None:
+def test_rollback_is_settled_with_its_record() -> None:
     before = state(QUESTION, job=job(saving=KEPT), orders=(BACK,))
     after, commands = act(before, PlanFound(NOW, QUESTION.request, proposal()))
     assert restored(after) == Restore(Point(20, 3), "durable")
@@ -213,7 +211,7 @@ LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is leaving")
     ],
     ids=["a machine dies", "a worker fails", "a cancel", "a pause", "all are parked"],
 )  # fmt: skip
-def test_while_a_stop_is_being_stored_no_other_record_is_written(events: tuple[Event, ...]) -> None:
+def test_no_other_record_is_written_while_a_stop_is_stored(events: tuple[Event, ...]) -> None:
     spare = node(C, report(C, "idle"))
     before = state(LEAVES, node(A, draining_since=NOW - 1), node(B), spare)
     after, commands = act(before, PlanFound(NOW, 4, proposal(B, C)))
@@ -229,7 +227,7 @@ def test_while_a_stop_is_being_stored_no_other_record_is_written(events: tuple[E
             assert each.replaces == stop.record
 
 
-def test_the_deadline_of_a_stop_runs_from_when_it_is_stored() -> None:
+def test_stop_deadline_starts_when_the_stop_is_stored() -> None:
     before = state(LEAVES, node(A, draining_since=NOW - 1), node(B), node(C, report(C, "idle")))
     stopping, commands = act(before, PlanFound(NOW, 4, proposal(B, C)))
     (stop,) = [each for each in commands if isinstance(each, WriteGeneration)]
@@ -241,7 +239,7 @@ def test_the_deadline_of_a_stop_runs_from_when_it_is_stored() -> None:
     assert stopping_now.deadline > NOW + 650
 
 
-def test_who_leaves_the_cluster_is_written_before_who_gets_it() -> None:
+def test_job_leaving_the_cluster_is_written_before_the_one_that_gets_it() -> None:
     first, second = job(id=JobId("z"), submitted_at=1.0), job(id=JobId("a"), state="queued")
     closing = replace(STOPPED, job=JobId("z"))
     before = state(Closing("paused", "lunch"), generation=closing, job=first)
@@ -251,7 +249,7 @@ def test_who_leaves_the_cluster_is_written_before_who_gets_it() -> None:
     assert written == [("z", "paused"), ("a", "running")]
 
 
-def test_of_two_jobs_that_have_the_cluster_one_waits_for_its_turn() -> None:
+def test_second_job_with_the_cluster_is_queued() -> None:
     two = (job(id=JobId("a")), job(id=JobId("b"), submitted_at=1.0))
     after, commands = act(State(), Elected(NOW, 9, (node(A).record,), two, ()))
     assert after.active is not None
@@ -263,7 +261,7 @@ def test_of_two_jobs_that_have_the_cluster_one_waits_for_its_turn() -> None:
 # ---- who holds what -----------------------------------------------------------------------------
 
 
-def test_whoever_stands_by_is_heard_before_it_is_said_that_nothing_is_left() -> None:
+def test_unused_nodes_are_heard_before_a_start_from_nothing() -> None:
     records = (node(A).record, node(B).record, node(C).record)
     before, _ = act(State(), Elected(NOW, 9, records, (job(layers=2),), (G,)))
     broken = replace(report(A, "broken", number=6, broken_peers=(B,)), sealed=pieces(40, 0))
@@ -276,7 +274,7 @@ def test_whoever_stands_by_is_heard_before_it_is_said_that_nothing_is_left() -> 
     assert restored(after) == Restore(Point(40, 3), "memory")
 
 
-def test_who_is_there_and_cannot_be_heard_is_not_waited_for_for_ever() -> None:
+def test_unreachable_node_is_not_waited_for_forever() -> None:
     records = (node(A).record, node(B).record)
     before, _ = act(State(), Elected(NOW, 9, records, (job(),), (G,)))
     before, _ = act(before, Reported(NOW + 0.1, report(A, number=6)))
@@ -291,7 +289,7 @@ def test_who_is_there_and_cannot_be_heard_is_not_waited_for_for_ever() -> None:
     assert restored(after) == Restore(Point(40, 3), "memory")
 
 
-def test_a_probe_that_fails_after_its_node_has_spoken_says_nothing() -> None:
+def test_probe_failure_older_than_a_report_is_ignored() -> None:
     before = state()
     before, commands = act(before, Reported(NOW, report(A, "broken", number=6, broken_peers=(B,))))
     assert ProbeAgent(B) in commands
@@ -301,7 +299,7 @@ def test_a_probe_that_fails_after_its_node_has_spoken_says_nothing() -> None:
     assert not after.nodes[B].is_lost
 
 
-def test_what_a_held_job_has_in_memory_is_still_needed_whatever_ended_before() -> None:
+def test_snapshots_of_a_held_job_are_needed() -> None:
     held, other = replace(G, state="closed"), replace(G, job=JobId("z-old"), state="closed")
     jobs = {JOB: job(state="held"), other.job: job(id=other.job, state="done")}
     assert choose([held, other], jobs, A, None) == held
@@ -315,7 +313,7 @@ def test_what_a_held_job_has_in_memory_is_still_needed_whatever_ended_before() -
 # ---- the rest -----------------------------------------------------------------------------------
 
 
-def test_a_slow_node_stays_where_nobody_else_is_there() -> None:
+def test_straggler_stays_if_it_is_the_only_node() -> None:
     names = (A, B, C, D)
     away = [node(x, absent_since=NOW - 1, heard_at=NOW - 0.2) for x in (B, C, D)]
     before = state(None, node(A), *away, generation=generation(*names), watch=SEES_A_LIMP,
@@ -326,13 +324,13 @@ def test_a_slow_node_stays_where_nobody_else_is_there() -> None:
     assert [each.why for each in after.active.slowness.kept.values()] == ["nobody else is there"]
 
 
-def test_a_job_that_began_under_a_clock_that_was_ahead_is_planned_for() -> None:
+def test_clock_that_was_ahead_does_not_break_intervals() -> None:
     ahead = job(saving=KEPT, past=Past(since=NOW + 8 * 3600))
     after, _ = act(state(FROM_NOTHING, job=ahead), PlanFound(NOW, 4, proposal()))
     assert isinstance(phase(after), Opening)
 
 
-def test_a_checkpoint_that_fails_again_and_again_does_not_keep_the_next_ones_back() -> None:
+def test_failing_checkpoint_does_not_block_later_ones() -> None:
     votes = tuple(uploaded(A, step) for step in (40, 50))
     before = state(None, node(A, report(A, uploaded=votes)), node(B), job=job(saving=KEPT))
     before, commands = act(before, Ticked(NOW))
@@ -342,13 +340,13 @@ def test_a_checkpoint_that_fails_again_and_again_does_not_keep_the_next_ones_bac
     assert [each.point.step for each in commands if isinstance(each, WriteManifest)] == [50]
 
 
-def test_a_new_leader_gives_a_start_the_time_that_its_ranks_were_given() -> None:
+def test_new_leader_grants_a_start_its_full_time() -> None:
     slow = replace(G, wait_s=3000.0)
     after, _ = act(State(), Elected(NOW, 9, (node(A).record, node(B).record), (job(),), (slow,)))
     assert phase(after) == Starting(NOW, NOW + 1500, 0.0)
 
 
-def test_failures_after_many_healthy_steps_are_none_in_a_row_on_the_smallest_plan() -> None:
+def test_failure_after_many_steps_does_not_add_up_on_the_smallest_plan() -> None:
     after = state(step=10, failures=3, comebacks=6)
     for number in range(6, 12):
         failed = report(A, "failed", step=1210, number=number, failure="a bug")
@@ -359,13 +357,13 @@ def test_failures_after_many_healthy_steps_are_none_in_a_row_on_the_smallest_pla
         after = state(step=10, failures=after.active.attempts.failures, comebacks=6)
 
 
-def test_a_write_that_is_refused_ends_the_term() -> None:
+def test_refused_write_ends_the_term() -> None:
     after, commands = decide(state(LEAVES), WriteRefused(NOW))
     assert after.term is None
     assert any(isinstance(each, Resign) for each in commands)
 
 
-def test_nothing_is_tidied_up_while_a_way_back_is_ordered() -> None:
+def test_no_garbage_collection_while_a_rollback_is_ordered() -> None:
     """What is gone back to may be older than the checkpoints that are kept."""
     before = replace(state(job=job(saving=KEPT)), durables={JOB: durable(40)})
     _, commands = act(before, Ticked(NOW))

@@ -23,7 +23,7 @@ def chosen(saving=HERE, *, step_s=1.0, stall_s=0.0, every=1, observed_s=0.0, dep
     )
 
 
-def test_what_the_job_says_is_done():
+def test_intervals_of_the_job_are_kept():
     assert chosen(Saving("file:///x", 2, 10)).memory_every == 2
     assert chosen(Saving("file:///x", 2, 10)).persist_every == 10
     assert chosen(Saving("file:///x", 4, 10)).persist_every == 12
@@ -31,13 +31,13 @@ def test_what_the_job_says_is_done():
 
 
 @pytest.mark.parametrize(("stall_s", "every"), [(0.0, 1), (0.03, 1), (0.031, 2), (0.3, 10)])
-def test_snapshots_hold_training_up_for_a_small_share_of_its_time(stall_s, every):
+def test_snapshot_stalls_stay_below_their_share(stall_s, every):
     found = chosen(stall_s=stall_s)
     assert found.memory_every == every
     assert stall_s / found.memory_every <= STALL_SHARE
 
 
-def test_checkpoints_are_as_far_apart_as_loses_least():
+def test_checkpoint_interval_is_the_optimum():
     cost_s, hours = 0.5, 10
     each_step = Saving("file:///x", memory_every=1)
     found = chosen(
@@ -54,19 +54,19 @@ def test_checkpoints_are_as_far_apart_as_loses_least():
     assert lost(found.persist_every) <= 1.02 * lost(best)
 
 
-def test_more_departures_mean_more_checkpoints_and_a_costlier_one_means_fewer():
+def test_checkpoint_interval_follows_departures_and_cost():
     calm, wild = chosen(stall_s=0.02), chosen(stall_s=0.02, departed=20)
     assert wild.persist_every < calm.persist_every
     assert chosen(stall_s=0.03).persist_every > calm.persist_every
 
 
-def test_before_anything_is_measured_each_step_has_a_snapshot():
+def test_every_step_has_a_snapshot_before_measurements():
     found = intervals(HERE, step_s=2.0, seen=NOTHING_SEEN, observed_s=0.0, departed=0)
     assert found.memory_every == 1
     assert found.persist_every == round(math.sqrt(2 * 2.0 * PRIOR_S) / 2.0)
 
 
-def test_where_the_last_one_is_late_the_next_comes_when_it_is_not():
+def test_next_snapshot_waits_for_the_last_to_settle():
     """Sealing takes two steps and a half; the copy in itself holds nothing up."""
     throttled = chosen(stall_s=1.5, late_s=1.5, settle_s=2.5)
     assert throttled.memory_every == 3
@@ -74,7 +74,7 @@ def test_where_the_last_one_is_late_the_next_comes_when_it_is_not():
     assert chosen(every=50, settle_s=0.4).memory_every == 1, "what was rare stays so for ever"
 
 
-def test_that_copies_to_other_nodes_take_long_does_not_count_as_the_copys_own_cost():
+def test_replication_time_is_not_snapshot_cost():
     first = chosen(stall_s=100.3, late_s=100.0, settle_s=101.0).memory_every
     assert first == 20  # Of a step that is nearly all waiting no more is known.
     late_s = 101.0 - first
@@ -83,6 +83,6 @@ def test_that_copies_to_other_nodes_take_long_does_not_count_as_the_copys_own_co
     assert chosen(every=101, stall_s=0.3, settle_s=101.0).memory_every == 101
 
 
-def test_a_generation_that_was_too_short_to_tell_leaves_the_interval_as_it_was():
+def test_short_generation_keeps_the_interval():
     found = intervals(HERE, step_s=1.0, seen=Seen(7), observed_s=0.0, departed=0)
     assert found.memory_every == 7

@@ -90,7 +90,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, what: str, *, waited_for_by: str) ->
     monkeypatch.setattr(snapshot_writer.SnapshotWriter, waited_for_by, wait)
 
 
-def test_steps_without_a_snapshot_do_not_make_it_look_free(tmp_path, monkeypatch):
+def test_steps_without_a_snapshot_do_not_lower_its_cost(tmp_path, monkeypatch):
     slowed(monkeypatch, "_copy", waited_for_by="wait_copied")
     said = told(lived(tmp_path, every=10))
     assert said.stall_s is not None
@@ -98,7 +98,7 @@ def test_steps_without_a_snapshot_do_not_make_it_look_free(tmp_path, monkeypatch
     assert chosen(said, every=10, step_s=1.0) > 3
 
 
-def test_a_vote_that_waits_for_the_last_snapshot_counts(tmp_path, monkeypatch):
+def test_waiting_for_the_last_snapshot_counts_as_stall(tmp_path, monkeypatch):
     slowed(monkeypatch, "seal", waited_for_by="wait_sealed")
     said = told(lived(tmp_path, every=1))
     assert said.late_s is not None

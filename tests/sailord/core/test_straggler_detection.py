@@ -51,38 +51,38 @@ def seen(*measured: Mapping[NodeId, Sample], relative_error: float = 0.0, steps:
     return watch
 
 
-def test_a_prediction_that_is_off_for_a_whole_kind_makes_nobody_slow():
+def test_prediction_error_of_a_gpu_kind_makes_no_straggler():
     watch = seen(samples(2.5, 2.6, 2.4, 2.5))
     assert watch.slow == {}
     assert watch.factors == {"V100-16": pytest.approx(2.5)}
 
 
-def test_one_that_takes_longer_than_others_with_the_same_work_is_slow():
+def test_node_slower_than_peers_with_equal_work_is_a_straggler():
     watch = seen(samples(2.5, 2.6, 5.2, 2.4))
     assert list(watch.slow) == [NAMES[2]]
     assert watch.slow[NAMES[2]].times == pytest.approx(2.08)
     assert watch.slow[NAMES[2]].against == "others with the same work"
 
 
-def test_another_kind_is_another_matter():
+def test_other_gpu_kinds_are_not_compared():
     fast, slow = samples(1.0, 1.0, 1.0), samples(*[9.0] * 6, gpu="A100-40")
     last = {id_: slow[id_] for id_ in NAMES[3:6]}
     assert seen({**fast, **last}).slow == {}
 
 
 @pytest.mark.parametrize(("relative_error", "is_slow"), [(0.05, True), (0.4, False)])
-def test_other_work_leaves_room_for_what_the_prediction_may_be_off(relative_error, is_slow):
+def test_other_work_is_compared_with_room_for_the_prediction_error(relative_error, is_slow):
     watch = seen(others(1.0, 1.0, 1.8, 1.0), relative_error=relative_error)
     assert (NAMES[2] in watch.slow) == is_slow
 
 
-def test_one_other_with_the_same_work_is_no_measure():
+def test_one_peer_is_too_few_to_compare():
     twins = {**others(1.0, 1.8, 1.0, 1.0)}
     twins[NAMES[1]] = replace(twins[NAMES[0]], measured_s=twins[NAMES[0]].predicted_s * 1.8)
     assert seen(twins, relative_error=0.4).slow == {}
 
 
-def test_two_of_a_kind_say_nothing_of_each_other_but_each_of_itself():
+def test_two_peers_are_compared_with_their_own_past_only():
     alone = others(1.0, 3.0)
     assert seen(alone).slow == {}, "which of them is as it should be?"
     watch = seen(alone, others(1.0, 6.0))
@@ -90,21 +90,21 @@ def test_two_of_a_kind_say_nothing_of_each_other_but_each_of_itself():
     assert watch.slow[NAMES[1]].against == "it did before"
 
 
-def test_what_became_slower_for_all_is_held_against_nobody():
+def test_slowdown_of_all_makes_no_straggler():
     assert seen(others(1.0, 1.3, 1.2), others(2.0, 2.6, 2.4)).slow == {}
 
 
-def test_what_became_faster_for_others_is_held_against_nobody():
+def test_speedup_of_others_makes_no_straggler():
     assert seen(others(2.0, 2.0), others(1.0, 2.0)).slow == {}
 
 
-def test_the_first_steps_are_not_judged():
+def test_first_steps_are_not_judged():
     early = at(LIMITS.steps - 1, samples(1.0, 1.0, 9.0, 1.0))
     watch = look(Speeds(1), early, now=0.0, relative_error=0.0, limits=LIMITS)
     assert (watch.slow, watch.at_first) == ({}, {})
 
 
-def test_slow_for_long_is_slow_for_steps_and_seconds_both():
+def test_straggler_needs_both_steps_and_seconds():
     crawls = samples(1.0, 1.0, 3.0, 1.0)
     watch = seen(*[crawls] * 6, steps=5)
     slow = watch.slow[NAMES[2]]
@@ -115,13 +115,13 @@ def test_slow_for_long_is_slow_for_steps_and_seconds_both():
     assert few.found(1000.0, LIMITS) == {}, "few steps in a long time"
 
 
-def test_a_break_begins_the_count_anew():
+def test_break_restarts_the_count():
     crawls, fine = samples(1.0, 1.0, 3.0, 1.0), samples(1.0, 1.0, 1.0, 1.0)
     watch = seen(crawls, crawls, fine, crawls)
     assert watch.slow[NAMES[2]].since == 30.0
 
 
-def test_the_slowest_come_first():
+def test_slowest_come_first():
     found = {
         NAMES[0]: Straggler(2.0, "it did before", 0.0, 0, 100),
         NAMES[1]: Straggler(3.0, "it did before", 0.0, 0, 100),

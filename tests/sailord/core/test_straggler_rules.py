@@ -70,7 +70,7 @@ def measured(times_b: float, step: int) -> State:
     )
 
 
-def test_what_nodes_report_is_held_against_what_was_predicted():
+def test_reports_are_compared_with_the_prediction():
     before = measured(3.0, 40)
     after, _ = decide(before, Ticked(NOW))
     assert after.active is not None
@@ -87,7 +87,7 @@ def test_what_nodes_report_is_held_against_what_was_predicted():
     assert list(after.active.slowness.speeds.slow) == [B]
 
 
-def test_a_planner_that_predicts_nothing_is_held_against_nobody():
+def test_no_prediction_means_no_stragglers():
     before = measured(3.0, 40)
     assert before.active is not None
     unpredicted = replace(before, active=replace(before.active, generation=generation(*ALL)))
@@ -96,7 +96,7 @@ def test_a_planner_that_predicts_nothing_is_held_against_nobody():
     assert after.active.slowness.speeds == Speeds()
 
 
-def test_the_planner_is_asked_what_is_best_without_it():
+def test_straggler_question_leaves_the_node_out():
     after, orders = act(four(B), Ticked(NOW))
     assert phase(after) == QUESTION
     times = {B: 3.0}
@@ -104,7 +104,7 @@ def test_the_planner_is_asked_what_is_best_without_it():
     assert orders == (RequestPlan(1, JOB, (A, C, D), G, False, times, factors=factors),)
 
 
-def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():
+def test_better_plan_without_the_straggler_is_adopted_after_a_stop():
     found = proposal(A, C, D)
     after, orders = act(asked(), PlanFound(NOW, 1, found))
     assert isinstance(phase(after), Stopping)
@@ -118,7 +118,7 @@ def test_a_plan_that_is_better_without_it_is_moved_to_with_nothing_lost():
     assert after.job.past.departures == 0, "no machine went"
 
 
-def test_it_stays_if_nothing_is_better_without_it_and_that_is_said_once():
+def test_straggler_stays_if_no_plan_is_better():
     worse = proposal(A, C, D, is_worth_it=False, why="no plan is better")
     after, orders = decide(asked(), PlanFound(NOW, 1, worse))
     assert phase(after) == Running(BEGAN)
@@ -136,7 +136,7 @@ def test_it_stays_if_nothing_is_better_without_it_and_that_is_said_once():
     assert isinstance(phase(again), Planning), "after a while it is asked anew"
 
 
-def test_it_stays_where_there_is_no_plan_without_it():
+def test_straggler_stays_if_there_is_no_plan_without_it():
     after, _ = act(asked(), PlanRefused(NOW, 1, "it does not fit"))
     assert phase(after) == Running(BEGAN)
     assert after.active is not None
@@ -144,14 +144,14 @@ def test_it_stays_where_there_is_no_plan_without_it():
     assert not after.active.asked.is_refused, "nothing was asked about all nodes"
 
 
-def test_it_stays_where_the_planner_does_not_answer():
+def test_straggler_stays_if_the_planner_does_not_answer():
     after, _ = act(asked(), Ticked(NOW + 60))
     assert phase(after) == Running(BEGAN)
     assert after.active is not None
     assert B in after.active.slowness.kept
 
 
-def test_it_stays_if_it_recovered_while_the_planner_thought():
+def test_straggler_stays_if_it_recovered_meanwhile():
     before = asked()
     assert before.active is not None
     watch = replace(before.active.slowness.speeds, slow={})
@@ -161,7 +161,7 @@ def test_it_stays_if_it_recovered_while_the_planner_thought():
     assert after.nodes[B].slow == ""
 
 
-def test_no_more_than_a_share_is_left_out_the_slowest_first():
+def test_share_limit_leaves_out_the_slowest_first():
     before = four(B, C)
     assert before.active is not None
     slow = {B: CRAWLS, C: replace(CRAWLS, times=4.0)}
@@ -176,14 +176,14 @@ def test_no_more_than_a_share_is_left_out_the_slowest_first():
     ]
 
 
-def test_those_that_are_left_out_already_count():
+def test_marked_stragglers_count_towards_the_share():
     before = four(B)
     nodes = before.nodes.with_({D: replace(before.nodes[D], slow="it crawls")})
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
     assert phase(after) == Running(BEGAN)
 
 
-def test_a_loss_is_answered_first_and_of_all_that_is_there():
+def test_loss_comes_before_stragglers():
     before = four(B)
     nodes = before.nodes.with_({D: replace(before.nodes[D], draining_since=NOW - 1)})
     after, _ = act(replace(before, nodes=nodes), Ticked(NOW))
@@ -192,7 +192,7 @@ def test_a_loss_is_answered_first_and_of_all_that_is_there():
     assert (at.asked_for, at.slow, at.is_forced) == ((A, B, C), {}, True)
 
 
-def test_a_mark_is_seen_by_every_leader_until_somebody_takes_it_back():
+def test_straggler_mark_holds_until_uncordon():
     after, _ = act(four(), IntentGiven(NOW, MARK))
     assert after.nodes[B].slow == str(CRAWLS)
     back = Intent("back", "uncordon", "machine-b")
@@ -200,7 +200,7 @@ def test_a_mark_is_seen_by_every_leader_until_somebody_takes_it_back():
     assert again.nodes[B].slow == ""
 
 
-def test_where_nothing_can_run_without_them_slow_ones_are_taken_back():
+def test_stragglers_are_taken_back_if_nothing_runs_without_them():
     before = four()
     slow = replace(before.nodes[B], slow="it crawls")
     gone = replace(before.nodes[D], slow="it crawls", draining_since=NOW - 1)

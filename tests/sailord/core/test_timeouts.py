@@ -27,7 +27,7 @@ def running(predicted_s: float, measured_s: float | None = None) -> Active:
 
 
 @given(SECONDS, st.none() | SECONDS, SECONDS)
-def test_who_knows_less_waits_longer(step_s: float, measured_s: float | None, move_s: float):
+def test_rank_waits_longer_than_the_leader(step_s: float, measured_s: float | None, move_s: float):
     before = running(0.0, measured_s)
     offered = proposal(iteration_s=step_s, move_s=move_s)
     taken_s = timeouts.step_of(before, offered)
@@ -40,7 +40,7 @@ def test_who_knows_less_waits_longer(step_s: float, measured_s: float | None, mo
     assert timeouts.stall_s(OPTIONS, running(step_s, measured_s)) == timeouts.stall_s(OPTIONS, then)
 
 
-def test_the_next_generation_is_told():
+def test_record_carries_the_wait_time():
     before = state()
     assert before.active is not None
     slow = proposal(iteration_s=100.0, move_s=10.0)
@@ -49,7 +49,7 @@ def test_the_next_generation_is_told():
 
 
 @pytest.mark.parametrize(("step_s", "limit_s"), [(0.5, 120), (6.0, 120), (10.0, 200)])
-def test_slow_steps_are_no_standstill(step_s: float, limit_s: int):
+def test_slow_steps_do_not_count_as_stuck(step_s: float, limit_s: int):
     record = replace(G, step_s=step_s)
     due, _ = act(state(generation=record, advanced_at=NOW - limit_s), Ticked(NOW))
     assert phase(due) == Waiting(f"no step was done for {limit_s} s", NOW)
