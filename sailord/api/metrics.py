@@ -10,7 +10,7 @@ from sailord.api.app import Api
 from sailord.api.capacity import CapacityView, capacity_of
 from sailord.core.state import State
 from sailord.core.straggler_detection import Speeds
-from sailord.core.straggler_queries import told_slow
+from sailord.core.straggler_queries import straggler_texts
 
 
 def metrics_text(api: Api) -> str:
@@ -39,7 +39,7 @@ def _lines(api: Api) -> Iterator[str]:
                        "Seconds that a kind of GPU computes in a step, over what was predicted.",
                        factors)  # fmt: skip
     yield from _metric("sailor_nodes_slow", "gauge", "Nodes that compute slower than they should.",
-                       [("", len(told_slow(state)))])  # fmt: skip
+                       [("", len(straggler_texts(state)))])  # fmt: skip
     yield from _metric("sailor_jobs_queued", "gauge", "Jobs that wait.",
                        [("", sum(j.state == "queued" for j in state.jobs.values()))])  # fmt: skip
     yield from _metric("sailor_decisions_total", "counter", "Events decided upon.",

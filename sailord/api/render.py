@@ -32,7 +32,7 @@ from sailord.core.nodes import Node
 from sailord.core.phases import Running, Starting, Stopping
 from sailord.core.standing import Unreachable
 from sailord.core.state import Active, State
-from sailord.core.straggler_queries import told_slow
+from sailord.core.straggler_queries import straggler_texts
 from sailord.notify.outbox import committed_id
 
 
@@ -85,7 +85,7 @@ def _node_state(node: Node) -> SeenState:
 def nodes_view(state: State) -> Nodes:
     """All nodes, by name."""
     free = drained(state)
-    slow = told_slow(state)
+    slow = straggler_texts(state)
     views = [
         node_view(node, safe_to_stop=id_ in free, slow=slow.get(id_, ""))
         for id_, node in state.nodes.items()
@@ -205,7 +205,7 @@ def active_view(
 
 def _troubles(state: State, members: Sequence[NodeId]) -> tuple[str, ...]:
     nodes = [state.nodes[id_] for id_ in members if id_ in state.nodes]
-    slow = told_slow(state)
+    slow = straggler_texts(state)
     return (
         *(
             f"{node.record.name}: {node.report.trouble}"

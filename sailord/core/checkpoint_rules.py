@@ -31,7 +31,7 @@ from sailord.core.state import Active, Check, Commit, Securing, State
 # ---- what the storage said ----------------------------------------------------------------------
 
 
-def hear_of_storage(
+def take_storage_outcome(
     state: State, event: ManifestWritten | CheckpointCommitted | CommitFailed | DurableChecked
 ) -> State:
     """Take in the outcome of a commit, or of a check of the newest checkpoint."""
@@ -227,7 +227,7 @@ def newest_complete(state: State, active: Active, record: GenerationRecord) -> P
     # A generation that began from it failed at once: damage may hide where a quick check misses it.
 
 
-def look_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
+def check_first(state: State, active: Active, restore: Restore) -> RuleAnswer:
     """Check that a checkpoint can be read before a generation begins from it.
 
     ``PASS`` once that is known, either way; ``WAIT`` while it is being checked.

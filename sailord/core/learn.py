@@ -21,7 +21,7 @@ from agents.protocol.records import (
     JobState,
     NodeId,
 )
-from sailord.core.checkpoint_rules import hear_of_storage
+from sailord.core.checkpoint_rules import take_storage_outcome
 from sailord.core.commands import Command, GiveIntent, SettleIntent
 from sailord.core.events import (
     CheckpointCommitted,
@@ -106,7 +106,7 @@ def learn(state: State, event: Event) -> Step:
         case GenerationWritten():
             state = _recorded(state, event.record)
         case ManifestWritten() | CheckpointCommitted() | CommitFailed() | DurableChecked():
-            state = hear_of_storage(state, event)
+            state = take_storage_outcome(state, event)
         case StoreReturned():
             state = replace(state, leases_since=state.now)
         case Ticked():

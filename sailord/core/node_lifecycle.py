@@ -49,7 +49,7 @@ def observe_nodes(state: State, records: Iterable[NodeRecord]) -> State:
         if id_ in seen:
             continue
         if names.get(node.record.name, id_) != id_ and not node.is_lost:
-            fresh[id_] = _lost(node, state.now, "its machine was started anew")
+            fresh[id_] = _lost(node, state.now, "its agent was restarted")
         elif node.absent_since is None:
             fresh[id_] = replace(node, standing=standing.lease_ended(node.standing, state.now))
     return replace(state, nodes=state.nodes.with_(fresh)) if fresh else state
@@ -212,7 +212,7 @@ def _why_lost(state: State, node: Node, *, is_broken: bool) -> str:
     waits_s = options.last_step_s(state.lease_of(node)) if has_stepped else options.suspect_s
     if state.now < state.active.progress.advanced_at + waits_s:
         return ""
-    return "its lease is gone and no step was done since"
+    return "its lease expired and no step was done since"
 
 
 def _lost(node: Node, now: float, why: str) -> Node:

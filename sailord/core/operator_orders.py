@@ -9,7 +9,7 @@ from sailord.core.commands import Command, Note, SettleIntent
 from sailord.core.job_cost import over_budget
 from sailord.core.phases import Held, Stopping, Waiting
 from sailord.core.queries import is_alive, is_writing
-from sailord.core.replan_triggers import order_at_hand
+from sailord.core.replan_triggers import next_order
 from sailord.core.rule import PASS, RuleAnswer, Step, write_job
 from sailord.core.state import Active, State
 from sailord.core.transitions import close, enter, stop, without
@@ -17,7 +17,7 @@ from sailord.core.transitions import close, enter, stop, without
 
 def obey(state: State, active: Active) -> RuleAnswer:
     """Carry out the next order."""
-    order = order_at_hand(active)
+    order = next_order(active)
     if order is None or is_writing(active):
         return PASS
     reason = order.reason or f"{order.kind} was ordered"
@@ -31,7 +31,7 @@ def obey(state: State, active: Active) -> RuleAnswer:
         case "pause":
             return close(state, active, "paused", reason)
         case "rollback" if isinstance(active.phase, Held) and over_budget(state):
-            said = Note(f"does not go back: {over_budget(state)}", active.job)
+            said = Note(f"no rollback: {over_budget(state)}", active.job)
             return _settled(state, active, order, said)
         case "resume" | "rollback" if isinstance(active.phase, Held):
             job = replace(state.job, state="running", reason=reason)

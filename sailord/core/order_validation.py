@@ -8,7 +8,7 @@ from sailord.core.job_cost import over_budget
 from sailord.core.learn import learn
 from sailord.core.nodes import Node
 from sailord.core.phases import Closing, Held
-from sailord.core.replan_triggers import last_word
+from sailord.core.replan_triggers import last_steering_order
 from sailord.core.state import Active, State
 from simulator.documents.problems import Problem
 
@@ -51,7 +51,7 @@ def _of_job(state: State, job: JobRecord, intent: Intent) -> Problem | None:
 
 
 def _of_active(job: JobRecord, active: Active, kind: IntentKind) -> Problem | None:
-    record, heading = active.generation, last_word(active)
+    record, heading = active.generation, last_steering_order(active)
     if heading == "cancel" or _ends(active):
         return _nothing(job.id, kind, "it is about to end", "see sailorctl status")
     is_held = isinstance(active.phase, Held)
@@ -104,13 +104,13 @@ def _of_node(state: State, intent: Intent) -> Problem | None:
 
 def _why_nothing(node: Node, kind: IntentKind) -> tuple[str, str]:
     if node.is_lost:
-        return f"it is lost ({node.why_lost})", "when its agent is back, it is another life of it"
+        return f"it is lost ({node.why_lost})", "when its agent is back, it joins as a new node"
     match kind:
         case "drain" | "preempt":
-            return "it is to go away already", "sailorctl withdraw takes that back"
+            return "it is draining already", "sailorctl withdraw reverts that"
         case "withdraw":
-            return "nothing was said of its going away", "it can be drained or cordoned"
+            return "it is not draining", "it can be drained or cordoned"
         case "cordon":
-            return "it is cordoned already", "sailorctl uncordon takes that back"
+            return "it is cordoned already", "sailorctl uncordon reverts that"
         case _:
             return "it is not cordoned", "it can be cordoned or drained"

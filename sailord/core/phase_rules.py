@@ -10,7 +10,7 @@ from sailord.core.commands import AbortGeneration, Command, WakeAgents
 from sailord.core.phases import Closing, Held, Opening, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.queries import all_members, has_started, is_alive, is_due, is_writing, stopped_at
-from sailord.core.replan_triggers import last_word, order_at_hand, replan_trigger, usable
+from sailord.core.replan_triggers import last_steering_order, next_order, replan_trigger, usable
 from sailord.core.restore_choice import is_informed
 from sailord.core.rule import PASS, WAIT, RuleAnswer
 from sailord.core.state import Active, State
@@ -67,7 +67,7 @@ def _while_stopping(state: State, active: Active, phase: Stopping) -> RuleAnswer
     if not isinstance(phase.then, Proposal):
         # After a pause the machines may be returned, and their memory with them: make the last step
         # durable first, unless the job was resumed meanwhile.
-        goes_on = last_word(active) == "resume"
+        goes_on = last_steering_order(active) == "resume"
         is_kept = goes_on or not is_alive(state, active)
         kept = PASS if is_kept else secure(state, active, stopped)
         return close(state, active, phase.then, phase.reason) if kept is PASS else kept
@@ -85,7 +85,7 @@ def _while_opening(state: State, active: Active, phase: Opening) -> RuleAnswer:
     options, record = state.options, phase.record
     deadline = state.now + start_s(options, phase.proposal)
     commands: list[Command] = []
-    order = order_at_hand(active)
+    order = next_order(active)
     if order is not None and order.kind == "rollback" and phase.lowers == order.durable:
         state = replace(state, active=without(active, order))
     if record.number > 1:

@@ -8,18 +8,18 @@ from sailord.core.commands import Command, Note
 from sailord.core.phases import Waiting
 from sailord.core.proposal import Proposal
 from sailord.core.queries import (
-    ask_again_in,
-    goes_back,
     is_alive,
+    is_rolling_back,
     is_running_plan,
     is_too_late_to_stop,
+    with_ask_again,
 )
 from sailord.core.replan_triggers import usable
 from sailord.core.restore_choice import is_informed
 from sailord.core.rule import PASS, WAIT, RuleAnswer, Step, write_job
 from sailord.core.state import Active, Question, State
 from sailord.core.straggler_rules import answer_to_slow, leave_out
-from sailord.core.transitions import fail, look_before, note, open_next, stop
+from sailord.core.transitions import check_before_restore, fail, note, open_next, stop
 
 
 def answer_question(state: State, active: Active) -> RuleAnswer:
@@ -62,15 +62,15 @@ def _drop(state: State, active: Active, *said: Note) -> Step:
 
 def _weigh(state: State, active: Active, question: Question, proposal: Proposal) -> RuleAnswer:
     """Change to the proposed plan, or keep what runs."""
-    if goes_back(active):
+    if is_rolling_back(active):
         return open_next(state, active, proposal, question.reason)
     if not question.is_forced and not proposal.is_worth_it:
-        later = ask_again_in(state, active, proposal.ask_again_s)
+        later = with_ask_again(state, active, proposal.ask_again_s)
         return _drop(state, later, note(active, f"stays: {proposal.why}"))
     if is_running_plan(active, proposal):
         return _drop(state, active, note(active, "stays: no better plan"))
     cannot_stop = is_too_late_to_stop(state, active, proposal) and is_informed(state, active)
-    if cannot_stop and (looked := look_before(state, active)) is not PASS:
+    if cannot_stop and (looked := check_before_restore(state, active)) is not PASS:
         return looked
     reason, written = question.reason, tuple[Command, ...]()
     if not question.is_forced:

@@ -10,7 +10,7 @@ from agents.protocol.records import (
 )
 from sailord.core.phases import Closing, Opening, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.replan_triggers import Trigger, broken_members, is_gone, order_at_hand, usable
+from sailord.core.replan_triggers import Trigger, broken_members, is_gone, next_order, usable
 from sailord.core.state import Active, State
 
 
@@ -49,7 +49,7 @@ def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
     """Return whether the planner may be asked now, and was not just asked the same."""
     if trigger is None or state.now < trigger.due or state.now < active.attempts.not_before:
         return False
-    order = order_at_hand(active)
+    order = next_order(active)
     if order is not None and order.kind == "replan":
         return True
     asked = active.asked
@@ -57,7 +57,7 @@ def is_due(state: State, active: Active, trigger: Trigger | None) -> bool:
     return not is_same_question or state.now >= asked.at + state.options.reconsider_s
 
 
-def ask_again_in(state: State, active: Active, seconds: float | None) -> Active:
+def with_ask_again(state: State, active: Active, seconds: float | None) -> Active:
     """Allow the next question after ``seconds``, if that is sooner than ``reconsider_s``."""
     if seconds is None or seconds >= state.options.reconsider_s:
         return active
@@ -73,9 +73,9 @@ def is_running_plan(active: Active, proposal: Proposal) -> bool:
     return same and last.state == "open"
 
 
-def goes_back(active: Active) -> bool:
+def is_rolling_back(active: Active) -> bool:
     """Return whether a rollback was ordered: then what runs is left without a stop."""
-    order = order_at_hand(active)
+    order = next_order(active)
     return order is not None and order.kind == "rollback"
 
 

@@ -140,7 +140,7 @@ def _notices(state: State, active: Active) -> list[Trigger]:
         due = node.draining_since + state.options.notices_gather_s
         if node.record.leaves_at is not None:
             due = min(due, max(state.now, node.record.leaves_at - state.options.notices_gather_s))
-        found.append(Trigger(f"{node.record.name} is leaving", due, is_forced=True))
+        found.append(Trigger(f"{node.record.name} is draining", due, is_forced=True))
     return found
 
 
@@ -164,7 +164,7 @@ def _additions(state: State, active: Active) -> list[Trigger]:
     return [Trigger(f"{names} could help", due, is_forced=False)]
 
 
-def order_at_hand(active: Active) -> Intent | None:
+def next_order(active: Active) -> Intent | None:
     """Return the next order to carry out; a cancel comes before all others.
 
     A checkpoint is made at the same time and delays nothing.
@@ -173,19 +173,19 @@ def order_at_hand(active: Active) -> Intent | None:
     return next((o for o in orders if o.kind == "cancel"), next(iter(orders), None))
 
 
-def last_word(active: Active) -> IntentKind | None:
+def last_steering_order(active: Active) -> IntentKind | None:
     """Return the open order that decides whether the job goes on."""
     steering = [order.kind for order in active.orders if order.kind in STEERING]
     return "cancel" if "cancel" in steering else next(reversed(steering), None)
 
 
 def _orders(active: Active, now: float) -> list[Trigger]:
-    order = order_at_hand(active)
+    order = next_order(active)
     if order is not None and order.kind == "replan":
         return [Trigger("a new plan was ordered", now, is_forced=True)]
     if order is not None and order.kind == "rollback":
         assert order.durable is not None, "a rollback names its checkpoint"
-        reason = f"going back to step {order.durable.point.step} was ordered"
+        reason = f"a rollback to step {order.durable.point.step} was ordered"
         return [Trigger(reason, now, is_forced=True)]
     if active.generation is not None and active.generation.state == "stopping":
         return [Trigger("the generation was told to stop", now, is_forced=True)]

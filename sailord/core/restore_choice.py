@@ -11,7 +11,7 @@ from agents.protocol.records import (
 )
 from sailord.core.nodes import Node
 from sailord.core.phases import Opening
-from sailord.core.replan_triggers import order_at_hand
+from sailord.core.replan_triggers import next_order
 from sailord.core.restore_point import failure_domains, release_point, restore_point
 from sailord.core.standing import Unreachable
 from sailord.core.state import Active, State
@@ -68,7 +68,7 @@ def restore_now(state: State, active: Active) -> tuple[Restore, Durable | None]:
     check = active.checkpointing.check
     if check is not None and check.of == durable and check.found not in {None, durable}:
         durable = lowers = check.found
-    order = order_at_hand(active)
+    order = next_order(active)
     if order is not None and order.durable is not None:
         return Restore(order.durable.point, "durable"), order.durable
     restore = restore_point(

@@ -83,7 +83,7 @@ def room_for_stragglers(state: State) -> int:
     return max(most - sum(bool(node.slow) for node in living), 0)
 
 
-def told_slow(state: State) -> dict[NodeId, str]:
+def straggler_texts(state: State) -> dict[NodeId, str]:
     """Return what to show of each straggler, left out or still in use."""
     told = {id_: node.slow for id_, node in state.nodes.items() if node.slow}
     active = state.active

@@ -50,7 +50,7 @@ def keep(
     kept = {**active.slowness.kept, **{id_: KeptStraggler(until, why) for id_ in slow}}
     active = replace(active, slowness=replace(active.slowness, kept=kept), question=None)
     names = ", ".join(_name(state, id_) for id_ in slow)
-    told = f"stays with {names}, slow as it is: {why}"
+    told = f"stays with {names} though slow: {why}"
     said = Note(told, active.job, is_transition=True)
     return Step(replace(state, active=active), (said,))
 
@@ -83,7 +83,7 @@ def _take_back(state: State, active: Active) -> RuleAnswer:
         Intent(f"slow-back-{id_}-{number}", "uncordon", target=id_, reason=why) for id_ in back
     ]
     names = ", ".join(node.record.name for node in back.values())
-    said = Note(f"takes back {names}, slow as it is: {why}", active.job, is_transition=True)
+    said = Note(f"takes back {names} though slow: {why}", active.job, is_transition=True)
     after, orders = _said(replace(state, nodes=state.nodes.with_(back)), intents)
     return Step(after, (*orders, said))
 

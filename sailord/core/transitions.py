@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.protocol.records import Intent, JobState, NodeId, Point, Restore
-from sailord.core.checkpoint_rules import look_first
+from sailord.core.checkpoint_rules import check_first
 from sailord.core.commands import (
     Command,
     Note,
@@ -17,12 +17,12 @@ from sailord.core.commands import (
 from sailord.core.generation_record import next_record
 from sailord.core.phases import Closing, Held, Opening, Phase, Running, Starting, Stopping, Waiting
 from sailord.core.proposal import Proposal
-from sailord.core.queries import ask_again_in, goes_back, is_alive, is_explained
+from sailord.core.queries import is_alive, is_explained, is_rolling_back, with_ask_again
 from sailord.core.replan_triggers import (
     Trigger,
     few,
-    last_word,
-    order_at_hand,
+    last_steering_order,
+    next_order,
     replan_trigger,
     usable,
 )
@@ -40,12 +40,12 @@ def ask(state: State, active: Active, trigger: Trigger | None) -> Step:
     nodes = tuple(id_ for id_ in usable(state, active) if id_ not in trigger.slow)
     considered = replace(active, asked=LastQuestion(frozenset(nodes), state.now))
     settled: tuple[Command, ...] = ()
-    order = order_at_hand(active)
+    order = next_order(active)
     if order is not None and order.kind == "replan":
         settled = (SettleIntent(order.id),)
         considered = without(considered, order)
     if not nodes and trigger.slow:
-        return keep(state, active, trigger.slow, "nobody else is there")
+        return keep(state, active, trigger.slow, "no other node is usable")
     if not nodes:
         refused = replace(considered, asked=replace(considered.asked, is_refused=True))
         return Step(replace(state, active=refused), (*settled, note(active, _nobody(state))))
@@ -113,10 +113,10 @@ def stop(state: State, active: Active, then: Proposal | JobState, reason: str) -
     return enter(state, phase, order, note(active, f"stopping: {reason}", is_transition=True))
 
 
-def look_before(state: State, active: Active) -> RuleAnswer:
+def check_before_restore(state: State, active: Active) -> RuleAnswer:
     """Check the checkpoint that the next generation would begin from, if that is still to do."""
     restore, _ = restore_now(state, active)
-    return look_first(state, active, restore)
+    return check_first(state, active, restore)
 
 
 def open_next(
@@ -129,13 +129,13 @@ def open_next(
     """Store the next generation's record; its members are woken only after that."""
     lowers, settles = None, ""
     restore = Restore(stopped or Point(0, 0), "memory")
-    if stopped is None or goes_back(active):
+    if stopped is None or is_rolling_back(active):
         restore, lowers = restore_now(state, active)
-        order = order_at_hand(active)
+        order = next_order(active)
         if order is not None and order.kind == "rollback":
             settles = order.id
         else:
-            looked = look_before(state, active)
+            looked = check_before_restore(state, active)
             if looked is not PASS:
                 return looked
             check = active.checkpointing.check
@@ -145,16 +145,14 @@ def open_next(
     lost = max(active.progress.step - restore.point.step, 0)
     text = f"generation {record.number} on {_count(record.members)} from step"
     text = f"{text} {restore.point.step} ({restore.source}, {lost} steps lost): {reason}"
-    active = ask_again_in(state, active, proposal.ask_again_s)
+    active = with_ask_again(state, active, proposal.ask_again_s)
     past = replace(state.job.past, departures=departures(state, active))
     state, written = write_job(replace(state, active=active), replace(state.job, past=past))
     return enter(
         state,
         Opening(record=record, proposal=proposal, lowers=lowers),
         *written,
-        WriteGeneration(
-            record=record, replaces=active.generation, lowers=lowers, settles=settles
-        ),
+        WriteGeneration(record=record, replaces=active.generation, lowers=lowers, settles=settles),
         note(active, text, is_transition=True),
     )
 
@@ -208,7 +206,7 @@ def forgive(state: State, active: Active) -> Step:
         attempts=replace(active.attempts, failures=0, comebacks=comebacks),
         asked=replace(active.asked, nodes=considered),
     )
-    said = note(active, "healthy again: earlier failures count no more")
+    said = note(active, "healthy again: earlier failures no longer count")
     return Step(replace(state, active=forgiven), (said,))
 
 
@@ -236,7 +234,7 @@ def finish(state: State, active: Active, then: JobState, reason: str) -> Step:
         return Step(replace(state, active=held), (*written, *wake))
     wake = (*wake, *(SettleIntent(order.id) for order in active.orders))
     # Orders that were given while the end was being stored.
-    word = last_word(active) if then == "paused" else None
+    word = last_steering_order(active) if then == "paused" else None
     if word == "resume":
         job = replace(job, state="queued", reason="resume was ordered")
     elif word == "cancel":

@@ -179,7 +179,7 @@ class LocalCluster:
         except BrokenPipeError:
             answer = b""
         if not answer:
-            raise Failed(f"the warm parent ended: {self._last_words('hatchery')}")
+            raise Failed(f"the warm parent ended: {self._last_steering_orders('hatchery')}")
         return int(answer)
 
     def kill_node(self, name: str) -> None:
@@ -219,7 +219,7 @@ class LocalCluster:
         told = []
         if self._head is not None and (code := self._head.poll()) is not None:
             if code >= 0:
-                raise Failed(f"sailord ended: {self._last_words('sailord')}")
+                raise Failed(f"sailord ended: {self._last_steering_orders('sailord')}")
             self._head = self._run_head()
             told.append(f"sailord {_killed(code)}")
         for name, node in list(self.nodes.items()):
@@ -228,7 +228,7 @@ class LocalCluster:
                 node.agent = self._run(name, "agents.main", *node.words)
                 told.append(f"the agent of {name} {_killed(code)}")
             elif code is not None:
-                told.append(f"the agent of {name} ended: {self._last_words(name)}")
+                told.append(f"the agent of {name} ended: {self._last_steering_orders(name)}")
                 self.kill_node(name)
         return told
 
@@ -257,7 +257,7 @@ class LocalCluster:
             time.sleep(0.02)
         raise Failed(f"{what} did not come up within {START_S:.0f} s")
 
-    def _last_words(self, name: str) -> str:
+    def _last_steering_orders(self, name: str) -> str:
         try:
             lines = (self.place.folder / f"{name}.log").read_text(errors="replace").splitlines()
         except OSError:

@@ -321,8 +321,8 @@ def i15(story: Story) -> Iterator[str]:
 def i16(story: Story) -> Iterator[str]:
     """A notice has one effect: nobody moves off a node that is no member any more."""
     for before, after in pairwise(story.opened):
-        name, _, rest = after.reason.partition(" is leaving")
-        if after.reason.endswith(" is leaving") and not rest:
+        name, _, rest = after.reason.partition(" is draining")
+        if after.reason.endswith(" is draining") and not rest:
             yield ASKED
             names = {member.partition(".")[0] for member in before.members}
             if not names & set(name.replace(" and ", ", ").split(", ")):

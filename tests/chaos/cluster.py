@@ -215,11 +215,11 @@ class ChaosCluster(LocalCluster):
     def head_ended(self) -> str:
         """Sailord's last words if it has ended."""
         assert self._head is not None
-        return "" if self._head.poll() is None else self._last_words("sailord")
+        return "" if self._head.poll() is None else self._last_steering_orders("sailord")
 
-    def last_words(self, name: str) -> str:
+    def last_steering_orders(self, name: str) -> str:
         """The last line of a log."""
-        return self._last_words(name)
+        return self._last_steering_orders(name)
 
     # ---- agents and workers ---------------------------------------------------------------------
 

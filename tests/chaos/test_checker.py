@@ -76,7 +76,7 @@ FORGED: dict[str, list[Story]] = {
             faults=(Fault(AT + 38.5, "rank", ("b",)),),
         ),
     ],
-    "I6": [with_changes(generation(6, 40.0, 2, restore=restore(1, 39), reason="b is leaving"))],
+    "I6": [with_changes(generation(6, 40.0, 2, restore=restore(1, 39), reason="b is draining"))],
     "I7": [
         with_step(7, sample_hash="another"),
         replace(SOUND, steps=tuple(s for s in SOUND.steps if (s.node, s.step) != ("a", 7))),
@@ -108,7 +108,7 @@ FORGED: dict[str, list[Story]] = {
     ],
     "I16": [
         with_changes(
-            generation(9, 60.0, 3, restore=restore(2, 60), members=["a.1"], reason="c is leaving")
+            generation(9, 60.0, 3, restore=restore(2, 60), members=["a.1"], reason="c is draining")
         ),
         with_changes(
             *(Change(9 + n, AT + 60 + n, "/sailor/v1/c/intent/x", 9, {"kind": "preempt"})

@@ -29,7 +29,7 @@ EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
 
 def has_stored_the_loss(here: Scene) -> bool:
     """Events are told at once, the history when the store has taken it."""
-    return any(line.startswith("b is lost: its lease is gone") for line in here.cluster.history())
+    return any(line.startswith("b is lost: its lease expired") for line in here.cluster.history())
 
 
 def test_gce_a_notice_moves_the_job_and_silent_deaths_are_noticed(tmp_path):
@@ -38,7 +38,7 @@ def test_gce_a_notice_moves_the_job_and_silent_deaths_are_noticed(tmp_path):
             _, decided_s = await here.hear(lambda: here.flip("TRUE"), is_going, is_stopping)
             await asyncio.to_thread(here.wait_until_spared)
             lines = here.cluster.history()
-            assert any("0 steps lost): a is leaving" in line for line in lines), lines
+            assert any("0 steps lost): a is draining" in line for line in lines), lines
             idle_s = await here.until_gone(here.taken.kill_node)
             (busy_s,) = await here.hear(here.spared.kill_node, is_lost)
             await asyncio.to_thread(wait_until, lambda: has_stored_the_loss(here))
@@ -62,6 +62,6 @@ def test_gce_flag_webhook_and_shutdown_of_one_machine_are_one_notice_and_one_mov
             assert len([one for one in told if is_stopping(one)]) == before + 1, told
             _, *moves = (line for line in here.cluster.history() if "steps lost): " in line)
             assert len(moves) == 1, moves
-            assert "0 steps lost): a is leaving" in moves[0]
+            assert "0 steps lost): a is draining" in moves[0]
 
     asyncio.run(play())

@@ -97,7 +97,7 @@ def _check_undisturbed(world: World) -> None:
             stops = (line.text for line in checker.lines if before.at < line.at < later.at)
             reason = next((text for text in stops if ": stopping: " in text), reason)
         has_trained = (JOB, before.record.number) in checker.steps
-        if " could help" not in reason and ("its lease is gone" not in reason or has_trained):
+        if " could help" not in reason and ("its lease expired" not in reason or has_trained):
             others.append(reason)
     assert not others, f"generations without need: {others}"
 

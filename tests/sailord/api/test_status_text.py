@@ -84,7 +84,7 @@ CASES = {
     "no_job": Case(state=replace(state(), active=None, nodes=Nodes())),
     "waiting": Case(Waiting("no node is ready", NOW - 200), generation=None, bill=Bill()),
     "planning": Case(
-        Planning(4, (A, B), "machine-b is leaving", True, NOW + 58, Running(NOW - 900)),
+        Planning(4, (A, B), "machine-b is draining", True, NOW + 58, Running(NOW - 900)),
         state=state(None, node(A, SAID), LEAVES),
     ),
     "drained": Case(

@@ -133,7 +133,7 @@ def test_failed_commit_is_retried_after_a_pause() -> None:
     assert commands == (WriteManifest(LAYERS, G, HALVES, Point(40, 3), None),)
 
 
-def test_durable_step_never_goes_back() -> None:
+def test_durable_step_never_is_rolling_back() -> None:
     before = replace(state(), durables={JOB: durable(40)})
     after, _ = act(before, CheckpointCommitted(NOW, JOB, durable(39)))
     assert after.durables == {JOB: durable(40)}

@@ -197,7 +197,7 @@ STARTS: list[Row] = [
             step=10,
         ),
         Ticked(NOW),
-        Planning(1, (A,), "machine-b is leaving", True, NOW + 60, STARTING),
+        Planning(1, (A,), "machine-b is draining", True, NOW + 60, STARTING),
         (RequestPlan(1, JOB, (A,), G, False),),
     ),
 ]
@@ -252,7 +252,7 @@ RUNS: list[Row] = [
             node(B, draining_since=NOW - 0.1, record=record(B, leaves_at=NOW + 0.4)),
         ),
         Ticked(NOW),
-        Planning(1, (A,), "machine-b is leaving", True, NOW + 60, Running(BEGAN)),
+        Planning(1, (A,), "machine-b is draining", True, NOW + 60, Running(BEGAN)),
         (RequestPlan(1, JOB, (A,), G, False),),
     ),
     (
@@ -264,7 +264,7 @@ RUNS: list[Row] = [
             replace(node(C, report(C, "idle")), since=NOW - 100),
         ),
         Ticked(NOW),
-        Planning(1, (A, C), "machine-b is leaving", True, NOW + 60, Running(BEGAN)),
+        Planning(1, (A, C), "machine-b is draining", True, NOW + 60, Running(BEGAN)),
         (RequestPlan(1, JOB, (A, C), G, False),),
     ),
 ]

@@ -238,23 +238,23 @@ LONG = replace(SILENT, record=replace(SILENT.record, lease_s=20.0))
         (state(None, node(A), SILENT, advanced_at=NOW - 7.4), {}),
         (
             state(None, node(A), SILENT, advanced_at=NOW - 7.5),
-            {B: "its lease is gone and no step was done since"},
+            {B: "its lease expired and no step was done since"},
         ),
         (state(None, node(A), SPOKE, advanced_at=NOW - 9), {}),
         (
             state(None, node(A), replace(SPOKE, heard_at=NOW - 1.5), advanced_at=NOW - 9),
-            {B: "its lease is gone and no step was done since"},
+            {B: "its lease expired and no step was done since"},
         ),
         (state(None, node(A), LONG, advanced_at=NOW - 14.9), {}),
         (
             state(None, node(A), LONG, advanced_at=NOW - 15.0),
-            {B: "its lease is gone and no step was done since"},
+            {B: "its lease expired and no step was done since"},
         ),
         (replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 11.9), {}),
         (replace(state(None, node(A), LONG, advanced_at=NOW - 99), leases_since=NOW - 21.9), {}),
         (
             replace(state(None, node(A), SILENT, advanced_at=NOW - 9), leases_since=NOW - 12),
-            {B: "its lease is gone and no step was done since"},
+            {B: "its lease expired and no step was done since"},
         ),
     ],
     ids=[
@@ -282,7 +282,7 @@ def test_member_without_a_lease_that_answers_is_not_lost() -> None:
     after = before
     for tenth in range(1, 17):
         after, _ = act(after, Ticked(now + tenth / 10))
-    assert lost(after) == {B: "its lease is gone and no step was done since"}
+    assert lost(after) == {B: "its lease expired and no step was done since"}
 
 
 def test_late_probe_answer_is_followed_by_more_probes() -> None:
@@ -328,7 +328,7 @@ def test_new_address_clears_the_last_probe() -> None:
 
 def test_expired_lease_counts_sooner_before_the_first_step() -> None:
     before = state(None, node(A), SILENT, step=10, advanced_at=NOW - 1.5)
-    assert lost(act(before, Ticked(NOW))[0]) == {B: "its lease is gone and no step was done since"}
+    assert lost(act(before, Ticked(NOW))[0]) == {B: "its lease expired and no step was done since"}
 
 
 def test_broken_connection_plus_unanswered_probe_is_a_loss() -> None:
@@ -372,7 +372,7 @@ def test_broken_connection_between_live_nodes_ends_the_generation() -> None:
 def test_restarted_machine_is_a_new_node() -> None:
     again = record(D, name="machine-b")
     after, _ = act(state(), NodesObserved(NOW, (record(A), again)))
-    assert lost(after) == {B: "its machine was started anew"}
+    assert lost(after) == {B: "its agent was restarted"}
     assert set(after.nodes) == {A, B, D}
 
 
@@ -428,7 +428,7 @@ def test_new_leader_grants_members_without_a_lease_a_grace_period() -> None:
     later = tick(after, until=NOW + 11.9)
     assert lost(later) == {}
     later, _ = act(later, Ticked(NOW + 12))
-    assert lost(later) == {B: "its lease is gone and no step was done since"}
+    assert lost(later) == {B: "its lease expired and no step was done since"}
 
 
 def test_stopped_leader_gives_up_no_node_for_its_own_silence() -> None:
@@ -437,7 +437,7 @@ def test_stopped_leader_gives_up_no_node_for_its_own_silence() -> None:
     assert lost(slept) == {}
     assert lost(tick(slept, until=NOW + 17.9)) == {}
     later, _ = act(tick(slept, until=NOW + 17.9), Ticked(NOW + 18))
-    assert lost(later) == {B: "its lease is gone and no step was done since"}
+    assert lost(later) == {B: "its lease expired and no step was done since"}
 
 
 def test_steps_during_a_short_pause_of_the_leader_are_heard_first() -> None:
@@ -445,7 +445,7 @@ def test_steps_during_a_short_pause_of_the_leader_are_heard_first() -> None:
     woken, _ = act(before, Ticked(NOW + 1.3))
     assert lost(woken) == {}
     assert lost(tick(woken, until=NOW + 2.7)) == {}
-    assert lost(tick(woken, until=NOW + 2.8)) == {B: "its lease is gone and no step was done since"}
+    assert lost(tick(woken, until=NOW + 2.8)) == {B: "its lease expired and no step was done since"}
 
 
 def tick(before: State, *, until: float) -> State:
@@ -482,6 +482,6 @@ def test_follower_learns_and_commands_nothing(event: Event) -> None:
     assert act(State(now=NOW), event) == (State(now=NOW), ())
 
 
-def test_time_never_goes_back() -> None:
+def test_time_never_is_rolling_back() -> None:
     after, _ = act(state(), Ticked(NOW - 500))
     assert after.now == NOW

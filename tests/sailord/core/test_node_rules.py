@@ -17,7 +17,7 @@ from sailord.core.replan_triggers import change_wanted, usable
 from sailord.core.restore_choice import in_memory
 from sailord.core.standing import Lost
 from sailord.core.straggler_detection import Speeds, Straggler
-from sailord.core.straggler_queries import to_leave_out, told_slow
+from sailord.core.straggler_queries import straggler_texts, to_leave_out
 from tests.sailord.core.standing import (
     BEGAN,
     FROM_NOTHING,
@@ -119,7 +119,7 @@ def test_uncordon_clears_cordon_and_straggler_mark(kept_out: dict[str, Any]) -> 
 
 
 def test_question_without_stragglers_names_no_factors() -> None:
-    assert told_slow(state()) == {}
+    assert straggler_texts(state()) == {}
 
 
 def test_stragglers_are_left_out_only_while_running() -> None:

@@ -122,7 +122,7 @@ def test_rollback_of_an_overspent_job_is_refused() -> None:
     said = [
         each.text for each in decide(before, IntentGiven(NOW, BACK))[1] if isinstance(each, Note)
     ]
-    assert said == ["does not go back: its budget of $5.00 is spent"]
+    assert said == ["no rollback: its budget of $5.00 is spent"]
 
 
 def test_budget_spent_during_a_rollback_holds_the_job() -> None:
@@ -192,7 +192,7 @@ def test_rollback_is_settled_with_its_record() -> None:
 # ---- one write after the other ------------------------------------------------------------------
 
 
-LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is leaving")
+LEAVES = replace(QUESTION, asked_for=(B, C), reason="machine-a is draining")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_straggler_stays_if_it_is_the_only_node() -> None:
     after, _ = act(before, Reported(NOW, report(A, step=41, number=6)))
     assert isinstance(phase(after), Running)
     assert after.active is not None
-    assert [each.why for each in after.active.slowness.kept.values()] == ["nobody else is there"]
+    assert [each.why for each in after.active.slowness.kept.values()] == ["no other node is usable"]
 
 
 def test_clock_that_was_ahead_does_not_break_intervals() -> None:

@@ -122,7 +122,7 @@ def test_straggler_stays_if_no_plan_is_better():
     worse = proposal(A, C, D, is_worth_it=False, why="no plan is better")
     after, orders = decide(asked(), PlanFound(NOW, 1, worse))
     assert phase(after) == Running(BEGAN)
-    told = "stays with machine-b, slow as it is: no plan is better"
+    told = "stays with machine-b though slow: no plan is better"
     assert orders == (Note(told, JOB, is_transition=True),)
     assert after.active is not None
     assert after.active.slowness.kept == {B: KeptStraggler(NOW + 600, "no plan is better")}
@@ -172,7 +172,7 @@ def test_share_limit_leaves_out_the_slowest_first():
     assert isinstance(at, Planning)
     assert at.asked_for == (A, B, D)
     assert [o.text for o in orders if isinstance(o, Note) and o.is_transition] == [
-        "stays with machine-b, slow as it is: no more than 25% of all nodes are left out"
+        "stays with machine-b though slow: no more than 25% of all nodes are left out"
     ]
 
 
