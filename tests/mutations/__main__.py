@@ -1,4 +1,4 @@
-"""``python -m tests.mutations``: break one rule at a time and see which test turns red."""
+"""``python -m tests.mutations``: break one rule at a time and see which tests fail."""
 
 import sys
 

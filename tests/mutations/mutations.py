@@ -1,4 +1,4 @@
-"""Break one rule of the control plane at a time and see what turns red: ``-m tests.mutations``.
+"""Break one rule of the control plane at a time and see which tests fail: ``-m tests.mutations``.
 
 Each mutation is made in a copy of the repository, never in the working tree. What is named on
 the command line is tried; else all of them. A mutation that nothing catches needs a test.
@@ -42,33 +42,33 @@ MUTATIONS = [
     *_core(
         "sailord/core/phase_rules.py",
         (
-            "a generation is told of before it is stored",
+            "members are woken before the generation is stored",
             "    if active.generation != phase.record:\n        return WAIT\n",
             "    active = replace(active, generation=phase.record)\n"
             "    state = replace(state, active=active)\n",
         ),
         (
-            "stopping waits for ever",
+            "a stop has no deadline",
             "is_alive(state, active) and state.now < phase.deadline:",
             "is_alive(state, active):",
         ),
         (
-            "a plan is opened on a node that is gone",
+            "a generation opens on a node that is gone",
             "if not set(phase.then.members) <= set(usable(state, active)):",
             "if not phase.then.members:",
         ),
         (
-            "a generation that does not start is waited for for ever",
+            "a start has no deadline",
             "    if state.now >= phase.deadline:\n        return fail(state, active)\n",
             "",
         ),
         (
-            "who ran on the safest plan stays there for ever",
+            "failures are never cleared",
             "if active.attempts.failures and is_healthy(state, active):",
             "if False:",
         ),
         (
-            "a generation that stands still is let be",
+            "a stuck generation is never given up",
             "if state.now >= active.progress.advanced_at + stall_s(state.options, active):",
             "if state.now >= active.progress.advanced_at + 999 * stall_s(state.options, active):",
         ),
@@ -76,12 +76,12 @@ MUTATIONS = [
     *_core(
         "sailord/core/decide.py",
         (
-            "the next generation opens while a commit is on its way",
+            "a generation opens while a commit is being stored",
             "    await_commit,\n    #",
             "    #",
         ),
         (
-            "who gets the cluster is written before who leaves it",
+            "a job that gets the cluster is written before the one that leaves it",
             "key=lambda job: (job.state in LIVE, job.id)",
             "key=lambda job: (job.state not in LIVE, job.id)",
         ),
@@ -89,7 +89,7 @@ MUTATIONS = [
     *_core(
         "sailord/core/rule.py",
         (
-            "a job's record changes and the store is not told",
+            "a changed job record is not written",
             "return Step(state.with_job(job), (WriteJob(job),))",
             "return Step(state.with_job(job))",
         ),
@@ -97,12 +97,12 @@ MUTATIONS = [
     *_core(
         "sailord/core/planner_answer.py",
         (
-            "the answer of a planner that died is waited for",
+            "a question has no deadline",
             "case None if state.now < question.deadline:",
             "case None if state.now < question.deadline + 9999:",
         ),
         (
-            "a plan that does not pay is moved to",
+            "a plan that does not pay is adopted",
             "if not question.is_forced and not proposal.is_worth_it:",
             "if question.is_forced and not proposal.is_worth_it:",
         ),
@@ -110,17 +110,17 @@ MUTATIONS = [
     *_core(
         "sailord/core/transitions.py",
         (
-            "a job whose large plans all fail comes back to them as soon each time",
+            "larger plans are retried without backoff",
             "comebacks = active.attempts.comebacks + was_safe",
             "comebacks = 0",
         ),
         (
-            "a lost machine counts as the job's failure",
+            "a lost machine counts as a failed attempt",
             "is_fault = not is_explained(state, active.generation)",
             "is_fault = True",
         ),
         (
-            "a job that always fails is never held",
+            "a failing job is never held",
             "if failures >= options.failures_until_held:",
             "if failures >= 99 * options.failures_until_held:",
         ),
@@ -128,23 +128,23 @@ MUTATIONS = [
     *_core(
         "sailord/core/learn.py",
         (
-            "an answer to an older question is heard",
+            "an answer to an older question counts",
             "    if active.question.request != event.request:\n"
             "        return state  # The answer to a question that is no longer open.\n",
             "",
         ),
         (
-            "a notice holds for the next machine of that name",
+            "a notice applies to the next node of that name",
             "NodeId(intent.life) or lives",
             "lives",
         ),
         (
-            "an order that is heard twice has two effects",
+            "a repeated order has two effects",
             "        if intent.id in heard:\n            continue\n",
             "",
         ),
         (
-            "who stood still takes the silence for a loss",
+            "a stopped leader gives up nodes for its own silence",
             "stood_still = event.at > state.now + state.options.still_s",
             "stood_still = False",
         ),
@@ -152,32 +152,32 @@ MUTATIONS = [
     *_core(
         "sailord/core/node_lifecycle.py",
         (
-            "a probe that fails late is believed",
+            "a stale probe failure counts",
             "if node.probed_at is not None and node.heard_at >= node.probed_at:",
             "if False:",
         ),
         (
-            "a report that was overtaken is heard",
+            "a stale report counts",
             "or (node.report is not None and report.number <= node.report.number):",
             "or (node.report is not None and report.number < 0):",
         ),
         (
-            "a machine that was started anew goes unseen",
+            "a restarted agent is not noticed",
             "if names.get(node.record.name, id_) != id_ and not node.is_lost:",
             "if node.record.name == id_ and not node.is_lost:",
         ),
         (
-            "a lease that is gone is a loss whatever the steps say",
+            "an expired lease is a loss although steps go on",
             "if state.now < state.active.progress.advanced_at + waits_s:",
             "if False:",
         ),
         (
-            "a new leader gives nobody time",
+            "a new leader grants no grace period",
             "if state.now < state.trusted_since(node):",
             "if state.now < state.leases_since:",
         ),
         (
-            "who was away for longer than its lease comes back unmarked",
+            "a node back after an expired lease loses its marks",
             "    for intent in state.marks.get(record.id, ()):\n"
             "        node = mark(node, intent, state.now)\n",
             "",
@@ -186,27 +186,27 @@ MUTATIONS = [
     *_core(
         "sailord/core/restore_point.py",
         (
-            "a point on a line that was left is restored",
+            "a point of an abandoned generation is restored",
             "            return point.step <= end\n    return False",
             "            return point.step <= end\n    return True",
         ),
         (
-            "a point of which pieces are missing is restored",
+            "an incomplete point is restored",
             "if pieces.keys() >= whole and all(",
             "if all(piece not in pieces or ",
         ),
         (
-            "memory is preferred to a later checkpoint",
+            "an older snapshot wins over a later checkpoint",
             "if newest is not None and (durable is None or newest.step >= durable.point.step):",
             "if newest is not None:",
         ),
         (
-            "the last safe copy is given back",
+            "the last safe copy is released",
             "safe = complete_points(held, layers, atoms, copies=copies, domains=domains)",
             "safe = {sealed.point for _, sealed in held}",
         ),
         (
-            "two nodes of one zone are two copies for who must survive the zone",
+            "two nodes of one zone count as two failure domains",
             "return {id_: zone if by_zone else id_ for",
             "return {id_: id_ for",
         ),
@@ -214,13 +214,13 @@ MUTATIONS = [
     *_core(
         "sailord/core/queries.py",
         (
-            "who is parked need not have sealed",
+            "a parked member need not have sealed",
             "        if all(sealed.point != point for sealed in report.sealed):\n"
             "            return None\n",
             "",
         ),
         (
-            "a record is written while a stop is on its way",
+            "a record is written while a stop is being stored",
             'return active.generation is not None and active.generation.state == "open"',
             "return False",
         ),
@@ -230,7 +230,7 @@ MUTATIONS = [
             "",
         ),
         (
-            "who leaves in the middle of a step is stopped for",
+            "a stop is ordered although a member leaves within a step",
             "needed = state.now + 1.5 * proposal.iteration_s",
             "needed = state.now - 1.5 * proposal.iteration_s",
         ),
@@ -238,12 +238,12 @@ MUTATIONS = [
     *_core(
         "sailord/core/restore_choice.py",
         (
-            "who cannot be heard is waited for for ever",
+            "an unreachable node is waited for forever",
             "return isinstance(node.standing, Unreachable) and is_over",
             "return False",
         ),
         (
-            "a new leader restores before it has heard who holds what",
+            "a new leader restores before it has heard the snapshot holders",
             "return heard and not any(",
             "return True or any(",
         ),
@@ -251,7 +251,7 @@ MUTATIONS = [
     *_core(
         "sailord/core/nodes.py",
         (
-            "a node that leaves is planned for",
+            "a draining node is planned for",
             " or self.draining_since is not None:",
             ":",
         ),
@@ -259,7 +259,7 @@ MUTATIONS = [
     *_core(
         "sailord/core/straggler_rules.py",
         (
-            "slow nodes are never taken back",
+            "stragglers are never taken back",
             "    if not active.asked.is_refused:\n        return PASS\n    slow",
             "    if active.job:\n        return PASS\n    slow",
         ),
@@ -275,22 +275,22 @@ MUTATIONS = [
     *_core(
         "sailord/core/checkpoint_rules.py",
         (
-            "a checkpoint that is to be gone back to is tidied up",
+            "garbage is collected while a rollback is ordered",
             'if any(order.kind == "rollback" for order in active.orders):',
             "if False:",
         ),
         (
-            "a checkpoint that fails keeps all others back",
+            "a failing checkpoint blocks later ones",
             "key=lambda point: (point == active.checkpointing.failed_at, point)",
             "key=lambda point: point",
         ),
         (
-            "a checkpoint of a dead generation is committed",
+            "a checkpoint of an older generation is committed",
             "if is_late or point.generation != record.number:",
             "if is_late:",
         ),
         (
-            "a checkpoint is committed without all its pieces",
+            "an incomplete checkpoint is committed",
             "return tuple(chosen) if held == whole else None",
             "return tuple(chosen)",
         ),
@@ -308,44 +308,44 @@ MUTATIONS = [
             "if not state.is_leaving:",
         ),
         (
-            "a generation is joined while the last has the devices",
+            "a generation is joined while the last one has the devices",
             "    if gang is None:\n        return _join(state) or _end(state)\n",
             "    joined = _join(state) or (_end(state) if gang is None else None)\n"
             "    if gang is None or joined is not None:\n"
             "        return joined\n",
         ),
         (
-            "who leads no more is obeyed",
+            "a deposed leader is obeyed",
             "if fence.term < state.heard.term:",
             "if fence.term < 0:",
         ),
         (
-            "a generation that was left is gone back to",
+            "an abandoned generation is joined again",
             "return record.number > state.left and record.number",
             "return record.number",
         ),
         (
-            "an agent that starts anew ends the workers it finds",
+            "a restarted agent ends the workers that it finds",
             "if state.has_read and not _is_wanted(state, gang):",
             "if not _is_wanted(state, gang):",
         ),
         (
-            "cut off, workers are parked though their steps go on",
+            "a cut-off agent parks workers although their steps go on",
             "still_since = max(state.silent_since, gang.advanced_at, state.woken_at)",
             "still_since = state.silent_since",
         ),
         (
-            "workers that do not listen are never killed",
+            "unresponsive workers are never killed",
             "is_due = state.now >= gang.abort_sent_at + options.abort_s",
             "is_due = False",
         ),
         (
-            "an older record that is read late is followed",
+            "a stale record is followed",
             " and record.number < known.number:",
             " and record.number < 0:",
         ),
         (
-            "anybody may have snapshots released",
+            "any sender may release snapshots",
             "if event.term < state.heard.term or event.job != state.job:",
             "if event.job != state.job:",
         ),
@@ -355,11 +355,11 @@ MUTATIONS = [
 NOT_THIS = "tests/mutations/test_mutations.py"
 CLEAN = ": clean\n"
 LIVES_FEW, LIVES_MANY = 15, 300
-"""Many are lived where nothing else turned red."""
+"""Seeds of the simulation; the larger number if no other test failed."""
 
 
 def catch(mutation: Mutation, folder: Path) -> list[str]:
-    """What turns red in a copy with the mutation."""
+    """Return the kinds of tests that fail in a copy with the mutation."""
     path = folder / mutation.path
     text = path.read_text(encoding="utf-8")
     found = text.count(mutation.old)
@@ -372,7 +372,7 @@ def catch(mutation: Mutation, folder: Path) -> list[str]:
 
 
 def control(folder: Path) -> list[str]:
-    """What turns red though nothing is wrong: each place has another text of the same meaning."""
+    """Return what fails although nothing is broken: only whitespace changes at each place."""
     before = {path: path.read_text("utf-8") for path in {folder / m.path for m in MUTATIONS}}
     for path, text in before.items():
         changed = text
@@ -389,7 +389,7 @@ def control(folder: Path) -> list[str]:
 
 
 def red(folder: Path) -> list[str]:
-    """The tests of single decisions, the stories, and the lives that fail."""
+    """Return which fail of the tests of decisions, the stories and the simulated lives."""
     names = ("sailord/core", "stories")
     caught = [name for name in names if " passed in " not in _last(folder, name)]
     lives = run(["-m", "tests.sim", "--seeds", str(LIVES_FEW)], folder)
@@ -399,20 +399,20 @@ def red(folder: Path) -> list[str]:
 
 
 def tests_of(*paths: str) -> list[str]:
-    """The command that runs these tests up to the first that fails."""
-    # It looks for the very text that a mutation replaces, so that it is red with any of them.
+    """Return the command that runs these tests up to the first failure."""
+    # ``NOT_THIS`` looks for the text that a mutation replaces, and would always fail.
     named = [path for path in paths if path != NOT_THIS]
     return ["-m", "pytest", "-q", "-x", "--tb=no", "-rfE", f"--ignore={NOT_THIS}", *named]
 
 
 def _last(folder: Path, name: str) -> str:
-    """The last line, which counts."""
+    """Return the summary line of a passing run; empty if a test failed."""
     *_, last = run(tests_of(f"tests/{name}"), folder).strip().splitlines() or [""]
     return "" if "failed" in last or "error" in last else last
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What a program tells; nothing if it does not end."""
+    """Return a program's output; empty if it does not end in time."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -433,7 +433,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def copy_to(folder: Path) -> Path:
-    """A copy of what the tests need."""
+    """Copy what the tests need into the folder."""
     for part in COPIED:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / part, folder / part, ignore=ignored)
@@ -466,7 +466,7 @@ def main() -> int:
                 folders.put(folder)
 
         if caught := attempt(None):
-            print(f"nothing is wrong, and yet this is red: {', '.join(caught)}")
+            print(f"these tests fail without any mutation: {', '.join(caught)}")
             return 1
         for mutation, caught in zip(chosen, pool.map(attempt, chosen), strict=True):
             survived += not caught

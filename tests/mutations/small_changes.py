@@ -1,9 +1,9 @@
-"""Change one small thing at a time in the pure cores, and see what no test of a decision misses.
+"""Change one small thing at a time in the pure cores, and print changes that no test catches.
 
 ``python -m tests.mutations.small_changes sailord/core/decide.py --of 100``. Where
 ``tests.mutations`` breaks rules that somebody thought of, this breaks whatever can be broken:
 conditions are made true or false, parts of them and fields of ``replace`` are left out, least and
-greatest change places. What is printed turned nothing red: a rule that needs a test, code that
+greatest change places. What is printed not caught: a rule that needs a test, code that
 needs none since it changes nothing that can be seen, or code that is not needed.
 """
 
@@ -44,12 +44,12 @@ from hypothesis import Phase, settings
 settings.register_profile("quick", phases=[Phase.explicit, Phase.generate])
 settings.load_profile("quick")
 """
-"""What was found need not be made small: it is only asked whether anything is found."""
+"""No shrinking: it only matters whether a failure is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A piece of a module, and what stands there instead."""
+    """A piece of a module, and its replacement."""
 
     path: str
     line: int
@@ -59,17 +59,17 @@ class Change:
     new: str
 
     def of(self, text: bytes) -> bytes:
-        """Return the module with it."""
+        """Return the module with the change."""
         return text[: self.first] + self.new.encode() + text[self.last :]
 
     def told(self, text: bytes) -> str:
-        """Say it in a line."""
+        """Describe it in a line."""
         old = " ".join(text[self.first : self.last].decode().split())
         return f"{self.path}:{self.line}: {old}  ->  {' '.join(self.new.split())}"
 
 
 def changes_of(path: str, text: str) -> Iterator[Change]:
-    """Every small change of a module."""
+    """Yield every small change of a module."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
@@ -109,7 +109,7 @@ def _of(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def is_missed(change: Change, folder: Path) -> bool:
-    """Say whether no test of a decision and no story is red with it."""
+    """Return whether neither a test of a decision nor a story fails with it."""
     path = folder / change.path
     text = path.read_bytes()
     path.write_bytes(change.of(text))
@@ -125,7 +125,7 @@ def is_missed(change: Change, folder: Path) -> bool:
 
 
 def main() -> int:
-    """Print what nothing turned red, and how many there were."""
+    """Print the changes that no test catches, and how many there were."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "modules", nargs="*", default=USUAL, help="all pure cores if there are none"
@@ -160,7 +160,7 @@ def main() -> int:
             if was_missed:
                 missed += 1
                 print(change.told(texts[change.path]), flush=True)
-    print(f"{len(found)} changes, {missed} turned nothing red")
+    print(f"{len(found)} changes, {missed} not caught")
     return 0
 
 

@@ -10,7 +10,7 @@ from tests.mutations.mutations import MUTATIONS, ROOT, Mutation
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_mutation_names_one_place(mutation: Mutation) -> None:
+def test_mutation_matches_one_place(mutation: Mutation) -> None:
     text = Path(ROOT, mutation.path).read_text(encoding="utf-8")
     assert text.count(mutation.old) == 1
     assert mutation.new != mutation.old

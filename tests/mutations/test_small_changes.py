@@ -18,7 +18,7 @@ def f(a, b):
 """
 
 
-def test_whatever_can_be_broken_is() -> None:
+def test_every_kind_of_small_change_is_made() -> None:
     told = [each.told(TEXT.encode()).split(":", 2)[2].strip() for each in changes_of("m", TEXT)]
     assert sorted(told) == sorted(
         [
@@ -36,7 +36,7 @@ def test_whatever_can_be_broken_is() -> None:
 
 
 @pytest.mark.parametrize("path", USUAL)
-def test_each_leaves_a_module_that_means_something_else(path: str) -> None:
+def test_each_change_leaves_a_valid_and_different_module(path: str) -> None:
     text = Path(ROOT, path).read_text(encoding="utf-8")
     before = ast.dump(ast.parse(text))
     found = list(changes_of(path, text))

@@ -11,7 +11,7 @@ from tests.sim.lives import live
 
 
 def _lived(seed: int) -> tuple[int, int, str]:
-    """Generations and checkpoints of one life, and what was wrong with it; empty if nothing."""
+    """Return generations and checkpoints of one life, and its failure; empty if there is none."""
     try:
         checker = live(seed).checker
     except AssertionError as error:
@@ -20,7 +20,7 @@ def _lived(seed: int) -> tuple[int, int, str]:
 
 
 def main() -> int:
-    """Print the account of each life that went wrong, and one line in the end."""
+    """Print the account of each life that failed, and a summary line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=1)

@@ -1,4 +1,4 @@
-"""What must hold in the simulated world, whatever goes wrong in it.
+"""Invariants of the simulated world, under any faults.
 
 Each rule names the invariant of the protocol that it watches over: one leader (I1), numbers and
 plans of generations (I2), nothing counts that a dead generation writes (I3), checkpoints (I4),
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PEACE_S = 40.0
-"""A fault may show for so long."""
+"""The effects of a fault may show for so long."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Opened:
 
 
 class Checker:
-    """Sees every decision, every step and every write as it happens."""
+    """Observes every decision, step and write."""
 
     def __init__(self, world: World) -> None:
         self.world, self.clock, self.store = world, world.clock, world.store
@@ -148,7 +148,7 @@ class Checker:
             assert lost <= 2 * last.memory_every, f"one lost machine cost {lost} steps: {record}"
 
     def _is_ancestor(self, point: Point, opened: Opened) -> bool:
-        """Walk back from the last generation as it really went."""
+        """Return whether the point is an ancestor, by the generations as they really were."""
         end = float("inf")
         job, number = opened.record.job, 0 if opened.last is None else opened.last.number
         while (job, number) in self.opened:
@@ -174,7 +174,7 @@ class Checker:
         assert self.world.objects.is_whole(durable), f"{durable} was committed and is not whole"
 
     def freed(self, machine: Machine, before: tuple[Sealed, ...]) -> None:
-        """A snapshot was forgotten: the job must be able to go on from memory as it was before."""
+        """Check that releasing a snapshot did not take the last restore point."""
         job = machine.job
         assert job is not None, "snapshots of no job"
         if self._can_go_on(job):

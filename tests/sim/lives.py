@@ -1,4 +1,4 @@
-"""One life of the simulated cluster, from its seed alone: trouble, then calm, then a look back."""
+"""One life of the simulated cluster from its seed: faults, then calm, then checks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TROUBLE_S = 110.0
 CALM_S = 150.0
 LOOK_S = 5.0
 RESTED_S = 15.0
-"""It must have been at rest for so long, so that what was on its way has come."""
+"""It must be at rest for so long, so that messages in flight have arrived."""
 
 
 def faults_of(seed: int) -> Faults:
-    """Most lives have all kinds of trouble; some only one sort, about which more must hold."""
+    """Most lives have all kinds of faults; some only one, for which more must hold."""
     return {0: GENTLE, 3: LIMPING, 5: PEACEFUL}.get(seed % 10, Faults())
 
 
 def planner_of(seed: int) -> Planner:
-    """In a share of the lives it is the real one."""
+    """Some lives use the real planner."""
     return RealPlanner() if seed % 15 == 7 else QuickPlanner()
 
 
@@ -32,7 +32,7 @@ def _trouble(world: World) -> None:
 
 
 def live(seed: int) -> World:
-    """Let a world live through trouble and then through calm, until it has come to rest."""
+    """Run a world through faults and then calm, until it is at rest."""
     faults = faults_of(seed)
     world = World(seed, faults, planner_of(seed))
     try:
@@ -51,7 +51,7 @@ def live(seed: int) -> World:
 
 
 def _calm(world: World) -> None:
-    """Faults stop, and those that last come to their end: now all must find its place."""
+    """Faults end; now the cluster must come to rest."""
     rested = 0.0
     while world.clock.now < TROUBLE_S + CALM_S:
         world.clock.run_until(world.clock.now + LOOK_S)
@@ -62,7 +62,7 @@ def _calm(world: World) -> None:
 
 
 def unrest(world: World) -> str:
-    """What is still to be done; empty if one head leads, and the job runs or is held."""
+    """Return what is still to be done; empty if there is one leader and the job runs or is held."""
     leaders = [head for head in world.heads.values() if head.state.term is not None]
     if len(leaders) != 1:
         return f"{len(leaders)} heads lead"
@@ -82,7 +82,7 @@ def unrest(world: World) -> str:
 
 
 def _check_undisturbed(world: World) -> None:
-    """The control plane came and went; the job went on with its workers as they were.
+    """The control plane failed again and again; the job must have kept its workers.
 
     A machine that nobody heard of when the job began may join it later. If its own agent is away
     just then, for longer than its lease, the others go on without it: nothing trained yet. Who
@@ -103,7 +103,7 @@ def _check_undisturbed(world: World) -> None:
 
 
 def _check_slow(world: World) -> None:
-    """Whoever is much slower than the others is planned around, if not too many are.
+    """Stragglers are left out, up to the share that may be.
 
     What is marked stays marked under every leader, and is the fault of nobody.
     """

@@ -1,4 +1,4 @@
-"""Stories: what happens is written by hand in lines that begin with ``>``, the replies are told.
+"""Stories: events are lines that begin with ``>``, written by hand; the replies are generated.
 
 A line is ``> <seconds> <what> <words>``; see ``_EVENTS`` for the words of each. ``report`` speaks
 for the present generation. What the controller orders is told below it, then the job's phase
@@ -63,7 +63,7 @@ JOB = JobId("job")
 
 @dataclass
 class Story:
-    """The controller, and the little that a story's lines leave out."""
+    """The controller, and the little state that a story's lines leave out."""
 
     state: State = field(default_factory=State)
     written: GenerationRecord | None = None
@@ -74,7 +74,7 @@ class Story:
     intents: int = 0
 
     def tell(self, line: str) -> list[str]:
-        """What the controller says to one line."""
+        """Return the controller's reply to one line."""
         at, what, *words = line.removeprefix(">").split()
         values = dict(word.split("=", 1) for word in words if "=" in word)
         names = [word for word in words if "=" not in word]
@@ -88,7 +88,7 @@ class Story:
         return told
 
     def _is_bill(self, command: Command) -> bool:
-        """What a job has cost is no part of a story."""
+        """Return whether the command only writes a job's bill, which stories leave out."""
         if not isinstance(command, WriteJob):
             return False
         known, self.job = self.job, replace(self.job, bill=command.job.bill)
@@ -227,7 +227,7 @@ _EVENTS: dict[str, Callable[[Story, float, list[str], dict[str, str]], Event]] =
 
 
 def told(text: str) -> str:
-    """The story with the controller's replies, old ones replaced."""
+    """Return the story with the controller's present replies."""
     story = Story()
     lines: list[str] = []
     for line in text.splitlines():

@@ -13,7 +13,7 @@ STORIES = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_the_controller_acts_as_the_story_tells(path: Path) -> None:
+def test_story_matches_the_controllers_replies(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if os.environ.get("SAILOR_RETELL"):
         path.write_text(told(text), encoding="utf-8")
@@ -21,5 +21,5 @@ def test_the_controller_acts_as_the_story_tells(path: Path) -> None:
     assert told(text) == text
 
 
-def test_there_are_stories() -> None:
+def test_stories_are_found() -> None:
     assert STORIES
