@@ -30,8 +30,8 @@ def probe_suspects(state: State, active: Active) -> RuleAnswer:
 def suspects_to_probe(state: State, generation: GenerationRecord) -> tuple[NodeId, ...]:
     """Return the nodes to probe, the one that was probed longest ago first.
 
-    A peer lost its connection to it; or a member has no lease, and has not spoken for a while; or
-    somebody is there and never spoke.
+    Suspects: nodes to which a peer lost its connection, members with neither a lease nor a fresh
+    report, and nodes with a lease that never reported.
     """
     members = frozenset(generation.members)
     named: set[NodeId] = set()

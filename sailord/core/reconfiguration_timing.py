@@ -2,12 +2,12 @@
 
 From the controller's own phases and from what the nodes' reports measure:
 
-- *detect*: from the first sign of the reason to the question to the planner, with the time in
-  which further signs are gathered
+- *detect*: from the first sign of the trigger to the question to the planner, the gathering
+  window included
 - *plan*: until the planner answers
 - *retries*: generations in between that were opened and never ran, if there were any
-- *quiesce*: until the old generation is left and the next one stands in the store
-- *fetch*, *rebuild*, *verify*, *first_step*: as the slowest node reports; what nobody reports is
+- *quiesce*: until the old generation is left and the next one is stored
+- *fetch*, *rebuild*, *verify*, *first_step*: as the slowest node reports; unreported phases are
   left out
 """
 

@@ -187,7 +187,7 @@ class State:
         return self.jobs[self.active.job]
 
     def with_job(self, job: JobRecord) -> State:
-        """Return the state with this record of a job; whoever changes one emits ``WriteJob``."""
+        """Return the state with this record of a job; rules call ``write_job``, which stores it."""
         return replace(self, jobs={**self.jobs, job.id: job})
 
     def lease_of(self, node: Node) -> float:

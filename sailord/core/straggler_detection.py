@@ -1,12 +1,10 @@
 """Detection of stragglers: nodes that compute slower than predicted for their work.
 
-A prediction may be off for a whole kind of GPU, or for some layers, and says nothing of a node
-alone. So it is corrected first: by nodes that do the same work on the same kind of GPU, else by
-all others of its kind, with room for what the prediction itself may be off; and by what the node
-itself took for the same work before, less what has become slower for all. Nothing is judged
-before some steps were measured, and nobody called slow before it has been so for long.
-
-Pure: moments, steps and what was measured are arguments.
+A prediction may be off for a whole kind of GPU or for some layers, so a node is never compared with
+it alone. It is compared with nodes that do the same work on the same kind of GPU; else with all
+others of its kind, with room for the error of the prediction; and with its own past at the same
+work, less what has become slower for all. No node is judged before ``Limits.steps`` steps, and none
+is a straggler before it has been slow for ``Limits.seconds``.
 """
 
 from __future__ import annotations
@@ -130,12 +128,12 @@ def look(
             since, at = (now, sample.step) if before is None else (before.since, before.since_step)
             slow[id_] = Straggler(times, against, since, at, sample.step)
     return Speeds(
-        watch.generation,
-        watch.begun_step,
-        now,
-        {gpu: statistics.median(factors) for gpu, factors in sorted(by_gpu.items())},
-        at_first,
-        slow,
+        generation=watch.generation,
+        begun_step=watch.begun_step,
+        looked_at=now,
+        factors={gpu: statistics.median(factors) for gpu, factors in sorted(by_gpu.items())},
+        at_first=at_first,
+        slow=slow,
     )
 
 

@@ -1,8 +1,8 @@
 """Stragglers: found, planned around and marked; or kept, and why.
 
-What slow means is decided by ``straggling``. A node found slow is not simply left out: the planner
-is asked what is best without it, and only if that is better than going on with it, slow as it is,
-does the job stop at a step's end and move. Then the node is marked until somebody gives it back.
+``straggler_detection`` finds them. A straggler is not simply left out: the planner is asked for the
+best plan without it, and only if that is better than going on with it does the job change plan.
+Then the node is marked, until an operator uncordons it or nothing can run without it.
 """
 
 from __future__ import annotations
