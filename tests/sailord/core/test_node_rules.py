@@ -13,7 +13,7 @@ from sailord.core.decide import decide
 from sailord.core.events import IntentGiven, NodesObserved, PlanFound, Reported, Ticked
 from sailord.core.nodes import Nodes
 from sailord.core.phases import Opening, Phase, Running, Waiting
-from sailord.core.replan_triggers import change_wanted, usable
+from sailord.core.replan_triggers import replan_trigger, usable
 from sailord.core.restore_choice import in_memory
 from sailord.core.standing import Lost
 from sailord.core.straggler_detection import Speeds, Straggler
@@ -140,7 +140,7 @@ def test_gathering_window_starts_with_the_newest_node() -> None:
     old, new = node(C, since=NOW - 100), node(D, since=NOW - 4)
     now = state(None, node(A), node(B), old, new)
     assert now.active is not None
-    change = change_wanted(now, now.active)
+    change = replan_trigger(now, now.active)
     assert change is not None
     assert change.due == NOW - 4 + now.options.additions_gather_s
 
