@@ -69,7 +69,7 @@ USELESS = [
     (state(Waiting("none", NOW), generation=None, job=job(saving=KEPT)), "checkpoint", JOB,
      "does not run", "why"),
     (nodes(), "uncordon", "machine-a", "it is not cordoned", "cordoned"),
-    (nodes(), "withdraw", "machine-a", "nothing was said", "drained"),
+    (nodes(), "withdraw", "machine-a", "it is not draining", "drained"),
     (nodes(is_cordoned=True), "cordon", "machine-a", "cordoned already", "uncordon"),
     (nodes(draining_since=NOW), "drain", A, "draining already", "withdraw"),
     (nodes(lost_at=NOW, why_lost="it is dead"), "drain", A, "lost (it is dead)", "back"),
