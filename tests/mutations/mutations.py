@@ -304,13 +304,13 @@ MUTATIONS = [
         "agents/core/decide.py",
         (
             "an agent ends while others fetch from its memory",
-            "if not state.is_leaving or _is_needed(state):",
+            "if not state.is_leaving or _is_needed_by_others(state):",
             "if not state.is_leaving:",
         ),
         (
             "a generation is joined while the last one has the devices",
-            "    if gang is None:\n        return _join(state) or _end(state)\n",
-            "    joined = _join(state) or (_end(state) if gang is None else None)\n"
+            "    if gang is None:\n        return _join(state) or _exit(state)\n",
+            "    joined = _join(state) or (_exit(state) if gang is None else None)\n"
             "    if gang is None or joined is not None:\n"
             "        return joined\n",
         ),
@@ -326,13 +326,13 @@ MUTATIONS = [
         ),
         (
             "a restarted agent ends the workers that it finds",
-            "if state.has_read and not _is_wanted(state, gang):",
+            "if state.has_read_store and not _is_wanted(state, gang):",
             "if not _is_wanted(state, gang):",
         ),
         (
             "a cut-off agent parks workers although their steps go on",
-            "still_since = max(state.silent_since, gang.advanced_at, state.woken_at)",
-            "still_since = state.silent_since",
+            "still_since = max(state.store_silent_since, gang.advanced_at, state.resumed_at)",
+            "still_since = state.store_silent_since",
         ),
         (
             "unresponsive workers are never killed",
