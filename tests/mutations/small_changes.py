@@ -3,8 +3,8 @@
 ``python -m tests.mutations.small_changes sailord/core/decide.py --of 100``. Where
 ``tests.mutations`` breaks rules that somebody thought of, this breaks whatever can be broken:
 conditions are made true or false, parts of them and fields of ``replace`` are left out, least and
-greatest change places. What is printed not caught: a rule that needs a test, code that
-needs none since it changes nothing that can be seen, or code that is not needed.
+greatest change places. What is printed was not caught: a rule that needs a test, code
+whose change has no visible effect, or code that is not needed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,26 @@ from queue import SimpleQueue
 from tests.mutations.mutations import ROOT, copy_to, run, tests_of
 
 CORES = (
-    *(
-        "decide",
-        "phase_rules",
-        "planner_answer",
-        "job_rules",
-        "probing",
-        "transitions",
-        "queries",
-        "replan_triggers",
-        "learn",
-        "restore_point",
-    ),
-    *("checkpoint_rules", "nodes", "operator_orders", "generation_record", "drain_status"),
+    "checkpoint_rules",
+    "decide",
+    "drain_status",
+    "generation_record",
+    "job_rules",
+    "learn",
+    "node_lifecycle",
+    "nodes",
+    "operator_orders",
+    "phase_rules",
+    "planner_answer",
+    "probing",
+    "queries",
+    "replan_triggers",
+    "restore_choice",
+    "restore_point",
+    "standing",
+    "straggler_queries",
     "straggler_rules",
+    "transitions",
 )
 USUAL = (*(f"sailord/core/{name}.py" for name in CORES), "agents/core/decide.py")
 QUICK = """
