@@ -1,4 +1,4 @@
-"""The controller in the middle of something: states for tests of one decision each."""
+"""States of the controller, for tests of single decisions."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ A, B, C, D = (NodeId(name) for name in "abcd")
 TERM = 7
 NOW = 1000.0
 BEGAN = 900.0
-"""When the generation began, and the last step but a few were done."""
+"""When the generation began."""
 
 
 def record(id_: NodeId, **others: Any) -> NodeRecord:
-    """A machine that is ready for work."""
+    """A node record that is ready for work."""
     made = NodeRecord(id_, f"machine-{id_}", "zone", "box", "A100-40", 1, f"{id_}:1", "ready")
     return replace(made, **others)
 
 
 def generation(*members: NodeId, number: int = 3, **others: Any) -> GenerationRecord:
-    """The third one of the job, begun from step 10 of the second."""
+    """The third generation of the job, begun from step 10 of the second."""
     names = members or (A, B)
     made = GenerationRecord(
         JOB,
@@ -80,7 +80,7 @@ def report(
     of: int = 3,
     **others: Any,
 ) -> Report:
-    """What an agent says of the third generation; each node has all of the one layer."""
+    """An agent's report about the third generation; each node has all of the one layer."""
     made = Report(
         id_,
         number,
@@ -95,7 +95,7 @@ def report(
 
 
 def node(id_: NodeId, said: Report | None = None, **others: Any) -> Node:
-    """A machine as the controller knows it; it has reported that it runs."""
+    """A node as the controller knows it; it has reported that it runs."""
     return changed(Node(record(id_), BEGAN, said or report(id_), NOW - 0.5), **others)
 
 
@@ -113,7 +113,7 @@ def changed(node: Node, **others: Any) -> Node:
 
 
 def job(**others: Any) -> JobRecord:
-    """A job of one layer in one piece, that nothing outlives."""
+    """A job of one layer in one piece, without checkpoints."""
     return replace(JobRecord(JOB, "running", bill=Bill(until=NOW)), **others)
 
 
@@ -200,14 +200,14 @@ def state(
 
 
 def proposal(*members: NodeId, **others: Any) -> Proposal:
-    """A plan on these nodes that pays."""
+    """A plan on these nodes that is worth it."""
     names = members or (A, B)
     made = Proposal("plan-" + "".join(names), names, True, "it pays", 0.5, 1.0)
     return replace(made, **others)
 
 
 def order(kind: str, target: str = JOB, id_: str = "order", **others: Any) -> Intent:
-    """What an operator says."""
+    """An order."""
     return replace(Intent(id_, kind, target), **others)  # type: ignore[arg-type] # tests name kinds that there are
 
 
@@ -217,7 +217,7 @@ def durable(step: int, of: int = 3) -> Durable:
 
 
 def uploaded(id_: NodeId, step: int, of: int = 3, *, layer: int = 0) -> Uploaded:
-    """One node's vote for having brought a layer away."""
+    """One node's report of an uploaded layer."""
     return Uploaded(Point(step, of), f"{of}-{step}/{id_}", 1, "", (Holding(layer, 0, 1),))
 
 
@@ -225,7 +225,7 @@ KEPT = Saving("file:///checkpoints", memory_every=1, persist_every=10)
 
 
 def act(before: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Decide, and leave the notes out of what is ordered."""
+    """Decide, and leave notes out of the commands."""
     after, commands = decide(before, event)
     return after, tuple(each for each in commands if not isinstance(each, Note))
 
@@ -263,11 +263,11 @@ G4 = replace(
 OPENING = Opening(G4, proposal())
 
 Row = tuple[str, State, Event, Phase | Planning | None, tuple[Command, ...]]
-"""What happens, to whom, and what is to become of it."""
+"""Name, state before, event, expected phase, expected commands."""
 
 
 def parked(*steps: int) -> State:
-    """Both members have stopped, at these steps, and sealed there."""
+    """Both members parked at these steps, and sealed there."""
     nodes = (
         node(id_, report(id_, "stopped", step=step, sealed=(step,)))
         for id_, step in zip((A, B), steps, strict=True)
@@ -276,6 +276,6 @@ def parked(*steps: int) -> State:
 
 
 def opened(**others: object) -> WriteGeneration:
-    """The next generation's record, as it is to be written."""
+    """The write of the next generation's record."""
     made = replace(G4, reason="a reason", plan="plan-ab", **others)  # type: ignore[arg-type] # fields of a record
     return WriteGeneration(made, replaces=G)

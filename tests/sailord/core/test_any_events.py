@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: what every decision of the controller keeps to."""
+"""Properties of every decision, under any events in any order."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from tests.sailord.core.standing import (
 
 NAMES = (A, B, C)
 MOVES_MAX = 700
-"""What takes longest is a job that is paused while its last step cannot be kept."""
+"""The longest way: a job is paused while its last step cannot be made durable."""
 OTHER = JobId("other")
 
 names = st.sampled_from(NAMES)
@@ -217,7 +217,7 @@ class Play:
         return Reported(self.now, replace(said, sealed=sealed))
 
     def _kept(self, *, is_fine: bool) -> list[Event]:
-        """What becomes of a commit: its manifest, then the store's word."""
+        """Return the next event of a commit: its manifest, or the outcome of the transaction."""
         active = self.state.active
         if active is None or active.checkpointing.commit is None:
             return []
@@ -251,7 +251,7 @@ def test_any_events_keep_the_invariants_and_decide_the_same(
 def test_job_goes_on_once_faults_end(
     history: list[tuple[object, ...]], usd_max: float | None
 ) -> None:
-    """Or it is held, and says why; or nobody wants it to go on."""
+    """Or it is held and says why, or was paused or cancelled."""
     play = Play(usd_max)
     for move in history:
         for event in play.events(move):

@@ -1,4 +1,4 @@
-"""Hundreds of machines go away in the same second: one question to the planner, and one move."""
+"""Hundreds of notices in one second: one question to the planner, one reconfiguration."""
 
 from __future__ import annotations
 

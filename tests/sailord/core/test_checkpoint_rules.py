@@ -1,4 +1,4 @@
-"""When a checkpoint counts, what may be forgotten, and from which one a job goes on."""
+"""Checkpoints: commit, release of snapshots, and restore."""
 
 from __future__ import annotations
 

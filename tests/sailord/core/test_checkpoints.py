@@ -1,4 +1,4 @@
-"""One decision each: what becomes durable, what may be forgotten, and what is gone back to."""
+"""Single decisions about checkpoints: commit, release, restore."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ EMPTY = (node(A, report(A, sealed=())), node(B, report(B, sealed=())))
 
 
 def lost_memory(**others: object) -> State:
-    """Nothing stands in memory; step 30 is durable, and so was step 20."""
+    """Nothing is in memory; steps 20 and 30 are durable."""
     made = state(FROM_NOTHING, *EMPTY, job=job(saving=KEPT), **others)
     return replace(made, durables={JOB: durable(30)})
 

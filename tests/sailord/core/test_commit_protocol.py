@@ -1,4 +1,4 @@
-"""Every way in which a checkpoint can be committed, within bounds: none leaves half a checkpoint.
+"""Model check of the commit protocol: no interleaving, within bounds, commits half a checkpoint.
 
 Two controllers that may both believe they lead, two workers that may belong to a generation that
 is over, three generations, two steps. A worker uploads its part of a step and votes; a leader
@@ -28,7 +28,7 @@ class Rules:
     fences: bool = True
     """A commit compares the leader's term and the generation, in the same transaction."""
     immutable_names: bool = True
-    """An object's name tells generation, step and writer, so that nobody writes over another's."""
+    """Object names carry generation, step and writer, so that no writer overwrites another's."""
     coverage: bool = True
     """All parts must have voted."""
     careful_garbage: bool = True
@@ -57,7 +57,7 @@ class State:
     generation: int = 1
     durable: Durable | None = None
     objects: frozenset[tuple[Name, int]] = frozenset()
-    """Names, each with the generation whose content stands there."""
+    """Object names, each with the generation that wrote its content."""
     believed: tuple[int, int] = (1, 0)
     """The term in which each controller believes that it leads; 0: it does not."""
     workers: tuple[int, int] = (1, 1)
@@ -131,7 +131,7 @@ def _commits(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
 
 
 def _garbage(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
-    """What no manifest names and nobody can commit any more is removed."""
+    """Remove objects that no manifest names and that can no longer be committed."""
     named = {name for name, _ in state.durable.objects} if state.durable else set()
     gone = set()
     for name, generation in state.objects:

@@ -1,4 +1,4 @@
-"""Of a node that goes away it is said when it may be stopped, and never too early."""
+"""When a draining node is safe to stop."""
 
 from __future__ import annotations
 

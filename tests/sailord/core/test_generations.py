@@ -1,4 +1,4 @@
-"""One decision each: generations stop, open, start and run."""
+"""Single decisions about generations: stop, open, start, run."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from tests.sailord.core.standing import (
 )
 
 BEGINS = report(A, step=10)
-"""It runs, and has done no step yet."""
+"""Running, before the first step."""
 
 STOPS: list[Row] = [
     (
-        "all are parked at one point: the next one begins there",
+        "all members parked at one point: the next generation begins there",
         parked(41, 41),
         Ticked(NOW),
         Opening(
@@ -75,21 +75,21 @@ STOPS: list[Row] = [
         ),
     ),
     (
-        "parked at two steps is not parked",
+        "members parked at different steps do not count",
         parked(41, 42),
         Ticked(NOW),
         STOPPING,
         (),
     ),
     (
-        "one still runs",
+        "a member still runs",
         state(STOPPING, node(A, report(A, "stopped")), node(B), generation=STOPPED),
         Ticked(NOW),
         STOPPING,
         (),
     ),
     (
-        "parked without its snapshot is not parked",
+        "a member parked without its snapshot does not count",
         state(
             STOPPING,
             node(A, report(A, "stopped", sealed=())),
@@ -101,7 +101,7 @@ STOPS: list[Row] = [
         (),
     ),
     (
-        "a pause closes what has stopped",
+        "a pause closes the stopped generation",
         state(
             replace(STOPPING, then="paused"),
             node(A, report(A, "stopped")),
@@ -113,7 +113,7 @@ STOPS: list[Row] = [
         (WriteGeneration(replace(STOPPED, state="closed"), replaces=STOPPED),),
     ),
     (
-        "a node of the new plan is gone: another plan",
+        "a node of the new plan is gone: ask for another plan",
         state(
             replace(STOPPING, then=proposal(A, C)),
             node(A, report(A, "stopped")),
@@ -129,28 +129,28 @@ STOPS: list[Row] = [
 
 OPENS: list[Row] = [
     (
-        "what is stored is told: the last one is over, the next one begins",
+        "a stored record aborts the last generation and wakes the next",
         state(OPENING),
         GenerationWritten(NOW, G4),
         Starting(NOW, NOW + 123, 1.0),
         (AbortGeneration(JOB, 3, (A, B)), WakeAgents((A, B))),
     ),
     (
-        "what another has stored is not ours",
+        "another leader's record is ignored",
         state(OPENING),
         GenerationWritten(NOW, replace(G4, plan="another")),
         OPENING,
         (),
     ),
     (
-        "nothing is told before it is stored",
+        "nothing is sent before the record is stored",
         state(OPENING, node(A), node(B, lost_at=NOW)),
         Ticked(NOW),
         OPENING,
         (),
     ),
     (
-        "who finds another's record leads no more",
+        "a refused write ends leadership",
         state(OPENING),
         WriteRefused(NOW),
         None,
@@ -161,35 +161,35 @@ OPENS: list[Row] = [
 
 STARTS: list[Row] = [
     (
-        "all run",
+        "all members run",
         state(STARTING, node(A, BEGINS), node(B, report(B, "verifying", step=10)), step=10),
         Reported(NOW, report(B, number=6, step=10)),
         Running(NOW),
         (),
     ),
     (
-        "one does not yet",
+        "one member does not run yet",
         state(STARTING, node(A, BEGINS), node(B, report(B, "verifying", step=10)), step=10),
         Ticked(NOW),
         STARTING,
         (),
     ),
     (
-        "a step that was done proves it of all, also of who is not heard",
+        "one step proves that all members run, heard or not",
         state(STARTING, node(A, BEGINS), replace(node(B), report=None), step=10),
         Reported(NOW, report(A, number=6, step=11)),
         Running(NOW),
         (ProbeAgent(B),),
     ),
     (
-        "one speaks of the generation before",
+        "a report of the generation before does not count",
         state(STARTING, node(A, BEGINS), node(B, report(B, of=2)), step=10),
         Ticked(NOW),
         STARTING,
         (),
     ),
     (
-        "a notice does not wait until all run",
+        "a notice is answered during the start",
         state(
             STARTING,
             node(A, BEGINS),
@@ -204,21 +204,21 @@ STARTS: list[Row] = [
 
 RUNS: list[Row] = [
     (
-        "new machines are waited for together",
+        "new nodes are gathered",
         state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 29)),
         Ticked(NOW),
         Running(BEGAN),
         (),
     ),
     (
-        "and then asked about; nothing forces them on",
+        "and then asked about, unforced",
         state(None, node(A), node(B), replace(node(C, report(C, "idle")), since=NOW - 30)),
         Ticked(NOW),
         Planning(1, (A, B, C), "machine-c could help", False, NOW + 60, Running(BEGAN)),
         (RequestPlan(1, JOB, (A, B, C), G, False),),
     ),
     (
-        "a machine that was asked about did not help, and is not asked about again",
+        "a node that did not help is not asked about again",
         state(
             None,
             node(A),
@@ -231,21 +231,21 @@ RUNS: list[Row] = [
         (),
     ),
     (
-        "now and then a better plan is looked for",
+        "the plan is reconsidered after reconsider_s",
         state(considered_at=NOW - 600),
         Ticked(NOW),
         Planning(1, (A, B), "a better plan may exist by now", False, NOW + 60, Running(BEGAN)),
         (RequestPlan(1, JOB, (A, B), G, False),),
     ),
     (
-        "notices that come close together are answered together",
+        "notices are gathered",
         state(None, node(A), node(B, draining_since=NOW - 0.4)),
         Ticked(NOW),
         Running(BEGAN),
         (),
     ),
     (
-        "who leaves sooner than that is not gathered for",
+        "an imminent departure shortens the gathering",
         state(
             None,
             node(A),
@@ -256,7 +256,7 @@ RUNS: list[Row] = [
         (RequestPlan(1, JOB, (A,), G, False),),
     ),
     (
-        "who left is not asked to stay because a new one comes",
+        "a new node does not bring a draining one back",
         state(
             None,
             node(A),

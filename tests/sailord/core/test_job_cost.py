@@ -1,4 +1,4 @@
-"""What a job costs is summed up whoever leads, and one that has spent its budget is held."""
+"""A job's cost is summed up across leaders, and a spent budget holds the job."""
 
 from __future__ import annotations
 

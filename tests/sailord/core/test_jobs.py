@@ -1,4 +1,4 @@
-"""One decision each: the queue of jobs, and what operators order."""
+"""Single decisions about the queue and operators' orders."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_withdrawn_notice_leaves_no_mark() -> None:
 
 
 def test_node_back_after_an_expired_lease_keeps_its_marks() -> None:
-    """Its agent was away for longer than the lease; nobody said that the machine may be used."""
+    """Its agent was away for longer than the lease, and no order took the mark back."""
     before = state(None, node(A), node(B), node(C))
     for kind in ("cordon", "drain", "quarantine"):
         said = order(kind, "machine-c" if kind == "cordon" else C, kind, reason="it limps")

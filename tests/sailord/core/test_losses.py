@@ -1,4 +1,4 @@
-"""One decision each: failures, deadlines, lost machines, and who leads."""
+"""Single decisions about failures, deadlines, lost nodes and leadership."""
 
 from __future__ import annotations
 
@@ -449,7 +449,7 @@ def test_steps_during_a_short_pause_of_the_leader_are_heard_first() -> None:
 
 
 def tick(before: State, *, until: float) -> State:
-    """Time passes as it does for who is awake."""
+    """Let time pass in ticks, as for a leader that is not stopped."""
     while before.now < until:
         before, _ = act(before, Ticked(min(before.now + 0.5, until)))
     return before

@@ -1,4 +1,4 @@
-"""Single rules about nodes that nothing else would miss: each was found by breaking it."""
+"""Rules about nodes that no other test guards; each was found by a mutation."""
 
 from __future__ import annotations
 

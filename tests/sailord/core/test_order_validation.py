@@ -1,4 +1,4 @@
-"""Orders that would change nothing are refused with what is the case, and all others are taken."""
+"""Orders without effect are rejected with a reason; all others are accepted."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ SELDOM = (
     (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("resume"))),
     (state(Held("it fails", NOW), generation=CLOSED), IntentGiven(NOW, order("cancel"))),
 )
-"""What chance hardly comes to."""
+"""Transitions that random histories hardly reach."""
 LIVES = 100
 WRONG: tuple[tuple[object, ...], ...] = (
     ("tick", 15.0),
@@ -116,4 +116,4 @@ def _live(chance: random.Random) -> None:
 def test_diagram_shows_exactly_the_transitions_that_occur() -> None:
     shown, gone = drawn(), lived()
     assert gone - shown == set(), "not drawn"
-    assert shown - gone == set(), "drawn, and nobody goes there"
+    assert shown - gone == set(), "drawn, but never taken"

@@ -1,4 +1,4 @@
-"""One decision each: from waiting to a plan, and what becomes of its answer."""
+"""Single decisions about questions to the planner and their answers."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from tests.sailord.core.standing import (
 
 WAITS: list[Row] = [
     (
-        "what else breaks in this moment is waited for",
+        "other failures are gathered first",
         state(replace(WAITING, since=NOW - 0.05)),
         Ticked(NOW),
         replace(WAITING, since=NOW - 0.05),
         (),
     ),
     (
-        "then a plan is asked for; the old one is enough, as all its nodes are there",
+        "then the planner is asked; the last plan may be repeated",
         state(WAITING),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
@@ -61,42 +61,42 @@ WAITS: list[Row] = [
         (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
     ),
     (
-        "what failed twice in a row is not tried just so again",
+        "a plan that failed twice in a row is not repeated",
         state(WAITING, failures=2),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
         (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True),),
     ),
     (
-        "after a pause the machines may be others: it is planned anew",
+        "after a pause the plan is not repeated",
         state(replace(WAITING, since=NOW - 5), generation=replace(G, state="closed")),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, replace(ASKED, since=NOW)),
         (RequestPlan(1, JOB, (A, B), replace(G, state="closed"), False, is_urgent=True),),
     ),
     (
-        "a pause after a failure is kept",
+        "the backoff after a failure is kept",
         state(WAITING, not_before=NOW + 1),
         Ticked(NOW),
         WAITING,
         (),
     ),
     (
-        "after some failures the safest plan is wanted",
+        "after three failures the smallest plan is asked for",
         state(WAITING, failures=3),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
         (RequestPlan(1, JOB, (A, B), G, True, is_urgent=True),),
     ),
     (
-        "what was refused is not asked again",
+        "a refused question is not repeated",
         state(WAITING, is_refused=True, considered_at=NOW - 599),
         Ticked(NOW),
         WAITING,
         (),
     ),
     (
-        "unless much time has passed",
+        "unless reconsider_s has passed",
         state(WAITING, is_refused=True, considered_at=NOW - 600),
         Ticked(NOW),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
@@ -110,14 +110,14 @@ WAITS: list[Row] = [
         (RequestPlan(1, JOB, (A, B, C), G, False, is_urgent=True),),
     ),
     (
-        "nobody is asked about no nodes",
+        "no question without usable nodes",
         state(WAITING, node(A, absent_since=NOW - 1, heard_at=NOW)),
         Ticked(NOW),
         WAITING,
         (),
     ),
     (
-        "who leaves, is cordoned, not ready or lost is not planned for",
+        "draining, cordoned, unready and lost nodes are left out",
         state(
             WAITING,
             node(A),
@@ -134,70 +134,70 @@ WAITS: list[Row] = [
 
 PLANS: list[Row] = [
     (
-        "nothing runs: the plan is opened at once, from what is in memory",
+        "nothing runs: the plan is opened at once from memory",
         state(FROM_NOTHING),
         PlanFound(NOW, 4, proposal()),
         replace(OPENING, record=opened().record),
         (opened(),),
     ),
     (
-        "an answer to an older question is not heard",
+        "an answer to an older question is ignored",
         state(QUESTION),
         PlanFound(NOW, 3, proposal(A)),
         QUESTION,
         (),
     ),
     (
-        "no plan: what runs goes on",
+        "no plan: the running generation goes on",
         state(QUESTION),
         PlanRefused(NOW, 4, "nothing fits"),
         Running(BEGAN),
         (),
     ),
     (
-        "the planner is silent: what runs goes on",
+        "no answer: the running generation goes on",
         state(replace(QUESTION, deadline=NOW)),
         Ticked(NOW),
         Running(BEGAN),
         (),
     ),
     (
-        "before its time is over it is waited for",
+        "the answer is waited for up to the deadline",
         state(QUESTION),
         Ticked(NOW),
         QUESTION,
         (),
     ),
     (
-        "a node of the question is gone: another question is asked",
+        "a node of the question is gone: ask again",
         state(replace(FROM_NOTHING, asked_for=(A, B, C)), node(A), node(B), node(C, lost_at=NOW)),
         PlanFound(NOW, 4, proposal(A, B, C)),
         Planning(1, (A, B), "a reason", True, NOW + 60, ASKED),
         (RequestPlan(1, JOB, (A, B), G, False, is_urgent=True, repeats=True),),
     ),
     (
-        "a better plan that does not pay is left",
+        "a better plan that does not pay is not adopted",
         state(replace(QUESTION, is_forced=False)),
         PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
         Running(BEGAN),
         (),
     ),
     (
-        "forced, it is taken whatever it costs",
+        "a forced change is adopted at any cost",
         state(QUESTION),
         PlanFound(NOW, 4, proposal(A, is_worth_it=False)),
         Stopping(proposal(A, is_worth_it=False), "a reason", NOW + 61.5),
         (WriteGeneration(STOPPED, replaces=G),),
     ),
     (
-        "the plan that runs already is not moved to",
+        "the running plan is kept",
         state(QUESTION),
         PlanFound(NOW, 4, proposal()),
         Running(BEGAN),
         (),
     ),
     (
-        "who leaves before a step ends is not stopped for",
+        "no stop if a member leaves before a step ends",
         state(
             replace(QUESTION, asked_for=(A,)),
             node(A),
@@ -215,7 +215,7 @@ PLANS: list[Row] = [
         ),
     ),
     (
-        "who leaves after some more steps is stopped for",
+        "a stop if a member leaves after some more steps",
         state(
             replace(QUESTION, asked_for=(A,)),
             node(A),
@@ -226,7 +226,7 @@ PLANS: list[Row] = [
         (WriteGeneration(STOPPED, replaces=G),),
     ),
     (
-        "who may hold snapshots and was not heard is waited for",
+        "unheard snapshot holders are waited for",
         state(FROM_NOTHING, node(A), replace(node(B), report=None)),
         PlanFound(NOW, 4, proposal()),
         replace(FROM_NOTHING, answer=proposal()),

@@ -1,4 +1,4 @@
-"""What a move took is put together phase by phase, beside what was predicted."""
+"""Timing of reconfigurations by phase, beside the prediction."""
 
 from __future__ import annotations
 

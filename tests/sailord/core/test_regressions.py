@@ -1,4 +1,4 @@
-"""Places where several things meet: each of these once ended the daemon, or lost steps, or hung."""
+"""Regressions: each of these once crashed the daemon, lost steps or hung."""
 
 from __future__ import annotations
 

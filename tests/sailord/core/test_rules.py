@@ -1,4 +1,4 @@
-"""Single rules that nothing else would miss: each was found by breaking it."""
+"""Rules that no other test guards; each was found by a mutation."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_running_plan_means_same_plan_and_same_nodes(
 
 
 def test_imminent_departure_still_waits_for_snapshot_holders() -> None:
-    """A new leader does not know yet what stands where; a stop costs nothing then."""
+    """A new leader does not know the snapshots yet; a stop costs nothing then."""
     going = node(A, draining_since=NOW - 1)
     going = replace(going, record=replace(going.record, leaves_at=NOW + 0.1))
     unheard = node(C, heard_at=0.0)

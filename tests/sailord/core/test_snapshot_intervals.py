@@ -1,4 +1,4 @@
-"""How often state is kept follows from what was measured."""
+"""Intervals of snapshots and checkpoints follow from measurements."""
 
 from __future__ import annotations
 

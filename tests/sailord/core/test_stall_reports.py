@@ -1,4 +1,4 @@
-"""What snapshots hold training up for goes from the worker's step to the controller's interval."""
+"""Snapshot stalls, from the worker's step to the controller's interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is slow: by others with the same work, by others of its kind, and by its own past."""
+"""Stragglers: against peers with equal work, peers of the same GPU kind, and a node's own past."""
 
 from __future__ import annotations
 

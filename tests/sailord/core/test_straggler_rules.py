@@ -1,4 +1,4 @@
-"""One decision each: a node that computes slower than it should."""
+"""Single decisions about stragglers."""
 
 from __future__ import annotations
 

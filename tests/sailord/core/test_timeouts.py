@@ -1,4 +1,4 @@
-"""What is waited for how long: the rungs stand in their order whatever a step takes."""
+"""Time limits keep their order whatever a step takes."""
 
 from __future__ import annotations
 
