@@ -27,7 +27,7 @@ from worker.checkpoint.snapshot_file import (
     parse_head,
 )
 from worker.layout.rank_layout import tensors_by_layer
-from worker.layout.tensor_table import table_of
+from worker.layout.tensor_table import tables_of
 
 FIRST_BYTES = 1 << 16
 """Read at once of an object: most headers are shorter."""
@@ -115,7 +115,7 @@ def _pieces(part: Uploaded | Object) -> Iterator[tuple[int, int]]:
 def tensors_of(job: Job) -> tuple[Tensor, ...]:
     """The tensor table of a job."""
     count = len(job.model.layers)
-    tables = tensors_by_layer(table_of(job, index) for index in range(count))
+    tables = tensors_by_layer(tables_of(job))
     return tuple(
         Tensor(layer_number(layer, layers=count), spec.name, spec.shape, spec.split_dim)
         for layer, specs in sorted(

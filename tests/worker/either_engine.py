@@ -14,8 +14,7 @@ from worker.data.open_data import open_data
 from worker.distributed.process_groups import ProcessTransport
 from worker.engines.deepspeed.config import read_config
 from worker.engines.deepspeed.engine import DeepSpeedTrainer
-from worker.layout.rank_layout import tensors_by_layer
-from worker.layout.tensor_table import table_of
+from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.trainer import Trainer, TrainingProgress
 
@@ -49,9 +48,9 @@ def train(
 
 def state_of(job: Job, results: list[Any]) -> State:
     """Merge the state of all ranks."""
-    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shares = [
         {key: [(atoms, torch.from_numpy(a)) for atoms, a in held] for key, held in arrays.items()}
         for _, arrays, _ in results
     ]
-    return {key: t.numpy() for key, t in merge_ranks(shares, tables).items()}, results[0][2]
+    merged = merge_ranks(shares, tensors_of(job))
+    return {key: tensor.numpy() for key, tensor in merged.items()}, results[0][2]

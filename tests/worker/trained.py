@@ -15,8 +15,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
 from worker.data.batch import Samples
 from worker.distributed.in_process import ThreadTransport, run_as_threads
-from worker.layout.rank_layout import Tables, tensors_by_layer
-from worker.layout.tensor_table import table_of
+from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer, build_layer, tie
 from worker.models.loss import NO_LABEL
 from worker.models.microbatch_context import MicroBatch, MicroBatchContext
@@ -93,11 +92,6 @@ class Run:
     trainers: list[Trainer]
 
 
-def tables_of(job: Job) -> Tables:
-    """Return the tensors of the job's layers."""
-    return tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
-
-
 def trained(
     job: Job,
     plan: Plan,
@@ -132,7 +126,7 @@ def trained(
         assert [replace(r, seconds=0) for r in reports] == [
             replace(r, seconds=0) for r in ranks[0][1]
         ]
-    state = merge_ranks([pieces for _, _, _, pieces in ranks], tables_of(job))
+    state = merge_ranks([pieces for _, _, _, pieces in ranks], tensors_of(job))
     return Run(ranks[0][1], state, disagreements, [rank[0] for rank in ranks])
 
 

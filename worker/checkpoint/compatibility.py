@@ -11,8 +11,7 @@ from typing import Any
 from simulator.documents.problems import Problem, Problems
 from simulator.spec.job import OPTIMIZER_MOMENTS, Job
 from worker.checkpoint.snapshot_file import fingerprint
-from worker.layout.rank_layout import tensors_by_layer
-from worker.layout.tensor_table import table_of
+from worker.layout.tensor_table import tables_of, tensors_of
 
 
 def dtype_of(job: Job) -> str:
@@ -22,9 +21,8 @@ def dtype_of(job: Job) -> str:
 
 def model_of(job: Job) -> str:
     """Return the fingerprint of the job's tensors."""
-    tables = [table_of(job, index) for index in range(len(job.model.layers))]
     moments = OPTIMIZER_MOMENTS[job.optimizer]
-    return fingerprint(tables, atoms=job.max_tp, dtype=dtype_of(job), moments=moments)
+    return fingerprint(tables_of(job), atoms=job.max_tp, dtype=dtype_of(job), moments=moments)
 
 
 def differences(job: Job, was: Job, *, step: int, place: str) -> list[Problem]:
@@ -68,11 +66,12 @@ def _of_models(job: Job, was: Job) -> str:
     for layer, name in sorted(mine.keys() | theirs.keys()):
         shape, before = mine.get((layer, name)), theirs.get((layer, name))
         if shape != before:
-            told = [each or "not there" for each in (shape, before)]
-            return f"{name} of layer {max(layer, 0)} is {told[0]} and was {told[1]}"
+            shown = [each or "not there" for each in (shape, before)]
+            return f"{name} of layer {max(layer, 0)} is {shown[0]} and was {shown[1]}"
     return "its tensors are split differently"
 
 
 def _shapes(job: Job) -> dict[tuple[int, str], tuple[int, ...]]:
-    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
-    return {(layer, spec.name): spec.shape for layer, specs in tables.items() for spec in specs}
+    return {
+        (layer, spec.name): spec.shape for layer, specs in tensors_of(job).items() for spec in specs
+    }

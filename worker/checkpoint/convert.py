@@ -43,15 +43,8 @@ from worker.checkpoint.snapshot_file import (
     with_offsets,
 )
 from worker.data.batch import FIRST_HASH
-from worker.layout.rank_layout import (
-    TIED,
-    FlatLayout,
-    Tables,
-    atoms_layout,
-    tensors_by_layer,
-    unsplit_layout,
-)
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import TIED, FlatLayout, Tables, piece_layout
+from worker.layout.tensor_table import tables_of, tensors_of
 from worker.models.hf_weights import is_hf_model, open_checkpoint, to_huggingface
 from worker.training.optimizer import OptimizerStep
 from worker.training.precision import precision_of
@@ -77,7 +70,7 @@ class FullCheckpoint:
     """The master weights, then the optimizer's moments."""
 
 
-# ---- reading ours -------------------------------------------------------------------------------
+# ---- reading checkpoints -------------------------------------------------------------------------
 
 
 def read_checkpoint(uri: str) -> FullCheckpoint:
@@ -99,10 +92,10 @@ def _manifest(data: bytes, uri: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
         expected = manifest["sha256"]
-        stated = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
+        dtype_name = json.dumps({**manifest, "sha256": ""}, sort_keys=True, separators=(",", ":"))
     except (ValueError, KeyError, TypeError):
         raise SnapshotError(f"{uri} is not a manifest, or is truncated") from None
-    if hashlib.sha256(stated.encode()).hexdigest() != expected:
+    if hashlib.sha256(dtype_name.encode()).hexdigest() != expected:
         raise SnapshotError(f"{uri} is damaged: its hash does not match")
     assert isinstance(manifest, dict)
     return manifest
@@ -140,12 +133,12 @@ def _assemble(
     job: Job, bodies: Mapping[tuple[int, int], bytes], *, dtype: str, place: str
 ) -> tuple[NamedTensors, ...]:
     layers, moments = len(job.model.layers), OptimizerStep.moment_count(job)
-    tables = tables_of(job)
+    tables = tensors_of(job)
     kinds: tuple[NamedTensors, ...] = tuple({} for _ in range(1 + moments))
     parts: dict[tuple[int, int, str], list[Tensor]] = {}
     for layer, specs in tables.items():
         for piece in range(job.max_tp + 1):
-            image = piece_layout(tables, layer, piece, atoms=job.max_tp)
+            image = piece_layout(specs, piece, atoms=job.max_tp)
             body = bodies.get((layer_number(layer, layers=layers), piece))
             if body is None:
                 raise InputError(Problem(place, f"piece {piece} of layer {layer} is missing"))
@@ -169,19 +162,7 @@ def _flats(body: bytes, image: FlatLayout, *, count: int, dtype: str) -> list[Te
     return list(torch.frombuffer(bytearray(body), dtype=kind).view(count, image.elements))
 
 
-def tables_of(job: Job) -> Tables:
-    """Return the tensors of each layer, with shared ones under ``TIED``."""
-    return tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
-
-
-def piece_layout(tables: Tables, layer: int, piece: int, *, atoms: int) -> FlatLayout:
-    """Return the flat layout of one kind of state of a piece."""
-    if piece == atoms:
-        return unsplit_layout(tables[layer])
-    return atoms_layout(tables[layer], range(piece, piece + 1), atoms=atoms)
-
-
-# ---- writing others' ----------------------------------------------------------------------------
+# ---- exports -------------------------------------------------------------------------------------
 
 
 def external_names(job: Job, kind: NamedTensors) -> dict[str, Tensor]:
@@ -250,7 +231,7 @@ def _created_folder(out: Path) -> Iterator[Path]:
         raise
 
 
-# ---- reading others' ----------------------------------------------------------------------------
+# ---- imports -------------------------------------------------------------------------------------
 
 
 def import_deepspeed(folder: Path, job_file: Path, name: str, out: Path) -> Header:
@@ -295,7 +276,7 @@ def _read_universal(zero: Path, key: str) -> tuple[dict[str, Tensor], int]:
 
 def _to_our_names(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTensors:
     named: NamedTensors = {}
-    tables = tables_of(job)
+    tables = tensors_of(job)
     for layer, specs in tables.items():
         index = 0 if layer == TIED else layer
         if is_hf_model(job):
@@ -309,17 +290,17 @@ def _to_our_names(job: Job, file: Path, found: Mapping[str, Tensor]) -> NamedTen
 def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
     """Write full tensors as one sealed file with all pieces."""
     job, layers = whole.job, len(whole.job.model.layers)
-    tables, dtype = tables_of(job), precision_of(job).master
+    tables, dtype = tensors_of(job), precision_of(job).master
     bodies = {
         (layer_number(layer, layers=layers), piece): _body(whole, tables, layer, piece, dtype)
         for layer in tables
         for piece in range(job.max_tp + 1)
     }
-    stated = str(dtype).removeprefix("torch.")
+    dtype_name = str(dtype).removeprefix("torch.")
     moments = OptimizerStep.moment_count(job)
     model = fingerprint(
-        (table_of(job, index) for index in range(layers)),
-        atoms=job.max_tp, dtype=stated, moments=moments,
+        tables_of(job),
+        atoms=job.max_tp, dtype=dtype_name, moments=moments,
     )  # fmt: skip
     pieces = tuple(
         Piece(*key, 0, len(body), checksum(body), is_written=True)
@@ -328,7 +309,7 @@ def write_full(whole: FullCheckpoint, name: str, out: Path) -> Header:
     header = with_offsets(
         Header(
             job=name, generation=0, step=whole.progress.step, term=0, rank=0, node="imported",
-            atoms=job.max_tp, layers=layers + 1, dtype=stated, moments=moments, model=model,
+            atoms=job.max_tp, layers=layers + 1, dtype=dtype_name, moments=moments, model=model,
             persist=True, progress=whole.progress, pieces=pieces,
         )
     )  # fmt: skip
@@ -347,7 +328,7 @@ def _body(
 ) -> bytes:
     """Return the bytes of a piece: the weights, then each moment."""
     atoms = whole.job.max_tp
-    image = piece_layout(tables, layer, piece, atoms=atoms)
+    image = piece_layout(tables[layer], piece, atoms=atoms)
     flats = torch.zeros(len(whole.kinds), image.elements, dtype=dtype)
     for flat, named in zip(flats, whole.kinds, strict=True):
         for slot in image.slots:

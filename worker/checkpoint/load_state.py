@@ -14,7 +14,7 @@ from torch import Tensor
 from worker.checkpoint.placement import PieceKey, StateShape
 from worker.checkpoint.replica_check import DIGEST_END
 from worker.checkpoint.snapshot_file import checksum, layer_from_number, layer_number
-from worker.layout.rank_layout import FlatLayout, atoms_layout, unsplit_layout
+from worker.layout.rank_layout import piece_layout
 from worker.training.flat_buffers import LayerBuffer
 from worker.training.precision import Precision
 
@@ -37,15 +37,8 @@ def views_in_piece(buffer: LayerBuffer, flat: Tensor, piece: int) -> list[Tensor
     """Return the same tensors as views of one kind of a piece's bytes."""
     if piece == buffer.atoms or len(buffer.held) == 1:
         return [flat]
-    image = piece_layout(buffer, piece)
+    image = piece_layout(buffer.specs, piece, atoms=buffer.atoms)
     return [flat[s.offset : s.offset + s.elements].view(s.shape) for s in image.slots]
-
-
-def piece_layout(buffer: LayerBuffer, piece: int) -> FlatLayout:
-    """Return the flat layout of one kind of state of a piece."""
-    if piece == buffer.atoms:
-        return unsplit_layout(buffer.specs)
-    return atoms_layout(buffer.specs, range(piece, piece + 1), atoms=buffer.atoms)
 
 
 def fill_buffers(
@@ -58,7 +51,7 @@ def fill_buffers(
     with torch.no_grad():
         for (number, piece), body in bodies.items():
             buffer = buffers[layer_from_number(number, layers=shape.layers)]
-            elements = piece_layout(buffer, piece).elements
+            elements = piece_layout(buffer.specs, piece, atoms=buffer.atoms).elements
             kinds = flat_states(buffer) if _keeps_moments(buffer, piece) else (buffer.master,)
             for kind, flat in enumerate(kinds):
                 # torch warns about writable buffers; pass a read-only view.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.checkpoint.snapshot_file import ANY_NODE, layer_number
-from worker.layout.rank_layout import Holdings, all_buckets, atoms_layout, unsplit_layout
+from worker.layout.rank_layout import Holdings, all_buckets, piece_layout
 
 PieceKey = tuple[int, int]
 """A layer's number in files, and the number of a piece."""
@@ -36,10 +36,7 @@ class StateShape:
 
 def elements_of(holdings: Holdings, layer: int, piece: int) -> int:
     """Return how many elements of one kind a piece has."""
-    specs = holdings.tables[layer]
-    if piece == holdings.atoms:
-        return unsplit_layout(specs).elements
-    return atoms_layout(specs, range(piece, piece + 1), atoms=holdings.atoms).elements
+    return piece_layout(holdings.tables[layer], piece, atoms=holdings.atoms).elements
 
 
 def sizes_of(holdings: Holdings, shape: StateShape) -> dict[PieceKey, int]:

@@ -31,14 +31,14 @@ def check_replicas(
     A collective: all ranks call it at the same point with the same ``keys``. ``what`` completes
     the error message.
     """
-    told = torch.zeros(2, len(keys), dtype=torch.int64)
+    sums_and_counts = torch.zeros(2, len(keys), dtype=torch.int64)
     for place, key in enumerate(keys):
         if key in mine:
-            told[0, place], told[1, place] = mine[key], 1
-    told = told.to(device)
+            sums_and_counts[0, place], sums_and_counts[1, place] = mine[key], 1
+    sums_and_counts = sums_and_counts.to(device)
     if group is not None:
-        group.all_reduce(told)
-    sums, holders = told.tolist()
+        group.all_reduce(sums_and_counts)
+    sums, holders = sums_and_counts.tolist()
     for place, key in enumerate(keys):
         if key in mine and sums[place] != mine[key] * holders[place]:
             layer, piece = key

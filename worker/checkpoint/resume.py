@@ -18,8 +18,9 @@ from torch import Tensor
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import differences
-from worker.checkpoint.convert import FullCheckpoint, read_checkpoint, tables_of
+from worker.checkpoint.convert import FullCheckpoint, read_checkpoint
 from worker.layout.rank_layout import TIED
+from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import StateKind, TensorKey
 from worker.training.precision import LossScale
 from worker.training.trainer import TrainingProgress
@@ -64,24 +65,24 @@ def _logical(job: Job, whole: FullCheckpoint) -> dict[TensorKey, Tensor]:
     return {
         (layer, spec.name, kind): named[0 if layer == TIED else layer, spec.name]
         for kind, named in zip(kinds, whole.kinds, strict=True)
-        for layer, specs in tables_of(job).items()
+        for layer, specs in tensors_of(job).items()
         for spec in specs
     }
 
 
 def _progress(whole: FullCheckpoint) -> TrainingProgress:
-    told = whole.progress
+    saved = whole.progress
     return TrainingProgress(
-        step=told.step,
-        updates=told.updates,
-        scale=LossScale(told.scale, told.good_steps),
-        sample_hash=told.sample_hash,
-        samples=told.samples,
-        label_tokens=told.label_tokens,
+        step=saved.step,
+        updates=saved.updates,
+        scale=LossScale(saved.scale, saved.good_steps),
+        sample_hash=saved.sample_hash,
+        samples=saved.samples,
+        label_tokens=saved.label_tokens,
     )
 
 
-# ---- what stands where --------------------------------------------------------------------------
+# ---- checkpoint folders --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

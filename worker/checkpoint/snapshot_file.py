@@ -151,7 +151,7 @@ def fingerprint(
     tables: Iterable[Iterable[LogicalTensor]], *, atoms: int, dtype: str, moments: int
 ) -> str:
     """Return a fingerprint of a job's tensors; equal ones can load each other's states."""
-    told = {
+    content = {
         "tensors": [
             [(spec.name, spec.shape, spec.split_dim, spec.tied_name) for spec in table]
             for table in tables
@@ -160,7 +160,7 @@ def fingerprint(
         "dtype": dtype,
         "moments": moments,
     }
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def layer_number(layer: int, *, layers: int) -> int:
@@ -173,7 +173,7 @@ def layer_from_number(number: int, *, layers: int) -> int:
     return TIED if number == layers else number
 
 
-# ---- the bytes of a header ----------------------------------------------------------------------
+# ---- header bytes --------------------------------------------------------------------------------
 
 
 def checksum(data: bytes | bytearray | memoryview) -> str:
@@ -439,7 +439,7 @@ def write_copy(folder: Path, header: Header, bodies: Mapping[tuple[int, int], by
         early.unlink(missing_ok=True)
 
 
-# ---- telling others -----------------------------------------------------------------------------
+# ---- listings ------------------------------------------------------------------------------------
 
 
 def listing(found: Iterable[SealedFile]) -> bytes:

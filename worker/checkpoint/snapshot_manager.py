@@ -129,13 +129,13 @@ def progress_of(trainer: TrainingEngine) -> SavedProgress:
 
 
 def load_snapshot(
-    trainer: TrainingEngine, told: SavedProgress, bodies: Mapping[PieceKey, bytearray | memoryview]
+    trainer: TrainingEngine, saved: SavedProgress, bodies: Mapping[PieceKey, bytearray | memoryview]
 ) -> None:
     """Continue from fetched pieces."""
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
-    scale = LossScale(told.scale, told.good_steps)
+    scale = LossScale(saved.scale, saved.good_steps)
     trainer.progress = TrainingProgress(
-        told.step, told.updates, scale, told.sample_hash, told.samples, told.label_tokens
+        saved.step, saved.updates, scale, saved.sample_hash, saved.samples, saved.label_tokens
     )
     trainer.import_state()
 
@@ -280,7 +280,7 @@ class SnapshotManager:
                 self._changed.wait(_POLL_S)
                 self.transport.check()
 
-    # ---- at the end -----------------------------------------------------------------------------
+    # ---- at a stop -------------------------------------------------------------------------------
 
     def seal_at_stop(self, *, persist: bool) -> None:
         """Seal the state after all ranks have stopped at the same step."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.checkpoint.load_state import flat_states, piece_layout, views_in_buffer, views_in_piece
+from worker.checkpoint.load_state import flat_states, views_in_buffer, views_in_piece
 from worker.checkpoint.snapshot_file import (
     Header,
     NoRoomError,
@@ -36,6 +36,7 @@ from worker.checkpoint.snapshot_file import (
     seal,
     unseal,
 )
+from worker.layout.rank_layout import piece_layout
 from worker.profiling.fault_injection import Milestone
 from worker.training.flat_buffers import LayerBuffer
 
@@ -246,23 +247,23 @@ class CopySources:
         )
         tensors = [
             view.detach()
-            for piece, memory in pieces
-            for flat in flat_states(memory)
-            for view in views_in_buffer(memory, flat, piece.piece)
+            for piece, buffer in pieces
+            for flat in flat_states(buffer)
+            for view in views_in_buffer(buffer, flat, piece.piece)
         ]
         return cls(pieces, tensors)
 
     def targets(self, body: mmap.mmap) -> list[Tensor]:
         """Return the views in a file that the tensors are copied to."""
         found = []
-        for piece, memory in self.pieces:
-            elements = piece_layout(memory, piece.piece).elements
-            for kind in range(len(flat_states(memory))):
-                offset = piece.offset + kind * elements * memory.master.element_size()
+        for piece, buffer in self.pieces:
+            elements = piece_layout(buffer.specs, piece.piece, atoms=buffer.atoms).elements
+            for kind in range(len(flat_states(buffer))):
+                offset = piece.offset + kind * elements * buffer.master.element_size()
                 flat = torch.frombuffer(
-                    body, dtype=memory.master.dtype, count=elements, offset=offset
+                    body, dtype=buffer.master.dtype, count=elements, offset=offset
                 )
-                found += views_in_piece(memory, flat, piece.piece)
+                found += views_in_piece(buffer, flat, piece.piece)
         return found
 
 

@@ -264,7 +264,7 @@ def _who_noticed(cause: _RankProcess, others: list[_RankProcess]) -> str:
     return f"; rank{'s' if len(others) > 1 else ''} {names} noticed within {slowest_s:.2f} s"
 
 
-# -- in the rank ----------------------------------------------------------------------------------
+# -- in the rank's process -------------------------------------------------------------------------
 
 
 def _run_rank(body: Body, number: int, writing: int, parent: int) -> NoReturn:

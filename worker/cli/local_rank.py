@@ -19,7 +19,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.resume import ResumePoint
 from worker.cli.local_launcher import PeerFailedError, RunFailedError, SendMessage
-from worker.data.batch import Data
+from worker.data.batch import DataSource
 from worker.distributed.in_process import ThreadWorld
 from worker.distributed.interface import Transport, TransportError
 from worker.distributed.process_groups import ProcessTransport
@@ -42,7 +42,7 @@ class RunSpec:
 
     job: Job
     plan: Plan
-    data: Data
+    data: DataSource
     steps: int
     device: str
     """``cpu``, or ``cuda``: each rank uses the GPU with its number."""

@@ -32,8 +32,8 @@ from worker.control.preload import preload
 from worker.data.open_data import open_data
 from worker.engines import select
 from worker.engines.deepspeed import config as deepspeed_config
-from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places, tensors_by_layer
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import TIED, RankPlace, plan_problems, rank_places
+from worker.layout.tensor_table import tensors_of
 from worker.models import exact
 from worker.models.hf_weights import is_hf_model, to_huggingface
 from worker.models.starting_weights import open_weights
@@ -168,7 +168,7 @@ class _RunResults:
             self.summaries[rank] = message
 
 
-# -- what is asked for ----------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def _plan(options: RunOptions, job: Job) -> Plan:
@@ -246,7 +246,7 @@ def _fail_point(plan: Plan | None) -> FailPoint | None:
     return point
 
 
-# -- what is written ------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _check_writable(path: Path | None) -> None:
@@ -326,9 +326,8 @@ def _with_path(path: Path) -> Iterator[None]:
 
 def _save(job: Job, ranks: int, pieces: Path, folder: Path) -> None:
     """Merge the ranks' shards into one file, under Hugging Face's names if the family has them."""
-    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
     shares = [torch.load(pieces / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
-    merged = merge_ranks(shares, tables)
+    merged = merge_ranks(shares, tensors_of(job))
     whole = {(0 if layer == TIED else layer, name): t for (layer, name, _), t in merged.items()}
     named = (
         to_huggingface(job, whole)

@@ -100,7 +100,7 @@ def run(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from worker.cli.local_run import RunOptions, train_alone  # noqa: PLC0415 - loads torch, which takes seconds
 
-    wishes = RunOptions(
+    options = RunOptions(
         job=job,
         plan=plan,
         resume=resume,
@@ -113,7 +113,7 @@ def run(
         ranks_max=ranks_max,
         device=device,
     )
-    train_alone(wishes)
+    train_alone(options)
 
 
 @main.command("convert-tokens")

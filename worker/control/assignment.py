@@ -18,7 +18,7 @@ from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import DevicePeak
 from worker.checkpoint.fetch import DurableSource, LocalSource, PeerSource, Source
 from worker.checkpoint.snapshot_manager import SnapshotTarget
-from worker.data.batch import Data
+from worker.data.batch import DataSource
 from worker.data.open_data import open_data
 from worker.distributed.rendezvous import RendezvousInfo
 from worker.layout.rank_layout import plan_problems, rank_places
@@ -99,8 +99,8 @@ class Assignment:
     @property
     def peak(self) -> DevicePeak | None:
         """The predicted peak of this rank's device memory; ``None``: no prediction."""
-        told = self.spec.get("peak")
-        return None if told is None else DevicePeak(**told)
+        peak_spec = self.spec.get("peak")
+        return None if peak_spec is None else DevicePeak(**peak_spec)
 
     @property
     def device_bytes(self) -> int | None:
@@ -170,7 +170,7 @@ class OpenJob:
 
     job: Job
     plan: Plan
-    data: Data
+    data: DataSource
     weights: Callable[[int], ShardValues] | None
 
 
@@ -180,7 +180,7 @@ class JobCache:
 
     _text: bytes = b""
     _job: Job | None = None
-    _data: Data | None = None
+    _data: DataSource | None = None
     _weights: Callable[[int], ShardValues] | None = None
 
     def open(self, about: Assignment) -> OpenJob:

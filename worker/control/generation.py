@@ -38,8 +38,8 @@ from worker.distributed.rendezvous import join_store, open_store, open_transport
 from worker.engines.deepspeed.snapshot_adapter import DeepSpeedEngine, DeepSpeedStore
 from worker.engines.interface import TrainingEngine
 from worker.engines.select import engine_for, snapshot_job
-from worker.layout.rank_layout import Holdings, holdings_of
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import Holdings
+from worker.layout.tensor_table import holdings_for
 from worker.profiling.compute_time import ComputeTimer, slowed_by_file
 from worker.profiling.fault_injection import Milestone, parse_fail_point
 from worker.profiling.timeline import Recorder
@@ -66,7 +66,7 @@ class GenerationRun:
     step: int = 0
     _extra_status: dict[str, Any] = field(default_factory=dict)
     _phases: dict[str, float] = field(default_factory=dict)
-    _place: str = ""
+    _address: str = ""
     _stop_at: int | None = None
     _replicated: int = -1
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -87,12 +87,12 @@ class GenerationRun:
             about.device, times_slower=slowed_by_file(about.snapshot_target.node)
         )
 
-    # ---- orders, from the line's thread ---------------------------------------------------------
+    # ---- commands, in the connection's thread ----------------------------------------------------
 
-    def meet(self, place: str) -> None:
+    def meet(self, address: str) -> None:
         """Receive the address of the rendezvous."""
         with self._changed:
-            self._place = place
+            self._address = address
             self._changed.notify_all()
 
     def stop(self, stop_at: int) -> None:
@@ -115,7 +115,7 @@ class GenerationRun:
         if self._transport is not None:
             self._transport.abort("the agent ended the generation")
 
-    # ---- life, in the main thread ---------------------------------------------------------------
+    # ---- start, in the main thread ---------------------------------------------------------------
 
     def run(self, open_job: Callable[[Assignment], OpenJob]) -> bool:
         """Run one generation; return True if the process can be reused."""
@@ -159,7 +159,7 @@ class GenerationRun:
         if about.device.type == "cuda":
             torch.cuda.set_device(about.device)
             self._recorder.finish_device_work = torch.cuda.synchronize
-        holdings = _holdings(opened)
+        holdings = holdings_for(opened.plan, opened.job)
         check_node(
             snapshot_job(opened.job, opened.plan), opened.plan, holdings, about.snapshot_target
         )
@@ -234,10 +234,10 @@ class GenerationRun:
 
     def _join_rendezvous(self) -> Store:
         with self._changed:
-            while not self._place:
+            while not self._address:
                 self._check_cancelled()
                 self._changed.wait()
-        return join_store(self._place, self._check_cancelled)
+        return join_store(self._address, self._check_cancelled)
 
     def _build(self, opened: OpenJob, transport: Transport) -> TrainingEngine:
         about = self.assignment
@@ -251,8 +251,8 @@ class GenerationRun:
             "weights": opened.weights,
         }
         if engine == "deepspeed":
-            place = DeepSpeedStore(self._store, about.generation, about.wait_s)
-            self._trainer = DeepSpeedEngine(*snapshot_target, place, opened.data, **shared)
+            address = DeepSpeedStore(self._store, about.generation, about.wait_s)
+            self._trainer = DeepSpeedEngine(*snapshot_target, address, opened.data, **shared)
             return self._trainer
         self._trainer = Trainer(*snapshot_target, opened.data, busy=self._busy, **shared)
         return self._trainer
@@ -331,7 +331,7 @@ class GenerationRun:
         """Report that a snapshot waits for room, so that the agent may free some."""
         self.report({**self._status(), "room_short": needed_bytes}, True)
 
-    # ---- ends -----------------------------------------------------------------------------------
+    # ---- end and failure -------------------------------------------------------------------------
 
     def _save_after_loss(self, error: TransportError) -> None:
         """Save the state after losing other ranks, and wait for the agent."""
@@ -375,7 +375,7 @@ class GenerationRun:
             self._extra_status.pop(key, None)
         self._set_state("idle")
 
-    # ---- words ----------------------------------------------------------------------------------
+    # ---- status ----------------------------------------------------------------------------------
 
     def _check_cancelled(self) -> None:
         if self._ended.is_set():
@@ -406,12 +406,6 @@ class GenerationRun:
             "phases": [[name, seconds] for name, seconds in self._phases.items()],
             **self._extra_status,
         }
-
-
-def _holdings(opened: OpenJob) -> Holdings:
-    job = opened.job
-    tables = [table_of(job, index) for index in range(len(job.model.layers))]
-    return holdings_of(opened.plan, tables, atoms=job.max_tp)
 
 
 def _compare(trainer: TrainingEngine) -> None:

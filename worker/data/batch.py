@@ -30,7 +30,7 @@ class Samples:
     """One int64 per row: a hash of its content, step and position."""
 
 
-class Data(Protocol):
+class DataSource(Protocol):
     """A source of samples."""
 
     def batch(self, step: int, positions: Sequence[int]) -> Samples:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
-from worker.data.batch import SAMPLES_MAX, Data
+from worker.data.batch import SAMPLES_MAX, DataSource
 from worker.data.image_data import ImageData, open_image_arrays, open_image_folder
 from worker.data.synthetic import SyntheticImages, SyntheticTokens
 from worker.data.token_file import open_tokens
 
 
-def open_data(job: Job, base: Path) -> Data:
+def open_data(job: Job, base: Path) -> DataSource:
     """Open the data of a job; paths are relative to the job file."""
     if job.global_batch > SAMPLES_MAX:
         what = f"a batch of {job.global_batch} samples is too large for the sample hash"
@@ -34,7 +34,7 @@ def open_data(job: Job, base: Path) -> Data:
     return SyntheticTokens(job.global_batch, job.sequence, job.model.vocab, job.data.seed)
 
 
-def _images(job: Job, base: Path, *, image: int, channels: int) -> Data:
+def _images(job: Job, base: Path, *, image: int, channels: int) -> DataSource:
     data, classes = job.data, job.model.vocab
     if data.kind == "tokens":
         what = f"{job.model.name} is trained on images"

@@ -35,8 +35,8 @@ def deepspeed_problems(plan: Plan, job: Job, *, place: str) -> list[Problem]:
     for number, pipeline in enumerate(plan.pipelines[1:], start=1):
         what = _difference(shape, (pipeline.micro_batches, [s.layers for s in pipeline.stages]))
         if what is not None:
-            told = f"its pipelines differ: pipeline {number} has {what}"
-            found.append(Problem(place, told, "the sailor engine trains it"))
+            what_differs = f"its pipelines differ: pipeline {number} has {what}"
+            found.append(Problem(place, what_differs, "the sailor engine trains it"))
             break
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     if any(stage.tp > 1 for stage in stages):

@@ -95,7 +95,7 @@ def sample_positions(plan: Plan, *, pipeline: int, micro_batch: int) -> range:
     return range(first, first + plan.micro_batch_size)
 
 
-# -- layers, atoms and their holders --------------------------------------------------------------
+# -- holders of layers and atoms --- --------------------------------------------------------------
 
 Tables = Mapping[int, tuple[LogicalTensor, ...]]
 """The tensors of each layer; shared ones are listed under ``TIED``, in layer 0's form."""
@@ -170,7 +170,7 @@ def holdings_of(plan: Plan, tables: Iterable[tuple[LogicalTensor, ...]], *, atom
     return Holdings(atoms, tensors_by_layer(tables), {k: tuple(v) for k, v in holders.items()})
 
 
-# -- what is summed between whom ------------------------------------------------------------------
+# -- gradient sums --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +219,8 @@ def all_buckets(holdings: Holdings) -> tuple[Bucket, ...]:
 
 def _elements(holdings: Holdings, layer: int, atoms: range, with_unsplit: bool) -> int:
     specs = holdings.tables[layer]
-    cut = atoms_layout(specs, atoms, atoms=holdings.atoms).elements
-    return cut + (unsplit_layout(specs).elements if with_unsplit else 0)
+    split = atoms_layout(specs, atoms, atoms=holdings.atoms).elements
+    return split + (unsplit_layout(specs).elements if with_unsplit else 0)
 
 
 def _buckets_of_layer(
@@ -289,7 +289,7 @@ def norm_shares(holdings: Holdings) -> Mapping[int, tuple[NormShare, ...]]:
     return {rank: tuple(shares) for rank, shares in found.items()}
 
 
-# -- tensors in flat memory -----------------------------------------------------------------------
+# -- flat buffers ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +324,13 @@ def unsplit_layout(specs: Iterable[LogicalTensor]) -> FlatLayout:
     return _layout((spec, spec.shape) for spec in specs if spec.split_dim is None)
 
 
+def piece_layout(specs: Iterable[LogicalTensor], piece: int, *, atoms: int) -> FlatLayout:
+    """Return the flat layout of a piece: one atom, or the unsplit tensors as the last piece."""
+    if piece == atoms:
+        return unsplit_layout(specs)
+    return atoms_layout(specs, range(piece, piece + 1), atoms=atoms)
+
+
 def _split_shape(spec: LogicalTensor, count: int, atoms: int) -> tuple[int, ...]:
     dim = spec.split_dim
     assert dim is not None, "only split tensors have atoms"
@@ -339,7 +346,7 @@ def _layout(shapes: Iterable[tuple[LogicalTensor, tuple[int, ...]]]) -> FlatLayo
     return FlatLayout(tuple(slots), offset)
 
 
-# -- plans that this runtime cannot run -----------------------------------------------------------
+# -- unsupported plans --------------- -----------------------------------------------------------
 
 
 def plan_problems(plan: Plan, job: Job, *, place: str = "plan") -> tuple[Problem, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from simulator.models.layers import Layer, TensorSpec
 from simulator.spec.job import Job
+from simulator.spec.plan import Plan
+from worker.layout.rank_layout import Holdings, Tables, holdings_of, tensors_by_layer
 from worker.types import LogicalTensor
 
 
@@ -18,6 +20,21 @@ def table_of(job: Job, index: int) -> tuple[LogicalTensor, ...]:
         _spec(layer, tensor, atoms=job.max_tp, vocabulary=job.model.vocab)
         for tensor in layer.tensors
     )
+
+
+def tables_of(job: Job) -> tuple[tuple[LogicalTensor, ...], ...]:
+    """Return the parameters of every layer."""
+    return tuple(table_of(job, index) for index in range(len(job.model.layers)))
+
+
+def tensors_of(job: Job) -> Tables:
+    """Return the tensors of each layer, with shared ones under ``TIED``."""
+    return tensors_by_layer(tables_of(job))
+
+
+def holdings_for(plan: Plan, job: Job) -> Holdings:
+    """Return which rank holds what of the job's tensors under a plan."""
+    return holdings_of(plan, tables_of(job), atoms=job.max_tp)
 
 
 def _spec(layer: Layer, tensor: TensorSpec, *, atoms: int, vocabulary: int) -> LogicalTensor:

@@ -130,18 +130,20 @@ _DESCRIBE_AGAIN = "describe the model again with `sailorctl profile model`"
 def _problems_with_layer(job: Job, index: int, layer: nn.Module) -> Iterator[Problem]:
     at = f"{_PLACE}: layer {index}"
     modules = dict(layer.named_modules())
-    for path, cut in splits_of(layer).items():
+    for path, split_kind in splits_of(layer).items():
         part = modules.get(path)
-        fitting = _SPLITTABLE.get(cut)
+        fitting = _SPLITTABLE.get(split_kind)
         if fitting is None:
             yield Problem(
                 at,
-                f"{path} has the unknown split kind {cut!r}",
+                f"{path} has the unknown split kind {split_kind!r}",
                 f"known are {', '.join(_SPLITTABLE)}",
             )
         elif part is not None and not isinstance(part, fitting):
             names = " or ".join(kind.__name__ for kind in fitting)
-            yield Problem(at, f"{path} is a {type(part).__name__}", f"{cut} needs nn.{names}")
+            yield Problem(
+                at, f"{path} is a {type(part).__name__}", f"{split_kind} needs nn.{names}"
+            )
     made = {
         tensor.name: tensor for tensor in described_tensors(layer, first=job.model.layers[0].name)
     }

@@ -146,7 +146,7 @@ class _SpanContext:
         recorder.set_activity(self._before)
 
 
-# -- from spans to a picture ----------------------------------------------------------------------
+# -- traces ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

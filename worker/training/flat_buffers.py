@@ -54,8 +54,8 @@ class LayerBuffer:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of the tensors in a flat buffer, in the order of ``slots``."""
-        cut, rest = self.split_part(flat), self.unsplit_part(flat)
-        return [*_views(cut, self.split), *_views(rest, self.whole)]
+        split_flat, unsplit_flat = self.split_part(flat), self.unsplit_part(flat)
+        return [*_views(split_flat, self.split), *_views(unsplit_flat, self.whole)]
 
     def split_part(self, flat: Tensor) -> Tensor:
         return flat[: self.split.elements]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simulator.estimate.pass_order import Op, device_orders
 from simulator.spec.plan import Plan
-from worker.data.batch import Data
+from worker.data.batch import DataSource
 from worker.distributed.interface import Transport
 from worker.layout.rank_layout import (
     RankPlace,
@@ -62,7 +62,7 @@ class PipelineRank:
         place: RankPlace,
         stage: StageRunner,
         transport: Transport,
-        data: Data,
+        data: DataSource,
         *,
         random_seed: int,
         dtype: torch.dtype,

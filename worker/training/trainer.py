@@ -19,10 +19,10 @@ from torch import Tensor
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.data.batch import FIRST_HASH, Data, next_hash
+from worker.data.batch import FIRST_HASH, DataSource, next_hash
 from worker.distributed.interface import Collective, Transport
-from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, rank_places
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
+from worker.layout.tensor_table import holdings_for
 from worker.models.apply_plan import LocalLayer, ShardValues, build_layer, tie
 from worker.models.microbatch_context import MicroBatchContext
 from worker.profiling.compute_time import ComputeTimer
@@ -68,7 +68,7 @@ class SnapshotHook(Protocol):
 class NoSnapshots:
     """Takes no snapshots."""
 
-    def wants_to_stop(self, step: int) -> bool:  # noqa: ARG002 - whoever keeps asks for it
+    def wants_to_stop(self, step: int) -> bool:  # noqa: ARG002 - part of the interface
         return False
 
     def before_update(self) -> None:
@@ -112,7 +112,7 @@ class Trainer:
         plan: Plan,
         rank: int,
         transport: Transport,
-        data: Data,
+        data: DataSource,
         *,
         device: torch.device | str = "cpu",
         recorder: Recorder | None = None,
@@ -133,8 +133,7 @@ class Trainer:
         self._transport = transport
         self.progress = TrainingProgress(scale=LossScale.first(self.precision))
         self.place = rank_places(plan)[rank]
-        tables = [table_of(job, index) for index in range(len(job.model.layers))]
-        self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
+        self.holdings = holdings_for(plan, job)
         # All ranks open their groups in the same order, before anything else can block.
         opened = {
             ranks: transport.group(ranks)

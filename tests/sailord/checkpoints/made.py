@@ -23,7 +23,7 @@ from sailord.checkpoints.object_storage import Storage, open_storage
 from sailord.checkpoints.verify import compose
 from sailord.core.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
-from worker.checkpoint.convert import FullCheckpoint, NamedTensors, tables_of, write_full
+from worker.checkpoint.convert import FullCheckpoint, NamedTensors, write_full
 from worker.checkpoint.snapshot_file import (
     Header,
     SavedProgress,
@@ -33,6 +33,7 @@ from worker.checkpoint.snapshot_file import (
     read_header,
 )
 from worker.layout.rank_layout import TIED
+from worker.layout.tensor_table import tensors_of
 
 JOB = JobId("j")
 SPEC = """
@@ -72,7 +73,7 @@ def whole_state(spec: str, step: int, *, seed: int = 0) -> FullCheckpoint:
         for tensor in layer.tensors
     }
     kinds: list[NamedTensors] = [{}, {}, {}]
-    for layer, specs in tables_of(job).items():
+    for layer, specs in tensors_of(job).items():
         for tensor in specs:
             key = (0 if layer == TIED else layer, tensor.name)
             for kind in kinds:

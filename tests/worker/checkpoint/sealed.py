@@ -12,12 +12,13 @@ from typing import Any
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
-from tests.worker.trained import SomeLabels, tables_of
+from tests.worker.trained import SomeLabels
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import LocalSource, Source, fetch
 from worker.checkpoint.placement import pieces_needed
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, load_snapshot
 from worker.distributed.in_process import ThreadTransport, run_as_threads
+from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import TensorKey, merge_ranks, rank_tensors
 from worker.training.trainer import StepReport, Trainer
 
@@ -103,7 +104,7 @@ def train(
 
     done = run_as_threads(plan.device_count, body)
     assert all((reports, progress) == (done[0][0], done[0][2]) for reports, _, progress in done)
-    state = merge_ranks([pieces for _, pieces, _ in done], tables_of(job))
+    state = merge_ranks([pieces for _, pieces, _ in done], tensors_of(job))
     return Generation(number, done[0][2].step, done[0][0], state)
 
 

@@ -27,7 +27,7 @@ from worker.layout.rank_layout import (
     sync_buckets,
     unsplit_layout,
 )
-from worker.layout.tensor_table import table_of
+from worker.layout.tensor_table import holdings_for, table_of
 from worker.types import LogicalTensor
 
 pytest.importorskip("torch", reason="the small jobs stand beside code that needs it")
@@ -42,8 +42,7 @@ def cases(examples):
         draw = drawn(seed)
         job = draw.choice(JOBS)
         plan = any_plan(draw, job, ranks_max=14)
-        tables = [table_of(job, index) for index in range(len(job.model.layers))]
-        yield job, plan, holdings_of(plan, tables, atoms=job.max_tp)
+        yield job, plan, holdings_for(plan, job)
 
 
 def test_every_replica_holds_every_atom_once(examples):

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.trained import plan_of, small_job, tables_of
+from tests.worker.trained import plan_of, small_job
 from worker.distributed.in_process import run_as_threads
-from worker.layout.rank_layout import TIED, atoms_held, groups_of, holdings_of, rank_places
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import TIED, atoms_held, groups_of, rank_places
+from worker.layout.tensor_table import holdings_for, tensors_of
 from worker.models.apply_plan import build_layer, tie
 from worker.models.microbatch_context import MicroBatchContext
 from worker.profiling.timeline import Recorder
@@ -26,8 +26,7 @@ LLAMA = small_job("llama", tied=False)  # Two key and value heads for four atoms
 
 
 def buffers(job, plan, place, group):
-    tables = [table_of(job, index) for index in range(len(job.model.layers))]
-    holdings = holdings_of(plan, tables, atoms=job.max_tp)
+    holdings = holdings_for(plan, job)
     layers = [
         build_layer(
             job,
@@ -45,7 +44,7 @@ def buffers(job, plan, place, group):
     held = atoms_held(tp=place.tp, index=place.index, atoms=job.max_tp)
     return layer_buffers(
         layers,
-        tables_of(job),
+        tensors_of(job),
         atoms=job.max_tp,
         held=held,
         precision=FP64,
@@ -56,8 +55,7 @@ def buffers(job, plan, place, group):
 
 def synced(job, plan, *, fill):
     """Give every rank gradients, sum them, and return the result of each rank."""
-    tables = [table_of(job, index) for index in range(len(job.model.layers))]
-    holdings = holdings_of(plan, tables, atoms=job.max_tp)
+    holdings = holdings_for(plan, job)
     places = rank_places(plan)
 
     def body(transport):
@@ -151,4 +149,4 @@ def merged(job, plan, logical):
                 load_full_tensors(buffer, logical, FP64)
         return rank_tensors(kept.values())
 
-    return merge_ranks(run_as_threads(len(places), body), tables_of(job))
+    return merge_ranks(run_as_threads(len(places), body), tensors_of(job))

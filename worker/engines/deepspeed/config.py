@@ -85,8 +85,8 @@ def _contradictions(
     yield from _unknown_names(given)
     clip = given.get("gradient_clipping", _LEFT_OPEN)
     if clip not in (_LEFT_OPEN, job.clip_norm or 0, job.clip_norm or 0.0):
-        told = "no clip_norm" if job.clip_norm is None else f"clip_norm = {job.clip_norm:g}"
-        yield f"gradient_clipping is {clip!r}, but the job has {told}", "make them agree"
+        expected = "no clip_norm" if job.clip_norm is None else f"clip_norm = {job.clip_norm:g}"
+        yield f"gradient_clipping is {clip!r}, but the job has {expected}", "make them agree"
     stage = parts["zero_optimization"].get("stage", _LEFT_OPEN)
     if stage not in (_LEFT_OPEN, job.zero, 1):
         what = f"zero_optimization.stage is {stage!r}, but the job's zero is {job.zero}"

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import Store
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.data.batch import Data, next_hash
+from worker.data.batch import DataSource, next_hash
 from worker.engines.deepspeed.build_ops import load_ops, ops_needed
 from worker.engines.deepspeed.config import DeepSpeedConfigError, optimizer_of
 from worker.engines.deepspeed.state import load_engine, pieces_of_engine
@@ -56,7 +56,7 @@ class DeepSpeedTrainer:
         plan: Plan,
         rank: int,
         store: Store,
-        data: Data,
+        data: DataSource,
         config: Mapping[str, Any],
         *,
         device: torch.device,
@@ -96,7 +96,7 @@ class DeepSpeedTrainer:
         if self._follows_job:
             for group in self._engine.optimizer.param_groups:
                 group["lr"] = learning_rate(self.job, before.step)
-        batches, digest_sum, labels, wishes = self._read()
+        batches, digest_sum, labels, stops = self._read()
         count = len(batches) * len(self.plan.pipelines)
         # DeepSpeed averages over micro batches; the loss must be averaged over labels.
         self._per_label = count / max(labels, 1)
@@ -124,7 +124,7 @@ class DeepSpeedTrainer:
             sample_hash=self.progress.sample_hash,
             label_tokens=labels,
             skipped=skipped,
-            stop=wishes > 0,
+            stop=stops > 0,
         )
 
     def close(self) -> None:
@@ -230,8 +230,8 @@ class DeepSpeedTrainer:
         """
         place = self.place
         batches: list[tuple[Tensor, Tensor]] = []
-        told = torch.zeros(3, dtype=torch.int64, device=self.device)
-        told[2] = int(self.snapshot_hook.wants_to_stop(self.progress.step))
+        counts = torch.zeros(3, dtype=torch.int64, device=self.device)
+        counts[2] = int(self.snapshot_hook.wants_to_stop(self.progress.step))
         for number in range(self.plan.pipelines[place.pipeline].micro_batches):
             if not (place.is_first or place.is_last):
                 batches.append((torch.empty(0), torch.empty(0)))  # Middle stages do not read them.
@@ -239,15 +239,15 @@ class DeepSpeedTrainer:
             positions = sample_positions(self.plan, pipeline=place.pipeline, micro_batch=number)
             samples = self.data.batch(self.progress.step, positions)
             if place.is_first:
-                told[0] += int(samples.digests.sum())
+                counts[0] += int(samples.digests.sum())
             if place.is_last:
-                told[1] += int((samples.labels != NO_LABEL).sum())
+                counts[1] += int((samples.labels != NO_LABEL).sum())
             inputs = samples.inputs
             inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
             batches.append((inputs, samples.labels))
-        dist.all_reduce(told)
-        digest_sum, labels, wishes = told.tolist()
-        return batches, digest_sum, labels, wishes
+        dist.all_reduce(counts)
+        digest_sum, labels, stops = counts.tolist()
+        return batches, digest_sum, labels, stops
 
     def _advance_micro_batch(self, *_: Any) -> None:
         """Set the next micro batch for dropout; forward passes run in this order."""

@@ -21,14 +21,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from worker.data.batch import Data
+from worker.data.batch import DataSource
 from worker.distributed.interface import Collective, Transport
 from worker.distributed.process_groups import ProcessTransport
 from worker.engines.deepspeed.config import read_config
 from worker.engines.deepspeed.engine import DeepSpeedTrainer, leave_groups
 from worker.engines.select import snapshot_job
-from worker.layout.rank_layout import holdings_of, rank_places
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import rank_places
+from worker.layout.tensor_table import holdings_for
 from worker.models.apply_plan import ShardValues, build_layer, tie
 from worker.models.microbatch_context import MicroBatchContext
 from worker.models.starting_weights import zero_weights
@@ -75,7 +75,7 @@ class DeepSpeedEngine:
         rank: int,
         transport: Transport,
         store: DeepSpeedStore,
-        data: Data,
+        data: DataSource,
         *,
         device: torch.device,
         recorder: Recorder,
@@ -87,8 +87,7 @@ class DeepSpeedEngine:
         self.precision = precision_of(job)
         self.recorder = recorder
         self.update_complete = True
-        tables = [table_of(job, index) for index in range(len(job.model.layers))]
-        self.holdings = holdings_of(plan, tables, atoms=job.max_tp)
+        self.holdings = holdings_for(plan, job)
         self._transport = transport
         self.world_group: Collective | None = None
         if isinstance(transport, ProcessTransport):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from simulator.spec.job import Job
-from worker.layout.rank_layout import TIED, tensors_by_layer
-from worker.layout.tensor_table import table_of
+from worker.layout.rank_layout import TIED
+from worker.layout.tensor_table import tensors_of
 from worker.models.apply_plan import LocalLayer
 from worker.training.full_tensors import RankTensors, StateKind, TensorKey
 
@@ -65,8 +65,7 @@ def _named(
     job: Job, layers: Sequence[LocalLayer]
 ) -> Iterator[tuple[int, str, range | None, nn.Parameter]]:
     """Yield each parameter with its layer, name and atoms."""
-    tables = tensors_by_layer(table_of(job, index) for index in range(len(job.model.layers)))
-    shared = {spec.name for spec in tables[TIED]}
+    shared = {spec.name for spec in tensors_of(job)[TIED]}
     for layer in layers:
         for tensor in layer.tensors:
             name = tensor.spec.tied_name or tensor.spec.name
