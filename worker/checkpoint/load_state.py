@@ -13,10 +13,11 @@ from torch import Tensor
 
 from worker.checkpoint.placement import PieceKey, StateShape
 from worker.checkpoint.replica_check import DIGEST_END
-from worker.checkpoint.snapshot_file import checksum, layer_from_number, layer_number
+from worker.checkpoint.snapshot_file import SavedProgress, checksum, layer_from_number, layer_number
 from worker.layout.rank_layout import piece_layout
 from worker.training.flat_buffers import LayerBuffer
-from worker.training.precision import Precision
+from worker.training.precision import LossScale, Precision
+from worker.training.trainer import TrainingProgress
 
 
 def flat_states(buffer: LayerBuffer) -> tuple[Tensor, ...]:
@@ -92,3 +93,28 @@ def piece_digests(buffers: Mapping[int, LayerBuffer], shape: StateShape) -> dict
             key = (layer_number(layer, layers=shape.layers), piece)
             found[key] = int(checksum(data), 16) % DIGEST_END
     return found
+
+
+def saved_progress(progress: TrainingProgress) -> SavedProgress:
+    """Return the progress of training in the form of headers."""
+    return SavedProgress(
+        step=progress.step,
+        updates=progress.updates,
+        scale=progress.scale.factor,
+        good_steps=progress.scale.good_steps,
+        sample_hash=progress.sample_hash,
+        samples=progress.samples,
+        label_tokens=progress.label_tokens,
+    )
+
+
+def progress_from(saved: SavedProgress) -> TrainingProgress:
+    """Return the progress of training that a header holds."""
+    return TrainingProgress(
+        step=saved.step,
+        updates=saved.updates,
+        scale=LossScale(saved.scale, saved.good_steps),
+        sample_hash=saved.sample_hash,
+        samples=saved.samples,
+        label_tokens=saved.label_tokens,
+    )

@@ -19,10 +19,10 @@ from simulator.documents.problems import InputError, Problem
 from simulator.spec.job import Job
 from worker.checkpoint.compatibility import differences
 from worker.checkpoint.convert import FullCheckpoint, read_checkpoint
+from worker.checkpoint.load_state import progress_from
 from worker.layout.rank_layout import TIED
 from worker.layout.tensor_table import tensors_of
 from worker.training.full_tensors import StateKind, TensorKey
-from worker.training.precision import LossScale
 from worker.training.trainer import TrainingProgress
 
 OPTION = "--resume"
@@ -51,7 +51,7 @@ def open_resume_point(uri: str, job: Job) -> ResumePoint:
     found = differences(job, whole.job, step=whole.progress.step, place=OPTION)
     if found:
         raise InputError(found)
-    return ResumePoint(_logical(job, whole), _progress(whole))
+    return ResumePoint(_logical(job, whole), progress_from(whole.progress))
 
 
 def _problem_text(manifest: str, problem: Problem) -> str:
@@ -68,18 +68,6 @@ def _logical(job: Job, whole: FullCheckpoint) -> dict[TensorKey, Tensor]:
         for layer, specs in tensors_of(job).items()
         for spec in specs
     }
-
-
-def _progress(whole: FullCheckpoint) -> TrainingProgress:
-    saved = whole.progress
-    return TrainingProgress(
-        step=saved.step,
-        updates=saved.updates,
-        scale=LossScale(saved.scale, saved.good_steps),
-        sample_hash=saved.sample_hash,
-        samples=saved.samples,
-        label_tokens=saved.label_tokens,
-    )
 
 
 # ---- checkpoint folders --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from simulator.spec.job import Job
 from simulator.spec.plan import Plan
 from worker.checkpoint.capacity_check import SnapshotPlacement, check_room, node_need
 from worker.checkpoint.compatibility import dtype_of, model_of
-from worker.checkpoint.load_state import fill_buffers
+from worker.checkpoint.load_state import fill_buffers, progress_from, saved_progress
 from worker.checkpoint.placement import PieceKey, StateShape
 from worker.checkpoint.replica_check import DIGEST_END, check_replicas
 from worker.checkpoint.snapshot_file import Header, NoRoomError, Piece, SavedProgress, with_offsets
@@ -29,8 +29,7 @@ from worker.distributed.interface import Transport
 from worker.engines.interface import TrainingEngine
 from worker.layout.rank_layout import Holdings, rank_places
 from worker.training.optimizer import OptimizerStep
-from worker.training.precision import LossScale, precision_of
-from worker.training.trainer import TrainingProgress
+from worker.training.precision import precision_of
 
 _POLL_S = 0.02
 
@@ -108,24 +107,10 @@ def header_of(trainer: TrainingEngine, target: SnapshotTarget) -> tuple[Header, 
         moments=shape.moments,
         model=model_of(trainer.job),
         persist=False,
-        progress=progress_of(trainer),
+        progress=saved_progress(trainer.progress),
         pieces=pieces,
     )
     return with_offsets(header), placement
-
-
-def progress_of(trainer: TrainingEngine) -> SavedProgress:
-    """Return the progress of training, as in headers."""
-    now = trainer.progress
-    return SavedProgress(
-        step=now.step,
-        updates=now.updates,
-        scale=now.scale.factor,
-        good_steps=now.scale.good_steps,
-        sample_hash=now.sample_hash,
-        samples=now.samples,
-        label_tokens=now.label_tokens,
-    )
 
 
 def load_snapshot(
@@ -133,10 +118,7 @@ def load_snapshot(
 ) -> None:
     """Continue from fetched pieces."""
     fill_buffers(trainer.buffers, bodies, state_shape(trainer.job), trainer.precision)
-    scale = LossScale(saved.scale, saved.good_steps)
-    trainer.progress = TrainingProgress(
-        saved.step, saved.updates, scale, saved.sample_hash, saved.samples, saved.label_tokens
-    )
+    trainer.progress = progress_from(saved)
     trainer.import_state()
 
 
@@ -244,13 +226,12 @@ class SnapshotManager:
     def _begin(self, *, persist: bool) -> None:
         self.writer.wait_sealed()  # The buffers are being copied until then.
         self.trainer.export_state()
-        progress = progress_of(self.trainer)
+        progress = saved_progress(self.trainer.progress)
         self.writer.begin(progress, persist=persist, safe_step=self._safe)
         self._kept.append(progress.step)
 
     def _compare(self) -> None:
-        """Check that all holders have sealed the same bits of the last point, if it becomes
-        durable.
+        """Check that all holders sealed the same bits of the last point, if it becomes durable.
 
         GPU kinds may round differently, so only ranks with the GPU kind of a piece's writer are
         compared.

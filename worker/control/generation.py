@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,10 +164,11 @@ class GenerationRun:
             snapshot_job(opened.job, opened.plan), opened.plan, holdings, about.snapshot_target
         )
         with ThreadPoolExecutor(1, thread_name_prefix="restore") as pool:
-            coming = pool.submit(self._fetch, opened.job, holdings)
+            fetching = pool.submit(self._fetch, opened.job, holdings)
             transport = self._meet()
             trainer = self._build(opened, transport)
-            found = self._wait(coming)
+            found = fetching.result()
+            self._milestone("fetched")
         self._end_phase("fetch")
         self._set_state("rebuilding")
         if found is not None:
@@ -182,7 +183,7 @@ class GenerationRun:
         self._end_phase("rebuild")
         self._set_state("verifying")
         self._check_device()
-        _compare(trainer)
+        _check_weights(trainer)
         self._milestone("verified")
         self._end_phase("verify")
 
@@ -207,11 +208,6 @@ class GenerationRun:
             return None
         keys = pieces_needed(holdings, about.rank)
         return fetch(keys, groups, model=model_of(job), check_cancelled=self._check_cancelled)
-
-    def _wait(self, coming: Future[FetchedPieces | None]) -> FetchedPieces | None:
-        found = coming.result()
-        self._milestone("fetched")
-        return found
 
     def _meet(self) -> Transport:
         """Open the rendezvous as rank 0, or wait for its address; then connect to all ranks."""
@@ -244,17 +240,17 @@ class GenerationRun:
         engine, why = engine_for(opened.job, opened.plan)
         if why and about.rank == 0:
             print(f"generation {about.generation}: {why}", flush=True)
-        snapshot_target = opened.job, opened.plan, about.rank, transport
+        rank = opened.job, opened.plan, about.rank, transport
         shared: dict[str, Any] = {
             "device": about.device,
             "recorder": self._recorder,
             "weights": opened.weights,
         }
         if engine == "deepspeed":
-            address = DeepSpeedStore(self._store, about.generation, about.wait_s)
-            self._trainer = DeepSpeedEngine(*snapshot_target, address, opened.data, **shared)
+            store = DeepSpeedStore(self._store, about.generation, about.wait_s)
+            self._trainer = DeepSpeedEngine(*rank, store, opened.data, **shared)
             return self._trainer
-        self._trainer = Trainer(*snapshot_target, opened.data, busy=self._busy, **shared)
+        self._trainer = Trainer(*rank, opened.data, busy=self._busy, **shared)
         return self._trainer
 
     def _open_snapshots(self, trainer: TrainingEngine, transport: Transport) -> None:
@@ -381,10 +377,10 @@ class GenerationRun:
         if self._ended.is_set():
             raise GenerationEndedError
 
-    def _milestone(self, arrow: Milestone) -> None:
+    def _milestone(self, milestone: Milestone) -> None:
         if self._trainer is not None:
             self._recorder.at_step(self._trainer.progress.step)
-        self._recorder.reached_point(arrow)
+        self._recorder.reached_point(milestone)
 
     def _end_phase(self, name: str) -> None:
         """Record the time of a phase and start the next one."""
@@ -408,7 +404,7 @@ class GenerationRun:
         }
 
 
-def _compare(trainer: TrainingEngine) -> None:
+def _check_weights(trainer: TrainingEngine) -> None:
     """Check that all holders have the same weights; also the first message on each connection."""
     shape = state_shape(trainer.job)
     check_replicas(
