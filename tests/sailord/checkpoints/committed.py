@@ -19,7 +19,7 @@ from sailord.checkpoints.object_storage import open_storage
 from sailord.checkpoints.verify import compose
 from sailord.core.commands import WriteManifest
 from sailord.planning.job_spec import job_shape, read_job
-from tests.worker.checkpoint.sealed import Generation, folders
+from tests.worker.checkpoint.snapshot_runs import Generation, folders
 from worker.checkpoint.snapshot_file import (
     SealedFile,
     head_bytes,

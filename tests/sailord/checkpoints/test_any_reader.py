@@ -16,11 +16,11 @@ from sailord.planning.job_spec import read_job
 from simulator.spec.job import Job
 from tests.sailord.checkpoints.committed import commit
 from tests.sailord.checkpoints.made import SPEC
-from tests.worker.checkpoint.sealed import Generation, on_nodes, state_only, train
-from tests.worker.crew import as_processes
-from tests.worker.either_engine import state_of
-from tests.worker.either_engine import train as train_by
-from tests.worker.trained import alone, drawn, plan_of
+from tests.worker.checkpoint.snapshot_runs import Generation, on_nodes, state_only, train
+from tests.worker.engine_runs import state_of
+from tests.worker.engine_runs import train as train_by
+from tests.worker.rank_processes import as_processes
+from tests.worker.training_runs import alone, drawn, plan_of
 from worker.checkpoint.convert import export_deepspeed, read_checkpoint
 from worker.checkpoint.fetch import DurableSource
 from worker.checkpoint.resume import open_resume_point

@@ -18,7 +18,7 @@ from agents.workers.status import WorkerStatus, combine
 from sailord.core.phases import Running
 from sailord.core.snapshot_intervals import intervals_now
 from tests.sailord.core.standing import BEGAN, A, generation, job, node, report, state
-from tests.worker.trained import SomeLabels, alone, small_job
+from tests.worker.training_runs import SomeLabels, alone, small_job
 from worker.checkpoint import snapshot_writer
 from worker.control.assignment import Assignment, OpenJob
 from worker.control.generation import GenerationRun

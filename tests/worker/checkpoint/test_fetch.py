@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker.checkpoint.test_snapshot_file import header_of, write
-from tests.worker.control.small_agent import memory_door
+from tests.worker.control.fake_agents import memory_door
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.fetch import (
     DurableSource,

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.models.families import build_model
 from simulator.spec.job import Job
-from tests.worker.any_plan import any_plan
-from tests.worker.checkpoint.sealed import folders, on_nodes, state_only, train
-from tests.worker.trained import drawn, small_job, trained
+from tests.worker.checkpoint.snapshot_runs import folders, on_nodes, state_only, train
+from tests.worker.random_plan import any_plan
+from tests.worker.training_runs import drawn, small_job, trained
 from worker.checkpoint.fetch import PieceNotFoundError
 from worker.checkpoint.snapshot_file import sealed_files
 

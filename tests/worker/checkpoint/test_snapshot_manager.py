@@ -15,7 +15,7 @@ from agents.snapshots.replication import PATIENCE_S
 from sailord.core.options import Options
 from simulator.spec.job import Checkpoint
 from tests.worker.checkpoint.test_load_state import JOBS
-from tests.worker.trained import SomeLabels, alone, plan_of
+from tests.worker.training_runs import SomeLabels, alone, plan_of
 from worker.checkpoint import snapshot_file
 from worker.checkpoint.snapshot_manager import SnapshotManager, SnapshotTarget, header_of
 from worker.checkpoint.snapshot_writer import SnapshotWriter

@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.inputs.job_file import load_job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from tests.worker.control.small_agent import Agents, Nursery
-from tests.worker.trained import alone, trained
+from tests.worker.control.fake_agents import Agents, Nursery
+from tests.worker.training_runs import alone, trained
 from worker.checkpoint import snapshot_file
 from worker.data.open_data import open_data
 

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker import crew
-from tests.worker.any_plan import any_plan
-from tests.worker.trained import drawn, plan_of, small_job, trained
+from tests.worker import rank_processes
+from tests.worker.random_plan import any_plan
+from tests.worker.training_runs import drawn, plan_of, small_job, trained
 from worker.profiling.fault_injection import FailPoint
 from worker.training.precision import FP64
 
@@ -23,7 +23,9 @@ def test_processes_match_threads_across_generations(tmp_path, examples):
         any_plan(drawn(f"processes {n}"), JOB, ranks_max=RANKS)
         for n in range(max(3, examples // 10))
     ]
-    ranks = crew.as_processes(tmp_path, RANKS, crew.train_generations, JOB, plans, 2)
+    ranks = rank_processes.as_processes(
+        tmp_path, RANKS, rank_processes.train_generations, JOB, plans, 2
+    )
     for number, plan in enumerate(plans):
         found = [results[number] for results, _ in ranks if results[number] is not None]
         wanted = trained(JOB, plan, steps=2, precision=FP64)
@@ -47,15 +49,15 @@ def test_processes_match_threads_across_generations(tmp_path, examples):
 def test_all_ranks_notice_a_death_in_any_phase(tmp_path, phase):
     plan = plan_of(2, (2, [(0, 2, 2), (2, 5, 1)]), (2, [(0, 3, 1), (3, 5, 1)]))
     killed = {"send": 0, "receive": 4}.get(phase, 2)
-    results = crew.as_processes(
-        tmp_path, RANKS, crew.train_until_lost, JOB, plan, FailPoint(killed, phase, 2)
+    results = rank_processes.as_processes(
+        tmp_path, RANKS, rank_processes.train_until_lost, JOB, plan, FailPoint(killed, phase, 2)
     )
     assert results == [None if n == killed else ("PeerLostError", killed) for n in range(RANKS)]
 
 
 @pytest.mark.parametrize("what", ["all-reduce", "send", "receive", "others"])
 def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
-    results = crew.as_processes(tmp_path, 3, crew.wait_for_the_dead, what)
+    results = rank_processes.as_processes(tmp_path, 3, rank_processes.wait_for_the_dead, what)
     assert results[0] is None
     for (kind, rank), message in results[1:]:
         assert (kind, rank) == ("PeerLostError", 0)
@@ -63,16 +65,16 @@ def test_no_wait_outlasts_the_death_of_a_peer(tmp_path, what):
 
 
 def test_opening_a_group_fails_if_a_member_is_lost(tmp_path):
-    results = crew.as_processes(tmp_path, 3, crew.wait_for_one_who_never_joins)
+    results = rank_processes.as_processes(tmp_path, 3, rank_processes.wait_for_one_who_never_joins)
     assert results == [None, ("PeerLostError", 0), ("PeerLostError", 0)]
 
 
 def test_abort_tells_the_peers_the_reason(tmp_path):
-    results = crew.as_processes(tmp_path, 3, crew.abort_while_others_wait)
+    results = rank_processes.as_processes(tmp_path, 3, rank_processes.abort_while_others_wait)
     assert results == ["rank 1: bad sample"] * 3
 
 
 def test_silent_peer_is_waited_for_until_the_deadline(tmp_path):
-    results = crew.as_processes(tmp_path, 2, crew.outlast_the_deadline)
+    results = rank_processes.as_processes(tmp_path, 2, rank_processes.outlast_the_deadline)
     assert ("DeadlineError", None) in results
     assert {kind for kind, _ in results} <= {"DeadlineError", "AbortedError"}

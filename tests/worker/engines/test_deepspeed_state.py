@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.models.families import build_model
 from simulator.spec.job import Job
 from simulator.spec.plan import Pipeline, Place, Plan, Stage
-from tests.worker.crew import as_processes
-from tests.worker.either_engine import state_of, train
+from tests.worker.engine_runs import state_of, train
+from tests.worker.rank_processes import as_processes
 
 pytestmark = [
     pytest.mark.torch,

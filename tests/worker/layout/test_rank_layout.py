@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from simulator.spec.plan import Plan
-from tests.worker.any_plan import any_plan
+from tests.worker.random_plan import any_plan
 from worker.layout.rank_layout import (
     ALIGNMENT,
     TIED,
@@ -32,7 +32,7 @@ from worker.types import LogicalTensor
 
 pytest.importorskip("torch", reason="the small jobs stand beside code that needs it")
 
-from tests.worker.trained import drawn, plan_of, small_job
+from tests.worker.training_runs import drawn, plan_of, small_job
 
 JOBS = [small_job(tied=True), small_job(tied=False), small_job("llama", tied=False)]
 

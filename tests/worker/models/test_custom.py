@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.documents.problems import InputError
 from simulator.models.layers import Layer, Model, Moment, Term
 from simulator.spec.job import Job
-from tests.worker import own_model
+from tests.worker import custom_model
 from tests.worker.models.test_apply_plan import assert_equal_passes
 from tests.worker.tiny_models import layers_of, together
 from worker.models.apply_plan import build_layer
@@ -39,18 +39,18 @@ def described(name: str) -> Model:
                 checkpoint=TERM,
                 moments=(Moment("all", TERM),),
                 traffic=TERM,
-                output_per_token=own_model.WIDTH,
+                output_per_token=custom_model.WIDTH,
                 allreduces_forward=1,
                 allreduces_backward=1,
-                allreduce_per_token=own_model.WIDTH,
+                allreduce_per_token=custom_model.WIDTH,
             )
             for index, (kind, layer) in enumerate(zip(kinds, made(name), strict=True))
         ),
-        hidden=own_model.WIDTH,
-        heads=own_model.HEADS,
-        kv_heads=own_model.KV_HEADS,
+        hidden=custom_model.WIDTH,
+        heads=custom_model.HEADS,
+        kv_heads=custom_model.KV_HEADS,
         ffn=24,
-        vocab=own_model.WORDS,
+        vocab=custom_model.WORDS,
         sequence_max=64,
         learned_positions=False,
         tied=True,
@@ -58,13 +58,13 @@ def described(name: str) -> Model:
 
 
 def made(name: str) -> list[Any]:
-    entries = getattr(own_model, name)()
+    entries = getattr(custom_model, name)()
     return [each if isinstance(each, torch.nn.Module) else each() for each in entries]
 
 
 def job_of(name: str, *, like: str = "layers", **training: Any) -> Job:
     """Return a job with this factory and the description of another one."""
-    factory = f"{own_model.__name__}:{name}"
+    factory = f"{custom_model.__name__}:{name}"
     fixed = {"global_batch": 8, "sequence": 6, "max_tp": 4}
     return Job(name="own", model=described(like), factory=factory, **{**fixed, **training})
 

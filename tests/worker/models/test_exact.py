@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from simulator.models.families import build_model
 from simulator.spec.job import Data, Job
 from simulator.spec.plan import Pipeline, Plan, Stage
-from tests.worker.any_plan import HERE, any_plan
+from tests.worker.random_plan import HERE, any_plan
 from worker.data.open_data import open_data
 from worker.distributed.in_process import run_as_threads
 from worker.layout.rank_layout import plan_problems

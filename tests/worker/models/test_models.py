@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
 from simulator.spec.job import Job
-from tests.worker.any_plan import any_plan
 from tests.worker.models import test_custom as own
+from tests.worker.random_plan import any_plan
 from tests.worker.tiny_models import MODELS, job_of
-from tests.worker.trained import alone, drawn, trained
+from tests.worker.training_runs import alone, drawn, trained
 from worker.data.open_data import open_data
 from worker.training.precision import FP64
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 from safetensors.torch import load_file, save_file
 
 from simulator.models.description_file import describe
-from tests.worker import own_model
+from tests.worker import custom_model
 from tests.worker.models.test_custom import described
 from tests.worker.small_run import run, write
 from tests.worker.warm import Warm
@@ -50,7 +50,7 @@ def write_model(folder: Path, model: str) -> None:
 
 def own_files(folder: Path, factory: str) -> None:
     write_model(folder, f'{OWN}\nfactory = "{factory}"')
-    shutil.copy(own_model.__file__, folder / "mine.py")
+    shutil.copy(custom_model.__file__, folder / "mine.py")
     (folder / "model.json").write_text(json.dumps(describe(described("layers"))))
 
 

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.any_plan import any_plan
-from tests.worker.trained import (
+from tests.worker.random_plan import any_plan
+from tests.worker.training_runs import (
     PlainLoop,
     alone,
     drawn,

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from tests.worker.any_plan import any_plan
-from tests.worker.checkpoint.sealed import on_nodes, train
-from tests.worker.trained import alone, drawn, small_job, trained
+from tests.worker.checkpoint.snapshot_runs import on_nodes, train
+from tests.worker.random_plan import any_plan
+from tests.worker.training_runs import alone, drawn, small_job, trained
 from worker.data.open_data import open_data
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

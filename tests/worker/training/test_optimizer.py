@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.trained import drawn, small_job
+from tests.worker.training_runs import drawn, small_job
 from worker.training.optimizer import OptimizerStep, clip_factor, learning_rate
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ from simulator.models.families import build_model
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.trained import (
+from tests.worker.training_runs import (
     SomeLabels,
     alone,
     plan_of,

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs PyTorch")
 
-from tests.worker.trained import (
+from tests.worker.training_runs import (
     SomeLabels,
     plan_of,
     small_job,

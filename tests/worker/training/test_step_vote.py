@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.worker.any_plan import any_plan
-from tests.worker.trained import SomeLabels, drawn, plan_of, small_job
+from tests.worker.random_plan import any_plan
 from tests.worker.training.test_gradient_sync import buffers
+from tests.worker.training_runs import SomeLabels, drawn, plan_of, small_job
 from worker.distributed.in_process import run_as_threads
 from worker.layout.rank_layout import holdings_of, rank_places
 from worker.layout.tensor_table import table_of

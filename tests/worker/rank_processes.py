@@ -16,7 +16,7 @@ from torch.distributed import FileStore
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Plan
-from tests.worker.trained import SomeLabels
+from tests.worker.training_runs import SomeLabels
 from worker.distributed.interface import AbortedError, DeadlineError, PeerLostError, TransportError
 from worker.distributed.process_groups import ProcessTransport
 from worker.profiling.fault_injection import FailPoint

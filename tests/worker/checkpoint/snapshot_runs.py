@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.spec.job import Job
 from simulator.spec.plan import Place, Plan
-from tests.worker.trained import SomeLabels
+from tests.worker.training_runs import SomeLabels
 from worker.checkpoint.compatibility import model_of
 from worker.checkpoint.fetch import LocalSource, Source, fetch
 from worker.checkpoint.placement import pieces_needed
