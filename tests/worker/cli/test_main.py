@@ -135,7 +135,7 @@ def test_a_plan_of_another_model_is_refused(warm, files):
     (files / "plan.json").write_text(json.dumps(other))
     told = refusal(run(warm, files))
     assert "plan.json: pipelines[0]" in told
-    assert "ends behind the last layer of gpt2; end at 4" in told
+    assert "ends beyond the last layer of gpt2; end at 4" in told
 
 
 def test_a_plan_of_too_many_ranks_is_refused(warm, files):
