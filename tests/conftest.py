@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ REFERENCE = ROOT.parent / "shared" / "reference"
 MARK = "SAILOR_TEST_RUN"
 """Environment variable by which a process shows which run of the tests started it."""
 SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+ENDING_MAX_S = 20.0
 LONG_LIMIT_S = 900.0
 """Time limit of a test marked ``slow``; all others have the limit in pyproject.toml."""
 
@@ -42,6 +44,13 @@ def reference() -> Path:
     if not REFERENCE.is_dir():
         pytest.skip("the reference measurements are not beside this checkout")
     return REFERENCE
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the test, with a path so short that sockets in it can be opened."""
+    name = re.sub(r"\W", "_", request.node.name.removeprefix("test_"))[:12]
+    return tmp_path_factory.mktemp(name)
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +123,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """At the end of each file, end the processes that its tests left behind, and fail."""
     yield
     if nextitem is None or nextitem.path != item.path:
-        left = _orphans(os.environ[MARK])
+        end_s = time.monotonic() + ENDING_MAX_S
+        while (left := _orphans(os.environ[MARK])) and time.monotonic() < end_s:
+            time.sleep(0.1)  # What ends with its parent may need a moment.
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, f"tests of {item.path.name} left processes behind: {left}"

@@ -33,7 +33,7 @@ def _tell(life: Life) -> None:
     # One is preempted; its own zone has no other, and the next one has a single one.
     cloud.stock = {(HERE, LARGE, True): 0, (THERE, LARGE, True): 1}
     taken = next(vm for vm in cloud.there() if vm.zone == HERE)
-    known = set(cloud.operations)
+    known, before = set(cloud.operations), cloud.there()
     cloud.preempt(taken.name, notice_s=NOTICE_S)
     wait_until(lambda: taken.name not in life.job()["members"])
     assert taken.status == "RUNNING", "the job left before the power did"
@@ -41,9 +41,14 @@ def _tell(life: Life) -> None:
     wait_until(lambda: not taken.is_there)
     wait_until(lambda: life.trains_on(4))
     assert sorted(vm.zone for vm in cloud.there()) == [HERE, THERE, THERE, THERE]
+    (came,) = [vm for vm in cloud.there() if vm not in before]
     new = [one for name, one in cloud.operations.items() if name not in known]
-    refused = [one for one in new if any(error["code"] == STOCKOUT for error in one.errors)]
-    assert refused[0].zone == HERE, "it was asked for where it had been, first"
+    refused = [
+        one
+        for one in new
+        if one.zone == HERE and any(error["code"] == STOCKOUT for error in one.errors)
+    ]
+    assert refused[0].inserted_at <= came.created_at, "its own zone was asked first"
     life.wait_for_steps()
 
     lost = [text for text in life.history() if "steps lost" in text]

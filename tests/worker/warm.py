@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 _SERVER = '''
-import ctypes, json, os, sys, time
+import ctypes, json, os, sys, time, traceback
 sys.argv = ["worker"]
 import worker.__main__
 from worker.cli.main import main
@@ -56,6 +56,8 @@ for line in sys.stdin:
             main()
         except SystemExit as ended:
             code = ended.code
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -119,7 +121,9 @@ class Warm:
 
     def wait_for_output(self) -> None:
         """Wait until the command has written a line."""
+        process = Path(f"/proc/{self._running}")
         while not (self._out.exists() and "\n" in self._out.read_text()):
+            assert process.exists(), f"it ended without a line: {self._err.read_text()}"
             time.sleep(0.01)
 
     def end(self) -> Done:
