@@ -267,13 +267,18 @@ def test_what_is_not_there_is_told_with_what_is(head, method, path, status, what
 
 
 def test_a_stream_of_events_resumes_after_an_id(head):
-    happened = head.ask("GET", "/v1/events?follow=false")[1]["events"]
-    assert len(happened) > 2
+    def happened():
+        return head.ask("GET", "/v1/events?follow=false")[1]["events"]
+
+    assert head.ask("POST", "/v1/jobs", {"job": JOB, "id": "streamed"})[0] == 201
+    assert head.ask("POST", "/v1/jobs/streamed/cancel", {})[0] == 202
+    wait_until(lambda: len(happened()) > 2, within_s=20)
+    first, second, *_ = happened()
     connection = Over(head.socket)
     with contextlib.closing(connection):
-        connection.request("GET", "/v1/events", headers={"Last-Event-ID": str(happened[0]["id"])})
+        connection.request("GET", "/v1/events", headers={"Last-Event-ID": str(first["id"])})
         reply = connection.getresponse()
-        assert reply.readline() == f"id: {happened[1]['id']}\n".encode()
+        assert reply.readline() == f"id: {second['id']}\n".encode()
 
 
 def test_a_listener_that_goes_away_is_no_error(head):
